@@ -1,0 +1,66 @@
+"""What a policy is: a generator that decodes one block by asking for readings.
+
+A policy yields `Evaluate` (the backbone looks at states of the block) or `Refine` (MRP predicts what
+the backbone would say of a newer state) and is sent one `Reading` per state. It reveals on the canvas
+it was given and returns when the block is complete. At every `Evaluate` the canvas must hold only
+final tokens: the engine may stop a policy there. Policies know no tensors; tests drive them with a
+scripted oracle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from service.decode.block import Block, Canvas, Pick
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the model says of one state of a block.
+
+    `picks`: for every masked position, ascending, the chosen token and its probability.
+    `judged`: for the positions a Refine asked about, the token that stands there and its probability.
+    `handle`: the hidden states behind it, for a later Refine; opaque here.
+    """
+
+    picks: tuple[Pick, ...]
+    judged: tuple[Pick, ...] = ()
+    handle: object = None
+
+    def most_confident(self, count: int = 1) -> tuple[Pick, ...]:
+        """The `count` picks of highest confidence; ties go to the lowest position."""
+        if count == 1:
+            return (max(self.picks, key=lambda pick: pick.confidence),)
+        return tuple(sorted(self.picks, key=lambda pick: -pick.confidence)[:count])
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """Asks the backbone for one Reading per state. `states[0]` is the canvas's block."""
+
+    states: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Refine:
+    """Asks MRP for the Reading of `state`, anchored on an earlier one.
+
+    `judge`: revealed positions of `state` whose token's probability is wanted too.
+    """
+
+    after: Reading
+    state: Block
+    judge: tuple[int, ...] = ()
+
+
+Query = Evaluate | Refine
+Decoding = Generator[Query, tuple[Reading, ...], None]
+#: policy(canvas, params of the mode) -> the generator that decodes the canvas's block.
+Policy = Callable[[Canvas, Any], Decoding]
+
+
+def above(picks: Iterable[Pick], threshold: float) -> tuple[Pick, ...]:
+    """The picks whose confidence is greater than the threshold."""
+    return tuple(pick for pick in picks if pick.confidence > threshold)

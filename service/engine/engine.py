@@ -1,0 +1,214 @@
+"""The engine: continuous batching of requests of any modes, one backbone forward a step.
+
+Synchronous and single-threaded; `worker.py` puts it on a thread for asyncio. As a library:
+
+    engine = Engine(load_checkpoint("service/demo/checkpoint"))
+    [completion] = engine.generate([GenerationRequest("1", prompt_token_ids, Speculative(4))])
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from service.decode.policy import Reading
+from service.engine.kv_cache import PagePool
+from service.engine.observer import EngineState, Observer, SilentObserver, StepReport
+from service.engine.request import BlockEvent, Completion, FinishReason, ForwardKind, GenerationRequest, Stats
+from service.engine.rows import Row
+from service.engine.runner import Runner
+from service.engine.scheduler import Scheduler, Waiting
+from service.engine.sequence import Sequence, pages_needed
+from service.errors import InvalidRequest, ModeNotAvailable, PromptTooLong, SettingsError
+from service.model.weights import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Limits of one engine.
+
+    `max_running`: requests decoded together. `max_rows`: rows of one forward (a row is one block).
+    `kv_cache_tokens`: tokens the KV cache holds over all requests. `max_model_len`: prompt and
+    completion of one request, in tokens; None takes the checkpoint's length, or the cache's if less.
+    """
+
+    max_running: int = 64
+    max_rows: int = 256
+    kv_cache_tokens: int = 65536
+    max_model_len: int | None = None
+
+
+class Engine:
+    """Decodes requests over one checkpoint. Not thread-safe."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        config: EngineConfig | None = None,
+        observer: Observer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        config = config or EngineConfig()
+        self.model = checkpoint.config
+        size = self.model.block_size
+        if config.max_rows < size + 2:
+            raise SettingsError(f"max_rows is {config.max_rows}, at least {size + 2} (block size + 2) are needed")
+        num_pages = config.kv_cache_tokens // size + config.max_rows
+        self._pool = PagePool(num_pages, num_scratch=config.max_rows)
+        self._scheduler = Scheduler(self._pool, size, config.max_running, config.max_rows)
+        self._runner = Runner(checkpoint, num_pages)
+        self._observer: Observer = observer or SilentObserver()
+        self._clock = clock
+        self.max_model_len = min(
+            config.max_model_len or self.model.max_positions, self.model.max_positions, self._pool.capacity * size
+        )
+
+    # --- requests ----------------------------------------------------------------------------------
+
+    def validate(self, request: GenerationRequest) -> None:
+        """Raises InvalidRequest (or a subclass) when this engine can never serve the request."""
+        model, prompt = self.model, request.prompt_token_ids
+        if request.params.needs_mrp and model.mrp is None:
+            raise ModeNotAvailable(
+                f"mode {request.params.mode!r} needs MRP and this checkpoint has none; it serves static and dynamic",
+                param="mode",
+            )
+        request.params.check(model.block_size)
+        if not prompt:
+            raise InvalidRequest("the prompt is empty, at least one token is needed", param="prompt")
+        bad = next((token for token in prompt if not 0 <= token < model.vocab_size), None)
+        if bad is not None:
+            raise InvalidRequest(
+                f"prompt_token_ids has {bad}, allowed are 0 to {model.vocab_size - 1}", param="prompt_token_ids"
+            )
+        if model.mask_token_id in prompt:
+            raise InvalidRequest(
+                f"prompt_token_ids has the mask token {model.mask_token_id}, which no prompt may hold",
+                param="prompt_token_ids",
+            )
+        if request.max_new_tokens < 1:
+            raise InvalidRequest(f"max_new_tokens is {request.max_new_tokens}, at least 1 is needed", param="max_new_tokens")
+        if len(prompt) + request.max_new_tokens > self.max_model_len:
+            raise PromptTooLong(
+                f"{len(prompt)} prompt tokens and max_new_tokens {request.max_new_tokens} are "
+                f"{len(prompt) + request.max_new_tokens} tokens, allowed are {self.max_model_len}",
+                param="max_new_tokens",
+            )
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Queues a request. Raises what `validate` raises."""
+        self.validate(request)
+        self._scheduler.waiting.append(Waiting(request, self._clock()))
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request and frees its pages at once; unknown or finished ids are ignored."""
+        waiting = self._scheduler.drop_waiting(request_id)
+        if waiting is not None:
+            self._observer.on_event(waiting.request, BlockEvent(request_id, 0, (), Stats(), "abort"))
+        for sequence in list(self._scheduler.running):
+            if sequence.request.request_id == request_id:
+                sequence.expire("abort")
+                self._collect([sequence])
+
+    def state(self) -> EngineState:
+        """What is running, waiting and held right now."""
+        scheduler, pool = self._scheduler, self._pool
+        return EngineState(len(scheduler.running), len(scheduler.waiting), pool.num_used, pool.capacity)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do."""
+        return bool(self._scheduler.running or self._scheduler.waiting)
+
+    # --- decoding ----------------------------------------------------------------------------------
+
+    def step(self) -> list[BlockEvent]:
+        """One backbone forward over the rows of all live requests, and MRP until nobody waits for it."""
+        start = self._clock()
+        events = self._expire(start)
+        for sequence in self._scheduler.admit():
+            sequence.stats = replace(sequence.stats, queue_s=start - sequence.submitted)
+        plan = self._scheduler.plan()
+        forwards: Counter[ForwardKind] = Counter()
+        if plan:
+            self._evaluate(plan, forwards)
+            self._refine([sequence for sequence, _ in plan], forwards)
+            events += self._collect([sequence for sequence, _ in plan])
+        rows = sum(len(rows) for _, rows in plan)
+        self._observer.on_step(StepReport(self._clock() - start, rows, forwards, self.state()))
+        return events
+
+    def generate(self, requests: Iterable[GenerationRequest]) -> list[Completion]:
+        """Decodes requests together and returns their completions in order. Blocks until all are done."""
+        requests = list(requests)
+        events: dict[str, list[BlockEvent]] = {request.request_id: [] for request in requests}
+        if len(events) != len(requests):
+            raise InvalidRequest("two requests have the same request_id", param="request_id")
+        for request in requests:
+            self.submit(request)
+        while self.has_work:
+            for event in self.step():
+                events[event.request_id].append(event)
+        return [_completion(events[request.request_id]) for request in requests]
+
+    def _evaluate(self, plan: list[tuple[Sequence, list[Row]]], forwards: Counter[ForwardKind]) -> None:
+        readings = iter(self._runner.evaluate([row for _, rows in plan for row in rows]))
+        for sequence, rows in plan:
+            forwards.update(sequence.kinds(rows))
+            sequence.accept(rows, _take(readings, len(rows)))
+
+    def _refine(self, sequences: list[Sequence], forwards: Counter[ForwardKind]) -> None:
+        """MRP forwards, one for each depth of drafting; blocks MRP has not seen ride with the first."""
+        while plan := [(sequence, rows) for sequence in sequences if (rows := sequence.next_refinement())]:
+            readings = iter(self._runner.refine([row for _, rows in plan for row in rows]))
+            for sequence, rows in plan:
+                forwards["mrp"] += 1
+                sequence.accept_refinement(rows, _take(readings, len(rows)))
+
+    def _expire(self, now: float) -> list[BlockEvent]:
+        """Ends what is over its time limit, queued or running."""
+        events = []
+        for waiting in [w for w in self._scheduler.waiting if _late(w.request, w.submitted, now)]:
+            self._scheduler.waiting.remove(waiting)
+            waited = now - waiting.submitted
+            stats = Stats(queue_s=waited, total_s=waited)
+            events.append(BlockEvent(waiting.request.request_id, 0, (), stats, "timeout"))
+            self._observer.on_event(waiting.request, events[-1])
+        late = [s for s in self._scheduler.running if _late(s.request, s.submitted, now)]
+        for sequence in late:
+            sequence.expire("timeout")
+        return events + self._collect(late)
+
+    def _collect(self, sequences: list[Sequence]) -> list[BlockEvent]:
+        """The new events of the sequences, stamped with times; finished ones are removed."""
+        now, events = self._clock(), []
+        for sequence in sequences:
+            for event in sequence.events:
+                waited = now - sequence.submitted
+                first = sequence.stats.first_block_s
+                sequence.stats = replace(sequence.stats, first_block_s=waited if first is None else first)
+                stats = replace(event.stats, first_block_s=sequence.stats.first_block_s, total_s=waited)
+                events.append(replace(event, stats=stats))
+                self._observer.on_event(sequence.request, events[-1])
+            sequence.events.clear()
+            if sequence.finish_reason is not None:
+                self._scheduler.remove(sequence)
+        return events
+
+
+def _late(request: GenerationRequest, submitted: float, now: float) -> bool:
+    return request.timeout_s is not None and now - submitted >= request.timeout_s
+
+
+def _take(readings: Iterator[Reading], count: int) -> list[Reading]:
+    return list(islice(readings, count))
+
+
+def _completion(events: list[BlockEvent]) -> Completion:
+    last = events[-1]
+    reason: FinishReason = last.finish_reason or "abort"
+    tokens = tuple(token for event in events for token in event.token_ids)
+    return Completion(last.request_id, tokens, reason, last.stats, tuple(events))

@@ -1,0 +1,40 @@
+"""Who holds which KV pages. All pages of a request are reserved when it is admitted.
+
+A page holds one block over all layers, MRP's included. Knows no tensors: the memory itself is
+`service.model.attention.PagedCache`; the first `num_scratch` pages are for rows that write nothing.
+"""
+
+from __future__ import annotations
+
+from service.errors import SettingsError
+
+
+class PagePool:
+    """Free and used pages. Pages below `num_scratch` are never handed out."""
+
+    def __init__(self, num_pages: int, num_scratch: int) -> None:
+        if num_pages <= num_scratch:
+            raise SettingsError(f"a KV cache of {num_pages} pages is too small: {num_scratch} are scratch pages")
+        self.capacity = num_pages - num_scratch
+        self._free = list(range(num_pages - 1, num_scratch - 1, -1))
+
+    @property
+    def num_free(self) -> int:
+        """Pages that can be reserved now."""
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        """Pages reserved now."""
+        return self.capacity - len(self._free)
+
+    def reserve(self, count: int) -> list[int] | None:
+        """Takes `count` pages, or none at all (None) when fewer are free."""
+        if count > len(self._free):
+            return None
+        return [self._free.pop() for _ in range(count)]
+
+    def release(self, pages: list[int]) -> None:
+        """Gives pages back and empties the list, so that nothing is given back twice."""
+        self._free.extend(reversed(pages))
+        pages.clear()

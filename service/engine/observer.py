@@ -1,0 +1,54 @@
+"""What the engine tells whoever measures it. The metrics of the API implement `Observer`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from service.engine.request import BlockEvent, ForwardKind, GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class EngineState:
+    """What the engine holds right now."""
+
+    num_running: int
+    num_waiting: int
+    kv_pages_used: int
+    kv_pages_total: int
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the KV pages in use, 0 to 1."""
+        return self.kv_pages_used / max(1, self.kv_pages_total)
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One engine step. `forwards`: for each kind, how many requests had a row in a forward of it."""
+
+    seconds: float
+    rows: int
+    forwards: Mapping[ForwardKind, int]
+    state: EngineState
+
+
+class Observer(Protocol):
+    """Called on the engine's thread; must be quick and must not raise."""
+
+    def on_step(self, report: StepReport) -> None:
+        """After every engine step."""
+
+    def on_event(self, request: GenerationRequest, event: BlockEvent) -> None:
+        """For every finished block and every end of a request (aborts too)."""
+
+
+class SilentObserver:
+    """Measures nothing."""
+
+    def on_step(self, report: StepReport) -> None:
+        """Ignored."""
+
+    def on_event(self, request: GenerationRequest, event: BlockEvent) -> None:
+        """Ignored."""

@@ -1,0 +1,130 @@
+"""What goes into the engine and what comes out: requests, block events, statistics.
+
+Plain frozen data, picklable, shared by everybody from the scheduler to the API.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from service.decode.block import Step
+from service.decode.params import ModeParams, Static
+from service.errors import InvalidRequest
+
+FinishReason = Literal["stop", "length", "timeout", "abort"]
+ForwardKind = Literal["prefill", "denoise", "verify", "commit", "mrp"]
+
+MAX_SEED = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a token is drawn. Temperature 0 is greedy; `top_k` 0 and `top_p` 1 filter nothing.
+
+    The noise depends only on (seed, absolute position, tokens revealed in the block, token id).
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature <= 100:
+            raise InvalidRequest(f"temperature is {self.temperature}, allowed are 0 to 100", param="temperature")
+        if not 0 < self.top_p <= 1:
+            raise InvalidRequest(f"top_p is {self.top_p}, allowed is 0 < top_p <= 1", param="top_p")
+        if self.top_k < 0:
+            raise InvalidRequest(f"top_k is {self.top_k}, allowed is 0 (off) or more", param="top_k")
+        if not 0 <= self.seed <= MAX_SEED:
+            raise InvalidRequest(f"seed is {self.seed}, allowed are 0 to {MAX_SEED}", param="seed")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One prompt to be continued. `timeout_s` counts from submission; None waits for ever."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    params: ModeParams = field(default_factory=Static)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_new_tokens: int = 256
+    stop_token_ids: frozenset[int] = frozenset()
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Forwards:
+    """In how many forwards of each kind a request had a row.
+
+    A commit that rides with a denoise or verify row of its own request is not counted.
+    """
+
+    prefill: int = 0
+    denoise: int = 0
+    verify: int = 0
+    commit: int = 0
+    mrp: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Running statistics of one request; times in seconds since submission."""
+
+    forwards: Forwards = Forwards()
+    decoded_tokens: int = 0
+    drafts_proposed: int = 0
+    drafts_accepted: int = 0
+    remasked: int = 0
+    queue_s: float = 0.0
+    first_block_s: float | None = None
+    total_s: float = 0.0
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """Tokens decoded (a stop token included) per denoise or verify forward; the papers' measure."""
+        return self.decoded_tokens / max(1, self.forwards.denoise + self.forwards.verify)
+
+    @property
+    def tokens_per_forward_total(self) -> float:
+        """The same over every backbone forward, prefill and commit included."""
+        backbone = self.forwards.prefill + self.forwards.denoise + self.forwards.verify + self.forwards.commit
+        return self.decoded_tokens / max(1, backbone)
+
+    def with_steps(self, steps: list[Step]) -> Stats:
+        """These statistics and what the steps add to them."""
+        return replace(
+            self,
+            drafts_proposed=self.drafts_proposed + sum(len(step.drafted) for step in steps),
+            drafts_accepted=self.drafts_accepted + sum(step.accepted for step in steps),
+            remasked=self.remasked + sum(len(step.revoked) for step in steps),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BlockEvent:
+    """One finished block, or the end of a request.
+
+    `token_ids`: the completion's new tokens; a stop token is not among them. `index`: 0 for the
+    first generated block. `finish_reason` is set on a request's last event. `steps`: how the block
+    was decoded. The concatenation of all events' tokens is the completion.
+    """
+
+    request_id: str
+    index: int
+    token_ids: tuple[int, ...]
+    stats: Stats
+    finish_reason: FinishReason | None = None
+    steps: tuple[Step, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A whole answer: what `Engine.generate` returns."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stats: Stats
+    blocks: tuple[BlockEvent, ...] = ()

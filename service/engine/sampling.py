@@ -1,0 +1,119 @@
+"""From logits to tokens and confidences, for all reads of a forward at once.
+
+Confidence is the full-vocabulary softmax probability after temperature, before top-k and top-p.
+At temperature > 0 the token is the Gumbel-argmax with noise that is a hash of (seed, absolute
+position, tokens revealed in the block, token id): the same request draws the same tokens in any
+batch, on any replica and any device, and `speculative` equals `static` bit for bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from service.engine.request import SamplingParams
+
+_WORD = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One position whose token is wanted.
+
+    `slot`: row * block + position, in the forward. `token`: None to choose one, or the token whose
+    probability is asked for. `position` is absolute, `revealed` counts the block's tokens.
+    """
+
+    slot: int
+    position: int
+    revealed: int
+    sampling: SamplingParams
+    token: int | None = None
+
+
+def choose(logits: Tensor, reads: Sequence[Read], mask_token_id: int) -> tuple[Tensor, Tensor]:
+    """logits `[M, V]`, one row a read -> tokens `[M]` (int64), confidences `[M]` (float32).
+
+    The mask token is never chosen. `logits` may be overwritten.
+    """
+    scaled = _scale(logits.float(), reads)
+    total = scaled.logsumexp(-1)
+    scores = scaled
+    if any(read.sampling.temperature > 0 for read in reads):
+        scores = _perturb(_filter(scaled.clone(), reads, mask_token_id), reads)
+    scores[:, mask_token_id] = -torch.inf
+    tokens = scores.argmax(-1)
+    if any(read.token is not None for read in reads):
+        given = torch.tensor([-1 if read.token is None else read.token for read in reads], device=tokens.device)
+        tokens = torch.where(given < 0, tokens, given)
+    confidences = (scaled.gather(-1, tokens[:, None])[:, 0] - total).exp()
+    return tokens, confidences
+
+
+def _scale(logits: Tensor, reads: Sequence[Read]) -> Tensor:
+    temperatures = [read.sampling.temperature or 1.0 for read in reads]
+    if all(temperature == 1.0 for temperature in temperatures):
+        return logits
+    return logits / torch.tensor(temperatures, device=logits.device)[:, None]
+
+
+def _filter(scores: Tensor, reads: Sequence[Read], mask_token_id: int) -> Tensor:
+    """Sets what top-k and top-p exclude to -inf; ties at the border stay in. `[M, V]` in place."""
+    chosen = [
+        index
+        for index, read in enumerate(reads)
+        if read.sampling.temperature > 0 and (read.sampling.top_k or read.sampling.top_p < 1)
+    ]
+    if not chosen:
+        return scores
+    vocabulary = scores.shape[-1]
+    rows = torch.tensor(chosen, device=scores.device)
+    part = scores[rows]
+    part[:, mask_token_id] = -torch.inf
+    ordered = part.sort(dim=-1, descending=True).values
+    top_k = torch.tensor([min(reads[i].sampling.top_k or vocabulary, vocabulary) for i in chosen], device=scores.device)
+    top_p = torch.tensor([reads[i].sampling.top_p for i in chosen], device=scores.device)
+    probabilities = ordered.softmax(-1)
+    before = probabilities.cumsum(-1) - probabilities
+    kept = (before < top_p[:, None]) & (torch.arange(vocabulary, device=scores.device) < top_k[:, None])
+    border = ordered.masked_fill(~kept, torch.inf).amin(-1, keepdim=True)
+    scores[rows] = part.masked_fill(part < border, -torch.inf)
+    return scores
+
+
+def _perturb(scores: Tensor, reads: Sequence[Read]) -> Tensor:
+    """Adds Gumbel noise to the rows that sample, `[M, V]` in place."""
+    chosen = [index for index, read in enumerate(reads) if read.sampling.temperature > 0]
+    keys = torch.tensor([_key(reads[index]) for index in chosen], device=scores.device)
+    rows = torch.tensor(chosen, device=scores.device)
+    scores[rows] += gumbel(keys, scores.shape[-1])
+    return scores
+
+
+def gumbel(keys: Tensor, vocabulary: int) -> Tensor:
+    """keys `[N, 2]` (32-bit words in int64) -> standard Gumbel noise `[N, vocabulary]`, float32."""
+    tokens = torch.arange(vocabulary, device=keys.device)
+    words = _mix((tokens * 0x9E3779B1 + keys[:, :1]) & _WORD)
+    words = _mix(words ^ keys[:, 1:])
+    uniform = (words.float() + 0.5) * 2.0**-32
+    return -torch.log(-torch.log1p(-uniform.clamp(max=1 - 2.0**-24)))
+
+
+def _mix(words: Tensor) -> Tensor:
+    """A 32-bit integer hash (Wellons' lowbias32) on int64 tensors."""
+    words = words ^ (words >> 16)
+    words = (words * 0x7FEB352D) & _WORD
+    words = words ^ (words >> 15)
+    words = (words * 0x846CA68B) & _WORD
+    return words ^ (words >> 16)
+
+
+def _key(read: Read) -> tuple[int, int]:
+    data = struct.pack("<qqq", read.sampling.seed, read.position, read.revealed)
+    first, second = struct.unpack("<II", hashlib.blake2b(data, digest_size=8).digest())
+    return first, second

@@ -1,0 +1,182 @@
+"""One live request: which rows it wants next, and what becomes of the readings it gets.
+
+A request prefills its prompt's whole blocks, then decodes block after block by its mode's policy. A
+final block is stored (`unwritten`) by a row that rides with the next block's first evaluation. Knows
+no tensors but opaque handles, no other request and no budget.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import Any
+
+from service.decode.block import MASKED, Block, Canvas
+from service.decode.policy import Decoding, Evaluate, Query, Reading, Refine
+from service.decode.registry import decode_block
+from service.engine.request import BlockEvent, FinishReason, ForwardKind, GenerationRequest, Stats
+from service.engine.rows import Row
+
+
+def pages_needed(request: GenerationRequest, block_size: int) -> int:
+    """KV pages a request can ever use: its prompt and completion in whole blocks."""
+    return -(-(len(request.prompt_token_ids) + request.max_new_tokens) // block_size)
+
+
+class Sequence:
+    """A request in flight. `pages` are reserved for its whole length."""
+
+    def __init__(self, request: GenerationRequest, block_size: int, pages: list[int], submitted: float) -> None:
+        self.request, self.pages, self.submitted = request, pages, submitted
+        self.stats = Stats()
+        self.finish_reason: FinishReason | None = None
+        self.events: list[BlockEvent] = []
+        self._block_size = block_size
+        self._num_output = 0
+        self._num_blocks = 0
+        self._unwritten: deque[Row] = deque()
+        self._for_mrp: list[Row] = []
+        self._canvas = Canvas(Block(()))
+        self._decoding: Decoding
+        self._query: Query | None
+        self._prefill()
+
+    # --- what it wants -----------------------------------------------------------------------------
+
+    def next_rows(self, budget: int) -> list[Row]:
+        """Rows for the next backbone forward, at most `budget`.
+
+        Blocks to be stored come first; the evaluation joins when it fits whole behind them. Empty
+        when nothing fits. Must be answered by `accept` with as many readings.
+        """
+        rows = list(self._unwritten)[:budget]
+        states = self._query.states if isinstance(self._query, Evaluate) else ()
+        if len(rows) == len(self._unwritten) and len(rows) + len(states) <= budget:
+            rows += [self._row(state) for state in states]
+        return rows
+
+    def next_refinement(self) -> list[Row]:
+        """Rows for the next MRP forward: final blocks MRP has not seen, then the pending Refine."""
+        rows = list(self._for_mrp)
+        if isinstance(self._query, Refine):
+            anchor: Any = self._query.after.handle
+            rows.append(replace(self._row(self._query.state), judge=self._query.judge, anchor=anchor))
+        return rows
+
+    @property
+    def wants_refinement(self) -> bool:
+        """Whether its policy waits for MRP."""
+        return isinstance(self._query, Refine)
+
+    # --- what it gets ------------------------------------------------------------------------------
+
+    def accept(self, rows: list[Row], readings: list[Reading]) -> None:
+        """Takes the backbone's readings of the rows that `next_rows` gave."""
+        stored = sum(row.keeps for row in rows)
+        for row, reading in zip(rows[:stored], readings[:stored], strict=True):
+            self._unwritten.popleft()
+            if self.request.params.needs_mrp:
+                self._for_mrp.append(replace(row, anchor=reading.handle))
+        for kind in self.kinds(rows):
+            self._count(kind)
+        if len(rows) > stored:
+            self._answer(tuple(readings[stored:]))
+
+    def accept_refinement(self, rows: list[Row], readings: list[Reading]) -> None:
+        """Takes MRP's readings of the rows that `next_refinement` gave."""
+        self._for_mrp.clear()
+        self._count("mrp")
+        if self.wants_refinement:
+            self._answer((readings[-1],))
+
+    def kinds(self, rows: list[Row]) -> tuple[ForwardKind, ...]:
+        """The kinds of backbone forward these rows are counted as."""
+        stored = sum(row.keeps for row in rows)
+        evaluated = len(rows) - stored
+        kinds: list[ForwardKind] = []
+        if any(row.index < self._prompt_blocks for row in rows[:stored]):
+            kinds.append("prefill")
+        elif stored and not evaluated:
+            kinds.append("commit")
+        if evaluated:
+            kinds.append("denoise" if evaluated == 1 else "verify")
+        return tuple(kinds)
+
+    def expire(self, reason: FinishReason) -> None:
+        """Ends the request where it stands; the tokens final by now are its last event."""
+        if self._canvas.block.tokens:
+            self._end_block(reason)
+        else:
+            self._emit((), reason)
+
+    # --- decoding ----------------------------------------------------------------------------------
+
+    def _prefill(self) -> None:
+        size, prompt = self._block_size, self.request.prompt_token_ids
+        self._prompt_blocks = len(prompt) // size
+        for index in range(self._prompt_blocks):
+            self._store(Block(prompt[index * size : (index + 1) * size]), index)
+        self._start_block(prompt[self._prompt_blocks * size :])
+
+    def _start_block(self, head: tuple[int, ...] = ()) -> None:
+        self._head = len(head)
+        self._canvas = Canvas(Block(head + (MASKED,) * (self._block_size - len(head))))
+        self._decoding = decode_block(self._canvas, self.request.params)
+        self._query = next(self._decoding)
+
+    def _answer(self, readings: tuple[Reading, ...]) -> None:
+        """Lets the policy go on; ends the block when it is complete or nothing more of it is wanted."""
+        try:
+            self._query = self._decoding.send(readings)
+        except StopIteration:
+            self._query = None
+        if self._query is None:
+            self._end_block(None)
+            if self.finish_reason is None:
+                self._store(self._canvas.block, self._prompt_blocks + self._num_blocks - 1)
+                self._start_block()
+        elif isinstance(self._query, Evaluate) and self._settled():
+            self._end_block(None)
+
+    def _new_tokens(self) -> tuple[tuple[int, ...], FinishReason | None]:
+        """The block's final tokens that belong to the completion, and why it ends there if it does."""
+        leading = self._canvas.block.tokens[self._head : self._canvas.block.num_leading]
+        room = self.request.max_new_tokens - self._num_output
+        for count, token in enumerate(leading[:room]):
+            if token in self.request.stop_token_ids:
+                return leading[:count], "stop"
+        return leading[:room], "length" if len(leading) >= room else None
+
+    def _settled(self) -> bool:
+        return self._new_tokens()[1] is not None
+
+    def _end_block(self, expired: FinishReason | None) -> None:
+        tokens, reason = self._new_tokens()
+        self._decoding.close()
+        self._query = None
+        self._num_blocks += 1
+        self._num_output += len(tokens)
+        self.stats = self.stats.with_steps(self._canvas.steps)
+        decoded = self.stats.decoded_tokens + len(tokens) + (reason == "stop")
+        self.stats = replace(self.stats, decoded_tokens=decoded)
+        self._emit(tokens, reason or expired)
+
+    def _emit(self, tokens: tuple[int, ...], reason: FinishReason | None) -> None:
+        self.finish_reason = reason
+        index = max(0, self._num_blocks - 1)
+        steps = tuple(self._canvas.steps)
+        self.events.append(BlockEvent(self.request.request_id, index, tokens, self.stats, reason, steps))
+
+    # --- rows --------------------------------------------------------------------------------------
+
+    def _row(self, state: Block) -> Row:
+        index = self._prompt_blocks + self._num_blocks
+        return Row(state, index, self.pages, keeps=False, sampling=self.request.sampling)
+
+    def _store(self, block: Block, index: int) -> None:
+        self._unwritten.append(Row(block, index, self.pages, keeps=True))
+
+    def _count(self, kind: ForwardKind) -> None:
+        forwards = self.stats.forwards
+        forwards = replace(forwards, **{kind: getattr(forwards, kind) + 1})
+        self.stats = replace(self.stats, forwards=forwards)

@@ -1,0 +1,172 @@
+"""The engine on its own thread, an asyncio stream of block events for every request.
+
+The loop side submits and cancels; the thread steps. They share an inbox under one lock, and events go
+back by one `call_soon_threadsafe` a step. A stream that is closed early (a client that left) aborts
+its request before the next step. An unexpected error in a step fails all requests in flight and
+makes the worker unhealthy, with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+
+from service.engine.engine import Engine
+from service.engine.observer import EngineState
+from service.engine.request import BlockEvent, GenerationRequest
+from service.errors import EngineFailed, InvalidRequest, MrpServeError, NotReady, QueueFull
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Stream:
+    request: GenerationRequest
+    loop: asyncio.AbstractEventLoop
+    queue: asyncio.Queue[BlockEvent | MrpServeError] = field(default_factory=asyncio.Queue)
+
+
+@dataclass(slots=True)
+class _Inbox:
+    submitted: list[_Stream] = field(default_factory=list)
+    aborted: list[str] = field(default_factory=list)
+
+
+class EngineWorker:
+    """Owns the thread that steps an engine. `start` it once, `stop` it once."""
+
+    def __init__(self, engine: Engine, max_waiting: int = 256) -> None:
+        self._engine, self._max_waiting = engine, max_waiting
+        self._changed = threading.Condition()
+        self._inbox = _Inbox()
+        self._streams: dict[str, _Stream] = {}
+        self._state = engine.state()
+        self._stopping = False
+        self._failure: str | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Starts the engine's thread."""
+        self._thread.start()
+
+    def stop(self, timeout_s: float = 10.0) -> None:
+        """Stops after the step at hand; requests in flight end with NotReady."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine stopped, or None while it is healthy."""
+        if self._failure is None and not self._stopping and not self._thread.is_alive():
+            return "the engine's thread is not running"
+        return self._failure
+
+    def state(self) -> EngineState:
+        """What the engine held after its last step."""
+        return self._state
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[BlockEvent]:
+        """The request's block events; the last one has a finish reason.
+
+        Close the generator to abort. Raises InvalidRequest and its subclasses, QueueFull when
+        `max_waiting` requests wait already, NotReady while stopping, EngineFailed.
+        """
+        self._engine.validate(request)
+        stream = _Stream(request, asyncio.get_running_loop())
+        self._submit(stream)
+        finished = False
+        try:
+            while not finished:
+                item = await stream.queue.get()
+                finished = isinstance(item, MrpServeError) or item.finish_reason is not None
+                if isinstance(item, MrpServeError):
+                    raise item
+                yield item
+        finally:
+            if not finished:
+                self._abort(request.request_id)
+
+    def _submit(self, stream: _Stream) -> None:
+        request_id = stream.request.request_id
+        with self._changed:
+            if self._failure is not None:
+                raise EngineFailed(f"the engine stopped: {self._failure}")
+            if self._stopping:
+                raise NotReady("the server is shutting down", retry_after=1.0)
+            if request_id in self._streams:
+                raise InvalidRequest(f"request id {request_id!r} is in use", param="request_id")
+            waiting = self._state.num_waiting + len(self._inbox.submitted)
+            if waiting >= self._max_waiting:
+                raise QueueFull(f"{waiting} requests are waiting, allowed are {self._max_waiting}", retry_after=1.0)
+            self._streams[request_id] = stream
+            self._inbox.submitted.append(stream)
+            self._changed.notify()
+
+    def _abort(self, request_id: str) -> None:
+        with self._changed:
+            self._streams.pop(request_id, None)
+            self._inbox.aborted.append(request_id)
+            self._changed.notify()
+
+    # --- the engine's thread -----------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while (inbox := self._wait()) is not None:
+                self._take(inbox)
+                events = self._engine.step() if self._engine.has_work else []
+                self._state = self._engine.state()
+                self._send([(event.request_id, event) for event in events])
+            self._fail(NotReady("the server is shutting down", retry_after=1.0))
+        except Exception as error:  # anything unexpected is a failure of the whole engine
+            _log.exception("the engine stopped")
+            with self._changed:
+                self._failure = f"{type(error).__name__}: {error}"
+            self._fail(EngineFailed(f"the engine stopped: {self._failure}"))
+
+    def _wait(self) -> _Inbox | None:
+        """The inbox, as soon as there is anything to do; None when stopping."""
+        with self._changed:
+            while not (self._stopping or self._inbox.submitted or self._inbox.aborted or self._engine.has_work):
+                self._changed.wait()
+            if self._stopping:
+                return None
+            inbox, self._inbox = self._inbox, _Inbox()
+            return inbox
+
+    def _take(self, inbox: _Inbox) -> None:
+        for stream in inbox.submitted:
+            self._engine.submit(stream.request)
+        for request_id in inbox.aborted:
+            self._engine.abort(request_id)
+
+    def _fail(self, error: MrpServeError) -> None:
+        with self._changed:
+            failed = list(self._streams)
+        self._send([(request_id, error) for request_id in failed])
+
+    def _send(self, items: list[tuple[str, BlockEvent | MrpServeError]]) -> None:
+        """Hands items to their streams, one wake-up for every event loop."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, BlockEvent | MrpServeError]]] = {}
+        with self._changed:
+            for request_id, item in items:
+                ended = isinstance(item, MrpServeError) or item.finish_reason is not None
+                stream = self._streams.pop(request_id, None) if ended else self._streams.get(request_id)
+                if stream is not None:
+                    by_loop.setdefault(stream.loop, []).append((stream, item))
+        for loop, pairs in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(_put, pairs)
+            except RuntimeError:  # the loop is closed: nobody listens any more
+                _log.debug("an event loop closed before its events came")
+
+
+def _put(pairs: list[tuple[_Stream, BlockEvent | MrpServeError]]) -> None:
+    for stream, item in pairs:
+        stream.queue.put_nowait(item)

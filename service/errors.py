@@ -1,0 +1,123 @@
+"""Every error this package raises on purpose.
+
+MrpServeError
+├── InvalidRequest         422  a field of the request is not allowed; `param` names it
+│   ├── ModeNotAvailable   422  the mode needs MRP and the checkpoint has none
+│   └── PromptTooLong      422  prompt + max_new_tokens over the model's length or the KV cache
+├── Unauthorized           401  an API key is required and missing or wrong
+├── UnknownModel           404  an OpenAI route was asked for a model that is not served
+├── BodyTooLarge           413  the request body is over the limit
+├── QueueFull              429  the waiting queue is full; try again after `retry_after` seconds
+├── EngineFailed           500  the engine thread stopped on an unexpected error
+├── NotReady               503  loading, draining, or no replica
+├── DeadlineExceeded       504  the time limit passed before the first token
+├── CheckpointError         –   a checkpoint cannot be loaded; the message names the file or weight
+└── SettingsError           –   a setting or configuration value is not allowed
+
+Knows nothing of HTTP libraries: `status` is a number the ingress puts on the wire.
+"""
+
+from __future__ import annotations
+
+
+class MrpServeError(Exception):
+    """Base of all errors of this package. `status` is the HTTP status, `code` the machine-readable name."""
+
+    status = 500
+    code = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Errors cross process borders (Ray), keyword arguments included."""
+        return _rebuild, (type(self), self.message, self.param, self.retry_after)
+
+
+def _rebuild(
+    kind: type[MrpServeError], message: str, param: str | None, retry_after: float | None
+) -> MrpServeError:
+    return kind(message, param=param, retry_after=retry_after)
+
+
+class InvalidRequest(MrpServeError):
+    """A field of the request is not allowed; the message gives the value received and what is allowed."""
+
+    status = 422
+    code = "invalid_request"
+
+
+class ModeNotAvailable(InvalidRequest):
+    """The mode needs MRP and the checkpoint has none."""
+
+    code = "mode_not_available"
+
+
+class PromptTooLong(InvalidRequest):
+    """prompt + max_new_tokens is over the model's length, or over what the KV cache can ever hold."""
+
+    code = "prompt_too_long"
+
+
+class Unauthorized(MrpServeError):
+    """An API key is required and is missing or wrong."""
+
+    status = 401
+    code = "unauthorized"
+
+
+class UnknownModel(MrpServeError):
+    """An OpenAI route named a model that is not served."""
+
+    status = 404
+    code = "unknown_model"
+
+
+class BodyTooLarge(MrpServeError):
+    """The request body is over the configured limit."""
+
+    status = 413
+    code = "body_too_large"
+
+
+class QueueFull(MrpServeError):
+    """The waiting queue is full."""
+
+    status = 429
+    code = "queue_full"
+
+
+class EngineFailed(MrpServeError):
+    """The engine thread stopped on an unexpected error; the replica is unhealthy."""
+
+    status = 500
+    code = "engine_failed"
+
+
+class NotReady(MrpServeError):
+    """The replica is loading, draining, or there is none."""
+
+    status = 503
+    code = "not_ready"
+
+
+class DeadlineExceeded(MrpServeError):
+    """The time limit passed before the first token was decoded."""
+
+    status = 504
+    code = "deadline_exceeded"
+
+
+class CheckpointError(MrpServeError):
+    """A checkpoint cannot be loaded."""
+
+    code = "checkpoint_error"
+
+
+class SettingsError(MrpServeError):
+    """A setting or configuration value is not allowed."""
+
+    code = "settings_error"
