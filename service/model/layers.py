@@ -70,10 +70,15 @@ class Attention(nn.Module):
         """x `[R, L, H]` -> `[R, L, H]`."""
         heads, kv_heads = self.heads, self.kv_heads
         qkv = self.qkv_proj(x).unflatten(-1, (heads + 2 * kv_heads, self.head_dim))
-        q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=2)
-        q, k = rotate(self.q_norm(q), rotation), rotate(self.k_norm(k), rotation)
+        qk, v = qkv.split((heads + kv_heads, kv_heads), dim=2)
+        q, k = rotate(self._norm(qk), rotation).split((heads, kv_heads), dim=2)
         out: Tensor = self.o_proj(attend(layer, q, k, v))
         return out
+
+    def _norm(self, qk: Tensor) -> Tensor:
+        """Both norms in one operation: qk `[R, L, heads + kv_heads, D]`."""
+        weights = (self.q_norm.weight.expand(self.heads, -1), self.k_norm.weight.expand(self.kv_heads, -1))
+        return F.rms_norm(qk, (self.head_dim,), eps=self.eps) * torch.cat(weights)
 
 
 class FeedForward(nn.Module):

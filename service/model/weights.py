@@ -118,6 +118,12 @@ def read_config(path: Path) -> dict[str, Any]:
     return raw
 
 
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """All weights of a checkpoint folder under their published names, on the CPU, as stored."""
+    with ExitStack() as stack:
+        return {name: file.get_tensor(name) for name, file in _open(path, stack).items()}
+
+
 def save_checkpoint(path: Path, raw: Mapping[str, Any], backbone: Sdar, mrp: Mrp | None) -> None:
     """Writes config.json and one model.safetensors in the published layout, in the modules' dtype."""
     path.mkdir(parents=True, exist_ok=True)
@@ -164,13 +170,7 @@ def _split_sizes(target: Tensor, names: list[str], raw: Mapping[str, Any]) -> li
 def _fill(path: Path, backbone: Sdar, mrp: Mrp | None, dtype: torch.dtype) -> None:
     """Replaces the (meta) parameters of the modules by the weights of the files."""
     with ExitStack() as stack:
-        files = {}
-        for file in _weight_files(path):
-            try:
-                handle = stack.enter_context(safe_open(file, framework="pt"))
-            except (SafetensorError, OSError) as error:
-                raise CheckpointError(f"{file} is not a readable safetensors file: {error}") from error
-            files |= {name: handle for name in handle.keys()}  # noqa: SIM118 - not a mapping
+        files = _open(path, stack)
         unused = set(files) - {"lm_head.weight"} if backbone.lm_head.weight is backbone.embed_tokens.weight else set(files)
         for module, prefix in ((backbone, "model."), (mrp, _MRP_PREFIX)):
             for name, parameter in list(module.named_parameters()) if module else []:
@@ -180,6 +180,18 @@ def _fill(path: Path, backbone: Sdar, mrp: Mrp | None, dtype: torch.dtype) -> No
                 _assign(module, name, weight.to(dtype))
         if unused:
             raise CheckpointError(f"{path}: {len(unused)} weights are not used, first: {sorted(unused)[:3]}")
+
+
+def _open(path: Path, stack: ExitStack) -> dict[str, Any]:
+    """The open file of every weight name."""
+    files: dict[str, Any] = {}
+    for file in _weight_files(path):
+        try:
+            handle = stack.enter_context(safe_open(file, framework="pt"))
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{file} is not a readable safetensors file: {error}") from error
+        files |= dict.fromkeys(handle.keys(), handle)
+    return files
 
 
 def _read(path: Path, files: Mapping[str, Any], names: list[str], shape: torch.Size) -> Tensor:

@@ -1,0 +1,74 @@
+"""The published way to decode SDAR, as a yardstick: transformers' Qwen3, one request at a time.
+
+Static decoding with a DynamicCache: every denoising step is one forward over one block, the block's
+keys are cropped off again, and a finished block takes a forward of its own to be stored. Source:
+SDAR's `block_diffusion_generate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
+
+from service.model.weights import Checkpoint, load_tensors
+
+
+class PlainLoop:
+    """Decodes one request after another with transformers' Qwen3 on a checkpoint's backbone."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        raw = {key: value for key, value in checkpoint.raw.items() if key not in ("model_type", "architectures")}
+        weights = load_tensors(checkpoint.path)
+        model = Qwen3ForCausalLM(Qwen3Config(**raw))
+        model.load_state_dict({name: tensor for name, tensor in weights.items() if not name.startswith("mrp_")})
+        self._model = model.to(device=checkpoint.device, dtype=checkpoint.dtype).eval()
+        self._device, self._config = checkpoint.device, checkpoint.config
+
+    @torch.inference_mode()
+    def generate(self, prompt: Sequence[int], max_new_tokens: int, stop: frozenset[int] = frozenset()) -> list[int]:
+        """The completion of one prompt, greedy, one token revealed per forward."""
+        size, cache = self._config.block_size, DynamicCache()
+        stored = len(prompt) // size * size
+        if stored:
+            blocks = torch.arange(stored, device=self._device) // size
+            self._forward(list(prompt[:stored]), 0, cache, blocks[:, None] >= blocks)
+        head, output = list(prompt[stored:]), list[int]()
+        while len(output) < max_new_tokens and not stop.intersection(output):
+            block = self._denoise(head + [self._config.mask_token_id] * (size - len(head)), stored, cache)
+            self._forward(block, stored, cache)
+            output += block[len(head) :]
+            stored, head = stored + size, []
+        ends = [index for index, token in enumerate(output) if token in stop]
+        return output[: min([max_new_tokens, *ends])]
+
+    def _denoise(self, block: list[int], start: int, cache: DynamicCache) -> list[int]:
+        tokens = torch.tensor(block, device=self._device)
+        masked = tokens == self._config.mask_token_id
+        while masked.any():
+            logits = self._forward(tokens.tolist(), start, cache)
+            cache.crop(-len(block))
+            logits[:, self._config.mask_token_id] = -torch.inf
+            confidence, chosen = logits.float().softmax(-1).max(-1)
+            position = confidence.masked_fill(~masked, -1.0).argmax()
+            tokens[position] = chosen[position]
+            masked[position] = False
+        result: list[int] = tokens.tolist()
+        return result
+
+    def _forward(self, tokens: list[int], start: int, cache: DynamicCache, mask: Tensor | None = None) -> Tensor:
+        """Logits `[T, V]` of tokens at `start`; their keys are appended to the cache."""
+        positions = torch.arange(start, start + len(tokens), device=self._device)
+        if mask is None:
+            mask = torch.ones(len(tokens), start + len(tokens), dtype=torch.bool, device=self._device)
+        output = self._model(
+            input_ids=torch.tensor([tokens], device=self._device),
+            position_ids=positions[None],
+            attention_mask=mask[None, None],
+            past_key_values=cache,
+            use_cache=True,
+        )
+        logits: Tensor = output.logits[0]
+        return logits
