@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
 
 from service.model.weights import Checkpoint, load_tensors
@@ -22,7 +22,7 @@ class PlainLoop:
     def __init__(self, checkpoint: Checkpoint) -> None:
         raw = {key: value for key, value in checkpoint.raw.items() if key not in ("model_type", "architectures")}
         weights = load_tensors(checkpoint.path)
-        model = Qwen3ForCausalLM(Qwen3Config(**raw))
+        model: nn.Module = Qwen3ForCausalLM(Qwen3Config(**raw))
         model.load_state_dict({name: tensor for name, tensor in weights.items() if not name.startswith("mrp_")})
         self._model = model.to(device=checkpoint.device, dtype=checkpoint.dtype).eval()
         self._device, self._config = checkpoint.device, checkpoint.config

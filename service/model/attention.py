@@ -23,9 +23,7 @@ class PagedCache:
     `keys[layer]`, `values[layer]`: `[pages, block, kv_heads, head_dim]`.
     """
 
-    def __init__(
-        self, config: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, config: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype) -> None:
         shape = (config.num_kv_layers, num_pages, config.block_size, config.num_kv_heads, config.head_dim)
         self.keys = torch.zeros(shape, device=device, dtype=dtype)
         self.values = torch.zeros(shape, device=device, dtype=dtype)
@@ -70,4 +68,5 @@ class PagedAttention:
         # the query length: no key is repeated.
         folded = q.unflatten(2, (kv_heads, heads // kv_heads)).permute(0, 2, 3, 1, 4).flatten(2, 3)
         out = F.scaled_dot_product_attention(folded, read_k, read_v, attn_mask=self._table.mask)
-        return out.unflatten(2, (heads // kv_heads, length)).permute(0, 3, 1, 2, 4).flatten(2)
+        merged: Tensor = out.unflatten(2, (heads // kv_heads, length)).permute(0, 3, 1, 2, 4).flatten(2)
+        return merged

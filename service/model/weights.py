@@ -171,9 +171,13 @@ def _fill(path: Path, backbone: Sdar, mrp: Mrp | None, dtype: torch.dtype) -> No
     """Replaces the (meta) parameters of the modules by the weights of the files."""
     with ExitStack() as stack:
         files = _open(path, stack)
-        unused = set(files) - {"lm_head.weight"} if backbone.lm_head.weight is backbone.embed_tokens.weight else set(files)
+        unused = set(files)
+        if backbone.lm_head.weight is backbone.embed_tokens.weight:
+            unused.discard("lm_head.weight")
         for module, prefix in ((backbone, "model."), (mrp, _MRP_PREFIX)):
-            for name, parameter in list(module.named_parameters()) if module else []:
+            if module is None:
+                continue
+            for name, parameter in list(module.named_parameters()):
                 names = _published(name if name.startswith("lm_head") else prefix + name)
                 weight = _read(path, files, names, parameter.shape)
                 unused -= set(names)

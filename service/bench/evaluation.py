@@ -1,0 +1,127 @@
+"""Modes and knobs against accuracy, tokens per forward and time, on problems with a checker.
+
+Every plan decodes the same problems with the same seeds. Plans are interleaved chunk by chunk, so that
+a noisy machine hurts all of them alike. Knows no files and no command line.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from service.decode.params import Direct, Dynamic, ModeParams, Remask, Speculative, Static
+from service.engine import Completion, Engine, GenerationRequest, SamplingParams
+
+THRESHOLDS = (0.3, 0.5, 0.7, 0.9)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A prompt as token ids, and whether a completion's ids answer it."""
+
+    prompt_token_ids: tuple[int, ...]
+    is_right: Callable[[tuple[int, ...]], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A mode with its knobs, run on one of the engines (`mrp`, or `zero`: MRP's output set to 0)."""
+
+    params: ModeParams
+    engine: str = "mrp"
+
+    @property
+    def name(self) -> str:
+        """Such as `speculative mrp_steps=4`."""
+        knobs = [f"{key}={getattr(self.params, key)}" for key in self.params.__dataclass_fields__]
+        return " ".join([self.params.mode, *knobs])
+
+
+@dataclass(slots=True)
+class Score:
+    """What a plan reached. `same_as_static`: completions equal, token for token, to static's."""
+
+    plan: Plan
+    completions: list[Completion] = field(default_factory=list)
+    right: int = 0
+    same_as_static: int = 0
+    seconds: float = 0.0
+
+    @property
+    def accuracy(self) -> float:
+        """Share of problems answered right, 0 to 1."""
+        return self.right / len(self.completions)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens decoded, end tokens included."""
+        return sum(completion.stats.decoded_tokens for completion in self.completions)
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """Tokens up to the end token per denoise or verify forward, over all problems."""
+        forwards = [completion.stats.forwards for completion in self.completions]
+        return self.tokens / sum(count.denoise + count.verify for count in forwards)
+
+    @property
+    def milliseconds_per_token(self) -> float:
+        """Wall-clock time of the plan divided by its tokens."""
+        return 1e3 * self.seconds / self.tokens
+
+    @property
+    def acceptance(self) -> float | None:
+        """Share of drafts accepted; None for a plan without drafts."""
+        proposed = sum(completion.stats.drafts_proposed for completion in self.completions)
+        accepted = sum(completion.stats.drafts_accepted for completion in self.completions)
+        return accepted / proposed if proposed else None
+
+
+def default_plans(with_mrp: bool) -> list[Plan]:
+    """Static first (the others are compared with it), then every mode at its usual knobs."""
+    plans = [Plan(Static()), *(Plan(Dynamic(threshold)) for threshold in THRESHOLDS)]
+    if with_mrp:
+        params: list[ModeParams] = [Remask(threshold) for threshold in THRESHOLDS]
+        params += [Direct(steps) for steps in (1, 2)]
+        params += [Speculative(steps) for steps in (1, 2, 4)]
+        plans += [Plan(mode, engine) for mode in params for engine in ("mrp", "zero")]
+    return plans
+
+
+def evaluate(
+    engines: Mapping[str, Engine],
+    tasks: Sequence[Task],
+    plans: Sequence[Plan],
+    sampling: SamplingParams,
+    limits: tuple[int, int] = (128, 8),
+) -> Iterator[list[Score]]:
+    """Runs all plans over all tasks; yields the scores so far after every chunk.
+
+    `limits`: max_new_tokens, and how many requests are decoded together (a chunk).
+    """
+    max_new_tokens, together = limits
+    scores = [Score(plan) for plan in plans]
+    for start in range(0, len(tasks), together):
+        chunk = tasks[start : start + together]
+        for score in scores:
+            engine = engines[score.plan.engine]
+            requests = [
+                GenerationRequest(
+                    str(start + number), task.prompt_token_ids, score.plan.params, sampling, max_new_tokens,
+                    frozenset(engine.model.eos_token_ids),
+                )
+                for number, task in enumerate(chunk)
+            ]  # fmt: skip
+            begin = time.perf_counter()
+            completions = engine.generate(requests)
+            score.seconds += time.perf_counter() - begin
+            _judge(score, chunk, completions, scores[0].completions)
+        yield scores
+
+
+def _judge(score: Score, tasks: Sequence[Task], completions: list[Completion], static: list[Completion]) -> None:
+    done = len(score.completions)
+    score.completions += completions
+    score.right += sum(task.is_right(c.token_ids) for task, c in zip(tasks, completions, strict=True))
+    reference = static[done : done + len(completions)]
+    score.same_as_static += sum(c.token_ids == s.token_ids for c, s in zip(completions, reference, strict=True))

@@ -1,0 +1,82 @@
+"""The engine beside the plain loop: tokens per second at several numbers of concurrent requests.
+
+Rounds are interleaved and medians reported, because machines are shared. The plain loop serves one
+request at a time, so its rate does not depend on how many wait; in every round it decodes a sample of
+the same requests.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from service.bench.plain_loop import PlainLoop
+from service.decode.params import ModeParams
+from service.engine import Engine, GenerationRequest
+
+_PLAIN_SAMPLE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Random prompts of `prompt_tokens` (from, to) and completions of `new_tokens`, nothing stops early."""
+
+    params: ModeParams
+    prompt_tokens: tuple[int, int] = (16, 64)
+    new_tokens: int = 64
+    seed: int = 0
+
+    def requests(self, engine: Engine, count: int, round_number: int) -> list[GenerationRequest]:
+        """`count` requests; the same round gives the same requests."""
+        rng = random.Random(f"{self.seed}/{count}/{round_number}")
+        allowed = [token for token in range(engine.model.vocab_size) if token != engine.model.mask_token_id]
+        return [
+            GenerationRequest(
+                str(number),
+                tuple(rng.choices(allowed, k=rng.randint(*self.prompt_tokens))),
+                self.params,
+                max_new_tokens=self.new_tokens,
+            )
+            for number in range(count)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedRow:
+    """Medians over rounds at one concurrency, in tokens per second, and the median ratio."""
+
+    concurrency: int
+    engine: float
+    plain: float
+    ratio: float
+
+
+def compare_with_plain_loop(
+    engine: Engine, plain: PlainLoop, workload: Workload, concurrencies: Sequence[int], rounds: int
+) -> Iterator[SpeedRow]:
+    """Interleaved rounds of engine and plain loop on the same requests."""
+    for concurrency in concurrencies:
+        rates = [
+            (_engine_rate(engine, requests), _plain_rate(plain, requests[:_PLAIN_SAMPLE]))
+            for requests in (workload.requests(engine, concurrency, number) for number in range(rounds))
+        ]
+        ratios = [ours / theirs for ours, theirs in rates]
+        engine_rates, plain_rates = zip(*rates, strict=True)
+        yield SpeedRow(
+            concurrency, statistics.median(engine_rates), statistics.median(plain_rates), statistics.median(ratios)
+        )
+
+
+def _engine_rate(engine: Engine, requests: list[GenerationRequest]) -> float:
+    begin = time.perf_counter()
+    completions = engine.generate(requests)
+    return sum(len(completion.token_ids) for completion in completions) / (time.perf_counter() - begin)
+
+
+def _plain_rate(plain: PlainLoop, requests: list[GenerationRequest]) -> float:
+    begin = time.perf_counter()
+    tokens = sum(len(plain.generate(request.prompt_token_ids, request.max_new_tokens)) for request in requests)
+    return tokens / (time.perf_counter() - begin)

@@ -1,0 +1,66 @@
+"""`mrp-serve check PATH`: what a checkpoint is, whether it loads, what it needs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from service.cli.options import BlockSize, Device, Dtype, load
+
+if TYPE_CHECKING:
+    from service.model import Checkpoint
+
+
+def command(
+    model: Annotated[str | None, typer.Argument(help="A folder or a hub name. Default: the shipped demo.")] = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    block_size: BlockSize = None,
+) -> None:
+    """Loads a checkpoint, decodes a block with it, and says what it is."""
+    checkpoint = load(model, device, dtype, block_size)
+    seconds = _decode_a_block(checkpoint)
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, value in _facts(checkpoint).items():
+        table.add_row(name, value)
+    table.add_row("one block decoded in", f"{seconds:.3f} s")
+    Console().print(table)
+
+
+def _facts(checkpoint: Checkpoint) -> dict[str, str]:
+    from service.decode.registry import MODES
+    from service.model.attention import PagedCache
+
+    config, mrp = checkpoint.config, checkpoint.config.mrp
+    backbone = sum(weight.numel() for weight in checkpoint.backbone.parameters())
+    module = sum(weight.numel() for weight in checkpoint.mrp.parameters()) if checkpoint.mrp else 0
+    page = PagedCache.bytes_per_page(config, checkpoint.dtype)
+    modes = [name for name, params in MODES.items() if mrp or not params.needs_mrp]
+    kind = f"{mrp.num_layers} layers, {'residual' if mrp.residual else 'direct'}, scale {mrp.scale:g}" if mrp else "none"
+    return {
+        "checkpoint": str(checkpoint.path),
+        "family": str(checkpoint.raw["model_type"]),
+        "backbone": f"{backbone / 1e6:,.2f} M parameters, {config.num_layers} layers, hidden {config.hidden_size}",
+        "MRP": f"{kind}, {module / 1e6:,.2f} M parameters" if mrp else kind,
+        "block size": str(config.block_size),
+        "vocabulary": f"{config.vocab_size} tokens, mask {config.mask_token_id}, end {list(config.eos_token_ids)}",
+        "longest sequence": f"{config.max_positions} tokens",
+        "modes": ", ".join(modes),
+        "weights": f"{(backbone + module) * checkpoint.dtype.itemsize / 2**20:,.1f} MiB as {checkpoint.dtype}",
+        "KV cache": f"{page / config.block_size / 1024:,.2f} KiB a token",
+    }
+
+
+def _decode_a_block(checkpoint: Checkpoint) -> float:
+    from service.decode.params import Speculative, Static
+    from service.engine import Engine, EngineConfig, GenerationRequest
+
+    size = checkpoint.config.block_size
+    params = Speculative(1) if checkpoint.mrp else Static()
+    engine = Engine(checkpoint, EngineConfig(max_rows=size + 2, kv_cache_tokens=4 * size))
+    prompt = tuple(token for token in range(2) if token != checkpoint.config.mask_token_id)[:1]
+    [completion] = engine.generate([GenerationRequest("check", prompt, params, max_new_tokens=size)])
+    return completion.stats.total_s

@@ -1,0 +1,39 @@
+"""Options that several commands share, and what they load."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from service.model import Checkpoint
+
+Model = Annotated[
+    str | None, typer.Option("--model", "-m", help="Checkpoint: a folder or a hub name. Default: the shipped demo.")
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Dtype = Annotated[str, typer.Option(help="auto (bfloat16 on CUDA, else float32), float32, bfloat16, float16.")]
+BlockSize = Annotated[int | None, typer.Option(help="Overrides the checkpoint's block size.")]
+Threads = Annotated[int | None, typer.Option(help="CPU threads for torch. Default: torch's choice.")]
+
+
+def load(
+    model: str | None, device: str, dtype: str, block_size: int | None, *, zero_mrp: bool = False
+) -> Checkpoint:
+    """Loads the named checkpoint, or the demo. Raises CheckpointError or SettingsError."""
+    from service.demo import CHECKPOINT
+    from service.model import LoadOptions, load_checkpoint
+    from service.model.options import pick_device, pick_dtype
+
+    place = pick_device(device)
+    options = LoadOptions(pick_dtype(dtype, place), place, block_size, mrp_zero=zero_mrp)
+    return load_checkpoint(model or CHECKPOINT, options)
+
+
+def use_threads(threads: int | None) -> None:
+    """Sets torch's CPU threads, if a number is given."""
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)

@@ -1,0 +1,33 @@
+"""Device and dtype names as people write them, turned into what torch wants."""
+
+from __future__ import annotations
+
+import torch
+
+from service.errors import SettingsError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def pick_device(name: str) -> str:
+    """`auto` takes a CUDA device if there is one. SettingsError for a device torch does not have."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(name).type
+    except RuntimeError as error:
+        raise SettingsError(
+            f"device is {name!r}, expected 'auto', 'cpu', 'cuda' or 'cuda:N'", param="device"
+        ) from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise SettingsError(f"device is {name!r}, but torch sees no CUDA device here", param="device")
+    return name
+
+
+def pick_dtype(name: str, device: str) -> torch.dtype:
+    """`auto` takes bfloat16 on CUDA and float32 elsewhere."""
+    if name == "auto":
+        return torch.bfloat16 if device.startswith("cuda") else torch.float32
+    if name not in DTYPES:
+        raise SettingsError(f"dtype is {name!r}, allowed are 'auto', {', '.join(map(repr, DTYPES))}", param="dtype")
+    return DTYPES[name]
