@@ -37,9 +37,7 @@ class MrpServeError(Exception):
         return _rebuild, (type(self), self.message, self.param, self.retry_after)
 
 
-def _rebuild(
-    kind: type[MrpServeError], message: str, param: str | None, retry_after: float | None
-) -> MrpServeError:
+def _rebuild(kind: type[MrpServeError], message: str, param: str | None, retry_after: float | None) -> MrpServeError:
     return kind(message, param=param, retry_after=retry_after)
 
 

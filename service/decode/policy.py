@@ -27,7 +27,7 @@ class Reading:
 
     picks: tuple[Pick, ...]
     judged: tuple[Pick, ...] = ()
-    handle: object = None
+    handle: Any = None
 
     def most_confident(self, count: int = 1) -> tuple[Pick, ...]:
         """The `count` picks of highest confidence; ties go to the lowest position."""

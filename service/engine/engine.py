@@ -21,7 +21,7 @@ from service.engine.request import BlockEvent, Completion, FinishReason, Forward
 from service.engine.rows import Row
 from service.engine.runner import Runner
 from service.engine.scheduler import Scheduler, Waiting
-from service.engine.sequence import Sequence, pages_needed
+from service.engine.sequence import Sequence
 from service.errors import InvalidRequest, ModeNotAvailable, PromptTooLong, SettingsError
 from service.model.weights import Checkpoint
 
@@ -90,7 +90,9 @@ class Engine:
                 param="prompt_token_ids",
             )
         if request.max_new_tokens < 1:
-            raise InvalidRequest(f"max_new_tokens is {request.max_new_tokens}, at least 1 is needed", param="max_new_tokens")
+            raise InvalidRequest(
+                f"max_new_tokens is {request.max_new_tokens}, at least 1 is needed", param="max_new_tokens"
+            )
         if len(prompt) + request.max_new_tokens > self.max_model_len:
             raise PromptTooLong(
                 f"{len(prompt)} prompt tokens and max_new_tokens {request.max_new_tokens} are "
@@ -166,7 +168,7 @@ class Engine:
             readings = iter(self._runner.refine([row for _, rows in plan for row in rows]))
             for sequence, rows in plan:
                 forwards["mrp"] += 1
-                sequence.accept_refinement(rows, _take(readings, len(rows)))
+                sequence.accept_refinement(_take(readings, len(rows)))
 
     def _expire(self, now: float) -> list[BlockEvent]:
         """Ends what is over its time limit, queued or running."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from typing import Any
 
 from service.decode.block import MASKED, Block, Canvas
 from service.decode.policy import Decoding, Evaluate, Query, Reading, Refine
@@ -59,8 +58,8 @@ class Sequence:
         """Rows for the next MRP forward: final blocks MRP has not seen, then the pending Refine."""
         rows = list(self._for_mrp)
         if isinstance(self._query, Refine):
-            anchor: Any = self._query.after.handle
-            rows.append(replace(self._row(self._query.state), judge=self._query.judge, anchor=anchor))
+            row = self._row(self._query.state)
+            rows.append(replace(row, judge=self._query.judge, anchor=self._query.after.handle))
         return rows
 
     @property
@@ -82,7 +81,7 @@ class Sequence:
         if len(rows) > stored:
             self._answer(tuple(readings[stored:]))
 
-    def accept_refinement(self, rows: list[Row], readings: list[Reading]) -> None:
+    def accept_refinement(self, readings: list[Reading]) -> None:
         """Takes MRP's readings of the rows that `next_refinement` gave."""
         self._for_mrp.clear()
         self._count("mrp")

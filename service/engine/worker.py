@@ -124,7 +124,7 @@ class EngineWorker:
                 self._state = self._engine.state()
                 self._send([(event.request_id, event) for event in events])
             self._fail(NotReady("the server is shutting down", retry_after=1.0))
-        except Exception as error:  # anything unexpected is a failure of the whole engine
+        except Exception as error:  # noqa: BLE001 - anything unexpected is a failure of the whole engine
             _log.exception("the engine stopped")
             with self._changed:
                 self._failure = f"{type(error).__name__}: {error}"

@@ -1,0 +1,48 @@
+# Everything a developer runs. Needs Python >= 3.11, git and make; the rest goes into $(VENV).
+#
+#   make serve ARGS="--model PATH --port N"     make test ARGS="-k golden -x"
+
+VENV ?= .venv
+PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13 python; do \
+	"$$python" -c 'import sys; raise SystemExit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
+	&& echo "$$python" && break; done)
+ARGS ?=
+
+bin := $(VENV)/bin
+stamp := $(VENV)/.installed
+code := service tests $(wildcard training loadtest)
+
+.DELETE_ON_ERROR:
+.PHONY: help install serve test lint check format clean
+
+help:
+	@echo "make serve | test | check | lint | format | install | clean      (ARGS=\"...\" is passed on)"
+
+install: $(stamp)
+
+$(stamp): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "no Python 3.11, 3.12 or 3.13 found; name one: make PYTHON=/path/to/python" >&2; exit 1; }
+	@$(bin)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	$(bin)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,loadtest]'
+	@touch $@
+
+serve: $(stamp)
+	$(bin)/mrp-serve serve $(ARGS)
+
+test: $(stamp)
+	tests/loopback $(bin)/python -m pytest $(ARGS)
+
+lint: $(stamp)
+	$(bin)/ruff format --check $(code)
+	$(bin)/ruff check $(code)
+	$(bin)/mypy
+
+check: lint test
+
+format: $(stamp)
+	$(bin)/ruff format $(code)
+	$(bin)/ruff check --fix $(code)
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist
+	find $(code) -name __pycache__ -type d -prune -exec rm -rf {} +
