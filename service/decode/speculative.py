@@ -24,8 +24,7 @@ def speculative(canvas: Canvas, params: Speculative) -> Decoding:
         readings = yield Evaluate(_states(canvas.block, drafts))
         own = tuple(reading.most_confident()[0] for reading in readings)
         accepted = _agreement(own, drafts)
-        bonus = own[accepted : accepted + 1]
-        canvas.reveal("verify", drafts[:accepted] + bonus, drafted=drafts, accepted=accepted)
+        canvas.reveal("verify", own[: accepted + 1], drafted=drafts, accepted=accepted)
         if canvas.block.complete:
             return
         reading = readings[accepted]

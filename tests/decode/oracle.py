@@ -1,0 +1,102 @@
+"""A scripted model: policies are driven by it without torch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from service.decode.block import MASKED, Block, Canvas, Pick
+from service.decode.params import ModeParams
+from service.decode.policy import Evaluate, Query, Reading, Refine
+from service.decode.registry import decode_block
+
+#: what is said of a state: position -> (token, confidence)
+Says = Callable[[Block], Mapping[int, tuple[int, float]]]
+
+
+@dataclass
+class Run:
+    """One block decoded by a policy, and everything the policy asked for."""
+
+    canvas: Canvas
+    queries: list[Query] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return self.canvas.block.tokens
+
+    @property
+    def evaluations(self) -> list[Evaluate]:
+        return [query for query in self.queries if isinstance(query, Evaluate)]
+
+    @property
+    def refinements(self) -> list[Refine]:
+        return [query for query in self.queries if isinstance(query, Refine)]
+
+    @property
+    def revealed(self) -> list[list[tuple[int, int]]]:
+        """(position, token) pairs of each step that revealed something."""
+        return [[pick[:2] for pick in step.revealed] for step in self.canvas.steps if step.revealed]
+
+
+def masked_block(size: int, head: tuple[int, ...] = ()) -> Block:
+    return Block(head + (MASKED,) * (size - len(head)))
+
+
+def run(block: Block, params: ModeParams, backbone: Says, mrp: Says | None = None) -> Run:
+    """Decodes a block. Checks on the way what the engine relies on."""
+    result = Run(Canvas(block))
+    policy = decode_block(result.canvas, params)
+    readings: tuple[Reading, ...] | None = None
+    handles: set[object] = set()
+    while True:
+        try:
+            query = next(policy) if readings is None else policy.send(readings)
+        except StopIteration:
+            return result
+        result.queries.append(query)
+        if isinstance(query, Evaluate):
+            assert query.states[0] == result.canvas.block
+            readings = tuple(_reading(state, backbone) for state in query.states)
+        else:
+            assert query.after.handle in handles, "refines a reading it never got"
+            assert mrp is not None
+            readings = (_reading(query.state, mrp, query.judge),)
+        handles |= {reading.handle for reading in readings}
+
+
+def _reading(state: Block, says: Says, judge: tuple[int, ...] = ()) -> Reading:
+    assert state.masked or judge, "asked about a block in which there is nothing to say"
+    said = says(state)
+    picks = tuple(Pick(position, *said[position]) for position in state.masked)
+    judged = tuple(Pick(position, state.tokens[position], said[position][1]) for position in judge)
+    return Reading(picks, judged, handle=object())
+
+
+def random_oracle(seed: int, *, tokens: int = 5, levels: int = 7) -> Says:
+    """A function of the state and the seed; few tokens and few confidence levels, so that ties happen."""
+
+    def says(state: Block) -> dict[int, tuple[int, float]]:
+        said = {}
+        for position in range(len(state.tokens)):
+            digest = hashlib.blake2b(repr((seed, state.tokens, position)).encode(), digest_size=4).digest()
+            said[position] = (digest[0] % tokens, (digest[1] % levels + 1) / levels)
+        return said
+
+    return says
+
+
+def mostly(truth: Says, other: Says, seed: int) -> Says:
+    """An oracle that says what `truth` says for about three of four states, else what `other` says."""
+
+    def says(state: Block) -> Mapping[int, tuple[int, float]]:
+        digest = hashlib.blake2b(repr((seed, state.tokens)).encode(), digest_size=1).digest()
+        return (other if digest[0] % 4 == 0 else truth)(state)
+
+    return says
+
+
+def fixed(said: Mapping[int, tuple[int, float]]) -> Says:
+    """Says the same of every state."""
+    return lambda state: said

@@ -1,0 +1,59 @@
+"""Blocks, canvases and steps."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from service.decode.block import MASKED, Block, Canvas, Pick, Step
+
+M = MASKED
+
+
+def test_what_a_block_says_of_itself() -> None:
+    block = Block((7, M, 0, M))
+    assert block.masked == (1, 3)
+    assert (block.num_revealed, block.num_leading, block.complete) == (2, 1, False)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "leading", "complete"), [((M, M), 0, False), ((4, 5), 2, True), ((4, M), 1, False), ((), 0, True)]
+)
+def test_leading_and_complete(tokens: tuple[int, ...], leading: int, complete: bool) -> None:
+    assert (Block(tokens).num_leading, Block(tokens).complete) == (leading, complete)
+
+
+def test_reveal_and_mask_give_new_blocks() -> None:
+    block = Block((7, M, M))
+    revealed = block.reveal([Pick(2, 9, 0.5)])
+    assert revealed == Block((7, M, 9))
+    assert revealed.mask([0, 2]) == Block((M, M, M))
+    assert block == Block((7, M, M))
+
+
+def test_blocks_are_frozen_and_hashable() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Block((1,)).tokens = (2,)  # type: ignore[misc]
+    assert len({Block((1, M)), Block((1, M)), Block((1, 2))}) == 2
+
+
+def test_a_canvas_records_its_steps() -> None:
+    canvas = Canvas(Block((M, M, M)))
+    first, second = Pick(1, 4, 0.9), Pick(0, 5, 0.4)
+    canvas.reveal("denoise", [first])
+    canvas.reveal("verify", iter([second]), drafted=(second,), accepted=1)
+    canvas.revoke("mrp", [1])
+    assert canvas.block == Block((5, M, M))
+    assert canvas.steps == [
+        Step("denoise", (first,)),
+        Step("verify", (second,), drafted=(second,), accepted=1),
+        Step("mrp", revoked=(1,)),
+    ]
+
+
+def test_who_proposed_a_steps_tokens() -> None:
+    picks = (Pick(0, 1, 0.5), Pick(1, 2, 0.5))
+    assert Step("mrp", picks).revealed_by_mrp == 2
+    assert Step("denoise", picks).revealed_by_mrp == 0
+    assert Step("verify", picks, drafted=picks[:1], accepted=1).revealed_by_mrp == 1

@@ -1,0 +1,28 @@
+"""`service.decode` is pure Python: it must stay importable, and usable, without torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PROGRAM = """
+import sys
+from service.decode.block import MASKED, Block, Canvas, Pick
+from service.decode.policy import Reading
+from service.decode.registry import MODES, decode_block
+canvas = Canvas(Block((MASKED,)))
+policy = decode_block(canvas, MODES["static"]())
+next(policy)
+try:
+    policy.send((Reading((Pick(0, 5, 1.0),)),))
+except StopIteration:
+    print(canvas.block.tokens, sorted({"torch", "numpy", "ray", "fastapi"} & set(sys.modules)))
+"""
+
+
+def test_decode_runs_without_loading_torch() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "(5,) []"

@@ -1,0 +1,78 @@
+"""The knobs of the modes: their ranges, and what an error says."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.decode.params import Direct, Dynamic, ModeParams, Remask, Speculative, Static
+from service.decode.registry import MODES, POLICIES, default_params, make_params
+from service.errors import InvalidRequest
+
+BLOCK = 8
+
+
+@pytest.mark.parametrize(
+    ("kind", "knob"), [(Static, "tokens_per_step"), (Direct, "mrp_steps"), (Speculative, "mrp_steps")]
+)
+def test_counts_go_from_one_to_the_block_size(kind: type, knob: str) -> None:
+    for value in (1, BLOCK):
+        kind(**{knob: value}).check(BLOCK)
+    for value in (0, -1, BLOCK + 1):
+        with pytest.raises(InvalidRequest, match=rf"^{knob} is {value}, allowed are 1 to 8") as caught:
+            kind(**{knob: value}).check(BLOCK)
+        assert caught.value.param == knob
+
+
+@pytest.mark.parametrize("kind", [Dynamic, Remask])
+def test_thresholds_are_over_zero_and_at_most_one(kind: type) -> None:
+    for value in (1e-9, 0.5, 1.0):
+        kind(threshold=value).check(BLOCK)
+    for value in (0.0, -0.1, 1.01, float("nan"), float("inf")):
+        with pytest.raises(InvalidRequest, match=r"^threshold is .*, allowed is 0 < threshold <= 1") as caught:
+            kind(threshold=value).check(BLOCK)
+        assert caught.value.param == "threshold"
+
+
+def test_every_mode_has_a_name_of_its_own_and_a_policy() -> None:
+    assert set(MODES) == {"static", "dynamic", "direct", "speculative", "remask"}
+    assert {kind.mode for kind in POLICIES} == set(MODES)
+    assert all(MODES[kind.mode] is kind for kind in POLICIES)
+
+
+def test_only_static_and_dynamic_do_without_mrp() -> None:
+    assert {name for name, kind in MODES.items() if not kind.needs_mrp} == {"static", "dynamic"}
+
+
+@pytest.mark.parametrize("params", [kind() for kind in MODES.values()])
+def test_defaults_are_allowed_at_the_published_block_sizes(params: ModeParams) -> None:
+    for size in (4, 8, 16, 32, 64):
+        params.check(size)
+
+
+def test_knobs_a_mode_does_not_use_do_not_exist_on_it() -> None:
+    with pytest.raises(TypeError, match="threshold"):
+        Static(threshold=0.5)  # type: ignore[call-arg]
+
+
+def test_params_by_name() -> None:
+    assert make_params("remask", {"threshold": 0.25}) == Remask(0.25)
+    assert make_params("static", {}) == Static()
+
+
+def test_an_unknown_mode_is_told_what_there_is() -> None:
+    with pytest.raises(InvalidRequest, match=r"mode is 'beam', allowed are static, dynamic, ") as caught:
+        make_params("beam", {})
+    assert caught.value.param == "mode"
+
+
+def test_a_knob_of_another_mode_is_told_what_this_one_has() -> None:
+    with pytest.raises(
+        InvalidRequest, match=r"'static' does not use threshold; its knobs are tokens_per_step"
+    ) as caught:
+        make_params("static", {"threshold": 0.5})
+    assert caught.value.param == "threshold"
+
+
+def test_the_default_mode_is_lossless() -> None:
+    assert default_params(has_mrp=False) == Static()
+    assert default_params(has_mrp=True, mrp_steps=3) == Speculative(3)

@@ -1,0 +1,179 @@
+"""Each mode's rule, step by step, against a scripted oracle."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.decode.block import MASKED, Block, Pick
+from service.decode.params import Direct, Dynamic, Remask, Speculative, Static
+from service.decode.policy import Reading
+from tests.decode.oracle import fixed, masked_block, random_oracle, run
+
+M = MASKED
+FOUR = {0: (10, 0.5), 1: (11, 0.9), 2: (12, 0.7), 3: (13, 0.6)}
+
+
+def test_most_confident_takes_the_lowest_position_of_a_tie() -> None:
+    reading = Reading((Pick(0, 1, 0.4), Pick(2, 1, 0.8), Pick(3, 1, 0.8), Pick(5, 1, 0.8)))
+    assert [pick.position for pick in reading.most_confident()] == [2]
+    assert [pick.position for pick in reading.most_confident(2)] == [2, 3]
+    assert [pick.position for pick in reading.most_confident(4)] == [2, 3, 5, 0]
+    assert len(reading.most_confident(9)) == 4
+
+
+class TestStatic:
+    def test_one_position_a_forward_in_order_of_confidence(self) -> None:
+        done = run(masked_block(4), Static(), fixed(FOUR))
+        assert done.revealed == [[(1, 11)], [(2, 12)], [(3, 13)], [(0, 10)]]
+        assert len(done.evaluations) == 4
+        assert {step.kind for step in done.canvas.steps} == {"denoise"}
+
+    def test_n_positions_a_forward_and_the_rest_in_the_last(self) -> None:
+        done = run(masked_block(4), Static(3), fixed(FOUR))
+        assert done.revealed == [[(1, 11), (2, 12), (3, 13)], [(0, 10)]]
+
+    def test_ties_go_to_the_lowest_position(self) -> None:
+        done = run(masked_block(3), Static(), fixed({p: (p, 0.5) for p in range(3)}))
+        assert done.revealed == [[(0, 0)], [(1, 1)], [(2, 2)]]
+
+    def test_the_head_given_by_the_prompt_stays(self) -> None:
+        done = run(masked_block(4, (8, 9)), Static(), fixed(FOUR))
+        assert done.tokens == (8, 9, 12, 13)
+        assert len(done.evaluations) == 2
+
+    def test_each_forward_sees_what_was_revealed_before(self) -> None:
+        done = run(masked_block(4), Static(2), fixed(FOUR))
+        assert [query.states for query in done.evaluations] == [(masked_block(4),), (Block((M, 11, 12, M)),)]
+
+    def test_a_complete_block_takes_no_forward(self) -> None:
+        assert run(Block((1, 2)), Static(), fixed({})).queries == []
+
+
+class TestDynamic:
+    def test_everything_above_the_threshold_at_once(self) -> None:
+        done = run(masked_block(4), Dynamic(0.55), fixed(FOUR))
+        assert done.revealed == [[(1, 11), (2, 12), (3, 13)], [(0, 10)]]
+
+    def test_equal_to_the_threshold_is_not_above(self) -> None:
+        done = run(masked_block(4), Dynamic(0.7), fixed(FOUR))
+        assert done.revealed[0] == [(1, 11)]
+
+    def test_the_most_confident_when_none_is_above(self) -> None:
+        done = run(masked_block(4), Dynamic(0.95), fixed(FOUR))
+        assert done.revealed == [[(1, 11)], [(2, 12)], [(3, 13)], [(0, 10)]]
+
+    def test_the_fallback_takes_the_lowest_position_of_a_tie(self) -> None:
+        done = run(masked_block(3), Dynamic(0.9), fixed({p: (p, 0.5) for p in range(3)}))
+        assert done.revealed[0] == [(0, 0)]
+
+
+class TestDirect:
+    @pytest.mark.parametrize(("steps", "forwards"), [(1, 4), (2, 3), (3, 2), (8, 1)])
+    def test_k_picks_of_mrp_follow_each_of_the_backbone(self, steps: int, forwards: int) -> None:
+        done = run(masked_block(8), Direct(steps), random_oracle(1), random_oracle(2))
+        assert len(done.evaluations) == forwards
+        assert len(done.refinements) == 8 - forwards
+        kinds = [step.kind for step in done.canvas.steps]
+        assert kinds == [("denoise", *("mrp",) * steps)[i % (steps + 1)] for i in range(8)]
+
+    def test_mrp_is_asked_about_the_block_as_it_stands_and_its_pick_is_taken(self) -> None:
+        said = {0: (20, 0.8), 2: (22, 0.3), 3: (23, 0.8)}
+        done = run(masked_block(4), Direct(2), fixed(FOUR), fixed(said))
+        assert done.revealed == [[(1, 11)], [(0, 20)], [(3, 23)], [(2, 12)]]
+        assert [query.state for query in done.refinements] == [Block((M, 11, M, M)), Block((20, 11, M, M))]
+
+    def test_the_anchor_accumulates(self) -> None:
+        done = run(masked_block(8), Direct(3), random_oracle(3), random_oracle(4))
+        first, second, third = done.refinements[:3]
+        assert len({id(query.after) for query in (first, second, third)}) == 3
+        assert second.after.picks == tuple(Pick(p, *random_oracle(4)(first.state)[p]) for p in first.state.masked), (
+            "the second refinement stands on the first one's reading"
+        )
+
+    def test_it_starts_again_from_the_backbone(self) -> None:
+        done = run(masked_block(4), Direct(1), random_oracle(3), random_oracle(4))
+        assert done.refinements[1].after.picks == tuple(
+            Pick(p, *random_oracle(3)(done.evaluations[1].states[0])[p]) for p in done.evaluations[1].states[0].masked
+        )
+
+
+class TestSpeculative:
+    def test_right_drafts_save_forwards(self) -> None:
+        done = run(masked_block(4), Speculative(3), fixed(FOUR), fixed(FOUR))
+        assert done.tokens == (10, 11, 12, 13)
+        assert len(done.evaluations) == 2
+        last = done.canvas.steps[-1]
+        assert (last.kind, last.accepted, len(last.drafted)) == ("verify", 3, 3)
+
+    def test_wrong_drafts_cost_nothing_but_rows(self) -> None:
+        wrong = fixed(dict.fromkeys(range(4), (99, 0.5)))
+        done = run(masked_block(4), Speculative(2), fixed(FOUR), wrong)
+        assert done.tokens == (10, 11, 12, 13)
+        assert len(done.evaluations) <= 4
+
+    def test_a_draft_of_the_right_token_at_another_position_is_refused(self) -> None:
+        drafts = fixed({**FOUR, 2: (12, 0.1)})
+        done = run(masked_block(4), Speculative(1), fixed(FOUR), drafts)
+        second = done.canvas.steps[1]
+        assert [pick[:2] for pick in second.drafted] == [(3, 13)]
+        assert (second.accepted, [pick[:2] for pick in second.revealed]) == (0, [(2, 12)])
+
+    def test_states_are_the_block_with_one_draft_more_each(self) -> None:
+        done = run(masked_block(5), Speculative(2), fixed({**FOUR, 4: (14, 0.1)}), fixed({**FOUR, 4: (14, 0.1)}))
+        block = Block((M, 11, M, M, M))
+        one, two = block.reveal([Pick(2, 12, 0)]), block.reveal([Pick(2, 12, 0), Pick(3, 13, 0)])
+        assert done.evaluations[1].states == (block, one, two)
+
+    def test_a_complete_state_is_never_evaluated(self) -> None:
+        done = run(masked_block(3), Speculative(3), random_oracle(5), random_oracle(5))
+        assert all(not state.complete for query in done.evaluations for state in query.states)
+
+    def test_the_confidence_on_record_is_the_backbones(self) -> None:
+        said = {p: (token, 0.01 + confidence / 2) for p, (token, confidence) in FOUR.items()}
+        done = run(masked_block(4), Speculative(3), fixed(FOUR), fixed(said))
+        recorded = {pick.position: pick.confidence for step in done.canvas.steps for pick in step.revealed}
+        assert recorded == {p: confidence for p, (_, confidence) in FOUR.items()}
+
+
+class TestRemask:
+    def test_a_doubtful_fresh_reveal_is_masked_again(self) -> None:
+        doubts = {**FOUR, 2: (0, 0.2)}
+        done = run(masked_block(4), Remask(0.55), fixed(FOUR), fixed(doubts))
+        assert [pick[:2] for pick in done.canvas.steps[0].revealed] == [(1, 11), (2, 12), (3, 13)]
+        assert done.canvas.steps[1].revoked == (2,)
+        assert done.refinements[0].judge == (1, 2, 3)
+        assert done.refinements[0].state == Block((M, 11, 12, 13))
+
+    def test_equal_to_the_threshold_is_not_doubtful(self) -> None:
+        done = run(masked_block(4), Remask(0.55), fixed(FOUR), fixed(dict.fromkeys(range(4), (0, 0.55))))
+        assert all(not step.revoked for step in done.canvas.steps)
+
+    def test_the_best_of_all_doubtful_ones_is_kept(self) -> None:
+        doubts = {1: (0, 0.1), 2: (0, 0.3), 3: (0, 0.2), 0: (0, 0.0)}
+        done = run(masked_block(4), Remask(0.55), fixed(FOUR), fixed(doubts))
+        assert done.canvas.steps[1].revoked == (1, 3)
+
+    def test_of_equally_doubtful_ones_the_lowest_position_is_kept(self) -> None:
+        done = run(masked_block(4), Remask(0.55), fixed(FOUR), fixed(dict.fromkeys(range(4), (0, 0.3))))
+        assert done.canvas.steps[1].revoked == (2, 3)
+
+    def test_nobody_can_take_back_what_earlier_steps_revealed(self) -> None:
+        sure = fixed({p: (p, 0.9) for p in range(5)})
+        doubts = fixed({p: (0, 0.1 + p / 100) for p in range(5)})
+        done = run(masked_block(5), Remask(0.5), sure, doubts)
+        assert [query.states[0].masked for query in done.evaluations] == [
+            tuple(range(left)) for left in (5, 4, 3, 2, 1)
+        ]
+        assert [step.revoked for step in done.canvas.steps if step.revoked] == [(0, 1, 2, 3), (0, 1, 2), (0, 1), (0,)]
+
+    def test_without_doubt_it_is_dynamic(self) -> None:
+        sure = fixed(dict.fromkeys(range(4), (0, 1.0)))
+        remasked, plain = (
+            run(masked_block(4), Remask(0.55), fixed(FOUR), sure),
+            run(masked_block(4), Dynamic(0.55), fixed(FOUR)),
+        )
+        assert remasked.revealed == plain.revealed
+
+    def test_a_single_reveal_needs_no_second_look(self) -> None:
+        done = run(masked_block(4), Remask(0.95), fixed(FOUR), fixed({}))
+        assert done.refinements == []
