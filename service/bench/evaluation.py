@@ -40,12 +40,12 @@ class Plan:
 
 @dataclass(slots=True)
 class Score:
-    """What a plan reached. `same_as_static`: completions equal, token for token, to static's."""
+    """What a plan reached. `same_as_first`: completions equal, token for token, to the first plan's."""
 
     plan: Plan
     completions: list[Completion] = field(default_factory=list)
     right: int = 0
-    same_as_static: int = 0
+    same_as_first: int = 0
     seconds: float = 0.0
 
     @property
@@ -124,4 +124,4 @@ def _judge(score: Score, tasks: Sequence[Task], completions: list[Completion], s
     score.completions += completions
     score.right += sum(task.is_right(c.token_ids) for task, c in zip(tasks, completions, strict=True))
     reference = static[done : done + len(completions)]
-    score.same_as_static += sum(c.token_ids == s.token_ids for c, s in zip(completions, reference, strict=True))
+    score.same_as_first += sum(c.token_ids == s.token_ids for c, s in zip(completions, reference, strict=True))

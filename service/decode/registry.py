@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from service.decode import params as knobs
+from collections.abc import Mapping
+from dataclasses import fields
+
+from service.decode import params as modes
 from service.decode.block import Canvas
 from service.decode.direct import direct
 from service.decode.dynamic import dynamic
@@ -11,13 +14,14 @@ from service.decode.policy import Decoding, Policy
 from service.decode.remask import remask
 from service.decode.speculative import speculative
 from service.decode.static import static
+from service.errors import InvalidRequest
 
 POLICIES: dict[type[ModeParams], Policy] = {
-    knobs.Static: static,
-    knobs.Dynamic: dynamic,
-    knobs.Direct: direct,
-    knobs.Speculative: speculative,
-    knobs.Remask: remask,
+    modes.Static: static,
+    modes.Dynamic: dynamic,
+    modes.Direct: direct,
+    modes.Speculative: speculative,
+    modes.Remask: remask,
 }
 
 #: mode name -> its params class
@@ -27,3 +31,19 @@ MODES: dict[str, type[ModeParams]] = {params.mode: params for params in POLICIES
 def decode_block(canvas: Canvas, params: ModeParams) -> Decoding:
     """Starts the policy of the params' mode on a canvas."""
     return POLICIES[type(params)](canvas, params)
+
+
+def make_params(mode: str, knobs: Mapping[str, int | float]) -> ModeParams:
+    """The params of a mode by name. Raises InvalidRequest for an unknown mode or a knob it does not use."""
+    if mode not in MODES:
+        raise InvalidRequest(f"mode is {mode!r}, allowed are {', '.join(MODES)}", param="mode")
+    used = [field.name for field in fields(MODES[mode])]
+    for knob in knobs:
+        if knob not in used:
+            raise InvalidRequest(f"mode {mode!r} does not use {knob}; its knobs are {', '.join(used)}", param=knob)
+    return MODES[mode](**knobs)  # type: ignore[arg-type]
+
+
+def default_params(has_mrp: bool, mrp_steps: int = 1) -> ModeParams:
+    """What is served when a request names no mode: lossless, the fastest the checkpoint can."""
+    return modes.Speculative(mrp_steps) if has_mrp else modes.Static()
