@@ -65,15 +65,18 @@ def parse_config(raw: Mapping[str, Any], *, block_size: int | None = None) -> Mo
     """
     _refuse_unsupported(raw)
     heads = _integer(raw, "num_attention_heads")
-    kv_heads = int(raw.get("num_key_value_heads") or heads)
-    if heads % kv_heads:
+    kv_heads = _optional(raw, "num_key_value_heads", heads)
+    if kv_heads < 1 or heads % kv_heads:
         raise CheckpointError(f"config.json: {heads} attention heads are not a multiple of {kv_heads} key-value heads")
     hidden = _integer(raw, "hidden_size")
+    head_dim = _optional(raw, "head_dim", hidden // heads)
+    if head_dim < 2 or head_dim % 2:
+        raise CheckpointError(f"config.json: head_dim is {head_dim}, expected an even number")
     vocab = _integer(raw, "vocab_size")
-    mask = int(raw.get("mask_token_id", DEFAULT_MASK_TOKEN_ID))
+    mask = _optional(raw, "mask_token_id", DEFAULT_MASK_TOKEN_ID)
     if not 0 <= mask < vocab:
         raise CheckpointError(f"config.json: mask_token_id {mask} is outside the vocabulary of {vocab}")
-    block = block_size or int(raw.get("block_size") or DEFAULT_BLOCK_SIZE)
+    block = block_size or _optional(raw, "block_size", DEFAULT_BLOCK_SIZE)
     if not 1 <= block <= 128:
         raise CheckpointError(f"block size {block} is not supported: allowed are 1 to 128")
     return ModelConfig(
@@ -83,11 +86,11 @@ def parse_config(raw: Mapping[str, Any], *, block_size: int | None = None) -> Mo
         num_layers=_integer(raw, "num_hidden_layers"),
         num_heads=heads,
         num_kv_heads=kv_heads,
-        head_dim=int(raw.get("head_dim") or hidden // heads),
+        head_dim=head_dim,
         block_size=block,
         mask_token_id=mask,
         eos_token_ids=_token_ids(raw.get("eos_token_id")),
-        max_positions=int(raw.get("max_position_embeddings") or 32768),
+        max_positions=_optional(raw, "max_position_embeddings", 32768),
         rope_theta=_rope_theta(raw),
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
@@ -96,13 +99,13 @@ def parse_config(raw: Mapping[str, Any], *, block_size: int | None = None) -> Mo
 
 
 def _mrp(raw: Mapping[str, Any], block_size: int) -> MrpConfig | None:
-    layers = int(raw.get("num_nextn_predict_layers") or 0)
-    modules = int(raw.get("num_mrp_heads", 1 if layers else 0) or 0)
+    layers = _optional(raw, "num_nextn_predict_layers", 0)
+    modules = _optional(raw, "num_mrp_heads", 1 if layers else 0)
     if not layers or not modules:
         return None
     if modules != 1:
         raise CheckpointError(f"config.json: num_mrp_heads is {modules}, only 1 is supported")
-    steps = int(raw.get("mrp_default_steps", min(2, block_size)))
+    steps = _optional(raw, "mrp_default_steps", min(2, block_size))
     if not 1 <= steps <= block_size:
         raise CheckpointError(f"config.json: mrp_default_steps is {steps}, allowed are 1 to {block_size}")
     return MrpConfig(
@@ -135,8 +138,17 @@ def _rope_theta(raw: Mapping[str, Any]) -> float:
 
 def _integer(raw: Mapping[str, Any], key: str) -> int:
     value = raw.get(key)
-    if not isinstance(value, int) or value < 1:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise CheckpointError(f"config.json: {key} is {value!r}, expected a positive integer")
+    return value
+
+
+def _optional(raw: Mapping[str, Any], key: str, default: int) -> int:
+    value = raw.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise CheckpointError(f"config.json: {key} is {value!r}, expected an integer")
     return value
 
 

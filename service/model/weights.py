@@ -78,7 +78,8 @@ def load_checkpoint(name: str | Path, options: LoadOptions | None = None) -> Che
     with torch.device("meta"):
         backbone = FAMILIES[raw["model_type"]](config)
         mrp = Mrp(config, config.mrp) if config.mrp else None
-    _fill(path, backbone, mrp, options.dtype)
+    with ExitStack() as stack:
+        _fill(_Weights(path, config, _open(path, stack)), backbone, mrp, options.dtype)
     if config.tie_word_embeddings:
         backbone.lm_head.weight = backbone.embed_tokens.weight
     modules = [module for module in (backbone, mrp) if module is not None]
@@ -127,9 +128,10 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 def save_checkpoint(path: Path, raw: Mapping[str, Any], backbone: Sdar, mrp: Mrp | None) -> None:
     """Writes config.json and one model.safetensors in the published layout, in the modules' dtype."""
     path.mkdir(parents=True, exist_ok=True)
+    config = parse_config(raw)
     state: dict[str, Tensor] = {}
     for target, names in _targets(backbone, mrp):
-        parts = (target,) if len(names) == 1 else target.split(_split_sizes(target, names, raw), dim=0)
+        parts = target.split(_heights(config, names, target.shape[0]))
         state |= {name: part.detach().cpu().contiguous().clone() for name, part in zip(names, parts, strict=True)}
     if raw.get("tie_word_embeddings"):
         state.pop("lm_head.weight", None)
@@ -160,30 +162,50 @@ def _published(name: str) -> list[str]:
     return [name]
 
 
-def _split_sizes(target: Tensor, names: list[str], raw: Mapping[str, Any]) -> list[int]:
-    if len(names) == 2:
-        return [target.shape[0] // 2] * 2
-    config = parse_config(raw)
-    return [heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
+def _heights(config: ModelConfig, names: list[str], rows: int) -> list[int]:
+    """How many of a fused matrix's rows each published weight gives."""
+    if len(names) == len(_FUSED["qkv_proj"]):
+        return [heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
+    return [rows // len(names)] * len(names)
 
 
-def _fill(path: Path, backbone: Sdar, mrp: Mrp | None, dtype: torch.dtype) -> None:
+def _fill(weights: _Weights, backbone: Sdar, mrp: Mrp | None, dtype: torch.dtype) -> None:
     """Replaces the (meta) parameters of the modules by the weights of the files."""
-    with ExitStack() as stack:
-        files = _open(path, stack)
-        unused = set(files)
-        if backbone.lm_head.weight is backbone.embed_tokens.weight:
-            unused.discard("lm_head.weight")
-        for module, prefix in ((backbone, "model."), (mrp, _MRP_PREFIX)):
-            if module is None:
-                continue
-            for name, parameter in list(module.named_parameters()):
-                names = _published(name if name.startswith("lm_head") else prefix + name)
-                weight = _read(path, files, names, parameter.shape)
-                unused -= set(names)
-                _assign(module, name, weight.to(dtype))
-        if unused:
-            raise CheckpointError(f"{path}: {len(unused)} weights are not used, first: {sorted(unused)[:3]}")
+    unused = set(weights.files)
+    if backbone.lm_head.weight is backbone.embed_tokens.weight:
+        unused.discard("lm_head.weight")
+    for module, prefix in ((backbone, "model."), (mrp, _MRP_PREFIX)):
+        if module is None:
+            continue
+        for name, parameter in list(module.named_parameters()):
+            names = _published(name if name.startswith("lm_head") else prefix + name)
+            _assign(module, name, weights.read(names, parameter.shape).to(dtype))
+            unused -= set(names)
+    if unused:
+        raise CheckpointError(f"{weights.path}: {len(unused)} weights are not used, first: {sorted(unused)[:3]}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """The open files of a checkpoint, by weight name."""
+
+    path: Path
+    config: ModelConfig
+    files: Mapping[str, Any]
+
+    def read(self, names: list[str], shape: torch.Size) -> Tensor:
+        """A parameter of that shape, made of the named weights."""
+        parts = []
+        for name, height in zip(names, _heights(self.config, names, shape[0]), strict=True):
+            if name not in self.files:
+                raise CheckpointError(f"{self.path}: weight {name!r} is missing")
+            part, wanted = self.files[name].get_tensor(name), [height, *shape[1:]]
+            if list(part.shape) != wanted:
+                raise CheckpointError(
+                    f"{self.path}: {name!r} has shape {list(part.shape)}, config.json implies {wanted}"
+                )
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _open(path: Path, stack: ExitStack) -> dict[str, Any]:
@@ -198,20 +220,6 @@ def _open(path: Path, stack: ExitStack) -> dict[str, Any]:
     return files
 
 
-def _read(path: Path, files: Mapping[str, Any], names: list[str], shape: torch.Size) -> Tensor:
-    missing = [name for name in names if name not in files]
-    if missing:
-        raise CheckpointError(f"{path}: weight {missing[0]!r} is missing")
-    parts = [files[name].get_tensor(name) for name in names]
-    shapes = [list(part.shape) for part in parts]
-    if any(len(part.shape) != len(shape) for part in parts) or any(s[1:] != list(shape[1:]) for s in shapes):
-        raise CheckpointError(f"{path}: {names[0]!r} has shape {shapes[0]}, config.json implies {list(shape)}")
-    weight = parts[0] if len(parts) == 1 else torch.cat(parts)
-    if weight.shape != shape:
-        raise CheckpointError(f"{path}: {', '.join(names)} have shapes {shapes}, config.json implies {list(shape)}")
-    return weight
-
-
 def _assign(module: nn.Module, name: str, weight: Tensor) -> None:
     owner, _, leaf = name.rpartition(".")
     setattr(module.get_submodule(owner), leaf, nn.Parameter(weight, requires_grad=False))
@@ -222,9 +230,9 @@ def _weight_files(path: Path) -> list[Path]:
     if index.is_file():
         try:
             shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
+            files = [path / Path(shard).name for shard in shards]
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise CheckpointError(f"{index} cannot be read: {error!r}") from error
-        files = [path / shard for shard in shards]
     else:
         files = [path / "model.safetensors"]
     for file in files:

@@ -1,0 +1,153 @@
+"""config.json: what is read, what is refused and in which words."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import FrozenInstanceError
+from typing import Any
+
+import pytest
+
+from service.errors import CheckpointError
+from service.model import MrpConfig, parse_config
+from tests.tiny import GOLDEN, GOLDEN_NAMES, tiny_config
+
+
+def test_the_published_keys() -> None:
+    config = parse_config(tiny_config())
+    assert (config.vocab_size, config.hidden_size, config.intermediate_size) == (64, 32, 48)
+    assert (config.num_layers, config.num_heads, config.num_kv_heads, config.head_dim) == (2, 4, 2, 16)
+    assert (config.block_size, config.mask_token_id, config.eos_token_ids) == (4, 60, (61,))
+    assert (config.max_positions, config.rope_theta, config.rms_norm_eps) == (256, 10000.0, 1e-6)
+    assert not config.tie_word_embeddings
+    assert config.mrp == MrpConfig(num_layers=1, residual=True, scale=1.0, default_steps=2)
+    assert config.num_kv_layers == 3
+
+
+@pytest.mark.parametrize("name", GOLDEN_NAMES)
+def test_golden_configs(name: str) -> None:
+    raw = json.loads((GOLDEN / name / "config.json").read_text())
+    config = parse_config(raw)
+    assert config.block_size == raw["block_size"]
+    assert config.mrp is not None
+    assert config.mrp.num_layers == raw["num_nextn_predict_layers"]
+
+
+def test_what_may_be_left_out() -> None:
+    optional = dict.fromkeys(
+        [
+            "num_key_value_heads",
+            "head_dim",
+            "block_size",
+            "eos_token_id",
+            "max_position_embeddings",
+            "rope_theta",
+            "rms_norm_eps",
+            "tie_word_embeddings",
+            "hidden_act",
+            "num_mrp_heads",
+            "num_nextn_predict_layers",
+        ]
+    )
+    config = parse_config(tiny_config(**optional))
+    assert (config.num_kv_heads, config.head_dim, config.block_size) == (4, 8, 4)
+    assert (config.eos_token_ids, config.max_positions, config.rope_theta) == ((), 32768, 10000.0)
+    assert config.mrp is None
+    assert config.num_kv_layers == 2
+
+
+def test_the_published_mask_token_is_the_default() -> None:
+    assert parse_config(tiny_config(vocab_size=151936, mask_token_id=None)).mask_token_id == 151669
+
+
+@pytest.mark.parametrize(("value", "expected"), [(None, ()), (5, (5,)), ([151643, 151645], (151643, 151645)), ([], ())])
+def test_eos_tokens(value: object, expected: tuple[int, ...]) -> None:
+    assert parse_config(tiny_config(eos_token_id=value)).eos_token_ids == expected
+
+
+def test_rope_theta_in_either_place() -> None:
+    assert parse_config(tiny_config(rope_theta=None, rope_parameters={"rope_theta": 5e5})).rope_theta == 5e5
+    assert parse_config(tiny_config(rope_theta=1e6)).rope_theta == 1e6
+
+
+def test_the_operator_overrides_the_block_size() -> None:
+    assert parse_config(tiny_config(), block_size=16).block_size == 16
+
+
+def test_mrp_belongs_to_the_checkpoint() -> None:
+    config = parse_config(tiny_config(mrp_residual=False, mrp_scale=2.0, mrp_default_steps=3))
+    assert config.mrp == MrpConfig(num_layers=1, residual=False, scale=2.0, default_steps=3)
+
+
+@pytest.mark.parametrize("changes", [{"num_nextn_predict_layers": 0}, {"num_mrp_heads": 0}])
+def test_no_layers_or_no_heads_is_no_mrp(changes: dict[str, Any]) -> None:
+    assert parse_config(tiny_config(**changes)).mrp is None
+
+
+def test_default_steps_fit_the_block() -> None:
+    mrp = parse_config(tiny_config(block_size=1)).mrp
+    assert mrp is not None
+    assert mrp.default_steps == 1
+
+
+@pytest.mark.parametrize(
+    "key", ["hidden_size", "vocab_size", "num_attention_heads", "num_hidden_layers", "intermediate_size"]
+)
+@pytest.mark.parametrize("value", [None, 0, -4, "32", 1.5, True])
+def test_a_size_must_be_a_positive_integer(key: str, value: object) -> None:
+    with pytest.raises(CheckpointError, match=rf"config\.json: {key} is {value!r}, expected a positive integer"):
+        parse_config(tiny_config(**{key: value}))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "num_key_value_heads",
+        "head_dim",
+        "block_size",
+        "mask_token_id",
+        "max_position_embeddings",
+        "num_nextn_predict_layers",
+        "num_mrp_heads",
+        "mrp_default_steps",
+    ],
+)
+@pytest.mark.parametrize("value", ["many", 1.5, [4]])
+def test_an_optional_number_is_checked_too(key: str, value: object) -> None:
+    with pytest.raises(CheckpointError, match=rf"config\.json: {key} is .*, expected an integer"):
+        parse_config(tiny_config(**{key: value}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_key_value_heads": 3}, "4 attention heads are not a multiple of 3 key-value heads"),
+        ({"num_key_value_heads": 0}, "4 attention heads are not a multiple of 0 key-value heads"),
+        ({"mask_token_id": 64}, "mask_token_id 64 is outside the vocabulary of 64"),
+        ({"mask_token_id": -1}, "mask_token_id -1 is outside the vocabulary"),
+        ({"block_size": 129}, "block size 129 is not supported: allowed are 1 to 128"),
+        ({"block_size": -1}, "block size -1 is not supported"),
+        ({"head_dim": 15}, "head_dim is 15, expected an even number"),
+        ({"num_experts": 8}, "mixture of experts, which is not supported"),
+        ({"num_local_experts": 8}, "mixture of experts, which is not supported"),
+        ({"attention_bias": True}, "attention_bias is true, which is not supported"),
+        ({"use_sliding_window": True}, "use_sliding_window is true, which is not supported"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu', only 'silu' is supported"),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope type 'linear' is not supported"),
+        ({"rope_scaling": {"rope_type": "yarn"}}, "rope type 'yarn' is not supported"),
+        ({"rope_parameters": {"rope_type": "llama3"}}, "rope type 'llama3' is not supported"),
+        ({"num_mrp_heads": 2}, "num_mrp_heads is 2, only 1 is supported"),
+        ({"mrp_default_steps": 5}, "mrp_default_steps is 5, allowed are 1 to 4"),
+        ({"mrp_default_steps": 0}, "mrp_default_steps is 0, allowed are 1 to 4"),
+        ({"eos_token_id": "end"}, "eos_token_id is 'end', expected an integer or a list of integers"),
+        ({"eos_token_id": [1, "2"]}, r"eos_token_id is \[1, '2'\], expected an integer or a list"),
+    ],
+)
+def test_what_is_not_supported_is_said(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        parse_config(tiny_config(**changes))
+
+
+def test_configs_are_frozen() -> None:
+    with pytest.raises(FrozenInstanceError):
+        parse_config(tiny_config()).block_size = 8  # type: ignore[misc]

@@ -1,0 +1,281 @@
+"""Checkpoints on disk: what loads, what does not and what the error names."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from service.errors import CheckpointError
+from service.model import Checkpoint, LoadOptions, load_checkpoint, resolve, save_checkpoint
+from tests.tiny import GOLDEN, GOLDEN_NAMES, tiny_checkpoint
+
+FIRST = GOLDEN / GOLDEN_NAMES[0]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the first golden checkpoint, to be spoilt."""
+    return Path(shutil.copytree(FIRST, tmp_path / "checkpoint"))
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors")
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def state(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    parts = {"backbone": checkpoint.backbone, "mrp": checkpoint.mrp}
+    return {f"{part}.{name}": p for part, m in parts.items() if m is not None for name, p in m.named_parameters()}
+
+
+def assert_same(one: Checkpoint, other: Checkpoint) -> None:
+    left, right = state(one), state(other)
+    assert left.keys() == right.keys()
+    for name, weight in left.items():
+        assert torch.equal(weight, right[name]), name
+
+
+class TestLoading:
+    @pytest.mark.parametrize("name", GOLDEN_NAMES)
+    def test_every_published_weight_is_where_it_belongs(self, name: str) -> None:
+        checkpoint, weights = load_checkpoint(GOLDEN / name), load_file(GOLDEN / name / "model.safetensors")
+        assert checkpoint.mrp is not None
+        assert torch.equal(checkpoint.backbone.lm_head.weight, weights["lm_head.weight"])
+        assert torch.equal(checkpoint.mrp.eh_proj.weight, weights["mrp_modules.0.model.eh_proj.weight"])
+        layer = "model.layers.1."
+        fused = torch.cat([weights[f"{layer}self_attn.{part}_proj.weight"] for part in "qkv"])
+        assert torch.equal(checkpoint.backbone.layers[1].self_attn.qkv_proj.weight, fused)
+        gate_up = torch.cat([weights[f"{layer}mlp.{part}_proj.weight"] for part in ("gate", "up")])
+        assert torch.equal(checkpoint.backbone.layers[1].mlp.gate_up_proj.weight, gate_up)
+        assert sum(weight.numel() for weight in state(checkpoint).values()) == sum(w.numel() for w in weights.values())
+
+    def test_loaded_modules_are_for_inference(self) -> None:
+        checkpoint = load_checkpoint(FIRST)
+        assert not checkpoint.backbone.training
+        assert not any(weight.requires_grad for weight in state(checkpoint).values())
+        assert (checkpoint.device, checkpoint.dtype) == (torch.device("cpu"), torch.float32)
+
+    def test_nothing_is_left_on_meta(self) -> None:
+        checkpoint = load_checkpoint(FIRST)
+        assert all(weight.device.type == "cpu" for weight in state(checkpoint).values())
+        assert all(buffer.device.type == "cpu" for buffer in checkpoint.backbone.buffers())
+
+    def test_in_another_dtype(self) -> None:
+        checkpoint = load_checkpoint(FIRST, LoadOptions(dtype=torch.bfloat16))
+        assert {weight.dtype for weight in state(checkpoint).values()} == {torch.bfloat16}
+
+    def test_a_path_as_text_and_with_a_home(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("HOME", str(folder.parent))
+        assert load_checkpoint(str(folder)).path == folder
+        assert load_checkpoint("~/checkpoint").path == folder
+
+    def test_sharded_with_an_index(self, folder: Path) -> None:
+        weights = load_file(folder / "model.safetensors")
+        names = sorted(weights)
+        shards = {"model-00001-of-00002.safetensors": names[::2], "model-00002-of-00002.safetensors": names[1::2]}
+        for file, part in shards.items():
+            save_file({name: weights[name] for name in part}, folder / file)
+        index = {"weight_map": {name: file for file, part in shards.items() for name in part}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        (folder / "model.safetensors").unlink()
+        assert_same(load_checkpoint(folder), load_checkpoint(FIRST))
+
+    def test_a_bare_backbone(self, folder: Path) -> None:
+        change_weights(folder, lambda w: [w.pop(name) for name in list(w) if name.startswith("mrp_modules")])
+        change_config(folder, num_nextn_predict_layers=0)
+        checkpoint = load_checkpoint(folder)
+        assert checkpoint.mrp is None
+        assert checkpoint.config.mrp is None
+        full = load_checkpoint(FIRST)
+        assert torch.equal(checkpoint.backbone.embed_tokens.weight, full.backbone.embed_tokens.weight)
+
+    @pytest.mark.parametrize("stored", [False, True])
+    def test_tied_embeddings_with_or_without_a_stored_head(self, folder: Path, stored: bool) -> None:
+        if not stored:
+            change_weights(folder, lambda w: w.pop("lm_head.weight"))
+        change_config(folder, tie_word_embeddings=True)
+        backbone = load_checkpoint(folder).backbone
+        assert backbone.lm_head.weight is backbone.embed_tokens.weight
+
+    def test_the_operator_overrides(self) -> None:
+        options = LoadOptions(block_size=16, mrp_residual=False, mrp_scale=2.0)
+        checkpoint = load_checkpoint(FIRST, options)
+        assert checkpoint.config.block_size == 16
+        assert checkpoint.config.mrp is not None
+        assert checkpoint.mrp is not None
+        assert (checkpoint.config.mrp.residual, checkpoint.config.mrp.scale) == (False, 2.0)
+        assert (checkpoint.mrp.residual, checkpoint.mrp.scale) == (False, 2.0)
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "lm_head.weight",
+            "model.norm.weight",
+            "model.layers.0.self_attn.k_proj.weight",
+            "model.layers.2.mlp.up_proj.weight",
+            "mrp_modules.0.model.enorm.weight",
+            "mrp_modules.0.model.layers.1.self_attn.q_norm.weight",
+        ],
+    )
+    def test_a_missing_weight_is_named(self, folder: Path, name: str) -> None:
+        change_weights(folder, lambda weights: weights.pop(name))
+        with pytest.raises(CheckpointError, match=f"weight {name!r} is missing"):
+            load_checkpoint(folder)
+
+    def test_weights_nobody_uses_are_named(self, folder: Path) -> None:
+        change_weights(folder, lambda weights: weights.update({"model.extra.weight": torch.zeros(2)}))
+        with pytest.raises(CheckpointError, match=r"1 weights are not used, first: \['model.extra.weight'\]"):
+            load_checkpoint(folder)
+
+    def test_mrp_weights_without_mrp_in_the_config_are_not_dropped_in_silence(self, folder: Path) -> None:
+        change_config(folder, num_nextn_predict_layers=0)
+        with pytest.raises(CheckpointError, match=r"weights are not used, first: \['mrp_modules"):
+            load_checkpoint(folder)
+
+    @pytest.mark.parametrize(
+        ("name", "shape"),
+        [
+            ("model.norm.weight", (65,)),
+            ("lm_head.weight", (512, 63)),
+            ("model.layers.0.self_attn.q_proj.weight", (64, 63)),
+            ("model.layers.0.self_attn.v_proj.weight", (31, 64)),
+            ("model.layers.0.mlp.gate_proj.weight", (128,)),
+            ("mrp_modules.0.model.eh_proj.weight", (64, 64)),
+        ],
+    )
+    def test_a_misshaped_weight_is_named_with_both_shapes(
+        self, folder: Path, name: str, shape: tuple[int, ...]
+    ) -> None:
+        change_weights(folder, lambda weights: weights.update({name: torch.zeros(shape)}))
+        with pytest.raises(CheckpointError) as caught:
+            load_checkpoint(folder)
+        assert name in caught.value.message
+        assert str(list(shape)) in caught.value.message
+        assert "config.json implies" in caught.value.message
+
+    def test_parts_of_a_fused_weight_must_each_have_their_own_shape(self, folder: Path) -> None:
+        """Together they would fit: 64 + 32 + 32 rows = 48 + 48 + 32."""
+
+        def shift(weights: dict[str, Tensor]) -> None:
+            prefix = "model.layers.0.self_attn."
+            weights[f"{prefix}q_proj.weight"] = torch.zeros(48, 64)
+            weights[f"{prefix}k_proj.weight"] = torch.zeros(48, 64)
+
+        change_weights(folder, shift)
+        with pytest.raises(CheckpointError, match=r"q_proj\.weight"):
+            load_checkpoint(folder)
+
+    @pytest.mark.parametrize("content", [b"", b"not a tensor file", b"\x00" * 64])
+    def test_a_corrupt_file(self, folder: Path, content: bytes) -> None:
+        (folder / "model.safetensors").write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"model\.safetensors is not a readable safetensors file"):
+            load_checkpoint(folder)
+
+    def test_a_truncated_file(self, folder: Path) -> None:
+        path = folder / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:-100])
+        with pytest.raises(CheckpointError, match=r"model\.safetensors is not a readable safetensors file"):
+            load_checkpoint(folder)
+
+    def test_pickle_is_not_read(self, folder: Path) -> None:
+        torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink()
+        with pytest.raises(CheckpointError, match=r"model\.safetensors is missing \(only safetensors are read\)"):
+            load_checkpoint(folder)
+
+    def test_a_missing_shard_is_named(self, folder: Path) -> None:
+        index = {"weight_map": {"lm_head.weight": "model-00001-of-00001.safetensors"}}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+        with pytest.raises(CheckpointError, match=r"model-00001-of-00001\.safetensors is missing"):
+            load_checkpoint(folder)
+
+    @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3}}'])
+    def test_a_broken_index(self, folder: Path, text: str) -> None:
+        (folder / "model.safetensors.index.json").write_text(text)
+        with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json cannot be read"):
+            load_checkpoint(folder)
+
+    @pytest.mark.parametrize("shard", ["../other.safetensors", "/etc/other.safetensors"])
+    def test_shards_lie_in_the_folder(self, folder: Path, shard: str) -> None:
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
+        with pytest.raises(CheckpointError, match=r"checkpoint: other\.safetensors is missing"):
+            load_checkpoint(folder)
+
+    def test_no_config(self, folder: Path) -> None:
+        (folder / "config.json").unlink()
+        with pytest.raises(CheckpointError, match=r"has no config\.json"):
+            load_checkpoint(folder)
+
+    @pytest.mark.parametrize("text", ["", "{", "\xff\xfe"])
+    def test_a_broken_config(self, folder: Path, text: str) -> None:
+        (folder / "config.json").write_text(text, encoding="latin-1")
+        with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
+            load_checkpoint(folder)
+
+    @pytest.mark.parametrize(("text", "kind"), [('{"model_type": "llama"}', "'llama'"), ("{}", "None"), ("[]", "None")])
+    def test_another_family_is_told_which_there_are(self, folder: Path, text: str, kind: str) -> None:
+        (folder / "config.json").write_text(text)
+        with pytest.raises(CheckpointError, match=rf"model_type is {kind}, supported are \['sdar'\]"):
+            load_checkpoint(folder)
+
+
+class TestNames:
+    @pytest.mark.parametrize("name", ["nothing-here", "./nothing/here", "/nothing/here", "a/b/c", "~/nothing"])
+    def test_what_cannot_be_a_hub_name(self, name: str) -> None:
+        with pytest.raises(CheckpointError, match="neither a folder nor a hub name such as 'owner/model'"):
+            resolve(name)
+
+    def test_a_hub_name_is_fetched_without_code_or_pickle(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: list[tuple[str, list[str]]] = []
+
+        def snapshot_download(name: str, *, allow_patterns: list[str]) -> str:
+            asked.append((name, allow_patterns))
+            return str(FIRST)
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+        assert load_checkpoint("heavyball/sdar-1.7b-mrp-3lyr").path == FIRST
+        assert asked[0][0] == "heavyball/sdar-1.7b-mrp-3lyr"
+        assert not {pattern for pattern in asked[0][1] if pattern.endswith((".bin", ".py", ".pt", "*"))}
+
+    def test_a_hub_that_cannot_be_reached(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def snapshot_download(name: str, **_: object) -> str:
+            raise ConnectionError("no route to the hub")
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+        with pytest.raises(CheckpointError, match="'owner/model' could not be fetched from the hub: no route"):
+            resolve("owner/model")
+
+
+class TestSaving:
+    @pytest.mark.parametrize("name", GOLDEN_NAMES)
+    def test_a_round_trip_gives_the_published_file_again(self, tmp_path: Path, name: str) -> None:
+        loaded = load_checkpoint(GOLDEN / name)
+        save_checkpoint(tmp_path / "out", loaded.raw, loaded.backbone, loaded.mrp)
+        before, after = (load_file(p / "model.safetensors") for p in (GOLDEN / name, tmp_path / "out"))
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[key], after[key]) for key in before)
+        assert_same(load_checkpoint(tmp_path / "out"), loaded)
+
+    @pytest.mark.parametrize("tied", [False, True])
+    def test_a_bare_backbone_and_tied_embeddings(self, tmp_path: Path, tied: bool) -> None:
+        made = tiny_checkpoint(torch_dtype=None, num_nextn_predict_layers=0, tie_word_embeddings=tied)
+        save_checkpoint(tmp_path, made.raw, made.backbone, None)
+        assert ("lm_head.weight" in load_file(tmp_path / "model.safetensors")) is not tied
+        assert_same(load_checkpoint(tmp_path, LoadOptions(dtype=torch.float64)), made)

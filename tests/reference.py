@@ -1,0 +1,165 @@
+"""The plain way to decode: one request, no cache, every forward over the whole sequence, a dense mask.
+
+Slow and obvious. It shares the networks' layers and the policies with the engine (both have tests of
+their own: transformers' Qwen3, scripted oracles) and nothing else: no pages, rows, batches or sampling.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from service.decode.block import MASKED, Block, Canvas, Pick, Step
+from service.decode.params import ModeParams
+from service.decode.policy import Evaluate, Reading
+from service.decode.registry import decode_block
+from service.engine.request import GenerationRequest, SamplingParams
+from service.engine.sampling import Read, _key, gumbel
+from service.model import Checkpoint
+from service.model.layers import Attend
+
+
+@dataclass
+class Decoded:
+    """A whole answer of the reference."""
+
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    denoise_forwards: int
+    steps: list[list[Step]] = field(default_factory=list)
+
+
+def block_causal_mask(length: int, block_size: int) -> Tensor:
+    """`[T, T]`, True where a query (row) may see a key (column)."""
+    blocks = torch.arange(length) // block_size
+    return blocks[:, None] >= blocks[None, :]
+
+
+def dense_attention(mask: Tensor) -> Attend:
+    """Attention by its definition, mask `[T, T]`."""
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        group = q.shape[2] // k.shape[2]
+        k, v = k.repeat_interleave(group, dim=2), v.repeat_interleave(group, dim=2)
+        scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(q.shape[-1])
+        weights = scores.masked_fill(~mask, -torch.inf).softmax(-1)
+        return torch.einsum("bhqk,bkhd->bqhd", weights, v).flatten(2)
+
+    return attend
+
+
+class Reference:
+    """Decodes requests over a checkpoint, one at a time."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint, self.config = checkpoint, checkpoint.config
+
+    # --- networks ----------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def hidden(self, tokens: Sequence[int]) -> Tensor:
+        """The backbone's hidden states of a whole sequence, `[T, H]`."""
+        positions = torch.arange(len(tokens))[None]
+        attend = dense_attention(block_causal_mask(len(tokens), self.config.block_size))
+        return self.checkpoint.backbone(torch.tensor([list(tokens)]), positions, attend)[0]
+
+    @torch.inference_mode()
+    def refined(self, tokens: Sequence[int], anchors: Tensor) -> Tensor:
+        """MRP's next anchors for a whole sequence, `[T, H]` -> `[T, H]`."""
+        backbone, positions = self.checkpoint.backbone, torch.arange(len(tokens))[None]
+        attend = dense_attention(block_causal_mask(len(tokens), self.config.block_size))
+        embedded = backbone.embed_tokens(torch.tensor([list(tokens)]))
+        assert self.checkpoint.mrp is not None
+        return self.checkpoint.mrp(embedded, anchors[None], backbone.rotary(positions), attend)[0]
+
+    def evaluate(self, prefix: Sequence[int], state: Block) -> Tensor:
+        """Hidden states of a block behind its clean prefix, `[L, H]`."""
+        return self.hidden([*prefix, *self.filled(state)])[len(prefix) :]
+
+    def refine(self, prefix: Sequence[int], state: Block, anchor: Tensor) -> Tensor:
+        """Next anchor of a block; the prefix is anchored on the backbone's clean hidden states, `[L, H]`."""
+        clean = self.hidden(prefix) if prefix else anchor[:0]
+        return self.refined([*prefix, *self.filled(state)], torch.cat([clean, anchor]))[len(prefix) :]
+
+    def filled(self, state: Block) -> list[int]:
+        """A block's tokens with the mask token where nothing is decoded."""
+        return [self.config.mask_token_id if token == MASKED else token for token in state.tokens]
+
+    # --- reading -----------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def read(
+        self, hidden: Tensor, state: Block, start: int, sampling: SamplingParams, judge: Sequence[int] = ()
+    ) -> Reading:
+        """hidden `[L, H]` of a block at absolute position `start`."""
+        logits = self.checkpoint.backbone.logits(hidden).float() / (sampling.temperature or 1.0)
+        probabilities = logits.softmax(-1)
+        picks = []
+        for position in state.masked:
+            scores = self.allowed(logits[position], sampling)
+            if sampling.temperature > 0:
+                key = _key(Read(0, start + position, state.num_revealed, sampling))
+                scores = scores + gumbel(torch.tensor([key]), len(scores))[0]
+            token = int(scores.argmax())
+            picks.append(Pick(position, token, float(probabilities[position, token])))
+        judged = [Pick(p, state.tokens[p], float(probabilities[p, state.tokens[p]])) for p in judge]
+        return Reading(tuple(picks), tuple(judged), hidden)
+
+    def allowed(self, logits: Tensor, sampling: SamplingParams) -> Tensor:
+        """logits `[V]` with -inf where a token must not be chosen."""
+        logits = logits.clone()
+        logits[self.config.mask_token_id] = -torch.inf
+        if sampling.temperature == 0:
+            return logits
+        kept = plain_filter(logits.softmax(-1).tolist(), sampling.top_k, sampling.top_p)
+        return torch.tensor([value if ok else -math.inf for value, ok in zip(logits.tolist(), kept, strict=True)])
+
+    # --- decoding ----------------------------------------------------------------------------------
+
+    def generate(self, request: GenerationRequest) -> Decoded:
+        """Decodes a whole request: every block to its end, then cuts."""
+        size, prompt = self.config.block_size, list(request.prompt_token_ids)
+        clean, head = prompt[: len(prompt) // size * size], prompt[len(prompt) // size * size :]
+        forwards, steps = 0, list[list[Step]]()
+        while True:
+            canvas, used = self.decode(clean, head, request.params, request.sampling)
+            forwards, clean, head = forwards + used, clean + list(canvas.block.tokens), []
+            steps.append(canvas.steps)
+            output = clean[len(prompt) :][: request.max_new_tokens]
+            ends = [index for index, token in enumerate(output) if token in request.stop_token_ids]
+            if ends:
+                return Decoded(tuple(output[: ends[0]]), "stop", forwards, steps)
+            if len(output) == request.max_new_tokens:
+                return Decoded(tuple(output), "length", forwards, steps)
+
+    def decode(
+        self, clean: Sequence[int], head: Sequence[int], params: ModeParams, sampling: SamplingParams
+    ) -> tuple[Canvas, int]:
+        """One block, and how many Evaluates it took."""
+        canvas = Canvas(Block((*head, *[MASKED] * (self.config.block_size - len(head)))))
+        policy, forwards, start = decode_block(canvas, params), 0, len(clean)
+        query = next(policy)
+        while True:
+            if isinstance(query, Evaluate):
+                forwards += 1
+                readings = tuple(self.read(self.evaluate(clean, s), s, start, sampling) for s in query.states)
+            else:
+                hidden = self.refine(clean, query.state, query.after.handle)
+                readings = (self.read(hidden, query.state, start, sampling, query.judge),)
+            try:
+                query = policy.send(readings)
+            except StopIteration:
+                return canvas, forwards
+
+
+def plain_filter(probabilities: Sequence[float], top_k: int, top_p: float) -> list[bool]:
+    """Which tokens top-k and top-p leave: those whose better ones are fewer than k and weigh less than p."""
+    kept = []
+    for probability in probabilities:
+        better = [other for other in probabilities if other > probability]
+        kept.append((not top_k or len(better) < top_k) and (top_p >= 1 or sum(better) < top_p))
+    return kept

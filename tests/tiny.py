@@ -1,0 +1,59 @@
+"""Random models small enough to run thousands of forwards in a test, and the golden ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from service.model import Checkpoint, Mrp, Sdar, parse_config
+
+GOLDEN = Path(__file__).resolve().parent / "golden"
+GOLDEN_NAMES = ("sdar-mrp-random-a", "sdar-mrp-random-b", "sdar-mrp-random-c")
+
+
+def tiny_config(**changes: Any) -> dict[str, Any]:
+    """A config.json in the published layout; None takes a key out."""
+    raw: dict[str, Any] = {
+        "architectures": ["SDARMRPForCausalLM"],
+        "model_type": "sdar",
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "block_size": 4,
+        "mask_token_id": 60,
+        "eos_token_id": 61,
+        "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "tie_word_embeddings": False,
+        "num_mrp_heads": 1,
+        "num_nextn_predict_layers": 1,
+    }
+    return {key: value for key, value in (raw | changes).items() if value is not None}
+
+
+def tiny_checkpoint(seed: int = 0, dtype: torch.dtype = torch.float64, **changes: Any) -> Checkpoint:
+    """A random model in memory. In float64 two ways to compute the same never decide differently."""
+    raw = tiny_config(**changes)
+    config = parse_config(raw)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        backbone = Sdar(config)
+        mrp = Mrp(config, config.mrp) if config.mrp else None
+        for module in (backbone, mrp):
+            for name, parameter in module.named_parameters() if module else ():
+                scale = 0.3 if "norm" in name else 3.0 * parameter.shape[-1] ** -0.5
+                torch.nn.init.normal_(parameter, mean=float("norm" in name), std=scale)
+        if mrp is not None:  # small, so that MRP corrects the backbone and does not replace it
+            torch.nn.init.normal_(mrp.norm.weight, std=0.3)
+    if mrp is not None:
+        mrp.to(dtype).eval().requires_grad_(False)
+    backbone.to(dtype).eval().requires_grad_(False)
+    return Checkpoint(path=Path("tiny"), config=config, raw=raw, backbone=backbone, mrp=mrp)
