@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from service.decode.params import Direct, Dynamic, ModeParams, Remask, Speculative, Static
 from service.engine import Completion, Engine, GenerationRequest, SamplingParams
@@ -34,7 +34,7 @@ class Plan:
     @property
     def name(self) -> str:
         """Such as `speculative mrp_steps=4`."""
-        knobs = [f"{key}={getattr(self.params, key)}" for key in self.params.__dataclass_fields__]
+        knobs = [f"{knob.name}={getattr(self.params, knob.name)}" for knob in fields(self.params)]
         return " ".join([self.params.mode, *knobs])
 
 

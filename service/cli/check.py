@@ -39,7 +39,9 @@ def _facts(checkpoint: Checkpoint) -> dict[str, str]:
     module = sum(weight.numel() for weight in checkpoint.mrp.parameters()) if checkpoint.mrp else 0
     page = PagedCache.bytes_per_page(config, checkpoint.dtype)
     modes = [name for name, params in MODES.items() if mrp or not params.needs_mrp]
-    kind = f"{mrp.num_layers} layers, {'residual' if mrp.residual else 'direct'}, scale {mrp.scale:g}" if mrp else "none"
+    kind = (
+        f"{mrp.num_layers} layers, {'residual' if mrp.residual else 'direct'}, scale {mrp.scale:g}" if mrp else "none"
+    )
     return {
         "checkpoint": str(checkpoint.path),
         "family": str(checkpoint.raw["model_type"]),

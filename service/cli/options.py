@@ -15,12 +15,10 @@ Model = Annotated[
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="auto (bfloat16 on CUDA, else float32), float32, bfloat16, float16.")]
 BlockSize = Annotated[int | None, typer.Option(help="Overrides the checkpoint's block size.")]
-Threads = Annotated[int | None, typer.Option(help="CPU threads for torch. Default: torch's choice.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads for torch. Default: half the cores.")]
 
 
-def load(
-    model: str | None, device: str, dtype: str, block_size: int | None, *, zero_mrp: bool = False
-) -> Checkpoint:
+def load(model: str | None, device: str, dtype: str, block_size: int | None, *, zero_mrp: bool = False) -> Checkpoint:
     """Loads the named checkpoint, or the demo. Raises CheckpointError or SettingsError."""
     from service.demo import CHECKPOINT
     from service.model import LoadOptions, load_checkpoint
@@ -32,8 +30,9 @@ def load(
 
 
 def use_threads(threads: int | None) -> None:
-    """Sets torch's CPU threads, if a number is given."""
-    if threads is not None:
-        import torch
+    """Sets torch's CPU threads: the number given, or the default of `pick_threads`."""
+    import torch
 
-        torch.set_num_threads(threads)
+    from service.model.options import pick_threads
+
+    torch.set_num_threads(pick_threads(threads))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from service.errors import SettingsError
@@ -31,3 +33,8 @@ def pick_dtype(name: str, device: str) -> torch.dtype:
     if name not in DTYPES:
         raise SettingsError(f"dtype is {name!r}, allowed are 'auto', {', '.join(map(repr, DTYPES))}", param="dtype")
     return DTYPES[name]
+
+
+def pick_threads(number: int | None) -> int:
+    """CPU threads for torch; None takes half the cores, because threads that wait for a busy core cost most."""
+    return number or max(1, (os.cpu_count() or 1) // 2)

@@ -1,0 +1,1 @@
+"""The HTTP service: requests in, the engine's blocks out."""

@@ -1,0 +1,143 @@
+"""Text to token ids and back, by the checkpoint's own tokenizer.
+
+What a user writes is text: a literal `<|MASK|>` in a prompt never becomes the control token. Only the
+chat template's own control tokens are special. Knows no requests and no engine; thread-safe.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from jinja2 import TemplateError
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from service.errors import CheckpointError, InvalidRequest
+
+
+class TextCodec:
+    """A checkpoint's tokenizer and chat template."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self._template_owner = tokenizer
+        backend = tokenizer.backend_tokenizer.to_str()
+        self._special, self._literal = Tokenizer.from_str(backend), Tokenizer.from_str(backend)
+        self._literal.encode_special_tokens = True
+        self._unknown: int | None = tokenizer.unk_token_id
+        self._control = {
+            token for token, added in self._special.get_added_tokens_decoder().items() if added.special
+        } - {self._unknown}
+
+    @classmethod
+    def load(cls, path: Path) -> TextCodec:
+        """Loads tokenizer.json (or what AutoTokenizer finds). Never remote code. CheckpointError if there is none."""
+        kind = PreTrainedTokenizerFast if (path / "tokenizer.json").is_file() else AutoTokenizer
+        try:
+            return cls(kind.from_pretrained(str(path), trust_remote_code=False, local_files_only=True))
+        except (OSError, ValueError, KeyError, AttributeError) as error:
+            raise CheckpointError(f"{path}: the tokenizer cannot be loaded: {str(error).splitlines()[0]}") from error
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether messages can be encoded."""
+        return bool(self._template_owner.chat_template)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of plain text. InvalidRequest where the vocabulary has no way to write it."""
+        ids = self._literal.encode(text, add_special_tokens=False).ids
+        if self._control.isdisjoint(ids):
+            return ids
+        # A vocabulary of whole words may hold a control token as a word: there its literal is unknown.
+        if self._unknown is None:
+            raise InvalidRequest("the prompt holds a control token that this vocabulary cannot write as text")
+        return [self._unknown if token in self._control else token for token in ids]
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Ids of messages (`role`, `content`) in the chat template, ready for the assistant's answer.
+
+        The template's own text may hold control tokens, the contents may not. InvalidRequest if the
+        checkpoint has no template or the template refuses the messages.
+        """
+        if not self.has_chat_template:
+            raise InvalidRequest("this checkpoint has no chat template; send `prompt` instead", param="messages")
+        marks = [f"\ue000{secrets.token_hex(8)}\ue001" for _ in messages]
+        marked = [{**message, "content": mark} for message, mark in zip(messages, marks, strict=True)]
+        try:
+            rendered = self._template_owner.apply_chat_template(marked, tokenize=False, add_generation_prompt=True)
+        except (TemplateError, ValueError, TypeError) as error:
+            raise InvalidRequest(f"the chat template refuses these messages: {error}", param="messages") from error
+        ids: list[int] = []
+        for message, mark in zip(messages, marks, strict=True):
+            before, found, rest = rendered.partition(mark)
+            if found:  # a template may leave a message out
+                ids += self._encode_template(before) + self.encode(message["content"])
+                rendered = rest
+        return ids + self._encode_template(rendered)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids; control tokens are left out."""
+        return self._special.decode(list(ids), skip_special_tokens=True)
+
+    def stream(self, stop: Sequence[str] = ()) -> TextStream:
+        """A decoder for one answer that comes in pieces."""
+        return TextStream(self._special, tuple(stop))
+
+    def _encode_template(self, text: str) -> list[int]:
+        return self._special.encode(text, add_special_tokens=False).ids
+
+
+class TextStream:
+    """Token ids in, text out: never half a character, never a part of a stop text.
+
+    `stopped` is set once a stop text is found; what follows is ignored. The pieces together are the
+    whole answer's text up to the stop text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
+        self._tokenizer, self._stop = tokenizer, stop
+        self._decoder = DecodeStream(skip_special_tokens=True)
+        self._ids: list[int] = []
+        self._length = 0
+        self._held = ""
+        self.stopped = False
+
+    def push(self, ids: Sequence[int]) -> tuple[str, tuple[int, ...]]:
+        """The text that is certain after these ids, and how many of them belong to the answer (the ids)."""
+        ready = ""
+        for count, token in enumerate(ids):
+            if self.stopped:
+                return ready, tuple(ids[:count])
+            self._ids.append(token)
+            ready += self._add(self._decoder.step(self._tokenizer, token) or "")
+        return ready, tuple(ids)
+
+    def finish(self) -> str:
+        """What was held back, at the end of the answer."""
+        if self.stopped:
+            return ""
+        whole = self._tokenizer.decode(self._ids, skip_special_tokens=True)
+        return self._add(whole[self._length :]) + self._flush()
+
+    def _add(self, piece: str) -> str:
+        self._length += len(piece)
+        self._held += piece
+        found = [position for text in self._stop if (position := self._held.find(text)) >= 0]
+        if found:
+            self.stopped = True
+            ready, self._held = self._held[: min(found)], ""
+            return ready
+        keep = max((_overlap(self._held, text) for text in self._stop), default=0)
+        ready, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return ready
+
+    def _flush(self) -> str:
+        ready, self._held = self._held, ""
+        return ready
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that begins `stop`."""
+    return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)

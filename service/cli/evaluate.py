@@ -1,0 +1,117 @@
+"""`mrp-serve eval`: accuracy, tokens per forward and time of every mode on the demo's held-out problems."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from service.cli.options import Device, Dtype, Model, Threads, load, use_threads
+
+if TYPE_CHECKING:
+    from service.api.text import TextCodec
+    from service.bench.evaluation import Plan, Score, Task
+    from service.demo import Problem
+
+
+def command(
+    model: Model = None,
+    problems: Annotated[int, typer.Option(min=1, help="Held-out problems, drawn without repetition.")] = 300,
+    plan: Annotated[
+        list[str] | None, typer.Option(help="Such as 'speculative mrp_steps=4'; may be given again. Default: all.")
+    ] = None,
+    together: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 8,
+    temperature: Annotated[float, typer.Option(min=0)] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of the problems' choice and of sampling.")] = 0,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    threads: Threads = None,
+    output: Annotated[Path | None, typer.Option(help="Writes the rows as JSON.")] = None,
+) -> None:
+    """Every MRP row stands beside the same with MRP's output set to zero."""
+    from service.bench.evaluation import default_plans, evaluate
+    from service.engine import Engine, SamplingParams
+
+    use_threads(threads)
+    checkpoint = load(model, device, dtype, None)
+    has_mrp = checkpoint.mrp is not None
+    plans = [_plan(text) for text in plan] if plan else default_plans(has_mrp)
+    engines = {"mrp": Engine(checkpoint)}
+    if has_mrp:
+        engines["zero"] = Engine(load(model, device, dtype, None, zero_mrp=True))
+    tasks = _tasks(checkpoint.path, problems, seed)
+    with Progress(console=Console(stderr=True)) as progress:
+        bar = progress.add_task("problems", total=len(tasks))
+        for latest in evaluate(engines, tasks, plans, SamplingParams(temperature, seed=seed), (128, together)):
+            scores = latest
+            progress.update(bar, completed=len(scores[0].completions))
+    Console(width=110).print(_table(scores))
+    if output:
+        output.write_text(json.dumps([_row(score) for score in scores], indent=1) + "\n", encoding="utf-8")
+
+
+def _plan(text: str) -> Plan:
+    """`mode knob=value …`, with `zero` at the end for MRP's output set to zero."""
+    from service.bench.evaluation import Plan
+    from service.decode.registry import make_params
+    from service.errors import InvalidRequest
+
+    mode, *words = text.split()
+    engine = "zero" if words[-1:] == ["zero"] else "mrp"
+    try:
+        pairs = [word.split("=") for word in words if word != "zero"]
+        knobs = {name: json.loads(value) for name, value in pairs}
+    except ValueError as error:
+        raise InvalidRequest(f"plan is {text!r}, expected such as 'remask threshold=0.5'") from error
+    return Plan(make_params(mode, knobs), engine)
+
+
+def _tasks(path: Path, count: int, seed: int) -> list[Task]:
+    from service.api.text import TextCodec
+    from service.bench.evaluation import Task
+    from service.demo import heldout_problems
+
+    codec, tasks = TextCodec.load(path), []
+    for problem in heldout_problems(count, seed):
+        ids = codec.encode_chat([{"role": "user", "content": problem.prompt}])
+        tasks.append(Task(tuple(ids), partial(_is_right, problem, codec)))
+    return tasks
+
+
+def _is_right(problem: Problem, codec: TextCodec, answer: tuple[int, ...]) -> bool:
+    return problem.check(codec.decode(answer))
+
+
+def _row(score: Score) -> dict[str, Any]:
+    count = len(score.completions)
+    return {
+        "plan": score.plan.name,
+        "mrp": score.plan.engine,
+        "problems": count,
+        "accuracy": score.accuracy,
+        "tokens_per_forward": score.tokens_per_forward,
+        "milliseconds_per_token": score.milliseconds_per_token,
+        "same_as_first_plan": score.same_as_first,
+        "acceptance": score.acceptance,
+    }
+
+
+def _table(scores: list[Score]) -> Table:
+    table = Table(
+        "mode", "MRP", "accuracy", "tokens/forward", "ms/token", "same as first", "accepted", box=None, pad_edge=False
+    )
+    for score in scores:
+        mrp = score.plan.engine if score.plan.params.needs_mrp else "-"
+        accepted = "-" if score.acceptance is None else f"{score.acceptance:.2f}"
+        same = f"{score.same_as_first}/{len(score.completions)}"
+        table.add_row(
+            score.plan.name, mrp, f"{score.accuracy:.3f}", f"{score.tokens_per_forward:.2f}",
+            f"{score.milliseconds_per_token:.2f}", same, accepted,
+        )  # fmt: skip
+    return table

@@ -1,0 +1,107 @@
+"""`mrp-serve generate PROMPT`: one answer without a server, with its statistics."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from service.cli.options import BlockSize, Device, Dtype, Model, Threads, load, use_threads
+
+if TYPE_CHECKING:
+    from service.decode.params import ModeParams
+    from service.engine import Engine, GenerationRequest
+    from service.engine.request import BlockEvent
+    from service.model import MrpConfig
+
+
+def command(
+    prompt: Annotated[str, typer.Argument(help="What the user says (or the raw text with --raw).")],
+    model: Model = None,
+    mode: Annotated[str | None, typer.Option(help="static, dynamic, direct, speculative or remask.")] = None,
+    tokens_per_step: Annotated[int | None, typer.Option(help="static: tokens revealed per forward.")] = None,
+    threshold: Annotated[float | None, typer.Option(help="dynamic, remask: confidence needed.")] = None,
+    mrp_steps: Annotated[int | None, typer.Option(help="direct, speculative: MRP steps per forward.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    temperature: Annotated[float, typer.Option(min=0)] = 0.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    seed: Annotated[int | None, typer.Option(help="Default: random.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Continue the text instead of answering a message.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    block_size: BlockSize = None,
+    threads: Threads = None,
+) -> None:
+    """Decodes one prompt; text goes to stdout, statistics and progress to stderr."""
+    from service.api.text import TextCodec
+    from service.engine import Engine, GenerationRequest, SamplingParams
+
+    use_threads(threads)
+    checkpoint = load(model, device, dtype, block_size)
+    codec = TextCodec.load(checkpoint.path)
+    given = {"tokens_per_step": tokens_per_step, "threshold": threshold, "mrp_steps": mrp_steps}
+    ids = codec.encode(prompt) if raw else codec.encode_chat([{"role": "user", "content": prompt}])
+    request = GenerationRequest(
+        "cli",
+        tuple(ids),
+        _params(mode, {name: value for name, value in given.items() if value is not None}, checkpoint.config.mrp),
+        SamplingParams(temperature, top_p, top_k, secrets.randbits(63) if seed is None else seed),
+        max_new_tokens,
+        frozenset(checkpoint.config.eos_token_ids),
+    )
+    events = _run(Engine(checkpoint), request)
+    text = codec.decode([token for event in events for token in event.token_ids])
+    _print(request, events, text, as_json)
+
+
+def _params(mode: str | None, knobs: dict[str, int | float], mrp: MrpConfig | None) -> ModeParams:
+    """The mode asked for, or the server's default; MRP steps default to the checkpoint's."""
+    from service.decode.registry import MODES, default_params, make_params
+
+    steps = mrp.default_steps if mrp else 1
+    name = mode or default_params(mrp is not None).mode
+    uses_steps = name in MODES and any(knob.name == "mrp_steps" for knob in fields(MODES[name]))
+    return make_params(name, {"mrp_steps": steps, **knobs} if uses_steps else knobs)
+
+
+def _run(engine: Engine, request: GenerationRequest) -> list[BlockEvent]:
+    """Decodes with a progress line on stderr."""
+    events: list[BlockEvent] = []
+    engine.submit(request)
+    with Console(stderr=True).status("prefill …") as status:
+        while engine.has_work:
+            events += engine.step()
+            if events:
+                stats = events[-1].stats
+                status.update(f"{stats.decoded_tokens} tokens, {stats.tokens_per_forward:.2f} a forward")
+    return events
+
+
+def _print(request: GenerationRequest, events: list[BlockEvent], text: str, as_json: bool) -> None:
+    last = events[-1]
+    stats, forwards = last.stats, last.stats.forwards
+    tokens = [token for event in events for token in event.token_ids]
+    if as_json:
+        answer = {
+            "text": text,
+            "token_ids": tokens,
+            "finish_reason": last.finish_reason,
+            "mode": request.params.mode,
+            "seed": request.sampling.seed,
+            "tokens_per_forward": stats.tokens_per_forward,
+            "forwards": asdict(forwards),
+            "seconds": stats.total_s,
+        }
+        print(json.dumps(answer, ensure_ascii=False))
+        return
+    print(text)
+    line = f"{request.params.mode}: {len(tokens)} tokens in {stats.total_s:.2f} s, {last.finish_reason}"
+    line += f"; {stats.tokens_per_forward:.2f} tokens a forward ({forwards.denoise} denoise, {forwards.verify} verify"
+    line += f", {forwards.mrp} MRP); seed {request.sampling.seed}"
+    Console(stderr=True, highlight=False).print(line, style="dim")

@@ -1,0 +1,81 @@
+"""`speculative` equals `static`, token for token, on the demo checkpoint: alone and among companions.
+
+The small count runs with every `make test`; the full one of the README is
+`make test ARGS="-m slow -s tests/demo"`.
+"""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from service.api.text import TextCodec
+from service.decode.params import Direct, Dynamic, Remask, Speculative, Static
+from service.demo import CHECKPOINT, heldout_problems
+from service.engine import Engine, GenerationRequest, SamplingParams
+from service.model import load_checkpoint
+
+TEMPERATURES = (0.0, 0.7, 1.2)
+COMPANIONS = (Static(), Static(2), Dynamic(0.5), Direct(2), Speculative(4), Remask(0.5))
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return Engine(load_checkpoint(CHECKPOINT))
+
+
+@pytest.fixture(scope="module")
+def codec():
+    return TextCodec.load(CHECKPOINT)
+
+
+def requests(engine, codec, count, temperature):
+    """Static requests on held-out problems, a seed each."""
+    for number, problem in enumerate(heldout_problems(count, seed=7)):
+        prompt = codec.encode_chat([{"role": "user", "content": problem.prompt}])
+        sampling = SamplingParams(temperature, seed=1000 * number + int(10 * temperature))
+        stop = frozenset(engine.model.eos_token_ids)
+        yield GenerationRequest(f"{number}", tuple(prompt), Static(), sampling, 96, stop)
+
+
+def differing(engine, codec, count):
+    """How many speculative completions were compared with static's, and which differed."""
+    rng, compared, different = random.Random(5), 0, []
+    for temperature in TEMPERATURES:
+        todo = list(requests(engine, codec, count, temperature))
+        expected = [engine.generate([request])[0].token_ids for request in todo]
+        drafted = [replace(request, params=Speculative(rng.choice((1, 2, 4)))) for request in todo]
+        for number, request in enumerate(drafted):
+            compared += 1
+            if engine.generate([request])[0].token_ids != expected[number]:
+                different.append(("alone", temperature, number))
+        while drafted:
+            size = rng.randint(1, 32)
+            batch = drafted[:size]
+            company = [
+                replace(rng.choice(todo), request_id=f"companion-{index}", params=rng.choice(COMPANIONS))
+                for index in range(rng.randint(1, 32))
+            ]
+            mixed = [*batch, *company]
+            rng.shuffle(mixed)
+            answers = {completion.request_id: completion.token_ids for completion in engine.generate(mixed)}
+            for request in batch:
+                compared += 1
+                if answers[request.request_id] != expected[int(request.request_id)]:
+                    different.append((f"among {len(mixed)}", temperature, int(request.request_id)))
+            drafted = drafted[size:]
+    return compared, different
+
+
+def test_speculative_equals_static_on_the_demo(engine, codec):
+    compared, different = differing(engine, codec, 12)
+    assert compared == 2 * 12 * len(TEMPERATURES)
+    assert different == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_speculative_equals_static_on_300_problems(engine, codec):
+    compared, different = differing(engine, codec, 300)
+    print(f"\nspeculative = static in {compared - len(different)} of {compared}; differing: {different}")  # noqa: T201
+    assert different == []
