@@ -32,7 +32,7 @@ _SIGNS = {verb: sign for sign, verb in VERBS.items()}
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """"Tom has 5 apples, gets 3, loses 2." `events`: signs and numbers in order."""
+    """A story such as "Tom has 5 apples, gets 3, loses 2." `events`: signs and numbers in order."""
 
     name: str
     items: str
@@ -42,7 +42,7 @@ class Story:
 
 @dataclass(frozen=True, slots=True)
 class CodeTask:
-    """"Write code: add 3, then times 2." `p j`, then `q k`, as signs and digits."""
+    """A task such as "Write code: add 3, then times 2." `p j`, then `q k`, as signs and digits."""
 
     p: str
     j: str
@@ -69,7 +69,8 @@ def check(prompt: str, answer: str) -> bool:
 
 
 def _check_story(story: Story, answer: str) -> bool:
-    total, letters, at = story.start, [], 0
+    letters: list[str] = []
+    total, at = story.start, 0
     for sign, number in story.events:
         result = total + number if sign == "+" else total - number
         facts = {"S": sign, "b": str(number), "r": str(result)}

@@ -1,0 +1,187 @@
+"""Layout, trajectories and losses on tiny random models; one stage of the recipe; the saved checkpoint."""
+
+import json
+
+import pytest
+import torch
+
+from service.decode.params import Static
+from service.engine import Engine, GenerationRequest
+from service.model import Checkpoint, load_checkpoint, parse_config
+from training import tokenizer as tok
+from training.backbone import backbone_loss, complementary_masks, new_backbone
+from training.data import Batches
+from training.layout import Layout
+from training.losses import divergence, order_divergence
+from training.mrp import Rows, chain_loss, chains_of, new_mrp
+from training.optim import Clock, Optimiser
+from training.recipe import Plan, Stage, export, run, shape
+from training.revision import choose_doubted, revision_loss
+from training.rollout import roll_out
+from training.simulate import speculative_yield
+
+NO_END = -1
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tok.train_tokenizer(examples=1500)
+
+
+@pytest.fixture(scope="module")
+def raw(tokenizer):
+    small = {"hidden_size": 32, "head_dim": 16, "intermediate_size": 64, "num_hidden_layers": 2}
+    return shape(tokenizer, mrp=True) | small | {"num_attention_heads": 2, "num_key_value_heads": 1}
+
+
+@pytest.fixture(scope="module")
+def backbone(raw):
+    torch.manual_seed(0)
+    return new_backbone(parse_config(raw)).requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def mrp(raw, backbone):
+    return new_mrp(parse_config(raw), backbone)
+
+
+@pytest.fixture(scope="module")
+def batch(tokenizer):
+    return next(iter(Batches(tokenizer, 16, 4, seed=0)))
+
+
+def test_a_copy_reads_earlier_clean_blocks_and_its_own_block_only():
+    layout = Layout(length=6, first=2, block=2)
+    assert layout.positions(2)[0].tolist() == [0, 1, 2, 3, 2, 3, 4, 5, 2, 3, 4, 5]
+    reads = [[column for column in range(12) if row[column]] for row in layout.mask(2).tolist()]
+    assert reads[0] == reads[1] == [0, 1]
+    assert reads[2] == [0, 1, 2, 3]
+    assert reads[4] == [0, 1, 4, 5]
+    assert reads[7] == [0, 1, 2, 3, 6, 7]
+    assert reads[11] == [0, 1, 2, 3, 10, 11]
+
+
+def test_batches_hold_prompt_answer_end_and_tail(tokenizer, batch):
+    end, user = tok.control(tokenizer, tok.END), tok.control(tokenizer, tok.USER)
+    for tokens, answer, tail in zip(batch.truth, batch.answer, batch.tail, strict=True):
+        assert tokens[0] == user
+        assert tokens[answer][-1] == end
+        assert not (answer & tail).any()
+        assert batch.layout.noisy - int(answer.sum()) - int(tail.sum()) == len(tokens[~answer & ~tail])
+    assert (batch.masked(batch.answer)[batch.answer | batch.tail] == batch.mask_id).all()
+
+
+def test_the_two_copies_mask_every_answer_token_once(batch):
+    where, rate = complementary_masks(batch)
+    assert torch.equal(where.sum(0).bool(), batch.answer)
+    assert not (where[0] & where[1]).any()
+    assert torch.allclose(rate.sum(0), torch.ones_like(rate[0]))
+
+
+def test_training_lowers_the_loss(raw, batch):
+    torch.manual_seed(1)
+    model = new_backbone(parse_config(raw))
+    optimiser = Optimiser(model.named_parameters(), rate=0.02)
+    losses = []
+    for _ in range(40):
+        losses.append(backbone_loss(model, batch))
+        optimiser.step(losses[-1], share=0.0)
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_trajectories_are_the_engines_static_decodes(raw, backbone, batch):
+    trajectory = roll_out(backbone, batch, NO_END)
+    engine = Engine(Checkpoint(None, parse_config(raw), raw, backbone, None))
+    block = batch.layout.block
+    for row in range(2):
+        for number in range(batch.layout.blocks):
+            known = int((~batch.answer[row] & ~batch.tail[row]).sum()) if number == 0 else number * block
+            request = GenerationRequest(
+                "x", tuple(batch.truth[row, :known].tolist()), Static(), max_new_tokens=(number + 1) * block - known
+            )
+            (completion,) = engine.generate([request])
+            assert list(completion.token_ids) == final(trajectory)[row, known : (number + 1) * block].tolist()
+
+
+def final(trajectory):
+    last = trajectory.steps[-1]
+    chosen = last.tokens.scatter(1, last.place, last.token)
+    still = torch.zeros_like(last.tokens, dtype=torch.bool).scatter(1, last.place, last.open)
+    return torch.where(still, chosen, last.tokens)
+
+
+def test_each_step_reveals_its_pick_and_nothing_behind_an_end(backbone, batch, tokenizer):
+    end = tok.control(tokenizer, tok.END)
+    trajectory = roll_out(backbone, batch, end, sampled_share=0.5)
+    for before, after in zip(trajectory.steps, trajectory.steps[1:], strict=False):
+        changed = (before.tokens != after.tokens).unflatten(1, (-1, batch.layout.block)).sum(-1)
+        assert torch.equal(changed, before.open.long())
+        assert (after.tokens.gather(1, before.place) == before.token)[before.open].all()
+
+
+def test_divergences_are_zero_for_equals_and_order_minds_the_order():
+    logits = torch.tensor([[5.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
+    where = torch.tensor([[True, True]])
+    assert divergence(logits, logits).abs().max() < 1e-6
+    assert order_divergence(logits, logits, where, 2).abs() < 1e-6
+    assert order_divergence(logits, logits.flip(0), where, 2) > 1
+    assert divergence(logits, logits.flip(0)).min() > 0.1
+
+
+def test_mrp_learns_and_its_backbone_does_not(backbone, mrp, batch, tokenizer):
+    torch.manual_seed(2)
+    end, optimiser = tok.control(tokenizer, tok.END), Optimiser(mrp.named_parameters(), rate=0.02)
+    before = {name: value.clone() for name, value in backbone.state_dict().items()}
+    trajectory = roll_out(backbone, batch, end)
+    chains, where = chains_of(trajectory, [0, 2, 4, 6], 2, end)
+    losses = []
+    for _ in range(30):
+        losses.append(chain_loss(Rows(backbone, mrp, trajectory, 4), backbone, chains, where, order=0.1))
+        losses[-1] = losses[-1] + revision_loss(Rows(backbone, mrp, trajectory, 1).refine, backbone, trajectory, end)
+        optimiser.step(losses[-1], share=0.0)
+    assert losses[-1] < losses[0]
+    assert all(torch.equal(value, before[name]) for name, value in backbone.state_dict().items())
+
+
+def test_only_reveals_are_doubted():
+    torch.manual_seed(3)
+    revealed = torch.rand(5, 32) < 0.3
+    doubted = choose_doubted(revealed, 16)
+    assert not (doubted & ~revealed).any()
+    assert torch.equal(doubted.unflatten(1, (2, 16)).any(-1), revealed.unflatten(1, (2, 16)).any(-1))
+
+
+def test_a_perfect_drafter_yields_all_drafts_and_none_at_least_one(backbone, batch):
+    stale = speculative_yield((backbone, None), batch, NO_END, 4)
+    assert 1 <= stale.per_forward <= 5
+    assert stale.tokens == int((batch.answer | batch.tail).sum())
+    assert speculative_yield((backbone, None), batch, NO_END, 0).per_forward == 1
+
+
+def test_the_recipe_writes_a_checkpoint_that_loads(tmp_path, monkeypatch):
+    monkeypatch.setattr("training.recipe.HIDDEN", {"hidden_size": 32, "head_dim": 16, "intermediate_size": 32})
+    run(Plan(tmp_path, minutes=0.02, seed=0))
+    loaded = load_checkpoint(tmp_path / "demo")
+    assert loaded.mrp is not None
+    assert loaded.config.mrp.default_steps == loaded.raw["mrp_default_steps"]
+    assert {"tokenizer.json", "tokenizer_config.json"} <= {file.name for file in (tmp_path / "demo").iterdir()}
+    assert json.loads((tmp_path / "demo/config.json").read_text())["torch_dtype"] == "float16"
+
+
+def test_export_keeps_every_weight_that_half_precision_can_hold(tmp_path, raw, backbone, mrp, tokenizer):
+    halves = [model.half().float() for model in (backbone, mrp)]
+    export(tmp_path, raw, (halves[0], halves[1]), tokenizer)
+    loaded = load_checkpoint(tmp_path)
+    for model, other in zip(halves, (loaded.backbone, loaded.mrp), strict=True):
+        for name, value in model.state_dict().items():
+            assert torch.equal(value, other.state_dict()[name])
+
+
+def test_a_stage_that_was_cut_short_goes_on(tmp_path, raw, tokenizer):
+    stage = Stage(tmp_path, raw | {"num_nextn_predict_layers": 0}, minutes=10)
+    assert not stage.started
+    stage.clock = Clock(10, spent=300)
+    stage.save(new_backbone(parse_config(raw)))
+    again = Stage(tmp_path, raw, minutes=10)
+    assert again.started
+    assert 0.5 <= again.clock.share < 0.6

@@ -1,0 +1,92 @@
+"""Turns examples into batches of token tensors, all rows of a batch of one layout.
+
+Examples are bucketed by their number of blocks, so no row is padded. What follows the end token in
+its block is `tail`: always a mask, never a target (backbone.py says why). Knows no model.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from training import tasks
+from training.layout import Layout
+from training.tokenizer import END, MASK, PAD, control, encode_prompt
+
+_DRAWN_AT_ONCE = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Examples of one layout.
+
+    `tokens` `[B, S]`, whole sequences. Of the copies' region, `[B, N]`: `answer` marks the positions to
+    decode, `tail` those behind the end.
+    """
+
+    layout: Layout
+    tokens: Tensor
+    answer: Tensor
+    tail: Tensor
+    mask_id: int
+
+    @property
+    def clean(self) -> Tensor:
+        """The clean part of a training row."""
+        return self.tokens[:, : self.layout.clean]
+
+    @property
+    def truth(self) -> Tensor:
+        """The copies' region without masks, `[B, N]`."""
+        return self.tokens[:, self.layout.first :]
+
+    def masked(self, where: Tensor) -> Tensor:
+        """The copies' region with masks at `where` and in the tail, `[B, N]`."""
+        return torch.where(where | self.tail, self.mask_id, self.truth)
+
+
+class Batches:
+    """An endless, seeded stream of batches of fresh training examples."""
+
+    def __init__(self, tokenizer: Tokenizer, block: int, size: int, seed: int) -> None:
+        self._tokenizer, self._block, self._size = tokenizer, block, size
+        self._rng = random.Random(seed)
+
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
+            yield from self._shuffled([tasks.draw(self._rng) for _ in range(_DRAWN_AT_ONCE)])
+
+    def _shuffled(self, examples: list[tasks.Example]) -> list[Batch]:
+        buckets: dict[tuple[int, int], list[tuple[list[int], int]]] = defaultdict(list)
+        self._tokenizer.encode_special_tokens = True
+        answers = self._tokenizer.encode_batch([example.answer for example in examples], add_special_tokens=False)
+        end = control(self._tokenizer, END)
+        for example, answer in zip(examples, answers, strict=True):
+            prompt = encode_prompt(self._tokenizer, example.prompt)
+            tokens = [*prompt, *answer.ids, end]
+            buckets[-(-len(tokens) // self._block), len(prompt) // self._block].append((tokens, len(prompt)))
+        batches = [
+            self.collate(rows[at : at + self._size])
+            for rows in buckets.values()
+            for at in range(0, len(rows) - self._size + 1, self._size)
+        ]
+        self._rng.shuffle(batches)
+        return batches
+
+    def collate(self, rows: list[tuple[list[int], int]]) -> Batch:
+        """rows: tokens and prompt length, all of one number of blocks, answer and prompt alike."""
+        tokens, prompt = rows[0]
+        layout = Layout(-(-len(tokens) // self._block) * self._block, prompt // self._block * self._block, self._block)
+        pad = control(self._tokenizer, PAD)
+        padded = torch.tensor([tokens + [pad] * (layout.length - len(tokens)) for tokens, _ in rows])
+        place = torch.arange(layout.first, layout.length)[None]
+        starts = torch.tensor([prompt for _, prompt in rows])[:, None]
+        ends = torch.tensor([len(tokens) for tokens, _ in rows])[:, None]
+        answer, tail = (place >= starts) & (place < ends), place >= ends
+        return Batch(layout, padded, answer, tail, control(self._tokenizer, MASK))

@@ -1,0 +1,44 @@
+"""What MRP is taught: the next step's distribution, the next step's order, and second thoughts.
+
+All functions take logits or hidden states at hand and know neither trajectories nor optimisers.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+ORDER_SHARPNESS = 1.5
+_CLIP = (-6.0, 12.0)
+
+
+def divergence(teacher: Tensor, student: Tensor) -> Tensor:
+    """KL(teacher ‖ student) of logits `[M, V]` -> `[M]`."""
+    target, guess = teacher.float().log_softmax(-1), student.float().log_softmax(-1)
+    return F.kl_div(guess, target, log_target=True, reduction="none").sum(-1)
+
+
+def best_log_odds(logits: Tensor) -> Tensor:
+    """Log-odds of the likeliest token, clipped, `[M, V]` -> `[M]`: how sure a position is."""
+    best, rest = logits.float().topk(1, -1), logits.float()
+    others = rest.scatter(-1, best.indices, -torch.inf).logsumexp(-1)
+    return (best.values[..., 0] - others).clamp(*_CLIP)
+
+
+def order_divergence(teacher: Tensor, student: Tensor, where: Tensor, block: int) -> Tensor:
+    """KL between the orders in which teacher and student would reveal a block's positions; a scalar.
+
+    teacher, student `[M, V]`, logits at the True places of `where` `[B, T]`; an order is a softmax
+    over a block's positions of their best tokens' log-odds.
+    """
+    target = _order(best_log_odds(teacher), where, block)
+    guess = _order(best_log_odds(student), where, block)
+    several = where.unflatten(1, (-1, block)).sum(-1) > 1
+    each = (target.exp() * (target - guess)).sum(-1)[several]
+    return each.mean() if len(each) else each.sum()
+
+
+def _order(odds: Tensor, where: Tensor, block: int) -> Tensor:
+    scores = torch.full(where.shape, -1e4).masked_scatter(where, odds * ORDER_SHARPNESS)
+    return torch.log_softmax(scores.unflatten(1, (-1, block)), -1)

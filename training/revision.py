@@ -1,0 +1,69 @@
+"""The revision loss: what `remask` asks of MRP.
+
+Several positions of a state are revealed at once, as `dynamic` would. MRP sees them all, with hidden
+states from before; the teacher is the backbone with some of them masked again: what would it put
+there, the others being in place? Plain next-step training never judges revealed positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from service.model import Sdar
+from training.attention import DenseAttention
+from training.losses import divergence
+from training.rollout import Step, Trajectory, backbone_logits, masked_positions
+
+_LOWEST_THRESHOLD, _THRESHOLD_SPAN = 0.12, 0.5
+_SAMPLED_SHARE = 0.25
+_ALSO_DOUBTED_SHARE = 0.12
+
+#: (tokens `[B, N]`, anchor `[B, N, H]`) -> the next anchor
+Refine = Callable[[Tensor, Tensor], Tensor]
+
+
+def revision_loss(refine: Refine, backbone: Sdar, trajectory: Trajectory, end_id: int) -> Tensor:
+    """KL between the backbone's opinion of some parallel reveals and MRP's, one state per call."""
+    step = trajectory.steps[int(torch.rand(()).item() ** 2 * (len(trajectory.steps) - 1))]
+    masked = masked_positions(step.tokens, trajectory.batch, end_id)
+    tokens, revealed = reveal_in_parallel(backbone, step, masked, trajectory)
+    doubted = choose_doubted(revealed, trajectory.batch.layout.block)
+    if not doubted.any():
+        return torch.zeros(())
+    teacher = second_opinion(backbone, trajectory, torch.where(doubted, trajectory.batch.mask_id, tokens))
+    student = refine(tokens, step.hidden)
+    return divergence(backbone.logits(teacher[doubted]), backbone.logits(student[doubted])).mean()
+
+
+@torch.no_grad()
+def reveal_in_parallel(backbone: Sdar, step: Step, masked: Tensor, trajectory: Trajectory) -> tuple[Tensor, Tensor]:
+    """The state after revealing all above a random threshold, and which were revealed, `[B, N]` both."""
+    block, batch = trajectory.batch.layout.block, trajectory.batch
+    chances = backbone_logits(backbone, step.hidden, batch.mask_id).softmax(-1)
+    sure, token = chances.max(-1)
+    per_block = (len(sure), batch.layout.blocks)
+    threshold = _LOWEST_THRESHOLD + _THRESHOLD_SPAN * torch.rand(per_block)
+    drawn = torch.multinomial(chances.flatten(0, 1), 1).view_as(token)
+    sampled = (torch.rand(per_block) < _SAMPLED_SHARE).repeat_interleave(block, 1)
+    surest = torch.zeros_like(masked).scatter(1, step.place, value=True)
+    revealed = masked & ((sure > threshold.repeat_interleave(block, 1)) | surest)
+    return torch.where(revealed, torch.where(sampled, drawn, token), step.tokens), revealed
+
+
+def choose_doubted(revealed: Tensor, block: int) -> Tensor:
+    """One random reveal of each block, and a few more, `[B, N]`."""
+    draw = torch.rand(revealed.shape).masked_fill(~revealed, -1).unflatten(1, (-1, block))
+    one = torch.zeros_like(draw).scatter(2, draw.argmax(-1, keepdim=True), 1.0).flatten(1) > 0
+    return revealed & (one | (torch.rand(revealed.shape) < _ALSO_DOUBTED_SHARE))
+
+
+@torch.no_grad()
+def second_opinion(backbone: Sdar, trajectory: Trajectory, tokens: Tensor) -> Tensor:
+    """The backbone's hidden states of other tokens in the trajectory's blocks, `[B, N, H]`."""
+    layout = trajectory.batch.layout
+    attend = DenseAttention(layout.mask(1)[layout.clean :], trajectory.prefix)
+    hidden: Tensor = backbone(tokens, layout.positions(1)[:, layout.clean :], attend)
+    return hidden

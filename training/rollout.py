@@ -1,0 +1,95 @@
+"""Static decodes of all answer blocks at once: the examples MRP learns from.
+
+Every block is decoded from its true clean prefix, one position a step, by the surest pick, exactly as
+`static` decodes. Two neighbouring steps of a trajectory are one example: hidden states `i` and the
+tokens of step `i+1` on one side, hidden states `i+1` on the other. Knows no losses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from service.model import Sdar
+from training.attention import DenseAttention, Prefix
+from training.data import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A state of all blocks, what the backbone saw in it, and what was revealed then.
+
+    `tokens` `[B, N]`; `hidden` `[B, N, H]`; `place` `[B, blocks]`, the picked position in the row,
+    `token` `[B, blocks]`; `open` `[B, blocks]`, False where the block's answer was complete already.
+    """
+
+    tokens: Tensor
+    hidden: Tensor
+    place: Tensor
+    token: Tensor
+    open: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """`clean_hidden` `[B, clean, H]`: the backbone's hidden states of the clean part."""
+
+    batch: Batch
+    clean_hidden: Tensor
+    prefix: Prefix
+    steps: tuple[Step, ...]
+
+
+def pick(logits: Tensor, masked: Tensor, block: int, sampled: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """The surest masked position of each block, and its token, both `[B, blocks]`.
+
+    logits `[B, N, V]`, the mask token's own at -inf; masked `[B, N]`; rows in `sampled` `[B]` draw the
+    tokens instead of taking the likeliest.
+    """
+    chances = logits.softmax(-1)
+    sure, token = chances.max(-1)
+    if sampled is not None:
+        drawn = torch.multinomial(chances.flatten(0, 1), 1).view_as(token)
+        token = torch.where(sampled[:, None], drawn, token)
+    inner = sure.masked_fill(~masked, -1).unflatten(1, (-1, block)).argmax(-1)
+    place = inner + torch.arange(inner.shape[1]) * block
+    return place, token.gather(1, place)
+
+
+def masked_positions(tokens: Tensor, batch: Batch, end_id: int) -> Tensor:
+    """Positions still to decode `[B, N]`: masks that no end token of their block stands before."""
+    ends: Tensor = (tokens == end_id).unflatten(1, (-1, batch.layout.block))
+    behind: Tensor = (ends.cumsum(-1) > 0).flatten(1)
+    return (tokens == batch.mask_id) & ~behind
+
+
+def backbone_logits(backbone: Sdar, hidden: Tensor, mask_id: int) -> Tensor:
+    """hidden `[..., H]` -> fp32 logits `[..., V]` that cannot choose the mask token."""
+    logits: Tensor = backbone.logits(hidden).float()
+    logits[..., mask_id] = -torch.inf
+    return logits
+
+
+@torch.no_grad()
+def roll_out(backbone: Sdar, batch: Batch, end_id: int, sampled_share: float = 0.0) -> Trajectory:
+    """Decodes every answer block; a share of the rows samples its tokens."""
+    layout = batch.layout
+    positions, mask = layout.positions(1), layout.mask(1)
+    clean = DenseAttention(mask[: layout.clean, : layout.clean])
+    clean_hidden = backbone(batch.clean, positions[:, : layout.clean], clean)
+    tokens = batch.masked(batch.answer)
+    sampled = torch.rand(len(tokens)) < sampled_share
+    steps = []
+    for _ in range(layout.block):
+        attend = DenseAttention(mask[layout.clean :], clean.kept)
+        hidden = backbone(tokens, positions[:, layout.clean :], attend)
+        masked = masked_positions(tokens, batch, end_id)
+        place, token = pick(backbone_logits(backbone, hidden, batch.mask_id), masked, layout.block, sampled)
+        still = masked.unflatten(1, (-1, layout.block)).any(-1)
+        steps.append(Step(tokens, hidden, place, token, still))
+        if not still.any():
+            break
+        tokens = tokens.scatter(1, place, torch.where(still, token, tokens.gather(1, place)))
+    return Trajectory(batch, clean_hidden, clean.kept, tuple(steps))

@@ -1,0 +1,90 @@
+"""Speculative decoding counted on static trajectories: how many tokens would a forward yield?
+
+Since speculative decoding repeats static exactly, its rounds can be counted from static's own picks
+and from which drafts would have met them. Fast and batched, for use while training; the engine's own
+count (`mrp-serve eval`) is the one to publish. Earlier blocks are the true ones here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from service.model import Mrp, Sdar
+from training.data import Batch
+from training.mrp import Rows
+from training.rollout import Step, Trajectory, backbone_logits, masked_positions, pick, roll_out
+
+#: (tokens `[B, N]`, anchor `[B, N, H]`) -> the next anchor
+Refine = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Yield:
+    """Tokens and forwards of some decodes."""
+
+    tokens: int
+    forwards: int
+
+    def __add__(self, other: Yield) -> Yield:
+        return Yield(self.tokens + other.tokens, self.forwards + other.forwards)
+
+    @property
+    def per_forward(self) -> float:
+        """Tokens per forward."""
+        return self.tokens / self.forwards
+
+
+@torch.no_grad()
+def speculative_yield(
+    models: tuple[Sdar, Mrp | None], batch: Batch, end_id: int, drafts: int, *, stale_first: bool = False
+) -> Yield:
+    """Speculative decoding of a batch with `drafts` drafts a round; without MRP, drafts stay stale.
+
+    `stale_first`: the first draft of a round is the backbone's second choice instead of MRP's first.
+    """
+    backbone, mrp = models
+    trajectory = roll_out(backbone, batch, end_id)
+    refine: Refine = Rows(backbone, mrp, trajectory, 1).refine if mrp else lambda _, anchor: anchor
+    met = _drafts_met(backbone, refine, trajectory, (end_id, drafts, stale_first))
+    open_ = torch.stack([step.open for step in trajectory.steps])
+    blocks = [(row, block) for row in range(open_.shape[1]) for block in range(open_.shape[2])]
+    total = Yield(0, 0)
+    for row, block in blocks:
+        total += _rounds(met[:, :, row, block], int(open_[:, row, block].sum()))
+    return total
+
+
+def _rounds(met: Tensor, picks: int) -> Yield:
+    """Walks one block's rounds; `met` `[steps, drafts]`: would the k-th draft after this step hold?"""
+    if not picks:
+        return Yield(0, 0)
+    at, forwards = 0, 1
+    while at + 1 < picks:
+        accepted = int(met[at, : picks - at - 1].long().cumprod(0).sum())
+        at += accepted + (at + accepted + 1 < picks)
+        forwards += 1
+    return Yield(picks, forwards)
+
+
+def _drafts_met(backbone: Sdar, refine: Refine, trajectory: Trajectory, rule: tuple[int, int, bool]) -> Tensor:
+    """`[steps, drafts, B, blocks]`: does draft k, made after step i, equal static's pick i + k?"""
+    end_id, drafts, stale_first = rule
+    steps, batch = trajectory.steps, trajectory.batch
+    met = torch.zeros(len(steps), drafts, *steps[0].place.shape, dtype=torch.bool)
+    for start in range(len(steps) - 1):
+        anchor = steps[start].hidden
+        for depth, step in enumerate(steps[start + 1 : start + 1 + drafts]):
+            if depth or not stale_first:
+                anchor = refine(step.tokens, anchor)
+            met[start, depth] = _is_pick(backbone, anchor, step, batch, end_id)
+    return met
+
+
+def _is_pick(backbone: Sdar, anchor: Tensor, step: Step, batch: Batch, end_id: int) -> Tensor:
+    masked = masked_positions(step.tokens, batch, end_id)
+    place, token = pick(backbone_logits(backbone, anchor, batch.mask_id), masked, batch.layout.block)
+    return (place == step.place) & (token == step.token) & step.open
