@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
@@ -36,7 +37,8 @@ class TextCodec:
         """Loads tokenizer.json (or what AutoTokenizer finds). Never remote code. CheckpointError if there is none."""
         kind = PreTrainedTokenizerFast if (path / "tokenizer.json").is_file() else AutoTokenizer
         try:
-            return cls(kind.from_pretrained(str(path), trust_remote_code=False, local_files_only=True))
+            tokenizer: Any = kind.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)
+            return cls(tokenizer)
         except (OSError, ValueError, KeyError, AttributeError) as error:
             raise CheckpointError(f"{path}: the tokenizer cannot be loaded: {str(error).splitlines()[0]}") from error
 
@@ -66,7 +68,7 @@ class TextCodec:
         marks = [f"\ue000{secrets.token_hex(8)}\ue001" for _ in messages]
         marked = [{**message, "content": mark} for message, mark in zip(messages, marks, strict=True)]
         try:
-            rendered = self._template_owner.apply_chat_template(marked, tokenize=False, add_generation_prompt=True)
+            rendered = str(self._template_owner.apply_chat_template(marked, tokenize=False, add_generation_prompt=True))
         except (TemplateError, ValueError, TypeError) as error:
             raise InvalidRequest(f"the chat template refuses these messages: {error}", param="messages") from error
         ids: list[int] = []

@@ -15,12 +15,14 @@ from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
 
 from service.model.weights import Checkpoint, load_tensors
 
+_NOT_QWEN3 = ("model_type", "architectures", "auto_map", "attn_implementation")
+
 
 class PlainLoop:
     """Decodes one request after another with transformers' Qwen3 on a checkpoint's backbone."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        raw = {key: value for key, value in checkpoint.raw.items() if key not in ("model_type", "architectures")}
+        raw = {key: value for key, value in checkpoint.raw.items() if key not in _NOT_QWEN3}
         weights = load_tensors(checkpoint.path)
         model: nn.Module = Qwen3ForCausalLM(Qwen3Config(**raw))
         model.load_state_dict({name: tensor for name, tensor in weights.items() if not name.startswith("mrp_")})

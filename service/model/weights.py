@@ -116,7 +116,21 @@ def read_config(path: Path) -> dict[str, Any]:
     if not isinstance(raw, dict) or raw.get("model_type") not in FAMILIES:
         kind = raw.get("model_type") if isinstance(raw, dict) else None
         raise CheckpointError(f"{path}/config.json: model_type is {kind!r}, supported are {sorted(FAMILIES)}")
-    return raw
+    return raw | {"eos_token_id": _end_tokens(path, raw)}
+
+
+def _end_tokens(path: Path, raw: Mapping[str, Any]) -> list[int] | int | None:
+    """config.json's end tokens and generation_config.json's: chat checkpoints name their turn's end only there."""
+    own = raw.get("eos_token_id")
+    file = path / "generation_config.json"
+    if not file.is_file():
+        return own
+    try:
+        more = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+    except (OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from error
+    lists = [[] if value is None else value if isinstance(value, list) else [value] for value in (own, more)]
+    return list(dict.fromkeys(lists[0] + lists[1]))
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
