@@ -62,9 +62,8 @@ class Engine:
         self._runner = Runner(checkpoint, num_pages)
         self._observer: Observer = observer or SilentObserver()
         self._clock = clock
-        self.max_model_len = min(
-            config.max_model_len or self.model.max_positions, self.model.max_positions, self._pool.capacity * size
-        )
+        whole_blocks = min(self.model.max_positions // size, self._pool.capacity) * size
+        self.max_model_len = min(config.max_model_len or whole_blocks, whole_blocks)
 
     # --- requests ----------------------------------------------------------------------------------
 

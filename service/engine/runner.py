@@ -18,6 +18,9 @@ from service.errors import SettingsError
 from service.model.attention import PagedAttention, PagedCache
 from service.model.weights import Checkpoint
 
+#: Logits that exist at once; 2^28 are 1 GiB in fp32, some 1,700 positions of a vocabulary of 151,936.
+_MAX_LOGITS = 2**28
+
 
 class Runner:
     """The networks of a checkpoint over one paged cache."""
@@ -26,6 +29,7 @@ class Runner:
         self.config = checkpoint.config
         self._backbone, self._mrp = checkpoint.backbone, checkpoint.mrp
         self._device = checkpoint.device
+        self._max_reads = max(1, _MAX_LOGITS // checkpoint.config.vocab_size)
         self._cache = PagedCache(checkpoint.config, num_pages, checkpoint.device, checkpoint.dtype)
 
     @torch.inference_mode()
@@ -58,11 +62,16 @@ class Runner:
         return readings
 
     def _pick(self, hidden: Tensor, reads: list[Read]) -> list[Pick]:
+        """The picks of all reads: hidden `[R, L, H]`, logits in chunks, one copy to the CPU."""
         if not reads:
             return []
-        length = self.config.block_size
+        flat, length, limit = hidden.flatten(0, 1), self.config.block_size, self._max_reads
+        chunks = [self._choose(flat, reads[start : start + limit]) for start in range(0, len(reads), limit)]
+        values = torch.cat(chunks, dim=1).tolist()
+        return [Pick(read.slot % length, int(t), c) for read, t, c in zip(reads, *values, strict=True)]
+
+    def _choose(self, flat: Tensor, reads: list[Read]) -> Tensor:
+        """flat `[R * L, H]` -> tokens and confidences, `[2, M]`, float64 (exact for both)."""
         slots = torch.tensor([read.slot for read in reads]).to(self._device)
-        logits = self._backbone.logits(hidden.flatten(0, 1)[slots])
-        tokens, confidences = choose(logits, reads, self.config.mask_token_id)
-        values = torch.stack([tokens.double(), confidences.double()]).tolist()
-        return [Pick(r.slot % length, int(t), c) for r, t, c in zip(reads, *values, strict=True)]
+        tokens, confidences = choose(self._backbone.logits(flat[slots]), reads, self.config.mask_token_id)
+        return torch.stack([tokens.double(), confidences.double()])

@@ -35,7 +35,7 @@ class Sequence:
         self._num_blocks = 0
         self._unwritten: deque[Row] = deque()
         self._for_mrp: list[Row] = []
-        self._canvas = Canvas(Block(()))
+        self._canvas: Canvas
         self._decoding: Decoding
         self._query: Query | None
         self._prefill()
@@ -103,10 +103,7 @@ class Sequence:
 
     def expire(self, reason: FinishReason) -> None:
         """Ends the request where it stands; the tokens final by now are its last event."""
-        if self._canvas.block.tokens:
-            self._end_block(reason)
-        else:
-            self._emit((), reason)
+        self._end_block(reason)
 
     # --- decoding ----------------------------------------------------------------------------------
 

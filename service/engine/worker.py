@@ -90,7 +90,7 @@ class EngineWorker:
                 yield item
         finally:
             if not finished:
-                self._abort(request.request_id)
+                self._abort(stream)
 
     def _submit(self, stream: _Stream) -> None:
         request_id = stream.request.request_id
@@ -108,11 +108,12 @@ class EngineWorker:
             self._inbox.submitted.append(stream)
             self._changed.notify()
 
-    def _abort(self, request_id: str) -> None:
+    def _abort(self, stream: _Stream) -> None:
+        """Asks for the stream's end; its id stays in use until the engine has let go of it."""
         with self._changed:
-            self._streams.pop(request_id, None)
-            self._inbox.aborted.append(request_id)
-            self._changed.notify()
+            if self._streams.get(stream.request.request_id) is stream:
+                self._inbox.aborted.append(stream.request.request_id)
+                self._changed.notify()
 
     # --- the engine's thread -----------------------------------------------------------------------
 
@@ -145,6 +146,8 @@ class EngineWorker:
             self._engine.submit(stream.request)
         for request_id in inbox.aborted:
             self._engine.abort(request_id)
+            with self._changed:
+                self._streams.pop(request_id, None)
 
     def _fail(self, error: MrpServeError) -> None:
         with self._changed:

@@ -1,0 +1,151 @@
+"""Engines to test with, requests to give them, and a runner that checks every forward."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from service.decode.params import Direct, Dynamic, ModeParams, Remask, Speculative, Static
+from service.decode.policy import Reading
+from service.engine import BlockEvent, Engine, EngineConfig, GenerationRequest, SamplingParams, StepReport
+from service.engine.rows import Row
+from service.engine.runner import Runner
+from service.model import Checkpoint
+from tests.reference import Reference
+
+ALL_MODES: tuple[ModeParams, ...] = (Static(), Dynamic(0.5), Direct(1), Speculative(1), Remask(0.5))
+
+
+class Clock:
+    """Time that passes only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Recorder:
+    """An observer that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.reports: list[StepReport] = []
+        self.events: list[BlockEvent] = []
+
+    def on_step(self, report: StepReport) -> None:
+        self.reports.append(report)
+
+    def on_event(self, request: GenerationRequest, event: BlockEvent) -> None:
+        assert request.request_id == event.request_id
+        self.events.append(event)
+
+    def forwards(self, kind: str) -> int:
+        """Over all steps, how many requests had a row in a forward of the kind."""
+        return sum(count for report in self.reports for name, count in report.forwards.items() if name == kind)
+
+
+class CheckingRunner:
+    """Does what Runner does and compares every reading with a recomputation of the whole sequence.
+
+    It learns from the rows alone which clean block lies on which page, so it also finds pages that are
+    read before they are written, by the wrong sequence, or that MRP was never shown.
+    """
+
+    def __init__(self, runner: Runner, checkpoint: Checkpoint) -> None:
+        self.runner, self.reference = runner, Reference(checkpoint)
+        self.exact = checkpoint.dtype == torch.float64
+        self.clean: dict[int, tuple[int, ...]] = {}
+        self.shown_to_mrp: set[int] = set()
+        self.compared = 0
+
+    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+        readings = self.runner.evaluate(rows)
+        for row in rows:
+            if row.keeps:
+                assert row.state.complete
+                self.clean[row.pages[row.index]] = row.state.tokens
+                self.shown_to_mrp.discard(row.pages[row.index])
+        for row, reading in zip(rows, readings, strict=True):
+            self.compare(row, reading, self.reference.evaluate(self.prefix(row), row.state))
+        return readings
+
+    def refine(self, rows: Sequence[Row]) -> list[Reading]:
+        readings = self.runner.refine(rows)
+        self.shown_to_mrp |= {row.pages[row.index] for row in rows if row.keeps}
+        for row, reading in zip(rows, readings, strict=True):
+            assert self.shown_to_mrp >= set(row.pages[: row.index]), "MRP was not shown a block of the prefix"
+            assert row.anchor is not None
+            if row.keeps:
+                clean = self.reference.evaluate(self.prefix(row), row.state)
+                torch.testing.assert_close(row.anchor, clean, rtol=0, atol=1e-4)
+            self.compare(row, reading, self.reference.refine(self.prefix(row), row.state, row.anchor))
+        return readings
+
+    def prefix(self, row: Row) -> list[int]:
+        return [token for page in row.pages[: row.index] for token in self.clean[page]]
+
+    def compare(self, row: Row, reading: Reading, hidden: torch.Tensor) -> None:
+        self.compared += 1
+        torch.testing.assert_close(reading.handle, hidden, rtol=0, atol=1e-9 if self.exact else 1e-4)
+        if row.sampling is None:
+            assert reading.picks == ()
+            return
+        start = row.index * len(row.state.tokens)
+        wanted = self.reference.read(hidden, row.state, start, row.sampling, row.judge)
+        assert [pick.position for pick in reading.picks] == list(row.state.masked)
+        assert [pick[:2] for pick in reading.judged] == [pick[:2] for pick in wanted.judged]
+        for got, expected in zip(reading.picks + reading.judged, wanted.picks + wanted.judged, strict=True):
+            if self.exact or row.sampling.temperature == 0:  # in float32 noise may tip a sampled tie
+                assert abs(got.confidence - expected.confidence) < (1e-6 if self.exact else 1e-4)
+            assert got.token == expected.token or not self.exact
+
+
+def checked(checkpoint: Checkpoint, **limits: Any) -> tuple[Engine, CheckingRunner]:
+    """An engine whose every forward is compared with the reference."""
+    engine = Engine(checkpoint, EngineConfig(**limits))
+    runner = CheckingRunner(engine._runner, checkpoint)
+    engine._runner = runner  # type: ignore[assignment]
+    return engine, runner
+
+
+def request(
+    name: str, prompt: Sequence[int], params: ModeParams | None = None, tokens: int = 8, **more: Any
+) -> GenerationRequest:
+    return GenerationRequest(name, tuple(prompt), params or Static(), max_new_tokens=tokens, **more)
+
+
+def random_params(rng: random.Random, block_size: int) -> ModeParams:
+    count, threshold = rng.randint(1, block_size), rng.choice([0.05, 0.2, 0.4, 0.7, 1.0])
+    return rng.choice([Static(count), Dynamic(threshold), Direct(count), Speculative(count), Remask(threshold)])
+
+
+def random_sampling(rng: random.Random, temperatures: Sequence[float] = (0, 0, 0.7, 1.2)) -> SamplingParams:
+    return SamplingParams(
+        temperature=rng.choice(temperatures),
+        top_k=rng.choice([0, 0, 1, 5, 20]),
+        top_p=rng.choice([1.0, 1.0, 0.9, 0.3]),
+        seed=rng.randrange(2**63),
+    )
+
+
+def random_requests(
+    rng: random.Random, checkpoint: Checkpoint, count: int, longest: int = 20
+) -> list[GenerationRequest]:
+    """Requests of all modes, prompts shorter and longer than a block, aligned and not, some with stop tokens."""
+    config = checkpoint.config
+    allowed = [token for token in range(config.vocab_size) if token != config.mask_token_id]
+    return [
+        GenerationRequest(
+            f"r{number}",
+            tuple(rng.choices(allowed, k=rng.randint(1, longest))),
+            random_params(rng, config.block_size),
+            random_sampling(rng),
+            max_new_tokens=rng.randint(1, longest),
+            stop_token_ids=frozenset(rng.sample(allowed, rng.choice([0, 0, 1, 5]))),
+        )
+        for number in range(count)
+    ]

@@ -1,0 +1,169 @@
+"""Cached, batched, fused decoding computes what the plain reference does; speculative is static."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from service.decode.params import Direct, Dynamic, Remask, Speculative, Static
+from service.engine import Completion, Engine, EngineConfig, GenerationRequest, SamplingParams
+from service.model import Checkpoint, LoadOptions, load_checkpoint
+from tests.engine.helpers import checked, random_requests, random_sampling
+from tests.reference import Reference
+from tests.tiny import GOLDEN, GOLDEN_NAMES, tiny_checkpoint
+
+SHAPES = (
+    {"block_size": 1},
+    {"block_size": 2, "num_key_value_heads": 4, "num_nextn_predict_layers": 2},
+    {"block_size": 4},
+    {"block_size": 8, "num_key_value_heads": 1, "mrp_scale": 2.0},
+    {"block_size": 4, "mrp_residual": False},
+)
+
+
+@cache
+def tiny(shape: int) -> Checkpoint:
+    return tiny_checkpoint(shape, **SHAPES[shape])
+
+
+@cache
+def golden(name: str, dtype: torch.dtype) -> Checkpoint:
+    return load_checkpoint(GOLDEN / name, LoadOptions(dtype=dtype))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.integers(0, len(SHAPES) - 1), st.integers(0, 2**32), st.integers(0, 30), st.integers(0, 12), st.integers(1, 6)
+)
+def test_any_batch_is_decoded_as_each_request_alone_without_a_cache(
+    shape: int, seed: int, more_rows: int, more_pages: int, max_running: int
+) -> None:
+    """Tokens, reasons, confidences and hidden states, for any mix and any limits of rows and pages."""
+    rng, checkpoint = random.Random(seed), tiny(shape)
+    size = checkpoint.config.block_size
+    requests = random_requests(rng, checkpoint, rng.randint(1, 5))
+    longest = max(len(one.prompt_token_ids) + one.max_new_tokens for one in requests)
+    engine, runner = checked(
+        checkpoint,
+        max_rows=size + 2 + more_rows,
+        max_running=max_running,
+        kv_cache_tokens=(-(-longest // size) + more_pages) * size,
+    )
+    reference = Reference(checkpoint)
+    for one, done in zip(requests, engine.generate(requests), strict=True):
+        wanted = reference.generate(one)
+        assert (done.token_ids, done.finish_reason) == (wanted.token_ids, wanted.finish_reason)
+        assert done.stats.forwards.denoise + done.stats.forwards.verify <= wanted.denoise_forwards
+    assert runner.compared > 0
+    assert engine.state().kv_pages_used == 0
+
+
+@pytest.mark.parametrize("name", GOLDEN_NAMES)
+def test_in_float32_every_forward_agrees_with_a_full_recomputation(name: str) -> None:
+    checkpoint = golden(name, torch.float32)
+    engine, runner = checked(checkpoint, max_rows=40, kv_cache_tokens=1024)
+    engine.generate(random_requests(random.Random(name), checkpoint, 8, longest=24))
+    assert runner.compared > 100
+
+
+def pairs(seed: int, checkpoint: Checkpoint, temperature: float, count: int) -> list[GenerationRequest]:
+    """Each request once as static and once as speculative, and others of other modes between them."""
+    rng = random.Random(seed)
+    requests = []
+    for number in range(count):
+        prompt = tuple(rng.choices(range(500), k=rng.randint(1, 20)))
+        sampling = random_sampling(rng, [temperature])
+        one = GenerationRequest(f"static {number}", prompt, Static(), sampling, rng.randint(8, 24), frozenset([510]))
+        other = replace(
+            one, request_id=f"speculative {number}", params=Speculative(rng.randint(1, checkpoint.config.block_size))
+        )
+        noise = replace(one, request_id=f"other {number}", params=rng.choice([Direct(2), Dynamic(0.3), Remask(0.3)]))
+        requests += [one, other, noise]
+    rng.shuffle(requests)
+    return requests
+
+
+def assert_pairs(requests: list[GenerationRequest], done: list[Completion], count: int) -> int:
+    """Returns how many forwards speculative saved."""
+    by_id, saved = {completion.request_id: completion for completion in done}, 0
+    for number in range(count):
+        static, speculative = by_id[f"static {number}"], by_id[f"speculative {number}"]
+        assert speculative.token_ids == static.token_ids
+        assert speculative.finish_reason == static.finish_reason
+        used = [one.stats.forwards.denoise + one.stats.forwards.verify for one in (static, speculative)]
+        assert used[1] <= used[0]
+        saved += used[0] - used[1]
+    return saved
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.2])
+@pytest.mark.parametrize("name", GOLDEN_NAMES)
+def test_speculative_is_static_at_any_temperature_in_any_batch(name: str, temperature: float) -> None:
+    checkpoint = golden(name, torch.float64)
+    requests = pairs(7, checkpoint, temperature, 8)
+    done = Engine(checkpoint, EngineConfig(max_rows=48, kv_cache_tokens=2048)).generate(requests)
+    assert_pairs(requests, done, 8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.2])
+@pytest.mark.parametrize("name", GOLDEN_NAMES)
+def test_speculative_is_static_for_thousands_of_requests(name: str, temperature: float, seed: int) -> None:
+    checkpoint = golden(name, torch.float64)
+    requests = pairs(1000 + seed, checkpoint, temperature, 40)
+    done = Engine(checkpoint, EngineConfig(max_rows=256, kv_cache_tokens=8192)).generate(requests)
+    assert_pairs(requests, done, 40)
+
+
+def test_a_good_drafter_saves_forwards() -> None:
+    """MRP that changes nothing drafts the backbone's next best: right often enough to save some."""
+    checkpoint = load_checkpoint(GOLDEN / GOLDEN_NAMES[1], LoadOptions(mrp_zero=True, dtype=torch.float64))
+    requests = pairs(3, checkpoint, 0.0, 10)
+    assert assert_pairs(requests, Engine(checkpoint).generate(requests), 10) > 0
+
+
+@pytest.mark.parametrize("name", GOLDEN_NAMES)
+def test_a_request_does_not_depend_on_its_batch(name: str) -> None:
+    checkpoint = golden(name, torch.float64)
+    requests = random_requests(random.Random(11), checkpoint, 12, longest=30)
+    together = Engine(checkpoint, EngineConfig(max_rows=64)).generate(requests)
+    engine = Engine(checkpoint, EngineConfig(max_rows=24))
+    for one, mixed in zip(requests, together, strict=True):
+        (alone,) = engine.generate([one])
+        assert alone.token_ids == mixed.token_ids
+        left, right = (
+            [pick for block in done.blocks for step in block.steps for pick in step.revealed] for done in (alone, mixed)
+        )
+        assert [pick[:2] for pick in left] == [pick[:2] for pick in right]
+        assert [pick.confidence for pick in left] == pytest.approx([pick.confidence for pick in right], abs=1e-6)
+
+
+def test_a_seed_gives_the_same_tokens_again_and_another_seed_others() -> None:
+    checkpoint = golden(GOLDEN_NAMES[0], torch.float64)
+
+    def decode(seed: int) -> tuple[int, ...]:
+        sampling = SamplingParams(temperature=1.2, seed=seed)
+        one = GenerationRequest("x", (1, 2, 3), Static(), sampling, max_new_tokens=24)
+        return Engine(checkpoint).generate([one])[0].token_ids
+
+    assert decode(5) == decode(5)
+    assert len({decode(seed) for seed in range(6)}) == 6
+
+
+def test_a_continued_request_goes_on_as_if_nothing_had_happened() -> None:
+    """What the ingress does when a replica dies: prompt + finished blocks, same seed."""
+    checkpoint = golden(GOLDEN_NAMES[0], torch.float64)
+    for params in (Static(), Dynamic(0.3), Direct(2), Speculative(3), Remask(0.3)):
+        sampling = SamplingParams(temperature=0.9, seed=3)
+        whole = GenerationRequest("x", tuple(range(11)), params, sampling, max_new_tokens=30)
+        (done,) = Engine(checkpoint).generate([whole])
+        sent = done.blocks[0].token_ids + done.blocks[1].token_ids
+        rest = replace(whole, prompt_token_ids=whole.prompt_token_ids + sent, max_new_tokens=30 - len(sent))
+        assert Engine(checkpoint).generate([rest])[0].token_ids == done.token_ids[len(sent) :]

@@ -1,0 +1,81 @@
+"""The golden decodes: tokens and forwards of an independent implementation, for every mode."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+
+from service.decode.registry import MODES, make_params
+from service.engine import Completion, Engine, EngineConfig, GenerationRequest
+from service.model import Checkpoint, load_checkpoint
+from tests.reference import Reference
+from tests.tiny import GOLDEN, GOLDEN_NAMES
+
+KNOBS = ("tokens_per_step", "threshold", "mrp_steps")
+STOP = 510
+
+
+@cache
+def checkpoint(name: str) -> Checkpoint:
+    return load_checkpoint(GOLDEN / name)
+
+
+@cache
+def expected(name: str) -> list[dict[str, Any]]:
+    return json.loads((GOLDEN / name / "expected.json").read_text())
+
+
+def requests(name: str) -> list[GenerationRequest]:
+    return [
+        GenerationRequest(
+            str(number),
+            tuple(entry["prompt_token_ids"]),
+            make_params(entry["mode"], {knob: entry[knob] for knob in KNOBS if knob in entry}),
+            max_new_tokens=entry["max_new_tokens"],
+            stop_token_ids=frozenset([STOP]),
+        )
+        for number, entry in enumerate(expected(name))
+    ]
+
+
+def assert_golden(entry: dict[str, Any], done: Completion) -> None:
+    assert list(done.token_ids) == entry["token_ids"]
+    assert done.finish_reason == ("length" if len(done.token_ids) == entry["max_new_tokens"] else "stop")
+    forwards = done.stats.forwards
+    assert forwards.denoise + forwards.verify <= entry["backbone_denoise_forwards"]
+    assert sum((block.token_ids for block in done.blocks), ()) == done.token_ids
+
+
+def test_the_list_covers_every_mode_on_every_checkpoint() -> None:
+    for name in GOLDEN_NAMES:
+        assert {entry["mode"] for entry in expected(name)} == set(MODES)
+        assert len(expected(name)) == 30
+
+
+@pytest.mark.parametrize("name", GOLDEN_NAMES)
+def test_alone(name: str) -> None:
+    engine = Engine(checkpoint(name), EngineConfig(kv_cache_tokens=512))
+    for entry, one in zip(expected(name), requests(name), strict=True):
+        (done,) = engine.generate([one])
+        assert_golden(entry, done)
+    assert engine.state().kv_pages_used == 0
+
+
+@pytest.mark.parametrize("limits", [{}, {"max_rows": 18}, {"max_running": 3}, {"kv_cache_tokens": 160}])
+@pytest.mark.parametrize("name", GOLDEN_NAMES)
+def test_all_modes_mixed_in_one_batch(name: str, limits: dict[str, int]) -> None:
+    engine = Engine(checkpoint(name), EngineConfig(**({"kv_cache_tokens": 4096} | limits)))
+    for entry, done in zip(expected(name), engine.generate(requests(name)), strict=True):
+        assert_golden(entry, done)
+
+
+@pytest.mark.parametrize("name", GOLDEN_NAMES)
+def test_the_reference_of_the_other_tests_agrees(name: str) -> None:
+    reference = Reference(checkpoint(name))
+    for entry, one in zip(expected(name), requests(name), strict=True):
+        done = reference.generate(one)
+        assert list(done.token_ids) == entry["token_ids"]
+        assert done.denoise_forwards <= entry["backbone_denoise_forwards"]

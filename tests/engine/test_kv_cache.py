@@ -1,0 +1,43 @@
+"""Pages: reserved whole or not at all, given back once."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.engine.kv_cache import PagePool
+from service.errors import SettingsError
+
+
+def test_scratch_pages_are_never_handed_out() -> None:
+    pool = PagePool(10, num_scratch=4)
+    assert (pool.capacity, pool.num_free, pool.num_used) == (6, 6, 0)
+    assert sorted(pool.reserve(6) or []) == [4, 5, 6, 7, 8, 9]
+
+
+def test_all_or_nothing() -> None:
+    pool = PagePool(5, num_scratch=1)
+    pages = pool.reserve(3)
+    assert pages is not None
+    assert pool.reserve(2) is None
+    assert pool.num_free == 1
+    assert pool.reserve(1) is not None
+    assert pool.reserve(0) == []
+
+
+def test_pages_come_back_and_only_once() -> None:
+    pool = PagePool(5, num_scratch=1)
+    pages = pool.reserve(3)
+    assert pages is not None
+    pool.release(pages)
+    assert pages == []
+    pool.release(pages)
+    assert pool.num_free == 4
+    again = pool.reserve(4)
+    assert again is not None
+    assert len(set(again)) == 4
+
+
+@pytest.mark.parametrize("num_pages", [0, 3, 4])
+def test_a_cache_without_a_page_is_refused(num_pages: int) -> None:
+    with pytest.raises(SettingsError, match=rf"a KV cache of {num_pages} pages is too small: 4 are scratch pages"):
+        PagePool(num_pages, num_scratch=4)

@@ -1,0 +1,150 @@
+"""Admission and row budgets."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from service.decode.params import Speculative, Static
+from service.engine import Engine, EngineConfig
+from service.engine.kv_cache import PagePool
+from service.engine.scheduler import Scheduler, Waiting
+from service.engine.sequence import pages_needed
+from service.errors import SettingsError
+from service.model import Checkpoint
+from tests.engine.helpers import Recorder, random_requests, request
+from tests.tiny import tiny_checkpoint
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Checkpoint:
+    return tiny_checkpoint(1)
+
+
+def scheduler(pages: int = 100, max_running: int = 8, max_rows: int = 8) -> Scheduler:
+    return Scheduler(PagePool(pages + max_rows, max_rows), 4, max_running, max_rows)
+
+
+def queue(target: Scheduler, *requests) -> None:
+    target.waiting.extend(Waiting(one, 0.0) for one in requests)
+
+
+def running(target: Scheduler) -> list[str]:
+    return [sequence.request.request_id for sequence in target.running]
+
+
+class TestAdmission:
+    @pytest.mark.parametrize(
+        ("prompt", "tokens", "pages"), [(1, 1, 1), (4, 4, 2), (3, 2, 2), (4, 1, 2), (9, 7, 4), (1, 3, 1), (1, 4, 2)]
+    )
+    def test_pages_for_the_whole_request(self, prompt: int, tokens: int, pages: int) -> None:
+        assert pages_needed(request("x", [1] * prompt, tokens=tokens), 4) == pages
+
+    def test_all_pages_are_reserved_at_admission(self) -> None:
+        target = scheduler(pages=10)
+        queue(target, request("a", [1] * 9, tokens=7))
+        (sequence,) = target.admit()
+        assert len(sequence.pages) == 4
+
+    def test_in_order_of_arrival_even_if_a_later_one_would_fit(self) -> None:
+        target = scheduler(pages=5)
+        queue(target, *(request(name, [1] * 4, tokens=size) for name, size in [("a", 8), ("b", 12), ("c", 4)]))
+        target.admit()
+        assert running(target) == ["a"]
+        target.remove(target.running[0])
+        target.admit()
+        assert running(target) == ["b"]
+
+    def test_places_are_limited(self) -> None:
+        target = scheduler(max_running=2)
+        queue(target, *(request(name, [1]) for name in "abc"))
+        assert len(target.admit()) == 2
+        assert [waiting.request.request_id for waiting in target.waiting] == ["c"]
+
+    def test_a_request_that_waits_can_be_dropped(self) -> None:
+        target = scheduler(max_running=1)
+        queue(target, *(request(name, [1]) for name in "abc"))
+        target.admit()
+        dropped = target.drop_waiting("b")
+        assert dropped is not None
+        assert dropped.request.request_id == "b"
+        assert target.drop_waiting("b") is None
+        assert target.drop_waiting("a") is None
+        assert [waiting.request.request_id for waiting in target.waiting] == ["c"]
+
+
+class TestRows:
+    def test_never_more_than_the_budget(self) -> None:
+        target = scheduler(max_rows=8)
+        queue(target, *(request(str(n), [1] * 20, tokens=4) for n in range(5)))
+        target.admit()
+        plan = target.plan()
+        assert sum(len(rows) for _, rows in plan) <= 8
+
+    def test_who_is_left_out_comes_first_next_time(self) -> None:
+        target = scheduler(max_rows=6)
+        queue(target, *(request(name, [1] * 16, tokens=4) for name in "abc"))
+        target.admit()
+        first = [sequence.request.request_id for sequence, _ in target.plan()]
+        assert first == ["a", "b"]
+        assert running(target) == ["c", "a", "b"]
+
+    def test_stored_blocks_go_first_and_an_evaluation_is_never_split(self) -> None:
+        target = scheduler(max_rows=8)
+        queue(target, request("a", [1] * 8, Static()))
+        (sequence,) = target.admit()
+        assert [row.keeps for row in sequence.next_rows(8)] == [True, True, False]
+        assert [row.keeps for row in sequence.next_rows(2)] == [True, True]
+        assert [row.keeps for row in sequence.next_rows(1)] == [True]
+        assert sequence.next_rows(0) == []
+
+    @pytest.mark.parametrize("max_rows", [6, 7, 11])
+    def test_a_tiny_budget_gives_the_same_tokens_and_starves_nobody(
+        self, checkpoint: Checkpoint, max_rows: int
+    ) -> None:
+        requests = random_requests(random.Random(5), checkpoint, 8)
+        heard = Recorder()
+        wide = Engine(checkpoint, EngineConfig(max_rows=500)).generate(requests)
+        narrow = Engine(checkpoint, EngineConfig(max_rows=max_rows), heard).generate(requests)
+        assert [done.token_ids for done in narrow] == [done.token_ids for done in wide]
+        assert max(report.rows for report in heard.reports) <= max_rows
+
+    def test_a_long_prefill_does_not_hold_up_others_for_ever(self, checkpoint: Checkpoint) -> None:
+        engine = Engine(checkpoint, EngineConfig(max_rows=6))
+        engine.submit(request("long", [1] * 200, tokens=1))
+        engine.submit(request("short", [1], tokens=1))
+        finished = []
+        while engine.has_work:
+            finished += [event.request_id for event in engine.step()]
+        assert finished == ["short", "long"]
+
+    def test_the_smallest_budget_lets_the_widest_verification_through(self, checkpoint: Checkpoint) -> None:
+        engine = Engine(checkpoint, EngineConfig(max_rows=6))
+        done = engine.generate([request(str(n), [1, 2, 3], Speculative(4), tokens=20) for n in range(3)])
+        assert all(len(one.token_ids) == 20 for one in done)
+
+    def test_less_is_refused(self, checkpoint: Checkpoint) -> None:
+        with pytest.raises(SettingsError, match=r"max_rows is 5, at least 6 \(block size \+ 2\) are needed"):
+            Engine(checkpoint, EngineConfig(max_rows=5))
+
+
+class TestPages:
+    def test_when_pages_are_short_requests_wait_and_all_get_done(self, checkpoint: Checkpoint) -> None:
+        requests = random_requests(random.Random(6), checkpoint, 10, longest=16)
+        roomy = Engine(checkpoint, EngineConfig(kv_cache_tokens=4096)).generate(requests)
+        heard = Recorder()
+        tight = Engine(checkpoint, EngineConfig(kv_cache_tokens=32), heard)
+        assert [done.token_ids for done in tight.generate(requests)] == [done.token_ids for done in roomy]
+        states = [report.state for report in heard.reports]
+        assert all(state.kv_pages_used <= state.kv_pages_total == 8 for state in states)
+        assert any(state.num_waiting for state in states)
+        assert tight.state().kv_pages_used == 0
+
+    def test_usage_is_reported(self, checkpoint: Checkpoint) -> None:
+        engine = Engine(checkpoint, EngineConfig(kv_cache_tokens=40))
+        engine.submit(request("a", [1] * 8, tokens=12))
+        engine.step()
+        state = engine.state()
+        assert (state.num_running, state.num_waiting, state.kv_pages_used, state.kv_pages_total) == (1, 0, 5, 10)
+        assert state.kv_usage == 0.5

@@ -1,0 +1,307 @@
+"""The engine's thread behind asyncio streams: requests, clients that leave, failures, the end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing
+
+import pytest
+
+from service.decode.params import Dynamic, Speculative
+from service.engine import BlockEvent, Engine, EngineConfig, EngineWorker, GenerationRequest
+from service.errors import EngineFailed, InvalidRequest, MrpServeError, NotReady, QueueFull
+from service.model import Checkpoint
+from tests.engine.helpers import Recorder, random_requests, request
+from tests.tiny import tiny_checkpoint
+
+PROMPT = (5, 6, 7, 8, 9, 10)
+LONG = 200
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Checkpoint:
+    return tiny_checkpoint(1)
+
+
+class Gate:
+    """Holds the engine before each step until it is opened; counts the steps."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.open, self.steps, self.waiting, self._step = threading.Event(), 0, False, engine.step
+        engine.step = self.step  # type: ignore[method-assign]
+
+    async def holds(self, worker: EngineWorker) -> None:
+        """Waits until all that was submitted is in the engine, which waits here."""
+        await asyncio.sleep(0)
+        await eventually(lambda: self.waiting and not worker._inbox.submitted)
+
+    def step(self) -> list[BlockEvent]:
+        self.waiting = True
+        assert self.open.wait(20)
+        self.steps += 1
+        return self._step()
+
+
+@pytest.fixture
+def start(checkpoint: Checkpoint) -> Iterator[Callable[..., tuple[EngineWorker, Engine]]]:
+    """start(max_waiting=…, **limits) -> a running worker and its engine; stopped after the test."""
+    workers = []
+
+    def start(*, max_waiting: int = 64, observer: Recorder | None = None, **limits: int) -> tuple[EngineWorker, Engine]:
+        engine = Engine(checkpoint, EngineConfig(**limits), observer)
+        worker = EngineWorker(engine, max_waiting)
+        worker.start()
+        workers.append(worker)
+        return worker, engine
+
+    yield start
+    for worker in workers:
+        worker.stop()
+
+
+async def collect(events: AsyncIterator[BlockEvent]) -> tuple[int, ...]:
+    return tuple([token async for event in events for token in event.token_ids])
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def alone(checkpoint: Checkpoint, one: GenerationRequest) -> tuple[int, ...]:
+    return Engine(checkpoint).generate([one])[0].token_ids
+
+
+async def test_a_stream_is_what_the_engine_gives(checkpoint: Checkpoint, start: Callable) -> None:
+    worker, _ = start()
+    one = request("x", PROMPT, Speculative(2), tokens=14)
+    events = [event async for event in worker.generate(one)]
+    wanted = Engine(checkpoint).generate([one])[0]
+    assert [event.token_ids for event in events] == [block.token_ids for block in wanted.blocks]
+    assert [event.finish_reason for event in events] == [None, None, None, "length"]
+
+
+async def test_many_at_once(checkpoint: Checkpoint, start: Callable) -> None:
+    worker, engine = start(max_running=16)
+    requests = random_requests(random.Random(3), checkpoint, 60)
+    results = await asyncio.gather(*(collect(worker.generate(one)) for one in requests))
+    assert results == [done.token_ids for done in Engine(checkpoint).generate(requests)]
+    await eventually(lambda: worker.state().num_running == worker.state().kv_pages_used == 0)
+    assert not engine.has_work
+
+
+async def test_requests_are_decoded_together(start: Callable) -> None:
+    heard = Recorder()
+    worker, engine = start(observer=heard)
+    gate = Gate(engine)
+    tasks = [asyncio.ensure_future(collect(worker.generate(request(str(n), PROMPT)))) for n in range(6)]
+    await asyncio.sleep(0.05)
+    gate.open.set()
+    await asyncio.gather(*tasks)
+    assert max(report.state.num_running for report in heard.reports) >= 5
+
+
+def test_two_event_loops_share_a_worker(checkpoint: Checkpoint, start: Callable) -> None:
+    worker, _ = start()
+    requests = random_requests(random.Random(8), checkpoint, 20)
+    results: dict[str, tuple[int, ...]] = {}
+
+    def serve(mine: list[GenerationRequest]) -> None:
+        async def main() -> None:
+            done = await asyncio.gather(*(collect(worker.generate(one)) for one in mine))
+            results.update(zip([one.request_id for one in mine], done, strict=True))
+
+        asyncio.run(main())
+
+    threads = [threading.Thread(target=serve, args=(requests[n::2],)) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert results == {one.request_id: alone(checkpoint, one) for one in requests}
+
+
+class TestLeaving:
+    async def test_closing_the_stream_frees_the_pages(self, start: Callable) -> None:
+        heard = Recorder()
+        worker, engine = start(observer=heard)
+        async with aclosing(worker.generate(request("x", PROMPT, tokens=LONG))) as stream:
+            await anext(stream)
+            assert worker.state().kv_pages_used > 0
+        await eventually(lambda: worker.state().kv_pages_used == 0)
+        assert not engine.has_work
+        assert heard.events[-1].finish_reason == "abort"
+        assert sum(len(event.token_ids) for event in heard.events) < LONG
+
+    async def test_cancelling_the_task_frees_the_pages(self, start: Callable) -> None:
+        worker, engine = start()
+        gate = Gate(engine)
+        task = asyncio.ensure_future(collect(worker.generate(request("x", PROMPT, tokens=LONG))))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        gate.open.set()
+        await eventually(lambda: not engine.has_work)
+        await eventually(lambda: worker.state().kv_pages_used == worker.state().num_waiting == 0)
+        assert gate.steps < 5
+
+    async def test_others_do_not_notice(self, checkpoint: Checkpoint, start: Callable) -> None:
+        worker, _ = start()
+        stay = request("stay", PROMPT, Speculative(2), tokens=60)
+        staying = asyncio.ensure_future(collect(worker.generate(stay)))
+        for n in range(5):
+            async with aclosing(worker.generate(request(str(n), PROMPT, tokens=LONG))) as stream:
+                await anext(stream)
+        assert await staying == alone(checkpoint, stay)
+
+    async def test_an_id_is_in_use_until_the_engine_has_let_go(self, checkpoint: Checkpoint, start: Callable) -> None:
+        """A second request of the same name must never get the first one's events or its abort."""
+        worker, engine = start()
+        gate = Gate(engine)
+        first = asyncio.ensure_future(collect(worker.generate(request("x", PROMPT, tokens=LONG))))
+        await asyncio.sleep(0.02)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        with pytest.raises(InvalidRequest, match="request id 'x' is in use"):
+            await collect(worker.generate(request("x", PROMPT)))
+        gate.open.set()
+        await eventually(lambda: not engine.has_work)
+        again = request("x", (1, 2, 3), tokens=12)
+        assert await collect(worker.generate(again)) == alone(checkpoint, again)
+
+    async def test_closing_after_the_end_aborts_nothing(self, start: Callable) -> None:
+        heard = Recorder()
+        worker, _ = start(observer=heard)
+        stream = worker.generate(request("x", PROMPT))
+        await collect(stream)
+        await stream.aclose()
+        await collect(worker.generate(request("x", PROMPT)))
+        assert "abort" not in [event.finish_reason for event in heard.events]
+
+    def test_a_loop_that_is_gone_does_not_stop_the_engine(self, checkpoint: Checkpoint, start: Callable) -> None:
+        worker, engine = start()
+        gate = Gate(engine)
+        loop = asyncio.new_event_loop()
+        waiting = loop.create_task(collect(worker.generate(request("x", PROMPT, Dynamic(1e-9), tokens=LONG))))
+        loop.run_until_complete(gate.holds(worker))
+        waiting.cancel()  # its abort comes after the step at hand, whose event has nowhere to go
+        loop.run_until_complete(asyncio.gather(waiting, return_exceptions=True))
+        loop.close()
+        gate.open.set()
+        one = request("y", PROMPT)
+        assert asyncio.run(collect(worker.generate(one))) == alone(checkpoint, one)
+        assert worker.failure is None
+
+
+class TestRefusals:
+    async def test_what_the_engine_can_never_serve(self, start: Callable) -> None:
+        worker, _ = start()
+        with pytest.raises(InvalidRequest, match="the prompt is empty"):
+            await collect(worker.generate(request("x", ())))
+        assert worker.failure is None
+
+    async def test_a_full_queue(self, start: Callable) -> None:
+        worker, engine = start(max_waiting=3, max_running=1)
+        gate = Gate(engine)
+        names = iter("abcdefghij")
+        tasks = [asyncio.ensure_future(collect(worker.generate(request(next(names), PROMPT))))]
+        await gate.holds(worker)
+        tasks += [asyncio.ensure_future(collect(worker.generate(request(next(names), PROMPT)))) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        with pytest.raises(QueueFull, match="3 requests are waiting, allowed are 3") as caught:
+            await collect(worker.generate(request(next(names), PROMPT)))
+        assert caught.value.retry_after is not None
+        gate.open.set()
+        assert [len(tokens) for tokens in await asyncio.gather(*tasks)] == [8] * 4
+        assert len(await collect(worker.generate(request("later", PROMPT)))) == 8
+
+    async def test_an_id_in_use(self, start: Callable) -> None:
+        worker, engine = start()
+        gate = Gate(engine)
+        task = asyncio.ensure_future(collect(worker.generate(request("x", PROMPT))))
+        await asyncio.sleep(0.02)
+        with pytest.raises(InvalidRequest, match="request id 'x' is in use"):
+            await collect(worker.generate(request("x", PROMPT)))
+        gate.open.set()
+        assert len(await task) == 8
+
+
+class TestFailure:
+    async def test_all_streams_fail_with_the_reason_and_it_stays_failed(
+        self, start: Callable, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        worker, engine = start()
+        gate = Gate(engine)
+
+        def explode() -> list[BlockEvent]:
+            raise RuntimeError("out of memory")
+
+        tasks = [asyncio.ensure_future(collect(worker.generate(request(str(n), PROMPT)))) for n in range(3)]
+        await asyncio.sleep(0.05)
+        assert worker.failure is None
+        gate._step = explode
+        gate.open.set()
+        errors = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [str(error) for error in errors] == ["the engine stopped: RuntimeError: out of memory"] * 3
+        assert all(isinstance(error, EngineFailed) for error in errors)
+        assert worker.failure == "RuntimeError: out of memory"
+        assert "out of memory" in caplog.text
+        with pytest.raises(EngineFailed, match="the engine stopped: RuntimeError: out of memory"):
+            await collect(worker.generate(request("late", PROMPT)))
+
+    async def test_a_client_that_left_before_the_failure_is_no_trouble(self, start: Callable) -> None:
+        worker, engine = start()
+        gate = Gate(engine)
+        task = asyncio.ensure_future(collect(worker.generate(request("x", PROMPT))))
+        await asyncio.sleep(0.02)
+        gate._step = lambda: 1 // 0  # type: ignore[assignment, return-value]
+        task.cancel()
+        gate.open.set()
+        await asyncio.gather(task, return_exceptions=True)
+        await eventually(lambda: worker.failure is not None)
+        assert "ZeroDivisionError" in str(worker.failure)
+
+    def test_a_worker_that_was_not_started_is_not_healthy(self, checkpoint: Checkpoint) -> None:
+        assert EngineWorker(Engine(checkpoint)).failure == "the engine's thread is not running"
+
+
+class TestStopping:
+    async def test_streams_in_flight_end_with_not_ready(self, start: Callable) -> None:
+        worker, engine = start()
+        gate = Gate(engine)
+        tasks = [
+            asyncio.ensure_future(collect(worker.generate(request(str(n), PROMPT, tokens=LONG)))) for n in range(3)
+        ]
+        await gate.holds(worker)
+        stopping = asyncio.get_running_loop().run_in_executor(None, worker.stop)
+        await asyncio.sleep(0.02)
+        with pytest.raises(NotReady, match="shutting down"):
+            await collect(worker.generate(request("late", PROMPT)))
+        gate.open.set()
+        await stopping
+        errors = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(error) for error in errors] == [NotReady] * 3
+        assert all(isinstance(error, MrpServeError) and error.status == 503 for error in errors)
+        assert gate.steps == 1
+        assert worker.failure is None
+
+    def test_an_idle_worker_stops_at_once_and_twice_is_fine(self, start: Callable) -> None:
+        worker, _ = start()
+        worker.stop()
+        assert not worker._thread.is_alive()
+        worker.stop()
+
+    def test_an_idle_worker_sleeps(self, start: Callable) -> None:
+        worker, engine = start()
+        gate = Gate(engine)
+        gate.open.set()
+        asyncio.run(collect(worker.generate(request("x", PROMPT))))
+        steps = gate.steps
+        threading.Event().wait(0.1)
+        assert gate.steps == steps
+        assert worker.state() == engine.state()
