@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
 
-from service.model.weights import Checkpoint, load_tensors
+from service.model import Checkpoint, published_weights
 
 _NOT_QWEN3 = ("model_type", "architectures", "auto_map", "attn_implementation")
 
@@ -23,10 +23,10 @@ class PlainLoop:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         raw = {key: value for key, value in checkpoint.raw.items() if key not in _NOT_QWEN3}
-        weights = load_tensors(checkpoint.path)
-        model: nn.Module = Qwen3ForCausalLM(Qwen3Config(**raw))
-        model.load_state_dict({name: tensor for name, tensor in weights.items() if not name.startswith("mrp_")})
-        self._model = model.to(device=checkpoint.device, dtype=checkpoint.dtype).eval()
+        with torch.device(checkpoint.device):
+            model: nn.Module = Qwen3ForCausalLM(Qwen3Config(**raw))
+        model.load_state_dict(published_weights(checkpoint.config, checkpoint.backbone, None))
+        self._model = model.to(checkpoint.dtype).eval()
         self._device, self._config = checkpoint.device, checkpoint.config
 
     @torch.inference_mode()

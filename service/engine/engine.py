@@ -22,8 +22,9 @@ from service.engine.rows import Row
 from service.engine.runner import Runner
 from service.engine.scheduler import Scheduler, Waiting
 from service.engine.sequence import Sequence
-from service.errors import InvalidRequest, ModeNotAvailable, PromptTooLong, SettingsError
-from service.model.weights import Checkpoint
+from service.engine.validation import validate
+from service.errors import InvalidRequest, SettingsError
+from service.model.checkpoint import Checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,35 +70,7 @@ class Engine:
 
     def validate(self, request: GenerationRequest) -> None:
         """Raises InvalidRequest (or a subclass) when this engine can never serve the request."""
-        model, prompt = self.model, request.prompt_token_ids
-        if request.params.needs_mrp and model.mrp is None:
-            raise ModeNotAvailable(
-                f"mode {request.params.mode!r} needs MRP and this checkpoint has none; it serves static and dynamic",
-                param="mode",
-            )
-        request.params.check(model.block_size)
-        if not prompt:
-            raise InvalidRequest("the prompt is empty, at least one token is needed", param="prompt")
-        bad = next((token for token in prompt if not 0 <= token < model.vocab_size), None)
-        if bad is not None:
-            raise InvalidRequest(
-                f"prompt_token_ids has {bad}, allowed are 0 to {model.vocab_size - 1}", param="prompt_token_ids"
-            )
-        if model.mask_token_id in prompt:
-            raise InvalidRequest(
-                f"prompt_token_ids has the mask token {model.mask_token_id}, which no prompt may hold",
-                param="prompt_token_ids",
-            )
-        if request.max_new_tokens < 1:
-            raise InvalidRequest(
-                f"max_new_tokens is {request.max_new_tokens}, at least 1 is needed", param="max_new_tokens"
-            )
-        if len(prompt) + request.max_new_tokens > self.max_model_len:
-            raise PromptTooLong(
-                f"{len(prompt)} prompt tokens and max_new_tokens {request.max_new_tokens} are "
-                f"{len(prompt) + request.max_new_tokens} tokens, allowed are {self.max_model_len}",
-                param="max_new_tokens",
-            )
+        validate(request, self.model, self.max_model_len)
 
     def submit(self, request: GenerationRequest) -> None:
         """Queues a request. Raises what `validate` raises."""

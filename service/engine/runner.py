@@ -16,7 +16,7 @@ from service.engine.rows import Row, to_tensors
 from service.engine.sampling import Read, choose
 from service.errors import SettingsError
 from service.model.attention import PagedAttention, PagedCache
-from service.model.weights import Checkpoint
+from service.model.checkpoint import Checkpoint
 
 #: Logits that exist at once; 2^28 are 1 GiB in fp32, some 1,700 positions of a vocabulary of 151,936.
 _MAX_LOGITS = 2**28

@@ -1,0 +1,45 @@
+"""What a request must be for an engine to serve it. Needs the model's shape only, no engine."""
+
+from __future__ import annotations
+
+from service.decode.registry import MODES
+from service.engine.request import GenerationRequest
+from service.errors import InvalidRequest, ModeNotAvailable, PromptTooLong
+from service.model.config import ModelConfig
+
+
+def validate(request: GenerationRequest, model: ModelConfig, max_model_len: int) -> None:
+    """Raises InvalidRequest, or a subclass, saying what was received and what is allowed."""
+    if request.params.needs_mrp and model.mrp is None:
+        served = ", ".join(name for name, params in MODES.items() if not params.needs_mrp)
+        raise ModeNotAvailable(
+            f"mode {request.params.mode!r} needs MRP and this checkpoint has none; it serves {served}", param="mode"
+        )
+    request.params.check(model.block_size)
+    _check_prompt(request.prompt_token_ids, model)
+    if request.max_new_tokens < 1:
+        raise InvalidRequest(
+            f"max_new_tokens is {request.max_new_tokens}, at least 1 is needed", param="max_new_tokens"
+        )
+    prompt_length = len(request.prompt_token_ids)
+    if prompt_length + request.max_new_tokens > max_model_len:
+        raise PromptTooLong(
+            f"{prompt_length} prompt tokens and max_new_tokens {request.max_new_tokens} are "
+            f"{prompt_length + request.max_new_tokens} tokens, allowed are {max_model_len}",
+            param="max_new_tokens",
+        )
+
+
+def _check_prompt(prompt: tuple[int, ...], model: ModelConfig) -> None:
+    if not prompt:
+        raise InvalidRequest("the prompt is empty, at least one token is needed", param="prompt")
+    bad = next((token for token in prompt if not 0 <= token < model.vocab_size), None)
+    if bad is not None:
+        raise InvalidRequest(
+            f"prompt_token_ids has {bad}, allowed are 0 to {model.vocab_size - 1}", param="prompt_token_ids"
+        )
+    if model.mask_token_id in prompt:
+        raise InvalidRequest(
+            f"prompt_token_ids has the mask token {model.mask_token_id}, which no prompt may hold",
+            param="prompt_token_ids",
+        )
