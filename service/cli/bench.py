@@ -1,10 +1,11 @@
-"""`mrp-serve bench`: the engine beside the plain published loop, interleaved, medians and ratio."""
+"""`mrp-serve bench`: the engine beside the plain published loop, and the time of a step at many rows."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -12,34 +13,67 @@ from rich.table import Table
 
 from service.cli.options import BlockSize, Device, Dtype, Model, Threads, load, use_threads
 
+if TYPE_CHECKING:
+    from service.bench.speed import SpeedRow
+    from service.bench.steps import StepTime
+    from service.model import Checkpoint
+
 
 def command(
     model: Model = None,
+    shape: Annotated[
+        str | None, typer.Option(help="Random weights in a published shape instead: sdar-1.7b, sdar-4b, sdar-8b.")
+    ] = None,
     concurrency: Annotated[list[int], typer.Option(help="Concurrent requests; may be given again.")] = [1, 8, 32],  # noqa: B006
+    rows: Annotated[list[int], typer.Option(help="Rows of a step; may be given again.")] = [1, 2, 4, 8, 16, 32, 64],  # noqa: B006
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")] = 5,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of every completion.")] = 64,
+    prefix_tokens: Annotated[int, typer.Option(min=0, help="Tokens before the rows of a step.")] = 256,
     device: Device = "auto",
     dtype: Dtype = "auto",
     block_size: BlockSize = None,
     threads: Threads = None,
     output: Annotated[Path | None, typer.Option(help="Writes the rows as JSON.")] = None,
 ) -> None:
-    """Static decoding by the engine and by a plain transformers loop, tokens per second and ratio."""
+    """Static decoding by the engine and by a plain transformers loop; milliseconds a step."""
     from service.bench.plain_loop import PlainLoop
     from service.bench.speed import Workload, compare_with_plain_loop
+    from service.bench.steps import step_times
     from service.decode.params import Static
     from service.engine import Engine, EngineConfig
 
     use_threads(threads)
-    checkpoint = load(model, device, dtype, block_size)
+    checkpoint = _random(shape, device, dtype, block_size) if shape else load(model, device, dtype, block_size)
     engine = Engine(checkpoint, EngineConfig(max_running=max(concurrency)))
     workload = Workload(Static(), new_tokens=new_tokens)
-    table = Table("concurrent", "engine tok/s", "plain loop tok/s", "ratio", box=None)
-    rows, console = [], Console()
-    with console.status("decoding …"):
-        for row in compare_with_plain_loop(engine, PlainLoop(checkpoint), workload, concurrency, rounds):
-            table.add_row(str(row.concurrency), f"{row.engine:,.0f}", f"{row.plain:,.0f}", f"{row.ratio:.2f}")
-            rows.append({"concurrency": row.concurrency, "engine": row.engine, "plain": row.plain, "ratio": row.ratio})
-    console.print(table)
+    with Console(stderr=True).status("decoding …"):
+        speed = list(compare_with_plain_loop(engine, PlainLoop(checkpoint), workload, concurrency, rounds))
+        steps = list(step_times(checkpoint, rows, prefix_tokens, rounds))
+    console = Console()
+    console.print(_speed_table(speed), _step_table(steps), sep="\n")
     if output:
-        output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        result = {"speed": [asdict(row) for row in speed], "steps": [asdict(step) for step in steps]}
+        output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def _random(shape: str, device: str, dtype: str, block_size: int | None) -> Checkpoint:
+    from service.bench.shapes import config_of, random_checkpoint
+    from service.model import LoadOptions
+    from service.model.options import pick_device, pick_dtype
+
+    place = pick_device(device)
+    return random_checkpoint(config_of(shape), LoadOptions(pick_dtype(dtype, place), place, block_size))
+
+
+def _speed_table(speed: list[SpeedRow]) -> Table:
+    table = Table("concurrent", "engine tok/s", "plain loop tok/s", "ratio", box=None, pad_edge=False)
+    for row in speed:
+        table.add_row(str(row.concurrency), f"{row.engine:,.0f}", f"{row.plain:,.0f}", f"{row.ratio:.2f}")
+    return table
+
+
+def _step_table(steps: list[StepTime]) -> Table:
+    table = Table("rows", "backbone ms", "MRP ms", box=None, pad_edge=False)
+    for step in steps:
+        table.add_row(str(step.rows), f"{step.backbone:.2f}", "-" if step.mrp is None else f"{step.mrp:.2f}")
+    return table

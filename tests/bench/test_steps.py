@@ -1,0 +1,50 @@
+"""Random weights in published shapes, and the time of steps, on a tiny shape."""
+
+import pytest
+import torch
+
+from service.bench.plain_loop import PlainLoop
+from service.bench.shapes import SHAPES, config_of, random_checkpoint
+from service.bench.speed import Workload
+from service.bench.steps import step_times
+from service.decode.params import Speculative
+from service.engine import Engine
+from service.errors import InvalidRequest
+from service.model import LoadOptions, parse_config
+
+SIZES = {"sdar-1.7b": 1.7e9, "sdar-4b": 4e9, "sdar-8b": 8e9}
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8}
+    words = {"vocab_size": 50, "mask_token_id": 49, "eos_token_id": 48, "head_dim": 8, "max_position_embeddings": 256}
+    return random_checkpoint(config_of("sdar-1.7b") | small | words, LoadOptions(dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shapes_have_about_the_parameters_of_their_name(shape):
+    config = parse_config(config_of(shape))
+    attention = config.hidden_size * config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
+    layer = attention + 3 * config.hidden_size * config.intermediate_size
+    total = config.num_layers * layer + 2 * config.vocab_size * config.hidden_size
+    assert total == pytest.approx(SIZES[shape], rel=0.22)
+
+
+def test_an_unknown_shape_says_which_there_are():
+    with pytest.raises(InvalidRequest, match=r"shape is 'gpt', allowed are sdar-1\.7b, sdar-4b, sdar-8b"):
+        config_of("gpt")
+
+
+def test_random_weights_decode_in_their_dtype_and_in_the_plain_loop(tiny):
+    assert tiny.dtype == tiny.mrp.eh_proj.weight.dtype == torch.bfloat16
+    engine = Engine(tiny)
+    [request] = Workload(Speculative(2), (5, 5), 9).requests(engine, 1, 0)
+    assert len(engine.generate([request])[0].token_ids) == 9
+    assert len(PlainLoop(tiny).generate(request.prompt_token_ids, 9)) == 9
+
+
+def test_step_times_have_a_row_for_every_count(tiny):
+    times = list(step_times(tiny, (1, 3), prefix_tokens=10, rounds=1))
+    assert [time.rows for time in times] == [1, 3]
+    assert all(time.backbone > 0 and time.mrp > 0 for time in times)
