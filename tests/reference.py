@@ -97,7 +97,7 @@ class Reference:
     ) -> Reading:
         """hidden `[L, H]` of a block at absolute position `start`."""
         logits = self.checkpoint.backbone.logits(hidden).float() / (sampling.temperature or 1.0)
-        probabilities = logits.softmax(-1)
+        probabilities = (logits - logits.logsumexp(-1, keepdim=True)).exp()  # rounded as the engine rounds it
         picks = []
         for position in state.masked:
             scores = self.allowed(logits[position], sampling)

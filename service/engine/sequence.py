@@ -56,6 +56,8 @@ class Sequence:
 
     def next_refinement(self) -> list[Row]:
         """Rows for the next MRP forward: final blocks MRP has not seen, then the pending Refine."""
+        if self.finish_reason is not None:
+            return []
         rows = list(self._for_mrp)
         if isinstance(self._query, Refine):
             row = self._row(self._query.state)

@@ -33,7 +33,7 @@ def picks(done: Run) -> list[Pick]:
     return [pick for step in done.canvas.steps for pick in step.revealed]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(blocks(), SEEDS, SEEDS, st.integers(1, 12), st.sampled_from(["right", "mostly", "wild"]))
 def test_speculative_is_static_for_any_model_in_no_more_forwards(
     block: Block, seed: int, other: int, steps: int, quality: str
@@ -47,7 +47,7 @@ def test_speculative_is_static_for_any_model_in_no_more_forwards(
     assert len(speculative.evaluations) <= len(static.evaluations)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(blocks(), SEEDS, st.integers(1, 12))
 def test_drafts_that_are_all_right_save_all_the_forwards_they_can(block: Block, seed: int, steps: int) -> None:
     said = random_oracle(seed)(block)
@@ -55,7 +55,7 @@ def test_drafts_that_are_all_right_save_all_the_forwards_they_can(block: Block, 
     assert len(done.evaluations) == 1 + math.ceil((len(block.masked) - 1) / (steps + 1))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(blocks(), SEEDS, SEEDS, PARAMS)
 def test_every_mode_completes_the_block_and_its_record_adds_up(
     block: Block, seed: int, other: int, params: ModeParams
@@ -75,7 +75,7 @@ def test_every_mode_completes_the_block_and_its_record_adds_up(
     assert replayed == done.canvas.block
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(blocks(), SEEDS, SEEDS, st.floats(0.05, 1))
 def test_remask_keeps_a_fresh_reveal_in_every_step(block: Block, seed: int, other: int, threshold: float) -> None:
     done = run(block, Remask(threshold), random_oracle(seed), random_oracle(other))

@@ -161,6 +161,14 @@ class TestForwards:
         assert self.forwards(engine, Direct(1)) == Forwards(prefill=1, denoise=4, mrp=4)
         assert self.forwards(engine, Direct(3)) == Forwards(prefill=1, denoise=2, mrp=6)
 
+    @pytest.mark.parametrize("params", [Direct(1), Speculative(1), Remask(0.5)])
+    def test_mrp_does_nothing_for_a_request_that_is_over(self, engine: Engine, params: ModeParams) -> None:
+        heard = Recorder()
+        engine._observer = heard
+        (done,) = engine.generate([request("x", [1] * 7, params, tokens=1)])
+        assert done.stats.forwards == Forwards(prefill=1, denoise=1)
+        assert heard.forwards("mrp") == 0
+
     def test_kinds_of_a_verification(self, engine: Engine) -> None:
         forwards = self.forwards(engine, Speculative(2))
         assert forwards.denoise + forwards.verify <= 8

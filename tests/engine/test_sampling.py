@@ -113,7 +113,7 @@ class TestDistribution:
         assert set(draws(torch.arange(500.0), 100, temperature=0.0)) == {499}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.integers(-20, 20).map(lambda x: x / 4), min_size=2, max_size=20),
     st.integers(0, 25),

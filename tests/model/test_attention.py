@@ -15,7 +15,7 @@ from tests.reference import block_causal_mask, dense_attention
 from tests.tiny import tiny_config
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.sampled_from([1, 2, 3, 4, 8]),
     st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 2), (4, 1)]),
