@@ -20,7 +20,7 @@ from service.engine import Completion, Engine, EngineConfig, GenerationRequest
 from service.model import LoadOptions, load_checkpoint
 from training.tokenizer import encode_prompt
 
-THRESHOLDS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.9)
+THRESHOLDS = (0.3, 0.5, 0.7, 0.9)
 MAX_NEW_TOKENS = 96
 _TOGETHER = 50
 
@@ -49,7 +49,7 @@ class Score:
 def all_plans() -> list[Plan]:
     """Static first, then all modes; those that draft also with MRP at zero."""
     plain: list[ModeParams] = [Static(), *map(Dynamic, THRESHOLDS), *map(Remask, THRESHOLDS)]
-    drafting = [mode(steps) for mode in (Speculative, Direct) for steps in (1, 2, 3, 4)]
+    drafting = [mode(steps) for mode in (Speculative, Direct) for steps in (1, 2, 4)]
     return [Plan(mode) for mode in plain] + [Plan(mode, name) for mode in drafting for name in ("mrp", "zero")]
 
 

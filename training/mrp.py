@@ -18,14 +18,16 @@ from torch import Tensor, nn
 from service.model import ModelConfig, Mrp, Sdar
 from training.attention import DenseAttention
 from training.data import Batches
-from training.losses import divergence, order_divergence
+from training.losses import divergence, exact_logits, order_divergence
 from training.optim import Clock, Optimiser
 from training.revision import revision_loss
 from training.rollout import Step, Trajectory, masked_positions, roll_out
 
-RATE = 4e-3
-COPIES = 4
+RATE = 3e-3
+COPIES = 5
 NEXT_PICK_WEIGHT = 4.0
+#: How often the first application sees two picks since its anchor (a draft beside the bonus pick).
+TWO_PICKS_SHARE = 0.3
 _LOG_EVERY = 50
 
 
@@ -39,7 +41,7 @@ class Phase:
     revision: float
 
 
-PHASES = (Phase(0.0, 1, 0.0, 0.5), Phase(0.35, 2, 0.1, 0.5), Phase(0.65, 4, 0.2, 0.5))
+PHASES = (Phase(0.0, 1, 0.0, 0.5), Phase(0.35, 2, 0.25, 0.5), Phase(0.6, 4, 0.5, 0.5))
 
 
 def new_mrp(config: ModelConfig, backbone: Sdar) -> Mrp:
@@ -89,8 +91,8 @@ def chain_loss(rows: Rows, backbone: Sdar, chains: list[list[Step]], where: list
         anchor = rows.refine(torch.cat([chain[depth].tokens for chain in chains], 1), anchor)
         if not judged.any():
             continue
-        teacher = backbone.logits(torch.cat([chain[depth].hidden for chain in chains], 1)[judged])
-        student = backbone.logits(anchor[judged])
+        teacher = exact_logits(backbone, torch.cat([chain[depth].hidden for chain in chains], 1)[judged])
+        student = exact_logits(backbone, anchor[judged])
         picked = torch.cat([torch.zeros_like(c[depth].tokens).scatter(1, c[depth].place, 1) for c in chains], 1)
         weight = 1 + NEXT_PICK_WEIGHT * picked[judged]
         loss = loss + (divergence(teacher, student) * weight).sum() / weight.sum()
@@ -100,50 +102,63 @@ def chain_loss(rows: Rows, backbone: Sdar, chains: list[list[Step]], where: list
 
 
 def chains_of(
-    trajectory: Trajectory, starts: list[int], steps: int, end_id: int
+    trajectory: Trajectory, starts: list[int], offsets: list[int], end_id: int
 ) -> tuple[list[list[Step]], list[Tensor]]:
-    """Chains of `steps` steps behind each start, and the positions each application is judged on."""
-    last = len(trajectory.steps) - 1
-    indices = [[min(start + depth, last) for depth in range(steps + 1)] for start in starts]
-    chains = [[trajectory.steps[index] for index in chain] for chain in indices]
+    """Chains of steps behind each start, and the positions each application is judged on.
+
+    `offsets`: how far behind the start each application's state lies, such as `[1, 2]`; `[2, 3]` where
+    two picks came between.
+    """
+    steps, last = trajectory.steps, len(trajectory.steps) - 1
+    chains = [[steps[min(start + offset, last)] for offset in (0, *offsets)] for start in starts]
     where = [
         torch.cat(
             [
-                masked_positions(trajectory.steps[min(start + depth, last)].tokens, trajectory.batch, end_id)
-                & (start + depth <= last)
-                for start in starts
+                masked_positions(chain[depth].tokens, trajectory.batch, end_id) & (start + offset <= last)
+                for chain, start in zip(chains, starts, strict=True)
             ],
             1,
         )
-        for depth in range(1, steps + 1)
+        for depth, offset in enumerate(offsets, start=1)
     ]
     return chains, where
+
+
+def losses(
+    models: tuple[Sdar, Mrp], trajectory: Trajectory, starts: list[int], phase: Phase, end_id: int
+) -> tuple[Tensor, Tensor]:
+    """The chain loss of one application on average, and the revision loss."""
+    backbone, mrp = models
+    gap = 2 if torch.rand(()).item() < TWO_PICKS_SHARE else 1
+    chains, where = chains_of(trajectory, starts, list(range(gap, gap + phase.steps)), end_id)
+    rows = Rows(backbone, mrp, trajectory, len(starts))
+    chain = chain_loss(rows, backbone, chains, where, phase.order) / phase.steps
+    return chain, revision_loss(Rows(backbone, mrp, trajectory, 1).refine, backbone, trajectory, end_id)
 
 
 def train_mrp(
     models: tuple[Sdar, Mrp], batches: Batches, clock: Clock, save: Callable[[Sdar, Mrp], None], end_id: int
 ) -> None:
     """Trains until the clock is over; `save` is called now and then."""
-    backbone, mrp = models
-    optimiser = Optimiser(mrp.named_parameters(), RATE)
-    sums, count = torch.zeros(2), 0
+    optimiser, logged = Optimiser(models[1].named_parameters(), RATE), torch.zeros(2)
     for batch in batches:
         if clock.share >= 1:
             break
         phase = [phase for phase in PHASES if phase.start <= clock.share][-1]
-        trajectory = roll_out(backbone, batch, end_id, sampled_share=0.5)
+        trajectory = roll_out(models[0], batch, end_id, sampled_share=0.5)
         starts = torch.randperm(len(trajectory.steps) - 1).tolist()
         for at in range(0, len(starts) - COPIES + 1, COPIES):
             with torch.autocast("cpu", torch.bfloat16):
-                chains, where = chains_of(trajectory, starts[at : at + COPIES], phase.steps, end_id)
-                chain = chain_loss(Rows(backbone, mrp, trajectory, COPIES), backbone, chains, where, phase.order)
-                revision = revision_loss(Rows(backbone, mrp, trajectory, 1).refine, backbone, trajectory, end_id)
-                loss = chain / phase.steps + phase.revision * revision
-            optimiser.step(loss, clock.share)
-            sums, count = sums + torch.stack([chain.detach() / phase.steps, revision.detach()]), count + 1
-            if count == _LOG_EVERY:
-                kl, second = (sums / count).tolist()
-                print(f"mrp {clock.spent / 60:5.1f} min  step {optimiser.steps}  K={phase.steps}  "
-                      f"loss {kl:.4f}  revision {second:.4f}", flush=True)  # fmt: skip
-                sums, count = torch.zeros(2), 0
-                save(backbone, mrp)
+                chain, revision = losses(models, trajectory, starts[at : at + COPIES], phase, end_id)
+            optimiser.step(chain + phase.revision * revision, clock.share)
+            logged += torch.stack([chain.detach(), revision.detach()]) / _LOG_EVERY
+            if optimiser.steps % _LOG_EVERY == 0:
+                _log(clock, optimiser.steps, phase, logged)
+                logged = torch.zeros(2)
+                save(*models)
+
+
+def _log(clock: Clock, step: int, phase: Phase, means: Tensor) -> None:
+    chain, revision = means.tolist()
+    minutes = clock.spent / 60
+    print(f"mrp {minutes:5.1f} min  step {step}  K={phase.steps}  {chain:.4f}  revision {revision:.4f}", flush=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from service.model import Sdar
 from training.attention import DenseAttention
-from training.losses import divergence
+from training.losses import divergence, exact_logits
 from training.rollout import Step, Trajectory, backbone_logits, masked_positions
 
 _LOWEST_THRESHOLD, _THRESHOLD_SPAN = 0.12, 0.5
@@ -35,7 +35,7 @@ def revision_loss(refine: Refine, backbone: Sdar, trajectory: Trajectory, end_id
         return torch.zeros(())
     teacher = second_opinion(backbone, trajectory, torch.where(doubted, trajectory.batch.mask_id, tokens))
     student = refine(tokens, step.hidden)
-    return divergence(backbone.logits(teacher[doubted]), backbone.logits(student[doubted])).mean()
+    return divergence(exact_logits(backbone, teacher[doubted]), exact_logits(backbone, student[doubted])).mean()
 
 
 @torch.no_grad()

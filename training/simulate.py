@@ -44,7 +44,8 @@ def speculative_yield(
 ) -> Yield:
     """Speculative decoding of a batch with `drafts` drafts a round; without MRP, drafts stay stale.
 
-    `stale_first`: the first draft of a round is the backbone's second choice instead of MRP's first.
+    `stale_first`: after a block's first round, a round's first draft is the backbone's second choice
+    instead of MRP's first.
     """
     backbone, mrp = models
     trajectory = roll_out(backbone, batch, end_id)
@@ -78,7 +79,7 @@ def _drafts_met(backbone: Sdar, refine: Refine, trajectory: Trajectory, rule: tu
     for start in range(len(steps) - 1):
         anchor = steps[start].hidden
         for depth, step in enumerate(steps[start + 1 : start + 1 + drafts]):
-            if depth or not stale_first:
+            if depth or not start or not stale_first:
                 anchor = refine(step.tokens, anchor)
             met[start, depth] = _is_pick(backbone, anchor, step, batch, end_id)
     return met

@@ -133,7 +133,7 @@ def test_mrp_learns_and_its_backbone_does_not(backbone, mrp, batch, tokenizer):
     end, optimiser = tok.control(tokenizer, tok.END), Optimiser(mrp.named_parameters(), rate=0.02)
     before = {name: value.clone() for name, value in backbone.state_dict().items()}
     trajectory = roll_out(backbone, batch, end)
-    chains, where = chains_of(trajectory, [0, 2, 4, 6], 2, end)
+    chains, where = chains_of(trajectory, [0, 2, 4, 6], [1, 2], end)
     losses = []
     for _ in range(30):
         losses.append(chain_loss(Rows(backbone, mrp, trajectory, 4), backbone, chains, where, order=0.1))
