@@ -157,9 +157,11 @@ class Reference:
 
 
 def plain_filter(probabilities: Sequence[float], top_k: int, top_p: float) -> list[bool]:
-    """Which tokens top-k and top-p leave: those whose better ones are fewer than k and weigh less than p."""
+    """Which tokens top-k and top-p leave: fewer than k are better; of the k best, the better ones weigh less than p."""
+    best = sorted(probabilities, reverse=True)[: top_k or None]
+    total = sum(best)
     kept = []
     for probability in probabilities:
-        better = [other for other in probabilities if other > probability]
-        kept.append((not top_k or len(better) < top_k) and (top_p >= 1 or sum(better) < top_p))
+        better = sum(other for other in best if other > probability)
+        kept.append(probability >= best[-1] and (top_p >= 1 or better / total < top_p))
     return kept

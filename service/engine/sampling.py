@@ -63,7 +63,7 @@ def _scale(logits: Tensor, reads: Sequence[Read]) -> Tensor:
 
 
 def _filter(scores: Tensor, reads: Sequence[Read], mask_token_id: int) -> Tensor:
-    """Sets what top-k and top-p exclude to -inf; ties at the border stay in. `[M, V]` in place."""
+    """Sets what top-k, then top-p of the rest, exclude to -inf; ties at the border stay in. `[M, V]` in place."""
     chosen = [
         index
         for index, read in enumerate(reads)
@@ -77,11 +77,11 @@ def _filter(scores: Tensor, reads: Sequence[Read], mask_token_id: int) -> Tensor
     part[:, mask_token_id] = -torch.inf
     ordered = part.sort(dim=-1, descending=True).values
     top_k = torch.tensor([min(reads[i].sampling.top_k or vocabulary, vocabulary) for i in chosen], device=scores.device)
-    top_p = torch.tensor([reads[i].sampling.top_p for i in chosen], device=scores.device)
-    probabilities = ordered.softmax(-1)
+    top_p = torch.tensor([p if (p := reads[i].sampling.top_p) < 1 else torch.inf for i in chosen], device=scores.device)
+    outside = torch.arange(vocabulary, device=scores.device) >= top_k[:, None]
+    probabilities = ordered.masked_fill(outside, -torch.inf).softmax(-1)
     before = probabilities.cumsum(-1) - probabilities
-    kept = (before < top_p[:, None]) & (torch.arange(vocabulary, device=scores.device) < top_k[:, None])
-    border = ordered.masked_fill(~kept, torch.inf).amin(-1, keepdim=True)
+    border = ordered.masked_fill(outside | (before >= top_p[:, None]), torch.inf).amin(-1, keepdim=True)
     scores[rows] = part.masked_fill(part < border, -torch.inf)
     return scores
 
