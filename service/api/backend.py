@@ -1,0 +1,70 @@
+"""What the routes need of the replicas behind them: the one seam between HTTP and decoding.
+
+`ray_backend.py` implements it over Serve's handles, `LocalBackend` over one generator in this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from typing import Protocol
+
+from service.api.generator import Generator
+from service.api.wire import Answer, Chunk, Ending, Failure, ModelCard, Snapshot, Status, Work
+from service.errors import NotReady
+
+Items = AsyncGenerator[Chunk | Ending | Failure]
+
+
+class Backend(Protocol):
+    """The replicas that generate. Every method may raise errors of ours."""
+
+    async def card(self) -> ModelCard:
+        """What is served. NotReady while no replica can generate, with the reason."""
+
+    async def complete(self, work: Work) -> Answer | Failure:
+        """The whole answer; cancelling aborts the request."""
+
+    def stream(self, work: Work) -> Items:
+        """The answer block by block; closing aborts the request."""
+
+    async def statuses(self) -> list[Status]:
+        """One for every replica that answers. NotReady with the reason when there is none."""
+
+    async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
+        """The metrics of all ingresses, of which `own` is this one's, and of all replicas."""
+
+
+def serving(statuses: list[Status]) -> ModelCard:
+    """The card of the first replica that can generate. NotReady with what the others failed of."""
+    healthy = [status.card for status in statuses if status.failure is None]
+    if not healthy:
+        reasons = "; ".join(f"{status.replica}: {status.failure}" for status in statuses)
+        raise NotReady(f"no replica can generate: {reasons}", retry_after=5.0)
+    return healthy[0]
+
+
+class LocalBackend:
+    """One generator in this process: for tests and for trying routes without Ray."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+
+    async def card(self) -> ModelCard:
+        """What the generator serves."""
+        return serving(await self.statuses())
+
+    async def complete(self, work: Work) -> Answer | Failure:
+        """The generator's answer."""
+        return await self._generator.complete(work)
+
+    def stream(self, work: Work) -> Items:
+        """The generator's blocks."""
+        return self._generator.stream(work)
+
+    async def statuses(self) -> list[Status]:
+        """The generator's."""
+        return [self._generator.status()]
+
+    async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
+        """This process's two."""
+        return [own], [self._generator.snapshot()]

@@ -1,0 +1,78 @@
+"""The two Serve deployments: `Ingress` (HTTP, CPU) in front of `Generator` (the model, its device).
+
+Thin on purpose: what they do is in `ingress.py` and `generator.py`, which know nothing of Ray. Serve
+makes these classes from `service.app:build`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+import torch
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp
+
+from service.api.generator import load_generator
+from service.api.ingress import Ingress
+from service.api.ray_backend import RayBackend
+from service.api.wire import Answer, Chunk, Ending, Failure, Snapshot, Status, Work
+from service.settings import Settings
+
+
+class GeneratorDeployment:
+    """One replica of the model. Serve starts it, checks its health and routes requests to it."""
+
+    async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it
+        if settings.torch_threads is not None:
+            torch.set_num_threads(settings.torch_threads)
+        self._generator = await asyncio.to_thread(load_generator, _replica_name(), settings)
+
+    async def complete(self, work: Work) -> Answer | Failure:
+        """The whole answer."""
+        return await self._generator.complete(work)
+
+    def stream(self, work: Work) -> AsyncGenerator[Chunk | Ending | Failure]:
+        """The answer block by block."""
+        return self._generator.stream(work)
+
+    async def status(self) -> Status:
+        """Whether it can generate, and what."""
+        return self._generator.status()
+
+    async def snapshot(self) -> Snapshot:
+        """Its metrics now."""
+        return self._generator.snapshot()
+
+    async def check_health(self) -> None:
+        """Called by Serve, which replaces a replica whose engine has stopped."""
+        failure = self._generator.status().failure
+        if failure is not None:
+            raise RuntimeError(failure)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_generator"):
+            self._generator.close()
+
+
+@serve.ingress()
+class IngressDeployment:
+    """The HTTP front. Serve builds the application in every replica by `__serve_build_asgi_app__`."""
+
+    def __init__(self, settings: Settings, generator: DeploymentHandle) -> None:
+        context = serve.get_replica_context()
+        own = serve.get_deployment_handle(context.deployment, context.app_name)
+        self._ingress = Ingress(_replica_name(), settings, RayBackend(generator, own))
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return self._ingress.app(answers_request_id=False)
+
+    async def snapshot(self) -> Snapshot:
+        """Its metrics now."""
+        return self._ingress.snapshot()
+
+
+def _replica_name() -> str:
+    context = serve.get_replica_context()
+    return f"{context.deployment}-{context.replica_id.unique_id}"

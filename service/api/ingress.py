@@ -1,0 +1,112 @@
+"""One ingress: the FastAPI application over any `Backend`. Authorizes, validates, asks, shapes answers.
+
+Knows no engine and no Ray: `deployments.py` gives it Serve's handles, tests a generator in this process.
+"""
+
+from __future__ import annotations
+
+import hmac
+from contextlib import aclosing
+
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+from starlette.types import ASGIApp
+
+from service.api import problems
+from service.api.answers import answer_json, models_json
+from service.api.backend import Backend, Items, serving
+from service.api.exposition import CONTENT_TYPE, expose
+from service.api.metrics import Registry
+from service.api.middleware import BodyLimit, RequestId
+from service.api.openapi import Documented, errors, generate_docs
+from service.api.streams import EventStream, Exchange, first_of
+from service.api.validation import parse_generate, parse_json, to_work
+from service.api.wire import Answer, Failure, Snapshot, Work
+from service.errors import MrpServeError, Unauthorized
+from service.settings import Settings
+
+
+class Ingress:
+    """Its settings, the replicas behind it, its counters. `name` tells it apart in metrics."""
+
+    def __init__(self, name: str, settings: Settings, backend: Backend) -> None:
+        self._name, self._settings, self._backend = name, settings, backend
+        self._registry = Registry("ingress")
+        self._in_flight = 0
+
+    def app(self, *, answers_request_id: bool) -> ASGIApp:
+        """The application. `answers_request_id`: it sends X-Request-Id itself; not where Serve does."""
+        app = Documented()
+        problems.install(app, self._count_rejected)
+        self._add_routes(app)
+        return RequestId(BodyLimit(app, self._settings.max_body_bytes), answer=answers_request_id)
+
+    def snapshot(self) -> Snapshot:
+        """Its metrics now."""
+        return Snapshot(self._name, self._in_flight, self._registry.families())
+
+    def _add_routes(self, app: FastAPI) -> None:
+        locked = [Depends(self._authorize)]
+        app.post("/generate", dependencies=locked, **generate_docs())(self._generate)
+        models = app.get(
+            "/v1/models", dependencies=locked, summary="The model and its limits", responses=errors(401, 503)
+        )
+        models(self._models)
+        app.get("/health", summary="Whether a replica can generate", responses=errors(503))(self._health)
+        app.get("/metrics", summary="Prometheus text of all replicas", response_class=PlainTextResponse)(self._metrics)
+
+    # --- routes ------------------------------------------------------------------------------------
+
+    async def _generate(self, request: Request) -> Response:
+        card = await self._backend.card()
+        wanted = parse_generate(parse_json(await request.body()), card.default_mode)
+        work = to_work(wanted, card, self._settings.request_timeout_s)
+        if wanted.stream:
+            items = self._stream(work)
+            exchange = Exchange(work, card, request.scope["request_id"], self._count_rejected)
+            return EventStream(await first_of(items), items, exchange)
+        return JSONResponse(answer_json(await self._complete(work), work, card))
+
+    async def _models(self) -> Response:
+        return JSONResponse(models_json(await self._backend.card()))
+
+    async def _health(self) -> Response:
+        statuses = await self._backend.statuses()
+        serving(statuses)
+        return JSONResponse({"status": "ok", "replicas_ready": sum(status.failure is None for status in statuses)})
+
+    async def _metrics(self) -> Response:
+        return Response(expose(*await self._backend.snapshots(self.snapshot())), media_type=CONTENT_TYPE)
+
+    async def _authorize(self, request: Request) -> None:
+        """Refuses a request without one of the configured keys. All keys are compared, in constant time."""
+        if not self._settings.api_keys:
+            return
+        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
+        given = bearer.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
+        if not any([hmac.compare_digest(given.encode(), key.encode()) for key in self._settings.api_keys]):
+            raise Unauthorized(f"the API key is {'wrong' if given else 'missing'}; send `Authorization: Bearer <key>`")
+
+    # --- answers -----------------------------------------------------------------------------------
+
+    async def _complete(self, work: Work) -> Answer:
+        self._in_flight += 1
+        try:
+            result = await self._backend.complete(work)
+        finally:
+            self._in_flight -= 1
+        if isinstance(result, Failure):
+            raise result.error
+        return result
+
+    async def _stream(self, work: Work) -> Items:
+        self._in_flight += 1
+        try:
+            async with aclosing(self._backend.stream(work)) as items:
+                async for item in items:
+                    yield item
+        finally:
+            self._in_flight -= 1
+
+    def _count_rejected(self, error: MrpServeError) -> None:
+        self._registry.add("request_rejected_total", reason=error.code)

@@ -1,0 +1,73 @@
+"""What a replica counts: the engine's steps and events, and how its requests ended.
+
+`on_step` and `on_event` are called on the engine's thread, `finished` on the event loop; prometheus_client
+locks each metric. Knows no HTTP and no other replica.
+"""
+
+from __future__ import annotations
+
+from service.api.metrics import Registry
+from service.api.wire import Family
+from service.engine.observer import EngineState, StepReport
+from service.engine.request import BlockEvent, FinishReason, GenerationRequest, Stats
+
+
+class ReplicaMetrics:
+    """Implements the engine's `Observer` over a registry of its own."""
+
+    def __init__(self) -> None:
+        self._registry = Registry("replica")
+        self._last_block: dict[str, float] = {}
+
+    def on_step(self, report: StepReport) -> None:
+        """One engine step: its time, its rows, the forwards of its requests."""
+        self._registry.observe("engine_step_seconds", report.seconds)
+        if report.rows:
+            self._registry.observe("rows_per_forward", report.rows)
+        for kind, count in report.forwards.items():
+            self._registry.add("forwards_total", count, kind=kind)
+
+    def on_event(self, request: GenerationRequest, event: BlockEvent) -> None:
+        """One block of a request: its tokens, its steps, its latency."""
+        mode = request.params.mode
+        previous = self._last_block.pop(request.request_id, None)
+        if event.finish_reason is None:
+            self._last_block[request.request_id] = event.stats.total_s
+        if previous is None and event.stats.forwards.denoise + event.stats.forwards.verify:
+            self._registry.add("prompt_tokens_total", len(request.prompt_token_ids))
+        if event.token_ids:
+            self._registry.add("generation_tokens_total", len(event.token_ids), mode=mode)
+            self._latency(mode, event.stats.total_s, previous)
+        self._steps(mode, event)
+
+    def finished(self, mode: str, reason: FinishReason, stats: Stats, waited_s: float) -> None:
+        """A request ended; `waited_s`: how long it took from the ingress to the engine."""
+        self._registry.add("request_success_total", mode=mode, finished_reason=reason)
+        self._registry.observe("request_queue_time_seconds", waited_s + stats.queue_s)
+        self._registry.observe("e2e_request_latency_seconds", waited_s + stats.total_s, mode=mode)
+        if stats.decoded_tokens:
+            self._registry.observe("tokens_per_forward", stats.tokens_per_forward, mode=mode)
+
+    def families(self, state: EngineState) -> tuple[Family, ...]:
+        """All metrics now; the gauges are read off the engine's state."""
+        self._registry.set("num_requests_running", state.num_running)
+        self._registry.set("num_requests_waiting", state.num_waiting)
+        self._registry.set("kv_cache_usage_perc", state.kv_usage)
+        return self._registry.families()
+
+    def _latency(self, mode: str, total_s: float, previous: float | None) -> None:
+        if previous is None:
+            self._registry.observe("time_to_first_block_seconds", total_s, mode=mode)
+        else:
+            self._registry.observe("inter_block_latency_seconds", total_s - previous, mode=mode)
+
+    def _steps(self, mode: str, event: BlockEvent) -> None:
+        for step in event.steps:
+            by_mrp = step.revealed_by_mrp
+            self._registry.add("tokens_revealed_total", by_mrp, mode=mode, source="mrp")
+            self._registry.add("tokens_revealed_total", len(step.revealed) - by_mrp, mode=mode, source="backbone")
+            self._registry.add("tokens_remasked_total", len(step.revoked))
+            self._registry.add("spec_decode_num_draft_tokens_total", len(step.drafted))
+            self._registry.add("spec_decode_num_accepted_tokens_total", step.accepted)
+            for position in range(step.accepted):
+                self._registry.add("spec_decode_num_accepted_tokens_per_pos_total", position=str(position))

@@ -1,0 +1,67 @@
+"""The documentation at /docs and /openapi.json: bodies, answers and examples of every route.
+
+Bodies are parsed by `validation.py`, not by FastAPI, so their schema is put in here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+
+from service.api.answers import BlockFrame, Done, ErrorAnswer, GenerateAnswer
+from service.api.schemas import EXAMPLES, GENERATE
+
+_REF = "#/components/schemas/{model}"
+_ERRORS: Mapping[int, str] = {
+    401: "an API key is required and missing or wrong",
+    413: "the body is over the limit",
+    422: "a field is not allowed; the message says the value and what is",
+    429: "the queue is full; see Retry-After",
+    503: "loading, draining, or no replica; see Retry-After",
+    504: "the time limit passed before anything was decoded",
+}
+_STREAM = (
+    "Server-sent events: `block` frames (BlockFrame), then `done` (Done) or `error` (ErrorAnswer). "
+    "A comment line every 15 s keeps proxies awake."
+)
+
+
+class Documented(FastAPI):
+    """The application, its own request bodies documented."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            title="mrp-serve", description="Block-diffusion language models with Multi-token Residual Prediction."
+        )
+
+    def openapi(self) -> dict[str, Any]:
+        """FastAPI's schema and the models that FastAPI does not see."""
+        schema = super().openapi()
+        models = schema.setdefault("components", {}).setdefault("schemas", {})
+        models.update(GENERATE.json_schema(ref_template=_REF)["$defs"])
+        for model in (BlockFrame, Done):
+            made = model.model_json_schema(ref_template=_REF)
+            models.update(made.pop("$defs", {}) | {model.__name__: made})
+        return schema
+
+
+def generate_docs() -> dict[str, Any]:
+    """What FastAPI is told of POST /generate."""
+    body = GENERATE.json_schema(ref_template=_REF)
+    body.pop("$defs")
+    content = {"application/json": {"schema": body, "examples": dict(EXAMPLES)}}
+    answer = {"model": GenerateAnswer, "content": {"text/event-stream": {"schema": {"description": _STREAM}}}}
+    return {
+        "summary": "Continue a prompt, at once or block by block",
+        "response_class": JSONResponse,
+        "responses": {200: answer, **errors(401, 413, 422, 429, 503, 504)},
+        "openapi_extra": {"requestBody": {"required": True, "content": content}},
+    }
+
+
+def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The error answers of a route."""
+    return {status: {"model": ErrorAnswer, "description": _ERRORS[status]} for status in statuses}

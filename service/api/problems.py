@@ -1,0 +1,65 @@
+"""Every error as the one shape clients get, whoever raised it: we, pydantic, the router, or a bug."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from service.api.answers import error_json
+from service.api.validation import explain
+from service.errors import MrpServeError
+
+_log = logging.getLogger(__name__)
+
+_CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
+class _HttpError(MrpServeError):
+    """An error of the router: no such route, no such method."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status, self.code = status, _CODES.get(status, "http_error")
+
+
+def install(app: FastAPI, count: Callable[[MrpServeError], None]) -> None:
+    """Answers every exception of the app's routes in our shape; `count` is told of those of POST requests."""
+
+    def answer(request: Request, error: MrpServeError, headers: dict[str, str] | None = None) -> JSONResponse:
+        if request.method == "POST":
+            count(error)
+        return problem(error, request.scope["request_id"], headers)
+
+    @app.exception_handler(MrpServeError)
+    async def ours(request: Request, error: MrpServeError) -> JSONResponse:
+        return answer(request, error)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return answer(request, explain(error.errors()))
+
+    @app.exception_handler(HTTPException)
+    async def routing(request: Request, error: HTTPException) -> JSONResponse:
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        return answer(request, _HttpError(error.status_code, message), dict(error.headers or {}))
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        _log.error("%s failed", request.scope["request_id"], exc_info=error)
+        return answer(request, MrpServeError("an unexpected error; the server's log has it under the request's id"))
+
+
+def problem(error: MrpServeError, request_id: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    """The answer to a request that failed."""
+    headers = dict(headers or {})
+    if error.retry_after is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse(error_json(error, request_id), error.status, headers)

@@ -1,0 +1,132 @@
+"""The replicas as Ray Serve handles: cancellation, back-pressure, dead and missing replicas as our errors.
+
+Serve queues what the replicas do not take; a request that waits there longer than its own time limit is
+given up here, everything later the engine times. Knows no HTTP and no engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar, cast
+
+from ray import serve
+from ray.exceptions import RayError, RayTaskError
+from ray.serve.exceptions import BackPressureError, RayServeException
+from ray.serve.handle import DeploymentHandle
+
+from service.api.backend import Items, serving
+from service.api.wire import Answer, Failure, ModelCard, Snapshot, Status, Work
+from service.errors import DeadlineExceeded, NotReady, QueueFull
+
+_log = logging.getLogger(__name__)
+
+#: how long a control call to the replicas may take, and for how long its answer is believed
+_CONTROL_S = 3.0
+_FRESH_S = 1.0
+#: how much later than the engine the ingress gives up
+_GRACE_S = 5.0
+#: when a client may try again
+_RETRY_S = 1.0
+
+_T = TypeVar("_T")
+
+
+class RayBackend:
+    """Implements `Backend` over the handles of the two deployments of one application."""
+
+    def __init__(self, generator: DeploymentHandle, ingress: DeploymentHandle) -> None:
+        self._generator, self._ingress = generator, ingress
+        self._card: ModelCard | None = None
+        self._card_until = 0.0
+        self._asking = asyncio.Lock()
+
+    # --- requests ----------------------------------------------------------------------------------
+
+    async def complete(self, work: Work) -> Answer | Failure:
+        """The whole answer; cancelling cancels the replica's task."""
+        with _errors(work):
+            response = self._generator.complete.remote(work)
+            try:
+                async with asyncio.timeout(work.timeout_s + _GRACE_S):
+                    return cast(Answer | Failure, await response)
+            except BaseException:
+                response.cancel()
+                raise
+
+    async def stream(self, work: Work) -> Items:
+        """The answer block by block; closing cancels the replica's task."""
+        with _errors(work):
+            items = self._generator.options(stream=True).stream.remote(work)
+            try:
+                async with asyncio.timeout(work.timeout_s + _GRACE_S):
+                    item = await anext(items)
+                while True:
+                    yield item
+                    item = await anext(items)
+            except StopAsyncIteration:
+                return
+            finally:
+                items.cancel()
+
+    # --- the replicas ------------------------------------------------------------------------------
+
+    async def card(self) -> ModelCard:
+        """What is served; asked at most once a second."""
+        async with self._asking:
+            if self._card is None or time.monotonic() >= self._card_until:
+                self._card = None
+                self._card = serving(await self.statuses())
+                self._card_until = time.monotonic() + _FRESH_S
+            return self._card
+
+    async def statuses(self) -> list[Status]:
+        """One for every replica that answers. NotReady with what Serve says when none does."""
+        if statuses := await _of_all(self._generator, "status", Status):
+            return statuses
+        raise NotReady(await asyncio.to_thread(_why_none, self._generator), retry_after=5.0)
+
+    async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
+        """The metrics of all processes that answer."""
+        ingresses, replicas = await asyncio.gather(
+            _of_all(self._ingress, "snapshot", Snapshot), _of_all(self._generator, "snapshot", Snapshot)
+        )
+        return ingresses or [own], replicas
+
+
+async def _of_all(handle: DeploymentHandle, method: str, kind: type[_T]) -> list[_T]:
+    """What all replicas of a deployment answer; those that do not are left out."""
+    try:
+        results = await handle.broadcast(method).results_async(timeout_s=_CONTROL_S, return_exceptions=True)
+    except (RayServeException, RayError, TimeoutError) as error:
+        _log.info("%s of %s: %r", method, handle.deployment_name, error)
+        return []
+    return [result for result in results if isinstance(result, kind)]
+
+
+def _why_none(handle: DeploymentHandle) -> str:
+    """Why no replica answers, as Serve's controller sees it."""
+    deployment = serve.status().applications[handle.app_name].deployments[handle.deployment_name]
+    states = ", ".join(f"{count} {state.lower()}" for state, count in deployment.replica_states.items()) or "none"
+    message = f": {deployment.message}" if deployment.message else ""
+    return f"no replica can generate yet (replicas: {states}){message}"
+
+
+@contextmanager
+def _errors(work: Work) -> Iterator[None]:
+    """Serve's errors as ours. An exception in a replica's code is a bug and stays one."""
+    try:
+        yield
+    except BackPressureError as error:
+        raise QueueFull("the queue is full", retry_after=_RETRY_S) from error
+    except TimeoutError as error:
+        raise DeadlineExceeded(
+            f"timeout_s is {work.timeout_s}, nothing was decoded by then", param="timeout_s"
+        ) from error
+    except RayTaskError:
+        raise
+    except (RayError, RayServeException) as error:
+        raise NotReady("the replica was lost before the answer was complete", retry_after=_RETRY_S) from error

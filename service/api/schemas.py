@@ -1,0 +1,118 @@
+"""What clients may send: one pydantic model a mode, made from the registry of modes, told apart by `mode`.
+
+A mode's knobs are the fields of its params class; a new mode needs no line here, a new knob one in
+`KNOBS`. Ranges that hang on the model (block size, length, vocabulary) are the engine's to check.
+Knows no HTTP and no engine; `validation.py` parses with it, `docs.py` shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import reduce
+from operator import or_
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, create_model, model_validator
+
+from service.decode.registry import MODES
+from service.engine.request import MAX_SEED
+from service.errors import InvalidRequest
+
+PROMPTS = ("prompt", "prompt_token_ids", "messages")
+MAX_STOPS = 16
+
+StopText = Annotated[str, Field(min_length=1)]
+StopTexts = Annotated[
+    list[StopText],
+    Field(max_length=MAX_STOPS),
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value, json_schema_input_type=str | list[str]),
+]
+
+#: knob -> its type and range; None means the default: the checkpoint's `mrp_steps`, else the mode's own
+KNOBS: Mapping[str, Any] = {
+    "tokens_per_step": Annotated[int, Field(ge=1, description="tokens revealed a forward, at most the block size")],
+    "threshold": Annotated[float, Field(gt=0, le=1, description="confidence a token needs")],
+    "mrp_steps": Annotated[int, Field(ge=1, description="picks of MRP a forward; default: the checkpoint's")],
+}
+
+
+class Message(BaseModel):
+    """One message of a chat."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class GenerateCommon(BaseModel):
+    """The fields of POST /generate that every mode has. Exactly one of the three prompts is allowed."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    prompt: Annotated[str, Field(min_length=1)] | None = Field(None, description="text to be continued")
+    prompt_token_ids: Annotated[list[int], Field(min_length=1)] | None = Field(None, description="the same as ids")
+    messages: Annotated[list[Message], Field(min_length=1)] | None = Field(None, description="a chat")
+    max_new_tokens: int = Field(256, ge=1, description="at most what is left of the model's length")
+    temperature: float = Field(0.0, ge=0, le=100, description="0 is greedy")
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0, description="0: off")
+    seed: int | None = Field(None, ge=0, le=MAX_SEED, description="default: random; the answer has it")
+    stop: StopTexts | None = Field(None, description="a text, or up to 16, that ends the answer; not returned")
+    stop_token_ids: list[int] = Field([], max_length=1024, description="ids that end the answer")
+    ignore_eos: bool = Field(False, description="go on after the checkpoint's end token")
+    stream: bool = Field(False, description="server-sent events, one a block")
+    timeout_s: float | None = Field(None, gt=0, description="default and most: the server's limit")
+    return_trace: bool = Field(False, description="the denoising history")
+
+    @model_validator(mode="after")
+    def _one_prompt(self) -> GenerateCommon:
+        given = [name for name in PROMPTS if getattr(self, name) is not None]
+        if len(given) != 1:
+            received = " and ".join(given) or "none of them"
+            raise InvalidRequest(
+                f"{received} given, exactly one of {', '.join(PROMPTS)} is allowed", param=(given or PROMPTS)[-1]
+            )
+        return self
+
+    @property
+    def knobs(self) -> dict[str, int | float]:
+        """The knobs of the mode that were given."""
+        return {name: value for name in KNOBS if (value := getattr(self, name, None)) is not None}
+
+
+def _schema(mode: str) -> type[GenerateCommon]:
+    knobs = {field.name: (KNOBS[field.name] | None, None) for field in fields(MODES[mode])}
+    name = f"Generate{mode.capitalize()}"
+    made = create_model(name, __base__=GenerateCommon, mode=(Literal[mode], ...), **knobs)  # type: ignore[call-overload]
+    made.__doc__ = f"POST /generate in mode {mode}: {(MODES[mode].__doc__ or '').strip()}"
+    return made  # type: ignore[no-any-return]
+
+
+#: mode name -> the model of its requests
+REQUESTS: Mapping[str, type[GenerateCommon]] = {mode: _schema(mode) for mode in MODES}
+
+GENERATE: TypeAdapter[Any] = TypeAdapter(
+    Annotated[reduce(or_, REQUESTS.values()), Field(discriminator="mode")]  # type: ignore[arg-type]
+)
+
+EXAMPLES: Mapping[str, Any] = {
+    "text": {"summary": "Continue a text", "value": {"prompt": "def fibonacci(n):", "max_new_tokens": 64}},
+    "chat": {
+        "summary": "Answer a message, streamed",
+        "value": {"messages": [{"role": "user", "content": "What is 12 + 5?"}], "stream": True},
+    },
+    "speculative": {
+        "summary": "MRP drafts, the backbone verifies: the output of static, faster",
+        "value": {"prompt": "1 + 1 =", "mode": "speculative", "mrp_steps": 2, "stop": ["\n\n"]},
+    },
+    "remask": {
+        "summary": "Parallel decoding that takes back what MRP doubts",
+        "value": {"prompt": "1 + 1 =", "mode": "remask", "threshold": 0.5, "return_trace": True},
+    },
+    "sampled": {
+        "summary": "A sample that can be repeated",
+        "value": {"prompt": "Once", "temperature": 0.8, "top_p": 0.95, "seed": 17},
+    },
+}

@@ -1,0 +1,77 @@
+"""An answer as a stream of server-sent events: `block` frames, then `done` or `error`.
+
+The first item is awaited before the status is sent, so that what is wrong with a request has its own
+status. However the response ends, the stream of items is closed, which aborts the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from service.api.answers import block_json, done_json, error_json
+from service.api.sse import HEADERS, MEDIA_TYPE, frame, with_keep_alive
+from service.api.wire import Chunk, Ending, Failure, ModelCard, Work
+from service.errors import MrpServeError
+
+Item = Chunk | Ending | Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What the frames of one answer are made with; `count` is told of an error in the midst."""
+
+    work: Work
+    card: ModelCard
+    request_id: str
+    count: Callable[[MrpServeError], None]
+
+
+class EventStream(StreamingResponse):
+    """The items of one answer as events."""
+
+    def __init__(self, first: Item, items: AsyncGenerator[Item], exchange: Exchange) -> None:
+        self._items = items
+        self._frames = with_keep_alive(_frames(first, items, exchange))
+        super().__init__(self._frames, media_type=MEDIA_TYPE, headers=HEADERS)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the events; closes the items whatever happens."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._frames.aclose()
+            await self._items.aclose()
+
+
+async def first_of(items: AsyncGenerator[Item]) -> Item:
+    """The first item of an answer. Raises the error if it is a failure."""
+    try:
+        first = await anext(items)
+        if isinstance(first, Failure):
+            raise first.error
+    except BaseException:
+        await items.aclose()
+        raise
+    return first
+
+
+async def _frames(first: Item, items: AsyncGenerator[Item], exchange: Exchange) -> AsyncGenerator[bytes]:
+    try:
+        yield _frame(first, exchange)
+        async for item in items:
+            yield _frame(item, exchange)
+    except MrpServeError as error:
+        yield _frame(Failure(error), exchange)
+
+
+def _frame(item: Item, exchange: Exchange) -> bytes:
+    if isinstance(item, Chunk):
+        return frame("block", block_json(item, exchange.work))
+    if isinstance(item, Ending):
+        return frame("done", done_json(item, exchange.work, exchange.card))
+    exchange.count(item.error)
+    return frame("error", error_json(item.error, exchange.request_id))

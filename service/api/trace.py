@@ -1,0 +1,29 @@
+"""A request's denoising history as JSON: one object a step. Positions are relative to the block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from service.decode.block import Pick, Step
+from service.engine.request import BlockEvent
+
+
+def trace_steps(event: BlockEvent) -> tuple[Mapping[str, Any], ...]:
+    """The steps that decoded an event's block."""
+    return tuple(_step(event.index, step) for step in event.steps)
+
+
+def _step(block: int, step: Step) -> Mapping[str, Any]:
+    return {
+        "block": block,
+        "kind": step.kind,
+        "revealed": _picks(step.revealed),
+        "revoked": list(step.revoked),
+        "drafted": _picks(step.drafted),
+        "accepted": step.accepted,
+    }
+
+
+def _picks(picks: Iterable[Pick]) -> list[tuple[int, int, float]]:
+    return [(pick.position, pick.token, round(pick.confidence, 6)) for pick in picks]

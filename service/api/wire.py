@@ -1,0 +1,119 @@
+"""What crosses from the ingress to a replica and back: plain frozen data, picklable.
+
+The ingress sends `Work`; a replica answers `Answer | Failure`, or a stream of `Chunk`s that ends with an
+`Ending` or a `Failure`. Knows no HTTP, no Ray and no tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from service.decode.params import ModeParams
+from service.engine.request import FinishReason, SamplingParams
+from service.errors import MrpServeError
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One validated request. Exactly one of `text`, `token_ids`, `messages` is set.
+
+    `arrived`: wall clock of the ingress, so that `timeout_s` and the times in the statistics count from
+    there, the time in Serve's queue included. `stop_token_ids` are added to the checkpoint's eos.
+    """
+
+    request_id: str
+    params: ModeParams
+    sampling: SamplingParams
+    max_new_tokens: int
+    timeout_s: float
+    arrived: float
+    text: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    messages: tuple[Mapping[str, str], ...] | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    return_trace: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One finished block: what it adds to the answer, the statistics so far, its history if asked for."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    stats: Mapping[str, Any]
+    trace: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why and with which statistics an answer ended."""
+
+    finish_reason: FinishReason
+    prompt_tokens: int
+    completion_tokens: int
+    stats: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer; its text and tokens are those of its chunks in order."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    ending: Ending
+    trace: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The request failed with an error of ours, which the ingress puts on the wire."""
+
+    error: MrpServeError
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What a client, and the ingress's validation, must know of the model a replica serves."""
+
+    name: str
+    block_size: int
+    vocab_size: int
+    max_model_len: int
+    mrp: Mapping[str, Any] | None
+    modes: tuple[str, ...]
+    default_mode: str
+    defaults: Mapping[str, Mapping[str, int | float]]
+    chat: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One metric of one process: its name, help, type and samples (name, labels, value)."""
+
+    name: str
+    documentation: str
+    kind: str
+    samples: tuple[tuple[str, Mapping[str, str], float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The metrics of one process, and how many requests it has in hand."""
+
+    replica: str
+    in_flight: int
+    families: tuple[Family, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Whether a replica can generate: `failure` says why not. `card` is what it serves."""
+
+    replica: str
+    failure: str | None
+    card: ModelCard

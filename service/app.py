@@ -1,0 +1,53 @@
+"""The Serve application: `service.app:build` is the import path of every deployment file.
+
+    applications: [{name: mrp, import_path: "service.app:build", args: {model: …, num_replicas: 2}}]
+
+`args` are settings (settings.py); an unknown one is an error. What Serve itself can set by deployment
+(autoscaling, resources) is said in the file under `deployments: [{name: Generator, …}]`.
+"""
+
+from __future__ import annotations
+
+import ray
+import torch
+from ray import serve
+from ray.serve import Application
+
+from service.api.deployments import GeneratorDeployment, IngressDeployment
+from service.settings import Settings
+
+#: requests one ingress may have in hand; they wait there, nothing is computed
+_INGRESS_REQUESTS = 4096
+
+
+def build(args: Settings) -> Application:
+    """The two deployments, bound to each other."""
+    generator = serve.deployment(
+        GeneratorDeployment,
+        name="Generator",
+        num_replicas=args.num_replicas,
+        ray_actor_options={"num_cpus": 1, "num_gpus": 1 if wants_gpu(args.device) else 0},
+        # The engine has the next requests at hand when places get free; the others wait in Serve,
+        # which gives them to whichever replica, new ones included, has room first.
+        max_ongoing_requests=args.max_running + max(1, args.max_running // 4),
+        max_queued_requests=args.max_waiting,
+        health_check_period_s=5,
+        graceful_shutdown_timeout_s=args.request_timeout_s,
+    )
+    ingress = serve.deployment(
+        IngressDeployment,
+        name="Ingress",
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=_INGRESS_REQUESTS,
+        graceful_shutdown_timeout_s=args.request_timeout_s,
+    )
+    return ingress.bind(args, generator.bind(args))
+
+
+def wants_gpu(device: str) -> bool:
+    """Whether a replica reserves a GPU. `auto` does where the cluster, or without one this machine, has any."""
+    if device != "auto":
+        return device.startswith("cuda")
+    if ray.is_initialized():
+        return bool(ray.cluster_resources().get("GPU"))
+    return torch.cuda.is_available()

@@ -1,0 +1,136 @@
+"""Every setting there is, and the only reader of the environment.
+
+A value comes from, first match wins: a flag or a deployment file's `args` (keyword arguments), a variable
+`MRP_SERVE_<NAME>`, the YAML or JSON file named by `config`, the default. An unknown key is an error that
+names the nearest known one, wherever it stands. Frozen once made. Knows no model, no Ray, no HTTP.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+
+from service.errors import SettingsError
+
+PREFIX = "MRP_SERVE_"
+
+ModeName = Literal["static", "dynamic", "direct", "speculative", "remask"]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Settings(BaseSettings):
+    """How one service is run. Raises SettingsError naming the key, the value and what is allowed."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+
+    config: Path | None = Field(None, description="YAML or JSON file with any of the settings below")
+
+    # the model
+    model: str = Field(str(Path(__file__).parent / "demo"), description="folder or hub name of a checkpoint")
+    served_model_name: str | None = Field(None, description="name in answers; default: the last part of `model`")
+    device: str = Field("auto", description="auto (cuda if there is one), cpu, cuda, cuda:N")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: bfloat16 on cuda")
+    block_size: Annotated[int, Field(ge=1, le=128)] | None = Field(None, description="overrides the checkpoint's")
+    mrp_residual: bool | None = Field(None, description="overrides the checkpoint's")
+    mrp_scale: float | None = Field(None, description="overrides the checkpoint's")
+    default_mode: ModeName | None = Field(None, description="default: speculative with MRP, else static")
+    torch_threads: Count | None = Field(None, description="CPU threads of a replica; default: torch's choice")
+
+    # limits
+    max_running: Count = Field(64, description="requests a replica decodes together")
+    max_rows: Count = Field(256, description="rows (blocks) of one forward")
+    kv_cache_tokens: Count = Field(65536, description="tokens the KV cache of a replica holds")
+    max_model_len: Count | None = Field(None, description="prompt + completion; default: the checkpoint's")
+    max_waiting: Count = Field(256, description="requests that may wait before 429")
+    request_timeout_s: Annotated[float, Field(gt=0)] = Field(600.0, description="longest a request may take")
+    max_body_bytes: Count = Field(1024 * 1024, description="longest request body")
+
+    # the server
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="port to listen on")
+    api_keys: Annotated[tuple[str, ...], NoDecode] = Field((), repr=False, description="comma-separated; empty: open")
+    num_replicas: Count = Field(1, description="replicas of the model")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("warning", description="of Ray and the replicas")
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise SettingsError(_explain(error)) from None
+
+    @property
+    def model_name(self) -> str:
+        """What answers call the model."""
+        return self.served_model_name or self.model.rstrip("/").rpartition("/")[2]
+
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _split(cls, value: object) -> object:
+        keys = value.split(",") if isinstance(value, str) else value
+        if isinstance(keys, (list, tuple)):
+            keys = tuple(key.strip() if isinstance(key, str) else key for key in keys)
+            if "" in keys:
+                raise SettingsError("api_keys has an empty key, allowed are non-empty texts")
+        return keys
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is the library's
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Keyword arguments, then the environment, then the file; all checked for unknown keys."""
+        given = init_settings()
+        names = [key[len(PREFIX) :].lower() for key in os.environ if key.upper().startswith(PREFIX)]
+        _refuse_unknown(given, cls.model_fields, "settings")
+        _refuse_unknown(names, cls.model_fields, f"environment ({PREFIX}…)")
+        path = given.get("config") or env_settings().get("config")
+        content = _read(Path(path)) if path else {}
+        _refuse_unknown(content, cls.model_fields, str(path))
+        return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=content)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """How an error says what an unknown name might have meant: the nearest, or all there are."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
+
+
+def _refuse_unknown(names: Iterable[str], known: Iterable[str], where: str) -> None:
+    known = set(known)
+    for name in names:
+        if name not in known:
+            raise SettingsError(f"{where}: {name!r} is not a setting; {nearest(name, known)}", param=name)
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    """A settings file; JSON is YAML, too."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise SettingsError(f"the settings file {path} cannot be read: {error}", param="config") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise SettingsError(f"the settings file {path} must hold `name: value` pairs", param="config")
+    return content
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for problem in error.errors(include_url=False):
+        name = str(problem["loc"][0]) if problem["loc"] else "settings"
+        value = "…" if name == "api_keys" else repr(problem["input"])
+        lines.append(f"{name} is {value}: {problem['msg']}")
+    return "; ".join(dict.fromkeys(lines))
