@@ -60,7 +60,7 @@ def shape(tokenizer: Tokenizer, *, mrp: bool) -> dict[str, Any]:
         "num_key_value_heads": 2,
         "num_mrp_heads": 1 if mrp else 0,
         "num_nextn_predict_layers": 1 if mrp else 0,
-        "mrp_default_steps": 2,
+        "mrp_default_steps": 4,
         "rms_norm_eps": 1e-06,
         "rope_scaling": None,
         "rope_theta": 10000.0,
