@@ -18,6 +18,7 @@ from service.api.backend import Backend, Items, serving
 from service.api.exposition import CONTENT_TYPE, expose
 from service.api.metrics import Registry
 from service.api.middleware import BodyLimit, RequestId
+from service.api.openai.routes import Upstream, openai_router
 from service.api.openapi import Documented, errors, generate_docs
 from service.api.streams import EventStream, Exchange, first_of
 from service.api.validation import parse_generate, parse_json, to_work
@@ -52,6 +53,9 @@ class Ingress:
             "/v1/models", dependencies=locked, summary="The model and its limits", responses=errors(401, 503)
         )
         models(self._models)
+        backend, count, limit = self._backend, self._count_rejected, self._settings.request_timeout_s
+        openai = openai_router(Upstream(backend.card, self._complete, self._stream, count, limit))
+        app.include_router(openai, dependencies=locked)
         app.get("/health", summary="Whether a replica can generate", responses=errors(503))(self._health)
         app.get("/metrics", summary="Prometheus text of all replicas", response_class=PlainTextResponse)(self._metrics)
 
@@ -84,7 +88,7 @@ class Ingress:
             return
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         given = bearer.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
-        if not any([hmac.compare_digest(given.encode(), key.encode()) for key in self._settings.api_keys]):
+        if not any([hmac.compare_digest(given.encode(), key.encode()) for key in self._settings.api_keys]):  # noqa: C419 - a generator would stop early
             raise Unauthorized(f"the API key is {'wrong' if given else 'missing'}; send `Authorization: Bearer <key>`")
 
     # --- answers -----------------------------------------------------------------------------------

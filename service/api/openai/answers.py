@@ -1,0 +1,89 @@
+"""Whole answers and the frames of streams, in OpenAI's shape with fields of ours.
+
+Ours, on every choice: `token_ids`, and at its end `stats` (those of POST /generate with its own finish
+reason, mode and seed) and, if asked for, `trace`. A time-out is OpenAI's `length`. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from service.api.openai.convert import Choice, Plan
+from service.api.openai.dialect import Dialect
+from service.api.openai.logprobs import token_logprobs
+from service.api.wire import Answer, Chunk, Ending
+
+Json = dict[str, Any]
+
+
+class Writer:
+    """Writes the answers to one plan in one route's dialect."""
+
+    def __init__(self, plan: Plan, dialect: Dialect) -> None:
+        self._plan, self._dialect = plan, dialect
+        first = plan.choices[0].work
+        self._head = {"id": dialect.id_prefix + first.request_id, "created": int(first.arrived), "model": plan.model}
+
+    def answer(self, answers: Sequence[Answer]) -> Json:
+        """The whole answer; one of `answers` for every choice."""
+        choices = [self._choice(choice, answer) for choice, answer in zip(self._plan.choices, answers, strict=True)]
+        endings = {choice.index: answer.ending for choice, answer in zip(self._plan.choices, answers, strict=True)}
+        return {**self._head, "object": self._dialect.whole, "choices": choices, "usage": self._usage(endings)}
+
+    def opening(self, choice: Choice) -> Json | None:
+        """The frame before a choice's text, if its route has one."""
+        opening = self._dialect.opening(choice.echo)
+        return None if opening is None else self._frame(choice, opening)
+
+    def piece(self, choice: Choice, chunk: Chunk) -> Json:
+        """The frame of one block."""
+        return self._frame(choice, self._dialect.piece(chunk.text), self._extras(chunk.token_ids, chunk.trace))
+
+    def closing(self, choice: Choice, ending: Ending) -> Json:
+        """The last frame of a choice."""
+        end = {"finish_reason": _reason(ending), "stats": _stats(choice, ending)}
+        return self._frame(choice, self._dialect.closing(), end)
+
+    def usage(self, endings: Mapping[int, Ending]) -> Json | None:
+        """The last frame of a stream that shall have one: the token counts of all choices."""
+        if not self._plan.include_usage:
+            return None
+        return {**self._head, "object": self._dialect.frame, "choices": [], "usage": self._usage(endings)}
+
+    def _choice(self, choice: Choice, answer: Answer) -> Json:
+        return {
+            "index": choice.index,
+            **self._dialect.answer(choice.echo + answer.text),
+            "finish_reason": _reason(answer.ending),
+            **self._extras(answer.token_ids, answer.trace),
+            "stats": _stats(choice, answer.ending),
+        }
+
+    def _frame(self, choice: Choice, content: Json, extras: Mapping[str, Any] | None = None) -> Json:
+        body = {"index": choice.index, **content, "logprobs": None, "finish_reason": None, **(extras or {})}
+        usage = {"usage": None} if self._plan.include_usage else {}
+        return {**self._head, "object": self._dialect.frame, "choices": [body], **usage}
+
+    def _extras(self, token_ids: Sequence[int], trace: Sequence[Mapping[str, Any]]) -> Json:
+        wanted = self._plan.alternatives
+        tokens = [] if wanted is None else token_logprobs(token_ids, trace)
+        logprobs = None if wanted is None else self._dialect.logprobs(tokens, wanted)
+        shown = {"trace": trace} if self._plan.return_trace else {}
+        return {"logprobs": logprobs, "token_ids": token_ids, **shown}
+
+    def _usage(self, endings: Mapping[int, Ending]) -> Json:
+        """A prompt counts once, however many answers it gets."""
+        prompts = sum(ending.prompt_tokens for index, ending in endings.items() if index % self._plan.n == 0)
+        completions = sum(ending.completion_tokens for ending in endings.values())
+        return {"prompt_tokens": prompts, "completion_tokens": completions, "total_tokens": prompts + completions}
+
+
+def _reason(ending: Ending) -> str:
+    """OpenAI knows no time-out; like a limit on tokens, it cuts the answer off."""
+    return "stop" if ending.finish_reason == "stop" else "length"
+
+
+def _stats(choice: Choice, ending: Ending) -> Json:
+    own = {"finish_reason": ending.finish_reason, "mode": choice.work.params.mode, "seed": choice.work.sampling.seed}
+    return own | dict(ending.stats)

@@ -1,0 +1,69 @@
+"""What FastAPI is told of the OpenAI routes. Their bodies are parsed by `convert.py`, so the schema is put in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi.responses import JSONResponse
+
+from service.api.openai.fields import PASSED
+from service.api.openai.schemas import ChatRequest, CompletionRequest, OpenAiRequest
+from service.api.openapi import errors
+from service.api.schemas import REQUESTS
+
+_ANSWER = (
+    "OpenAI's object; its choices also have `token_ids` and `stats`. With `stream`, server-sent events of OpenAI's "
+    "chunks, then `[DONE]`. A time-out has the finish_reason `length`, and `timeout` in `stats`."
+)
+_EXAMPLES: Mapping[str, Mapping[str, Any]] = {
+    "completions": {"model": "demo", "prompt": "12+5=", "max_tokens": 32},
+    "chat": {"model": "demo", "messages": [{"role": "user", "content": "12+5="}], "max_tokens": 64, "stream": True},
+}
+
+
+def completion_docs() -> dict[str, Any]:
+    """POST /v1/completions."""
+    return _docs("Completions as OpenAI's client asks for them", CompletionRequest, "completions")
+
+
+def chat_docs() -> dict[str, Any]:
+    """POST /v1/chat/completions."""
+    return _docs("Chat completions as OpenAI's client asks for them", ChatRequest, "chat")
+
+
+def model_docs() -> dict[str, Any]:
+    """GET /v1/models/{id}."""
+    return {"summary": "The model by its name", "response_class": JSONResponse, "responses": errors(401, 503)}
+
+
+def _docs(summary: str, schema: type[OpenAiRequest], example: str) -> dict[str, Any]:
+    content = {"application/json": {"schema": _schema(schema), "example": _EXAMPLES[example]}}
+    return {
+        "summary": summary,
+        "response_class": JSONResponse,
+        "responses": {200: {"description": _ANSWER}, **errors(401, 413, 422, 429, 503, 504)},
+        "openapi_extra": {"requestBody": {"required": True, "content": content}},
+    }
+
+
+def _schema(schema: type[OpenAiRequest]) -> dict[str, Any]:
+    """OpenAI's own fields and those shared with POST /generate, of all modes, without references."""
+    made = schema.model_json_schema()
+    definitions = made.pop("$defs", {})
+    for request in REQUESTS.values():
+        shared = request.model_json_schema()["properties"]
+        made["properties"] |= {name: field for name, field in shared.items() if name in PASSED and name != "mode"}
+    made["properties"]["mode"] = {"enum": list(REQUESTS), "description": "default: the server's"}
+    resolved: dict[str, Any] = _inlined(made, definitions)
+    return resolved
+
+
+def _inlined(value: Any, definitions: Mapping[str, Any]) -> Any:
+    if isinstance(value, list):
+        return [_inlined(item, definitions) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "$ref" in value:
+        return _inlined(definitions[value["$ref"].rpartition("/")[2]], definitions)
+    return {name: _inlined(item, definitions) for name, item in value.items()}

@@ -1,0 +1,86 @@
+"""The routes under /v1 that OpenAI's client calls, less the list of models, which the ingress has."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from service.api.answers import models_json
+from service.api.backend import Items
+from service.api.openai.answers import Writer
+from service.api.openai.concurrent import all_of, merged
+from service.api.openai.convert import Plan, check_model, plan_chat, plan_completion
+from service.api.openai.dialect import CHAT, COMPLETION, Dialect
+from service.api.openai.docs import chat_docs, completion_docs, model_docs
+from service.api.openai.problems import Count, in_openai_terms, openai_error, openai_route
+from service.api.openai.stream import ChoiceStream, Script, started
+from service.api.validation import parse_json
+from service.api.wire import Answer, ModelCard, Work
+from service.errors import MrpServeError
+
+Planner = Callable[[Mapping[str, Any], ModelCard, float], Plan]
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """What the routes need of the ingress. `count` is told of every error."""
+
+    card: Callable[[], Awaitable[ModelCard]]
+    complete: Callable[[Work], Awaitable[Answer]]
+    stream: Callable[[Work], Items]
+    count: Count
+    timeout_limit_s: float
+
+
+def openai_router(upstream: Upstream) -> APIRouter:
+    """The routes, to be mounted at the root."""
+    routes = _Routes(upstream)
+    router = APIRouter(prefix="/v1", route_class=openai_route(upstream.count))
+    router.post("/completions", **completion_docs())(routes.completions)
+    router.post("/chat/completions", **chat_docs())(routes.chat)
+    router.get("/models/{model_id:path}", **model_docs())(routes.model)
+    return router
+
+
+class _Routes:
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+
+    async def completions(self, request: Request) -> Response:
+        return await self._answer(request, plan_completion, COMPLETION)
+
+    async def chat(self, request: Request) -> Response:
+        return await self._answer(request, plan_chat, CHAT)
+
+    async def model(self, model_id: str) -> Response:
+        card = await self._upstream.card()
+        check_model(model_id, card)
+        return JSONResponse(models_json(card)["data"][0])
+
+    async def _answer(self, request: Request, planner: Planner, dialect: Dialect) -> Response:
+        card = await self._upstream.card()
+        plan = planner(parse_json(await request.body()), card, self._upstream.timeout_limit_s)
+        writer = Writer(plan, dialect)
+        try:
+            if plan.stream:
+                return await self._stream(plan, writer, request.scope["request_id"])
+            answers = await all_of(self._complete(choice.work) for choice in plan.choices)
+        except MrpServeError as error:
+            raise in_openai_terms(error) from error
+        return JSONResponse(writer.answer(answers))
+
+    async def _stream(self, plan: Plan, writer: Writer, request_id: str) -> Response:
+        items = await started(merged([self._upstream.stream(choice.work) for choice in plan.choices]))
+
+        def failed(error: MrpServeError) -> dict[str, Any]:
+            self._upstream.count(error)
+            return openai_error(in_openai_terms(error), request_id)
+
+        return ChoiceStream(items, Script(plan.choices, writer, failed))
+
+    async def _complete(self, work: Work) -> Answer:
+        return await self._upstream.complete(work)

@@ -1,0 +1,99 @@
+"""The choices of a request as OpenAI's server-sent events: unnamed JSON frames, then `[DONE]`.
+
+The first item is awaited before the status is sent. An error in the midst is a frame with an `error`, which
+OpenAI's client raises, and no `[DONE]`. However the response ends, all requests behind it end with it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from service.api.openai.answers import Writer
+from service.api.openai.convert import Choice
+from service.api.sse import HEADERS, MEDIA_TYPE, with_keep_alive
+from service.api.wire import Chunk, Ending, Failure
+from service.errors import MrpServeError
+
+DONE = b"data: [DONE]\n\n"
+
+Numbered = AsyncGenerator[tuple[int, Chunk | Ending | Failure]]
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What the frames are written with. `failed` counts an error in the midst and writes it."""
+
+    choices: tuple[Choice, ...]
+    writer: Writer
+    failed: Callable[[MrpServeError], dict[str, Any]]
+
+
+class ChoiceStream(StreamingResponse):
+    """The items of all choices as events."""
+
+    def __init__(self, items: Numbered, script: Script) -> None:
+        self._items = items
+        self._frames = with_keep_alive(_frames(items, script))
+        super().__init__(self._frames, media_type=MEDIA_TYPE, headers=HEADERS)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the events; closes the items whatever happens."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._frames.aclose()
+            await self._items.aclose()
+
+
+async def started(items: Numbered) -> Numbered:
+    """The same items once the first has come. Raises the error if that is a failure."""
+    try:
+        number, first = await anext(items)
+        if isinstance(first, Failure):
+            raise first.error
+    except BaseException:
+        await items.aclose()
+        raise
+    return _with_first((number, first), items)
+
+
+async def _with_first(first: tuple[int, Chunk | Ending | Failure], items: Numbered) -> Numbered:
+    async with aclosing(items):
+        yield first
+        async for item in items:
+            yield item
+
+
+async def _frames(items: Numbered, script: Script) -> AsyncGenerator[bytes]:
+    opened: set[int] = set()
+    endings: dict[int, Ending] = {}
+    try:
+        async for number, item in items:
+            choice = script.choices[number]
+            if isinstance(item, Failure):
+                raise item.error
+            if number not in opened and (opening := script.writer.opening(choice)):
+                yield _data(opening)
+            opened.add(number)
+            if isinstance(item, Ending):
+                endings[number] = item
+                yield _data(script.writer.closing(choice, item))
+            else:
+                yield _data(script.writer.piece(choice, item))
+    except MrpServeError as error:
+        yield _data(script.failed(error))
+        return
+    if usage := script.writer.usage(endings):
+        yield _data(usage)
+    yield DONE
+
+
+def _data(body: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
