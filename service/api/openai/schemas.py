@@ -96,9 +96,7 @@ class CompletionRequest(OpenAiRequest):
         Field(json_schema_extra=_PROMPT_SCHEMA),
     ]
     echo: bool = Field(False, description="put the prompt before the answer; for prompts that are texts")
-    logprobs: int | None = Field(
-        None, ge=0, le=1, description="0; 1 at temperature 0, where the token is the likeliest"
-    )
+    logprobs: int | None = Field(None, ge=0, description="0; 1 at temperature 0, where the token is the likeliest")
 
 
 class ChatRequest(OpenAiRequest):
