@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ray
 import torch
 from ray import serve
@@ -22,7 +24,7 @@ _INGRESS_REQUESTS = 4096
 
 def build(args: Settings) -> Application:
     """The two deployments, bound to each other."""
-    generator = serve.deployment(
+    generator: Any = serve.deployment(
         GeneratorDeployment,
         name="Generator",
         num_replicas=args.num_replicas,
@@ -34,14 +36,15 @@ def build(args: Settings) -> Application:
         health_check_period_s=5,
         graceful_shutdown_timeout_s=args.request_timeout_s,
     )
-    ingress = serve.deployment(
+    ingress: Any = serve.deployment(
         IngressDeployment,
         name="Ingress",
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=_INGRESS_REQUESTS,
         graceful_shutdown_timeout_s=args.request_timeout_s,
     )
-    return ingress.bind(args, generator.bind(args))
+    application: Application = ingress.bind(args, generator.bind(args))
+    return application
 
 
 def wants_gpu(device: str) -> bool:

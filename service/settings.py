@@ -33,7 +33,9 @@ class Settings(BaseSettings):
     config: Path | None = Field(None, description="YAML or JSON file with any of the settings below")
 
     # the model
-    model: str = Field(str(Path(__file__).parent / "demo"), description="folder or hub name of a checkpoint")
+    model: str = Field(
+        str(Path(__file__).parent / "demo"), description="folder or hub name of a checkpoint; default: the shipped demo"
+    )
     served_model_name: str | None = Field(None, description="name in answers; default: the last part of `model`")
     device: str = Field("auto", description="auto (cuda if there is one), cpu, cuda, cuda:N")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: bfloat16 on cuda")
@@ -41,7 +43,7 @@ class Settings(BaseSettings):
     mrp_residual: bool | None = Field(None, description="overrides the checkpoint's")
     mrp_scale: float | None = Field(None, description="overrides the checkpoint's")
     default_mode: ModeName | None = Field(None, description="default: speculative with MRP, else static")
-    torch_threads: Count | None = Field(None, description="CPU threads of a replica; default: torch's choice")
+    torch_threads: Count | None = Field(None, description="CPU threads of a replica; default: half the cores")
 
     # limits
     max_running: Count = Field(64, description="requests a replica decodes together")
@@ -97,7 +99,7 @@ class Settings(BaseSettings):
         path = given.get("config") or env_settings().get("config")
         content = _read(Path(path)) if path else {}
         _refuse_unknown(content, cls.model_fields, str(path))
-        return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=content)
+        return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=dict(content))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

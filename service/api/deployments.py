@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from typing import Any
 
 import torch
 from ray import serve
@@ -18,6 +19,7 @@ from service.api.generator import load_generator
 from service.api.ingress import Ingress
 from service.api.ray_backend import RayBackend
 from service.api.wire import Answer, Chunk, Ending, Failure, Snapshot, Status, Work
+from service.model.options import pick_threads
 from service.settings import Settings
 
 
@@ -25,8 +27,7 @@ class GeneratorDeployment:
     """One replica of the model. Serve starts it, checks its health and routes requests to it."""
 
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it
-        if settings.torch_threads is not None:
-            torch.set_num_threads(settings.torch_threads)
+        torch.set_num_threads(pick_threads(settings.torch_threads))
         self._generator = await asyncio.to_thread(load_generator, _replica_name(), settings)
 
     async def complete(self, work: Work) -> Answer | Failure:
@@ -60,7 +61,7 @@ class GeneratorDeployment:
 class IngressDeployment:
     """The HTTP front. Serve builds the application in every replica by `__serve_build_asgi_app__`."""
 
-    def __init__(self, settings: Settings, generator: DeploymentHandle) -> None:
+    def __init__(self, settings: Settings, generator: DeploymentHandle[Any]) -> None:
         context = serve.get_replica_context()
         own = serve.get_deployment_handle(context.deployment, context.app_name)
         self._ingress = Ingress(_replica_name(), settings, RayBackend(generator, own))

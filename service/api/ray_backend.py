@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from ray import serve
 from ray.exceptions import RayError, RayTaskError
@@ -38,7 +38,7 @@ _T = TypeVar("_T")
 class RayBackend:
     """Implements `Backend` over the handles of the two deployments of one application."""
 
-    def __init__(self, generator: DeploymentHandle, ingress: DeploymentHandle) -> None:
+    def __init__(self, generator: DeploymentHandle[Any], ingress: DeploymentHandle[Any]) -> None:
         self._generator, self._ingress = generator, ingress
         self._card: ModelCard | None = None
         self._card_until = 0.0
@@ -49,7 +49,7 @@ class RayBackend:
     async def complete(self, work: Work) -> Answer | Failure:
         """The whole answer; cancelling cancels the replica's task."""
         with _errors(work):
-            response = self._generator.complete.remote(work)
+            response: Any = self._generator.complete.remote(work)
             try:
                 async with asyncio.timeout(work.timeout_s + _GRACE_S):
                     return cast(Answer | Failure, await response)
@@ -60,7 +60,7 @@ class RayBackend:
     async def stream(self, work: Work) -> Items:
         """The answer block by block; closing cancels the replica's task."""
         with _errors(work):
-            items = self._generator.options(stream=True).stream.remote(work)
+            items: Any = self._generator.options(stream=True).stream.remote(work)
             try:
                 async with asyncio.timeout(work.timeout_s + _GRACE_S):
                     item = await anext(items)
@@ -97,7 +97,7 @@ class RayBackend:
         return ingresses or [own], replicas
 
 
-async def _of_all(handle: DeploymentHandle, method: str, kind: type[_T]) -> list[_T]:
+async def _of_all(handle: DeploymentHandle[Any], method: str, kind: type[_T]) -> list[_T]:
     """What all replicas of a deployment answer; those that do not are left out."""
     try:
         results = await handle.broadcast(method).results_async(timeout_s=_CONTROL_S, return_exceptions=True)
@@ -107,7 +107,7 @@ async def _of_all(handle: DeploymentHandle, method: str, kind: type[_T]) -> list
     return [result for result in results if isinstance(result, kind)]
 
 
-def _why_none(handle: DeploymentHandle) -> str:
+def _why_none(handle: DeploymentHandle[Any]) -> str:
     """Why no replica answers, as Serve's controller sees it."""
     deployment = serve.status().applications[handle.app_name].deployments[handle.deployment_name]
     states = ", ".join(f"{count} {state.lower()}" for state, count in deployment.replica_states.items()) or "none"

@@ -87,7 +87,7 @@ def _schema(mode: str) -> type[GenerateCommon]:
     name = f"Generate{mode.capitalize()}"
     made = create_model(name, __base__=GenerateCommon, mode=(Literal[mode], ...), **knobs)  # type: ignore[call-overload]
     made.__doc__ = f"POST /generate in mode {mode}: {(MODES[mode].__doc__ or '').strip()}"
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 #: mode name -> the model of its requests
