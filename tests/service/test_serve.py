@@ -1,0 +1,144 @@
+"""`mrp-serve serve` over HTTP: golden decodes, streams, leaving clients, metrics, refusals, shutdown."""
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from service.api.metrics import METRICS
+from tests.service.conftest import GOLDEN
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+CASES = json.loads((GOLDEN / "expected.json").read_text())
+KNOBS = ("tokens_per_step", "threshold", "mrp_steps")
+
+
+def body(case, **more):
+    """A golden case as a request."""
+    knobs = {knob: case[knob] for knob in KNOBS if knob in case}
+    fields = {key: case[key] for key in ("mode", "prompt_token_ids", "max_new_tokens", "temperature")}
+    return {**fields, **knobs, "stop_token_ids": [510], **more}
+
+
+def events(response):
+    """(event, data) of a stream."""
+    name = None
+    for line in response.iter_lines():
+        if line.startswith("event: "):
+            name = line.removeprefix("event: ")
+        elif line.startswith("data: "):
+            yield name, json.loads(line.removeprefix("data: "))
+
+
+def sample(client, name, **labels):
+    """The sum of a metric's samples over all replicas."""
+    families = text_string_to_metric_families(client.get("/metrics").text)
+    samples = [sample for family in families for sample in family.samples if sample.name == f"mrp_{name}"]
+    return sum(s.value for s in samples if all(s.labels.get(key) == value for key, value in labels.items()))
+
+
+def eventually(condition, what, seconds=20):
+    """Waits for a condition that must come true."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def test_all_golden_decodes_at_once(client):
+    def post(case):
+        return client.post("/generate", json=body(case))
+
+    with ThreadPoolExecutor(len(CASES)) as pool:
+        responses = list(pool.map(post, CASES))
+    assert [response.status_code for response in responses] == [200] * len(CASES)
+    for case, response in zip(CASES, responses, strict=True):
+        answer = response.json()
+        assert answer["token_ids"] == case["token_ids"], case
+        forwards = answer["stats"]["forwards"]
+        assert forwards["denoise"] + forwards["verify"] <= case["backbone_denoise_forwards"]
+        assert answer["mode"] == case["mode"]
+
+
+@pytest.mark.parametrize("case", CASES[::5], ids=lambda case: case["mode"])
+def test_a_stream_is_the_answer_in_pieces(client, case):
+    whole = client.post("/generate", json=body(case)).json()
+    with client.stream("POST", "/generate", json=body(case, stream=True)) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        *blocks, (last, done) = events(response)
+    assert last == "done"
+    assert {name for name, _ in blocks} == {"block"}
+    assert [data["index"] for _, data in blocks] == sorted({data["index"] for _, data in blocks})
+    assert "".join(data["text"] for _, data in blocks) == whole["text"]
+    assert [token for _, data in blocks for token in data["token_ids"]] == whole["token_ids"] == case["token_ids"]
+    assert done["finish_reason"] == whole["finish_reason"]
+    assert done["usage"] == whole["usage"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_pages(client, service, stream):
+    long = {"prompt_token_ids": [1, 2, 3], "max_new_tokens": 2000, "mode": "static", "ignore_eos": True}
+    aborted = sample(client, "request_success_total", finished_reason="abort")
+    request = client.build_request("POST", "/generate", json={**long, "stream": stream})
+    head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
+    with socket.create_connection(("127.0.0.1", service.port)) as connection:
+        connection.sendall(f"POST /generate HTTP/1.1\r\n{head}\r\n".encode() + request.content)
+        if stream:
+            assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+        eventually(lambda: sample(client, "num_requests_running") == 1, "the request never ran")
+        assert sample(client, "kv_cache_usage_perc") > 0
+    eventually(lambda: sample(client, "num_requests_running") == 0, "the request was not aborted")
+    assert sample(client, "kv_cache_usage_perc") == 0
+    assert sample(client, "request_success_total", finished_reason="abort") == aborted + 1
+
+
+def test_metrics_of_all_processes_have_every_name(client):
+    client.post("/generate", json=body(CASES[0])).raise_for_status()
+    page = client.get("/metrics")
+    assert page.headers["content-type"].startswith("text/plain")
+    families = {family.name: family for family in text_string_to_metric_families(page.text)}
+    assert set(families) == {f"mrp_{metric.name.removesuffix('_total')}" for metric in METRICS}
+    assert all(sample.labels["replica"] for family in families.values() for sample in family.samples)
+
+
+def test_health_models_and_docs(client, service):
+    assert service.health_while_loading <= {None, 503, 404}
+    assert client.get("/health").json() == {"status": "ok", "replicas_ready": 1}
+    [model] = client.get("/v1/models").json()["data"]
+    assert model["block_size"] == 4
+    assert model["modes"] == ["static", "dynamic", "direct", "speculative", "remask"]
+    assert "/generate" in client.get("/openapi.json").json()["paths"]
+    assert "text/html" in client.get("/docs").headers["content-type"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "change", "status", "words"),
+    [
+        ({"authorization": "Bearer wrong"}, {}, 401, "API key is wrong"),
+        ({"authorization": ""}, {}, 401, "API key is missing"),
+        ({}, {"threshold": 0.5}, 422, "does not use threshold"),
+        ({}, {"max_new_tokens": 10**6}, 422, "allowed are 2048"),
+        ({}, {"prompt_token_ids": [509]}, 422, "mask token 509"),
+        ({}, {"prompt_token_ids": [512]}, 422, "allowed are 0 to 511"),
+        ({}, {"timeout_s": 1e-6}, 504, "nothing was decoded"),
+        ({}, {"prompt_token_ids": [1] * 600_000}, 413, "allowed are 1048576"),
+    ],
+)
+def test_refusals_say_what_is_allowed(client, headers, change, status, words):
+    request = {**body(CASES[0]), **change}
+    response = client.post("/generate", json=request, headers={**headers, "x-request-id": "mine"})
+    assert response.status_code == status
+    assert words in response.json()["error"]["message"]
+    assert response.json()["error"]["request_id"] == response.headers["x-request-id"] == "mine"
+
+
+def test_a_taken_port_is_said_before_anything_starts(service):
+    command = [sys.executable, "-m", "service.cli.main", "serve", "--model", str(GOLDEN), "--port", str(service.port)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{service.port}: Address already in use" in done.stderr
