@@ -20,6 +20,9 @@ from service.engine.request import SamplingParams
 
 _WORD = 0xFFFFFFFF
 
+#: lower temperatures sample like this one: their logits would not be finite
+_COLDEST = 1e-6
+
 
 @dataclass(frozen=True, slots=True)
 class Read:
@@ -56,7 +59,7 @@ def choose(logits: Tensor, reads: Sequence[Read], mask_token_id: int) -> tuple[T
 
 
 def _scale(logits: Tensor, reads: Sequence[Read]) -> Tensor:
-    temperatures = [read.sampling.temperature or 1.0 for read in reads]
+    temperatures = [max(read.sampling.temperature, _COLDEST) if read.sampling.temperature else 1.0 for read in reads]
     if all(temperature == 1.0 for temperature in temperatures):
         return logits
     return logits / torch.tensor(temperatures, device=logits.device)[:, None]

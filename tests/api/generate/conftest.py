@@ -1,0 +1,62 @@
+"""One golden checkpoint, and whole applications over it in this process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from starlette.types import ASGIApp
+
+from service.api.backend import LocalBackend
+from service.api.generator import Generator, load_generator
+from service.api.ingress import Ingress
+from service.model import Checkpoint, load_checkpoint
+from service.settings import Settings
+from tests.api.generate.helpers import client
+from tests.tiny import GOLDEN
+
+MakeGenerator = Callable[..., Generator]
+
+
+@pytest.fixture(scope="session")
+def settings() -> Settings:
+    return Settings(model=str(GOLDEN / "sdar-mrp-random-a"), device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="session")
+def checkpoint(settings: Settings) -> Checkpoint:
+    return load_checkpoint(settings.model)
+
+
+@pytest.fixture(scope="session")
+def generator(settings: Settings) -> Iterator[Generator]:
+    generator = load_generator("r0", settings)
+    yield generator
+    generator.close()
+
+
+@pytest.fixture
+def make_generator(settings: Settings, checkpoint: Checkpoint) -> Iterator[MakeGenerator]:
+    """make_generator(name, checkpoint, **settings) -> a fresh one, closed after the test."""
+    made: list[Generator] = []
+
+    def make(name: str = "r0", model: Checkpoint = checkpoint, **changes: Any) -> Generator:
+        made.append(Generator(name, model, settings.model_copy(update=changes)))
+        return made[-1]
+
+    yield make
+    for generator in made:
+        generator.close()
+
+
+@pytest.fixture
+def app(settings: Settings, generator: Generator) -> ASGIApp:
+    return Ingress("i0", settings, LocalBackend(generator)).app(answers_request_id=True)
+
+
+@pytest.fixture
+async def http(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
+    async with client(app) as http:
+        yield http
