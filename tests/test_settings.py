@@ -1,0 +1,132 @@
+"""Where settings come from, which wins, and what is said of a wrong one."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from service.errors import SettingsError
+from service.settings import PREFIX, Settings
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in [name for name in os.environ if name.startswith(PREFIX)]:
+        monkeypatch.delenv(name)
+
+
+def file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "settings.yaml"
+    path.write_text(text, "utf-8")
+    return path
+
+
+def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = file(tmp_path, "port: 1001\nmax_running: 1001\nmax_rows: 1001\n")
+    monkeypatch.setenv("MRP_SERVE_CONFIG", str(path))
+    monkeypatch.setenv("MRP_SERVE_PORT", "1002")
+    monkeypatch.setenv("MRP_SERVE_MAX_RUNNING", "1002")
+    settings = Settings(port=1003)
+    assert (settings.port, settings.max_running, settings.max_rows, settings.max_waiting) == (1003, 1002, 1001, 256)
+
+
+def test_a_file_may_be_json(tmp_path: Path) -> None:
+    path = file(tmp_path, json.dumps({"port": 1001, "api_keys": ["a", "b"]}))
+    settings = Settings(config=path)
+    assert (settings.port, settings.api_keys) == (1001, ("a", "b"))
+
+
+def test_a_deployment_files_args_are_settings() -> None:
+    assert Settings.model_validate({"port": 1001}).port == 1001
+    with pytest.raises(SettingsError, match="did you mean 'port'"):
+        Settings.model_validate({"prot": 1001})
+
+
+def test_keys_are_told_apart_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MRP_SERVE_API_KEYS", "first, second")
+    assert Settings().api_keys == ("first", "second")
+
+
+def test_keys_are_never_shown() -> None:
+    assert "first" not in repr(Settings(api_keys="first"))
+    with pytest.raises(SettingsError) as caught:
+        Settings(api_keys=["first", 5])
+    assert "first" not in str(caught.value)
+
+
+def test_an_empty_key_is_refused() -> None:
+    with pytest.raises(SettingsError, match="empty key"):
+        Settings(api_keys="a,,b")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"prot": 1}, "'prot' is not a setting; did you mean 'port'?"),
+        ({"port": 0}, "port is 0"),
+        ({"port": 65536}, "port is 65536"),
+        ({"dtype": "int8"}, "dtype is 'int8'.*'bfloat16'"),
+        ({"max_running": 0}, "max_running is 0"),
+        ({"block_size": 129}, "block_size is 129"),
+        ({"default_mode": "fast"}, "default_mode is 'fast'.*'speculative'"),
+        ({"request_timeout_s": 0}, "request_timeout_s is 0"),
+        ({"config": "/no/such/file"}, "/no/such/file cannot be read"),
+    ],
+)
+def test_a_wrong_value_is_named_with_what_is_allowed(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        Settings(**values)
+
+
+def test_an_unknown_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MRP_SERVE_MAX_RUNING", "3")
+    with pytest.raises(SettingsError, match="environment.*'max_runing'.*did you mean 'max_running'"):
+        Settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("prot: 1", "did you mean 'port'"),
+        ("- a", "name: value"),
+        ("1: 2", "name: value"),
+        ("a: [", "cannot be read"),
+        ("port: x", "port is 'x'"),
+    ],
+)
+def test_a_wrong_file_is_an_error(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        Settings(config=file(tmp_path, text))
+
+
+def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
+    path = file(tmp_path, "")
+    assert Settings(config=path).model_dump(exclude={"config"}) == Settings().model_dump(exclude={"config"})
+
+
+def test_settings_are_frozen_and_cross_processes() -> None:
+    settings = Settings(port=1001, api_keys="a")
+    with pytest.raises(ValidationError, match="frozen"):
+        settings.port = 1002  # type: ignore[misc]
+    assert pickle.loads(pickle.dumps(settings)) == settings
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({"model": "/some/where/model/"}, "model"),
+        ({"model": "owner/model"}, "model"),
+        ({"model": "owner/model", "served_model_name": "mine"}, "mine"),
+    ],
+)
+def test_the_served_name(values: dict[str, Any], name: str) -> None:
+    assert Settings(**values).model_name == name
