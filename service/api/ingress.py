@@ -88,7 +88,7 @@ class Ingress:
             return
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         given = bearer.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
-        if not any([hmac.compare_digest(given.encode(), key.encode()) for key in self._settings.api_keys]):  # noqa: C419 - a generator would stop early
+        if not any([hmac.compare_digest(given.encode("latin-1"), key.encode()) for key in self._settings.api_keys]):  # noqa: C419 - a generator would stop early
             raise Unauthorized(f"the API key is {'wrong' if given else 'missing'}; send `Authorization: Bearer <key>`")
 
     # --- answers -----------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from service.errors import InvalidRequest
 
 PROMPTS = ("prompt", "prompt_token_ids", "messages")
 MAX_STOPS = 16
+MAX_NEW_TOKENS = 2**31 - 1  # no model is as long; what is said of a length stays readable
 
 StopText = Annotated[str, Field(min_length=1)]
 StopTexts = Annotated[
@@ -54,7 +55,7 @@ class GenerateCommon(BaseModel):
     prompt: Annotated[str, Field(min_length=1)] | None = Field(None, description="text to be continued")
     prompt_token_ids: Annotated[list[int], Field(min_length=1)] | None = Field(None, description="the same as ids")
     messages: Annotated[list[Message], Field(min_length=1)] | None = Field(None, description="a chat")
-    max_new_tokens: int = Field(256, ge=1, description="at most what is left of the model's length")
+    max_new_tokens: int = Field(256, ge=1, le=MAX_NEW_TOKENS, description="at most what is left of the model's length")
     temperature: float = Field(0.0, ge=0, le=100, description="0 is greedy")
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0, description="0: off")
