@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 from starlette.types import ASGIApp
 
@@ -119,6 +120,19 @@ def essence(answer: Mapping[str, Any]) -> dict[str, Any]:
     """An answer less what differs between two runs of one request: its id and its times."""
     stats = {name: value for name, value in answer["stats"].items() if not name.endswith("_ms")}
     return {**answer, "id": "", "stats": stats}
+
+
+async def page(http: httpx.AsyncClient) -> Callable[..., float]:
+    """GET /metrics as page(name, **labels): the sum of a metric's samples that have these labels."""
+    response = await http.get("/metrics")
+    assert response.status_code == 200
+    families = text_string_to_metric_families(response.text)
+    samples = [sample for family in families for sample in family.samples]
+
+    def read(name: str, **labels: str) -> float:
+        return sum(one.value for one in samples if one.name == name and labels.items() <= one.labels.items())
+
+    return read
 
 
 def assert_shape(model: type[BaseModel], value: object) -> None:
