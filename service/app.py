@@ -6,8 +6,8 @@
 (autoscaling, resources) is said in the file under `deployments: [{name: Generator, …}]`.
 """
 
-from __future__ import annotations
-
+# No `from __future__ import annotations` here: Serve makes `Settings` of a deployment file's `args` only when the
+# annotation of `build` is the class itself.
 from typing import Any
 
 import ray
