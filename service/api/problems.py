@@ -51,8 +51,13 @@ def install(app: FastAPI, count: Callable[[MrpServeError], None]) -> None:
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        _log.error("%s failed", request.scope["request_id"], exc_info=error)
-        return answer(request, MrpServeError("an unexpected error; the server's log has it under the request's id"))
+        return answer(request, unexpected_error(error, request.scope["request_id"]))
+
+
+def unexpected_error(error: Exception, request_id: str) -> MrpServeError:
+    """What clients are told of a bug: nothing but where to look. The log gets the rest."""
+    _log.error("%s failed", request_id, exc_info=error)
+    return MrpServeError("an unexpected error; the server's log has it under the request's id")
 
 
 def problem(error: MrpServeError, request_id: str, headers: dict[str, str] | None = None) -> JSONResponse:

@@ -13,6 +13,7 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from service.api.answers import block_json, done_json, error_json
+from service.api.problems import unexpected_error
 from service.api.sse import HEADERS, MEDIA_TYPE, frame, with_keep_alive
 from service.api.wire import Chunk, Ending, Failure, ModelCard, Work
 from service.errors import MrpServeError
@@ -66,6 +67,8 @@ async def _frames(first: Item, items: AsyncGenerator[Item], exchange: Exchange) 
             yield _frame(item, exchange)
     except MrpServeError as error:
         yield _frame(Failure(error), exchange)
+    except Exception as error:  # noqa: BLE001 - the status is sent; a frame is the only answer left
+        yield _frame(Failure(unexpected_error(error, exchange.request_id)), exchange)
 
 
 def _frame(item: Item, exchange: Exchange) -> bytes:

@@ -6,6 +6,7 @@ chat template's own control tokens are special. Knows no requests and no engine;
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -65,19 +66,18 @@ class TextCodec:
         """
         if not self.has_chat_template:
             raise InvalidRequest("this checkpoint has no chat template; send `prompt` instead", param="messages")
-        marks = [f"\ue000{secrets.token_hex(8)}\ue001" for _ in messages]
-        marked = [{**message, "content": mark} for message, mark in zip(messages, marks, strict=True)]
+        nonce = secrets.token_hex(8)
+        marked = [{**message, "content": f"\ue000{nonce}{number}\ue001"} for number, message in enumerate(messages)]
         try:
             rendered = str(self._template_owner.apply_chat_template(marked, tokenize=False, add_generation_prompt=True))
         except (TemplateError, ValueError, TypeError) as error:
             raise InvalidRequest(f"the chat template refuses these messages: {error}", param="messages") from error
-        ids: list[int] = []
-        for message, mark in zip(messages, marks, strict=True):
-            before, found, rest = rendered.partition(mark)
-            if found:  # a template may leave a message out
-                ids += self._encode_template(before) + self.encode(message["content"])
-                rendered = rest
-        return ids + self._encode_template(rendered)
+        # Text of the template, number of a message, text, …: it may repeat, reorder and leave out messages.
+        pieces = re.split(f"\ue000{nonce}(\\d+)\ue001", rendered)
+        ids = self._encode_template(pieces[0])
+        for number, text in zip(pieces[1::2], pieces[2::2], strict=True):
+            ids += self.encode(messages[int(number)]["content"]) + self._encode_template(text)
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids; control tokens are left out."""
