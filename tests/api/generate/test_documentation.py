@@ -1,0 +1,96 @@
+"""The OpenAPI schema: complete, with examples that work, and in step with what is parsed and answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+import httpx
+import pytest
+
+from service.api.answers import BlockFrame, Done, GenerateAnswer
+from service.api.schemas import EXAMPLES, KNOBS, REQUESTS
+from service.api.validation import parse_generate
+from service.decode.registry import MODES
+from tests.api.generate.helpers import GENERATE, Scripted, body, over, refused
+
+NAMES = {"static": {"tokens_per_step"}, "dynamic": {"threshold"}, "remask": {"threshold"}}
+
+
+@pytest.fixture
+async def schema(http: httpx.AsyncClient) -> dict[str, Any]:
+    schema: dict[str, Any] = (await http.get("/openapi.json")).json()
+    return schema
+
+
+def references(part: Any) -> Iterator[str]:
+    if isinstance(part, dict):
+        if isinstance(part.get("$ref"), str):
+            yield part["$ref"]
+        for value in part.values():
+            yield from references(value)
+    elif isinstance(part, list):
+        for value in part:
+            yield from references(value)
+
+
+def test_every_reference_leads_somewhere(schema: dict[str, Any]) -> None:
+    known = {f"#/components/schemas/{name}" for name in schema["components"]["schemas"]}
+    assert set(references(schema)) <= known
+
+
+def test_every_route_is_there(schema: dict[str, Any]) -> None:
+    ours = {"/generate": "post", "/health": "get", "/metrics": "get", "/v1/models": "get"}
+    for path, method in ours.items():
+        assert schema["paths"][path][method]["summary"]
+
+
+def test_the_body_is_told_apart_by_mode(schema: dict[str, Any]) -> None:
+    wanted = schema["paths"][GENERATE]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert wanted["discriminator"]["propertyName"] == "mode"
+    assert wanted["discriminator"]["mapping"].keys() == MODES.keys()
+    for mode, reference in wanted["discriminator"]["mapping"].items():
+        model = schema["components"]["schemas"][reference.rpartition("/")[2]]
+        assert model["additionalProperties"] is False
+        assert model["properties"].keys() & KNOBS.keys() == NAMES.get(mode, {"mrp_steps"})
+        assert model["properties"]["max_new_tokens"]["default"] == 256
+
+
+def test_errors_and_frames_are_there(schema: dict[str, Any]) -> None:
+    answers = schema["paths"][GENERATE]["post"]["responses"]
+    assert {"200", "401", "413", "422", "429", "503", "504"} <= answers.keys()
+    assert "text/event-stream" in answers["200"]["content"]
+    for model in (GenerateAnswer, BlockFrame, Done):
+        assert schema["components"]["schemas"][model.__name__]["properties"].keys() == model.model_fields.keys()
+    for status in ("422", "503"):
+        assert answers[status]["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorAnswer")
+
+
+async def test_a_second_page_is_the_same(http: httpx.AsyncClient, schema: dict[str, Any]) -> None:
+    assert (await http.get("/openapi.json")).json() == schema
+    page = await http.get("/docs")
+    assert page.status_code == 200
+    assert "text/html" in page.headers["content-type"]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_are_requests(schema: dict[str, Any], name: str) -> None:
+    shown = schema["paths"][GENERATE]["post"]["requestBody"]["content"]["application/json"]["examples"][name]
+    assert shown["summary"]
+    assert parse_generate(shown["value"], "speculative").mode in MODES  # type: ignore[attr-defined]
+
+
+def test_every_mode_has_its_params_as_fields() -> None:
+    assert REQUESTS.keys() == MODES.keys()
+    for mode, params in MODES.items():
+        assert REQUESTS[mode].model_fields.keys() & KNOBS.keys() == {field.name for field in fields(params)}
+
+
+async def test_the_contracts_fields_are_all_there_are() -> None:
+    """The table of the contract, and nothing else."""
+    fields = {"max_new_tokens", "mode", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids"}
+    fields |= {"ignore_eos", "stream", "timeout_s", "return_trace", "prompt", "prompt_token_ids", "messages"}
+    assert {name for model in REQUESTS.values() for name in model.model_fields} - KNOBS.keys() == fields
+    async with over(Scripted()) as http:
+        assert "is not a field" in (await refused(http, body(n=1)))["message"]
