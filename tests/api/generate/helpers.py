@@ -1,11 +1,10 @@
-"""Bodies to send, streams to read, engines that wait, clients that leave, replicas that say what a test wants."""
+"""Bodies to send, answers and streams and metrics to read."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import threading
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import httpx
@@ -17,8 +16,6 @@ from service.api.answers import ErrorAnswer
 from service.api.backend import Backend, LocalBackend
 from service.api.generator import Generator
 from service.api.ingress import Ingress
-from service.api.wire import Answer, Chunk, Ending, Failure, ModelCard, Snapshot, Status, Work
-from service.engine import BlockEvent
 from service.settings import Settings
 from tests.tiny import GOLDEN
 
@@ -145,138 +142,3 @@ async def eventually(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not condition():
             await asyncio.sleep(0.002)
-
-
-# --- engines that do as a test says ----------------------------------------------------------------
-
-
-class Held:
-    """Holds a generator's engine before its first step until it is released."""
-
-    def __init__(self, generator: Generator) -> None:
-        self.worker = generator._worker
-        self.released, self._entered = threading.Event(), threading.Event()
-        engine = self.worker._engine
-        self._step = engine.step
-        engine.step = self._hold  # type: ignore[method-assign]
-
-    async def holds(self) -> None:
-        """Waits until a request is in the engine, which waits here."""
-        await eventually(self._entered.is_set)
-
-    async def queued(self, count: int) -> None:
-        """Waits until as many more requests wait for the engine."""
-        await eventually(lambda: len(self.worker._inbox.submitted) == count)
-
-    def _hold(self) -> list[BlockEvent]:
-        self._entered.set()
-        assert self.released.wait(20)
-        return self._step()
-
-
-def stop_the_clock(generator: Generator, until: Callable[[int, list[BlockEvent]], bool]) -> None:
-    """No time passes for the engine until a step (its number, its events) says so; then an hour does at once."""
-    engine = generator._worker._engine
-    real, now, steps = engine.step, 0.0, 0
-
-    def step() -> list[BlockEvent]:
-        nonlocal now, steps
-        events, steps = real(), steps + 1
-        if until(steps, events):
-            now = 3600.0
-        return events
-
-    engine._clock = lambda: now
-    engine.step = step  # type: ignore[method-assign]
-
-
-# --- clients that leave ----------------------------------------------------------------------------
-
-
-class Visitor:
-    """One request at the level of ASGI. Its client leaves when the first block has come, or when told."""
-
-    def __init__(self, request: Mapping[str, Any], version: str = "2.3", stays: bool = False) -> None:
-        self.body, self.version, self.stays = json.dumps(request).encode(), version, stays
-        self.sent = b""
-        self.got_block, self._asked = asyncio.Event(), False
-
-    async def visit(self, app: ASGIApp) -> None:
-        scope = {"type": "http", "method": "POST", "path": GENERATE, "headers": [], "query_string": b""}
-        await app(scope | {"root_path": "", "asgi": {"spec_version": self.version}}, self._receive, self._send)
-
-    async def _receive(self) -> dict[str, Any]:
-        if not self._asked:
-            self._asked = True
-            return {"type": "http.request", "body": self.body, "more_body": False}
-        await (asyncio.Event() if self.stays else self.got_block).wait()
-        return {"type": "http.disconnect"}
-
-    async def _send(self, message: Any) -> None:
-        if self.got_block.is_set() and not self.stays and self.version >= "2.4":
-            raise OSError("the client has left")
-        self.sent += message.get("body", b"")
-        if b"event: block" in self.sent:
-            self.got_block.set()
-
-
-# --- replicas that say what a test wants -----------------------------------------------------------
-
-CARD = ModelCard(
-    name="scripted",
-    block_size=4,
-    vocab_size=64,
-    max_model_len=256,
-    mrp=None,
-    modes=("static", "dynamic"),
-    default_mode="static",
-    defaults={"static": {"tokens_per_step": 1}, "dynamic": {"threshold": 0.9}},
-    chat=True,
-)
-STATS: dict[str, Any] = {
-    "tokens_per_forward": 1.0,
-    "tokens_per_forward_total": 1.0,
-    "forwards": {"prefill": 0, "denoise": 1, "verify": 0, "commit": 0, "mrp": 0},
-    "drafts_proposed": 0,
-    "drafts_accepted": 0,
-    "remasked": 0,
-    "queue_ms": 0.0,
-    "first_block_ms": 1.0,
-    "total_ms": 1.0,
-}
-
-
-class Scripted:
-    """A backend whose every request gets the same items, an exception raised; `down`: what its card raises."""
-
-    def __init__(self, *items: Chunk | Ending | Failure | Exception, down: Exception | None = None) -> None:
-        self.items, self.down = items, down
-        self.works: list[Work] = []
-
-    async def card(self) -> ModelCard:
-        if self.down is not None:
-            raise self.down
-        return CARD
-
-    async def stream(self, work: Work) -> AsyncGenerator[Chunk | Ending | Failure]:
-        self.works.append(work)
-        for item in self.items:
-            if isinstance(item, Exception):
-                raise item
-            yield item
-
-    async def complete(self, work: Work) -> Answer | Failure:
-        async for item in self.stream(work):
-            if isinstance(item, Failure):
-                return item
-            if isinstance(item, Ending):
-                return Answer("a", (1,), item)
-        raise AssertionError("the script has no ending")
-
-    async def statuses(self) -> list[Status]:
-        if self.down is not None:
-            raise self.down
-        return [Status("r0", None, CARD)]
-
-    async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
-        return [own], []

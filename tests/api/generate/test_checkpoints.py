@@ -15,17 +15,7 @@ from service.api.generator import Generator
 from service.errors import CheckpointError, SettingsError
 from service.model import Checkpoint, load_checkpoint, save_checkpoint
 from tests.api.generate.conftest import MakeGenerator
-from tests.api.generate.helpers import (
-    CASES,
-    UNKNOWN,
-    ask,
-    body,
-    essence,
-    frames,
-    over,
-    refused,
-    streamed,
-)
+from tests.api.generate.helpers import CASES, UNKNOWN, ask, body, essence, frames, over, refused, streamed
 from tests.tiny import GOLDEN
 
 SOURCE = GOLDEN / "sdar-mrp-random-a"

@@ -13,7 +13,8 @@ from service.api.answers import BlockFrame, Done, GenerateAnswer
 from service.api.schemas import EXAMPLES, KNOBS, REQUESTS
 from service.api.validation import parse_generate
 from service.decode.registry import MODES
-from tests.api.generate.helpers import GENERATE, Scripted, body, over, refused
+from tests.api.generate.doubles import Scripted
+from tests.api.generate.helpers import GENERATE, body, over, refused
 
 NAMES = {"static": {"tokens_per_step"}, "dynamic": {"threshold"}, "remask": {"threshold"}}
 

@@ -12,22 +12,8 @@ import pytest
 
 from service.api.wire import Ending
 from tests.api.generate.conftest import MakeGenerator
-from tests.api.generate.helpers import (
-    CARD,
-    CASES,
-    EOS,
-    PROMPT,
-    STATS,
-    UNKNOWN,
-    Scripted,
-    ask,
-    body,
-    essence,
-    frames,
-    over,
-    streamed,
-    words,
-)
+from tests.api.generate.doubles import CARD, STATS, Scripted
+from tests.api.generate.helpers import CASES, EOS, PROMPT, UNKNOWN, ask, body, essence, frames, over, streamed, words
 
 FIRST = CASES[0]["token_ids"]
 

@@ -11,18 +11,8 @@ from service.api.generator import Generator
 from service.api.ingress import Ingress
 from service.settings import Settings
 from tests.api.generate.conftest import MakeGenerator
-from tests.api.generate.helpers import (
-    CASES,
-    Held,
-    Visitor,
-    ask,
-    body,
-    eventually,
-    golden_body,
-    over,
-    page,
-    read_frames,
-)
+from tests.api.generate.doubles import Held, Visitor
+from tests.api.generate.helpers import CASES, ask, body, eventually, golden_body, over, page, read_frames
 
 LONG = body(max_new_tokens=1900, ignore_eos=True)
 

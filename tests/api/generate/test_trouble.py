@@ -1,0 +1,118 @@
+"""Full queues, missing replicas, time limits and bugs: the status, when to try again, what is told."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from service.api.generator import Generator
+from service.errors import EngineFailed, NotReady, QueueFull
+from tests.api.generate.conftest import MakeGenerator
+from tests.api.generate.doubles import Held, Scripted, stop_the_clock
+from tests.api.generate.helpers import (
+    CASES,
+    GENERATE,
+    PROMPT,
+    ask,
+    body,
+    over,
+    problem,
+    refused,
+    streamed,
+    words,
+)
+
+
+class TestLoad:
+    async def test_a_full_queue(self, make_generator: MakeGenerator) -> None:
+        generator = make_generator(max_running=1, max_waiting=2)
+        held = Held(generator)
+        async with over(generator) as http:
+            tasks = [asyncio.ensure_future(ask(http, body()))]
+            await held.holds()
+            tasks += [asyncio.ensure_future(ask(http, body())) for _ in range(2)]
+            await held.queued(2)
+            response = await http.post(GENERATE, json=body())
+            detail = problem(response, 429)
+            assert (detail["code"], detail["message"]) == ("queue_full", "2 requests are waiting, allowed are 2")
+            assert int(response.headers["retry-after"]) >= 1
+            assert (await refused(http, body(), 429))["code"] == "queue_full"
+            held.released.set()
+            answers = await asyncio.gather(*tasks)
+            assert len({tuple(answer["token_ids"]) for answer in answers}) == 1
+            await ask(http, body())
+
+    @pytest.mark.parametrize("method_path", [("POST", GENERATE), ("GET", "/v1/models"), ("GET", "/health")])
+    async def test_no_replica(self, method_path: tuple[str, str]) -> None:
+        async with over(Scripted(down=NotReady("no replica is there yet: loading", retry_after=4.2))) as http:
+            response = await http.request(*method_path, json=body())
+            detail = problem(response, 503)
+            assert (detail["code"], detail["message"]) == ("not_ready", "no replica is there yet: loading")
+            assert response.headers["retry-after"] == "5"
+
+    async def test_draining(self, make_generator: MakeGenerator) -> None:
+        generator = make_generator()
+        generator.close()
+        async with over(generator) as http:
+            assert (await refused(http, body(), 503))["message"] == "the server is shutting down"
+
+    async def test_a_failed_engine(self, make_generator: MakeGenerator, caplog: pytest.LogCaptureFixture) -> None:
+        generator = make_generator("r7")
+        generator._worker._engine.step = lambda: 1 // 0  # type: ignore[assignment, return-value]
+        async with over(generator) as http:
+            assert (await http.get("/health")).json() == {"status": "ok", "replicas_ready": 1}
+            assert problem(await http.post(GENERATE, json=body()), 500)["code"] == "engine_failed"
+            for response in (await http.get("/health"), await http.post(GENERATE, json=body())):
+                detail = problem(response, 503)
+                assert detail["message"].startswith("no replica can generate: r7: ZeroDivisionError")
+                assert response.headers["retry-after"] == "5"
+        assert "the engine stopped" in caplog.text
+
+
+class TestTimeOuts:
+    async def test_before_the_first_token(self, make_generator: MakeGenerator) -> None:
+        generator = make_generator()
+        stop_the_clock(generator, until=lambda steps, events: steps > 0)
+        async with over(generator) as http:
+            detail = problem(await http.post(GENERATE, json=body(timeout_s=2.5, mode="direct")), 504)
+            assert detail["code"] == "deadline_exceeded"
+            assert detail["message"] == "timeout_s is 2.5, nothing was decoded by then"
+        assert generator._worker.state().kv_pages_used == 0
+
+    async def test_before_a_place_was_free(self, generator: Generator) -> None:
+        async with over(generator) as http:
+            detail = await refused(http, body(timeout_s=1e-9), 504)
+            assert detail["param"] == "timeout_s"
+
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_with_a_part(self, make_generator: MakeGenerator, stream: bool) -> None:
+        generator = make_generator()
+        stop_the_clock(generator, until=lambda _, events: bool(events))
+        async with over(generator) as http:
+            answer = await (streamed if stream else ask)(http, body(max_new_tokens=500, ignore_eos=True))
+        assert answer["finish_reason"] == "timeout"
+        assert answer["token_ids"] == CASES[0]["token_ids"][:8]
+        assert answer["text"] == words(CASES[0]["token_ids"][:8])
+        assert answer["usage"] == {"prompt_tokens": len(PROMPT), "completion_tokens": 8, "total_tokens": 16}
+
+
+class TestUnexpected:
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_errors_are_a_500_that_tells_nothing(self, stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+        async with over(Scripted(RuntimeError("the secret"))) as http:
+            response = await http.post(GENERATE, json=body(stream=stream), headers={"X-Request-Id": "r1"})
+        detail = problem(response, 500)
+        assert (detail["code"], detail["request_id"]) == ("internal_error", "r1")
+        assert "secret" not in response.text
+        assert "Traceback" not in response.text
+        assert "r1 failed" in caplog.text
+        assert "the secret" in caplog.text
+
+    @pytest.mark.parametrize(
+        ("error", "status"),
+        [(QueueFull("full", retry_after=0.1), 429), (NotReady("gone", retry_after=1.0), 503), (EngineFailed("x"), 500)],
+    )
+    async def test_errors_of_a_backend_are_answers(self, error: Exception, status: int) -> None:
+        async with over(Scripted(error)) as http:
+            await refused(http, body(), status)
