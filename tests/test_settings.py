@@ -89,7 +89,7 @@ def test_a_wrong_value_is_named_with_what_is_allowed(values: dict[str, Any], mes
 
 def test_an_unknown_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MRP_SERVE_MAX_RUNING", "3")
-    with pytest.raises(SettingsError, match="environment.*'max_runing'.*did you mean 'max_running'"):
+    with pytest.raises(SettingsError, match=r"environment.*'max_runing'.*did you mean 'max_running'"):
         Settings()
 
 

@@ -111,9 +111,8 @@ def test_a_folder_without_a_tokenizer_is_a_checkpoint_error(tmp_path: Path) -> N
 
 
 def test_no_piece_has_half_a_character() -> None:
-    stream, pieces = CODEC.stream(), []
-    for token in CODEC.encode("aé€😀b"):
-        pieces.append(stream.push([token])[0])
+    stream = CODEC.stream()
+    pieces = [stream.push([token])[0] for token in CODEC.encode("aé€😀b")]
     assert [piece for piece in pieces if piece] == ["a", "é", "€", "😀", "b"]
 
 
