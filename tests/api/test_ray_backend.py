@@ -1,0 +1,188 @@
+"""What the ingress makes of Serve's handles: answers, errors, cancellation, missing replicas. Without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError, RayTaskError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+
+from service.api import ray_backend
+from service.api.ray_backend import RayBackend
+from service.api.wire import Answer, Chunk, Ending, ModelCard, Snapshot, Status, Work
+from service.decode.params import Static
+from service.engine.request import SamplingParams
+from service.errors import DeadlineExceeded, MrpServeError, NotReady, QueueFull
+
+CARD = ModelCard("m", 4, 64, 256, None, ("static",), "static", {"static": {"tokens_per_step": 1}}, chat=False)
+ANSWER = Answer("a", (1,), Ending("length", 1, 1, {}))
+CHUNK = Chunk(0, "a", (1,), {})
+
+
+def work(timeout_s: float = 60.0) -> Work:
+    return Work("id", Static(), SamplingParams(), 4, timeout_s, time.time(), token_ids=(1,))
+
+
+class Response:
+    """A Serve response: items one after the other; an exception is raised, None waits for ever."""
+
+    def __init__(self, items: tuple[Any, ...]) -> None:
+        self.items, self.cancelled = iter(items), False
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        item = next(self.items, StopAsyncIteration())
+        if item is None:
+            await asyncio.Event().wait()
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def __await__(self) -> Any:
+        return self.__anext__().__await__()
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Handle:
+    """A deployment's handle: requests get `items`, control calls what `control` returns or raises."""
+
+    app_name, deployment_name = "mrp", "Generator"
+
+    def __init__(self, *items: Any, control: Callable[[str], list[Any]] = lambda method: []) -> None:
+        self.response, self._control, self.calls = Response(items), control, 0
+        self.complete = self.stream = SimpleNamespace(remote=lambda sent: self.response)
+
+    def options(self, *, stream: bool) -> Handle:
+        return self
+
+    def broadcast(self, method: str) -> Any:
+        self.calls += 1
+
+        async def results_async(timeout_s: float, return_exceptions: bool) -> list[Any]:
+            return self._control(method)
+
+        return SimpleNamespace(results_async=results_async)
+
+
+def backend(handle: Handle, ingress: Handle | None = None) -> RayBackend:
+    return RayBackend(handle, ingress or Handle())  # type: ignore[arg-type]
+
+
+def task_error() -> RayTaskError:
+    return RayTaskError("stream", "a traceback", ValueError("a bug"))
+
+
+LOST: list[tuple[BaseException, type[MrpServeError], int]] = [
+    (BackPressureError(num_queued_requests=9, max_queued_requests=9), QueueFull, 429),
+    (ActorDiedError(), NotReady, 503),
+    (DeploymentUnavailableError(SimpleNamespace(name="Generator", app_name="mrp")), NotReady, 503),  # type: ignore[arg-type]
+]
+
+
+async def test_answers_and_blocks_come_through() -> None:
+    assert await backend(Handle(ANSWER)).complete(work()) == ANSWER
+    items = [item async for item in backend(Handle(CHUNK, ANSWER.ending)).stream(work())]
+    assert items == [CHUNK, ANSWER.ending]
+
+
+@pytest.mark.parametrize(("error", "kind", "status"), LOST, ids=lambda value: type(value).__name__)
+async def test_serves_errors_become_ours(error: BaseException, kind: type[MrpServeError], status: int) -> None:
+    with pytest.raises(kind) as caught:
+        await backend(Handle(error)).complete(work())
+    assert (caught.value.status, bool(caught.value.retry_after)) == (status, True)
+    items = backend(Handle(CHUNK, error)).stream(work())
+    assert await anext(items) == CHUNK
+    with pytest.raises(kind):
+        await anext(items)
+
+
+async def test_a_bug_in_a_replica_stays_one() -> None:
+    with pytest.raises(RayTaskError):
+        await backend(Handle(task_error())).complete(work())
+
+
+async def test_who_waits_too_long_for_a_replica_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_backend, "_GRACE_S", 0.0)
+    for ask in (lambda made: made.complete(work(0.001)), lambda made: anext(made.stream(work(0.001)))):
+        handle = Handle(None)
+        with pytest.raises(DeadlineExceeded, match=r"timeout_s is 0\.001"):
+            await ask(backend(handle))
+        assert handle.response.cancelled
+
+
+async def test_a_block_that_takes_its_time_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the wait for a replica is the ingress's to end; a stream that runs is timed by the engine."""
+    monkeypatch.setattr(ray_backend, "_GRACE_S", 0.0)
+    items = backend(Handle(CHUNK, None)).stream(work(0.001))
+    assert await anext(items) == CHUNK
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(items), 0.05)
+
+
+async def test_who_leaves_is_cancelled_in_the_replica() -> None:
+    unary, streamed = Handle(None), Handle(CHUNK, None)
+    asked = asyncio.create_task(backend(unary).complete(work()))
+    await asyncio.sleep(0)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    items = backend(streamed).stream(work())
+    await anext(items)
+    await items.aclose()
+    assert unary.response.cancelled
+    assert streamed.response.cancelled
+
+
+async def test_the_card_is_asked_for_once_a_second() -> None:
+    handle = Handle(control=lambda method: [Status("r0", None, CARD)])
+    asked = backend(handle)
+    assert [await asked.card() for _ in range(3)] == [CARD] * 3
+    assert handle.calls == 1
+
+
+async def test_replicas_that_failed_or_do_not_answer_are_told_apart() -> None:
+    mixed = Handle(control=lambda method: [ActorDiedError(), Status("r1", "broken", CARD), Status("r2", None, CARD)])
+    assert [status.replica for status in await backend(mixed).statuses()] == ["r1", "r2"]
+    assert await backend(mixed).card() == CARD
+    with pytest.raises(NotReady, match="r1: broken"):
+        await backend(Handle(control=lambda method: [Status("r1", "broken", CARD)])).card()
+
+
+@pytest.mark.parametrize("error", [TimeoutError(), ActorDiedError()])
+async def test_without_a_replica_it_says_what_serve_says(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(method: str) -> list[Any]:
+        raise error
+
+    deployment = SimpleNamespace(replica_states={"STARTING": 2}, message="no GPU is free")
+    status = SimpleNamespace(applications={"mrp": SimpleNamespace(deployments={"Generator": deployment})})
+    monkeypatch.setattr(ray_backend.serve, "status", lambda: status)
+    with pytest.raises(NotReady, match=r"2 starting\): no GPU is free") as caught:
+        await backend(Handle(control=none)).card()
+    assert caught.value.retry_after
+
+
+async def test_a_lost_replica_is_noticed_before_the_next_request_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_backend, "_FRESH_S", 0.0)
+    answers = [[Status("r0", None, CARD)], []]
+    asked = backend(Handle(control=lambda method: answers.pop(0)))
+    monkeypatch.setattr(ray_backend, "_why_none", lambda handle: "gone")
+    assert await asked.card() == CARD
+    with pytest.raises(NotReady, match="gone"):
+        await asked.card()
+
+
+async def test_metrics_come_from_all_processes() -> None:
+    here, there, replica = (Snapshot(name, 0, ()) for name in ("here", "there", "r0"))
+    asked = backend(Handle(control=lambda method: [replica]), Handle(control=lambda method: [here, there]))
+    assert await asked.snapshots(here) == ([here, there], [replica])
+    alone = backend(Handle(), Handle())
+    assert await alone.snapshots(here) == ([here], [])
