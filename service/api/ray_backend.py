@@ -87,6 +87,7 @@ class RayBackend:
         """One for every replica that answers. NotReady with what Serve says when none does."""
         if statuses := await _of_all(self._generator, "status", Status):
             return statuses
+        self._card_until = 0.0
         raise NotReady(await asyncio.to_thread(_why_none, self._generator), retry_after=5.0)
 
     async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:

@@ -30,6 +30,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 #: what Ray and Serve read when they are imported
 _ENVIRONMENT = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",  # for load balancers: a port for every replica, 30 s to shut down
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 
