@@ -12,7 +12,7 @@ from service.api.ingress import Ingress
 from service.settings import Settings
 from tests.api.generate.conftest import MakeGenerator
 from tests.api.generate.doubles import Held, Visitor
-from tests.api.generate.helpers import CASES, ask, body, eventually, golden_body, over, page, read_frames
+from tests.api.generate.helpers import CASES, ask, body, client, eventually, golden_body, over, page, read_frames
 
 LONG = body(max_new_tokens=1900, ignore_eos=True)
 
@@ -93,14 +93,17 @@ class TestUnary:
     async def test_the_server_cancels(self, make_generator: MakeGenerator, running: bool) -> None:
         generator = make_generator()
         held = Held(generator)
-        async with over(generator) as http:
+        ingress = Ingress("i0", Settings(), LocalBackend(generator))
+        async with client(ingress.app(answers_request_id=True)) as http:
             task = asyncio.ensure_future(ask(http, LONG))
             await held.holds()
             if running:
                 held.released.set()
                 await eventually(lambda: generator._worker.state().kv_pages_used > 0)
+            assert ingress.snapshot().in_flight == 1
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+            assert ingress.snapshot().in_flight == 0
         held.released.set()
         await assert_gone(generator)
 
