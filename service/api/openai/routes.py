@@ -18,6 +18,7 @@ from service.api.openai.dialect import CHAT, COMPLETION, Dialect
 from service.api.openai.docs import chat_docs, completion_docs, model_docs
 from service.api.openai.problems import Count, in_openai_terms, openai_error, openai_route
 from service.api.openai.stream import ChoiceStream, Script, started
+from service.api.problems import unexpected_error
 from service.api.validation import parse_json
 from service.api.wire import Answer, ModelCard, Work
 from service.errors import MrpServeError
@@ -76,9 +77,10 @@ class _Routes:
     async def _stream(self, plan: Plan, writer: Writer, request_id: str) -> Response:
         items = await started(merged([self._upstream.stream(choice.work) for choice in plan.choices]))
 
-        def failed(error: MrpServeError) -> dict[str, Any]:
-            self._upstream.count(error)
-            return openai_error(in_openai_terms(error), request_id)
+        def failed(error: Exception) -> dict[str, Any]:
+            ours = error if isinstance(error, MrpServeError) else unexpected_error(error, request_id)
+            self._upstream.count(ours)
+            return openai_error(in_openai_terms(ours), request_id)
 
         return ChoiceStream(items, Script(plan.choices, writer, failed))
 

@@ -19,7 +19,6 @@ from service.api.openai.answers import Writer
 from service.api.openai.convert import Choice
 from service.api.sse import HEADERS, MEDIA_TYPE, with_keep_alive
 from service.api.wire import Chunk, Ending, Failure
-from service.errors import MrpServeError
 
 DONE = b"data: [DONE]\n\n"
 
@@ -32,7 +31,7 @@ class Script:
 
     choices: tuple[Choice, ...]
     writer: Writer
-    failed: Callable[[MrpServeError], dict[str, Any]]
+    failed: Callable[[Exception], dict[str, Any]]
 
 
 class ChoiceStream(StreamingResponse):
@@ -87,7 +86,7 @@ async def _frames(items: Numbered, script: Script) -> AsyncGenerator[bytes]:
                 yield _data(script.writer.closing(choice, item))
             else:
                 yield _data(script.writer.piece(choice, item))
-    except MrpServeError as error:
+    except Exception as error:  # noqa: BLE001 - the status is sent; a frame is the only answer left
         yield _data(script.failed(error))
         return
     if usage := script.writer.usage(endings):

@@ -46,6 +46,14 @@ async def test_an_error_in_the_midst_is_a_frame_and_no_done(lost: Failure | NotR
     assert backend.live == 0
 
 
+async def test_a_bug_in_the_midst_is_a_frame_that_tells_nothing() -> None:
+    async with client(Scripted(chunk(), ZeroDivisionError("secret"))) as http:
+        response = await http.post(COMPLETIONS, json=completion(stream=True))
+    *_, last = [json.loads(event.removeprefix("data: ")) for event in response.text.strip().split("\n\n")]
+    assert last["error"]["code"] == "internal_error"
+    assert "secret" not in response.text
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("error", [QueueFull("full", retry_after=2.5), DeadlineExceeded("too late")])
 async def test_an_error_before_the_first_block_has_its_status(error: Any, stream: bool) -> None:
