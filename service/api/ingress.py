@@ -20,7 +20,7 @@ from service.api.metrics import Registry
 from service.api.middleware import BodyLimit, RequestId
 from service.api.openai.routes import Upstream, openai_router
 from service.api.openapi import Documented, errors, generate_docs
-from service.api.streams import EventStream, Exchange, first_of
+from service.api.streams import Exchange, event_stream, first_of
 from service.api.validation import parse_generate, parse_json, to_work
 from service.api.wire import Answer, Failure, Snapshot, Work
 from service.errors import MrpServeError, Unauthorized
@@ -68,7 +68,7 @@ class Ingress:
         if wanted.stream:
             items = self._stream(work)
             exchange = Exchange(work, card, request.scope["request_id"], self._count_rejected)
-            return EventStream(await first_of(items), items, exchange)
+            return event_stream(await first_of(items), items, exchange)
         return JSONResponse(answer_json(await self._complete(work), work, card))
 
     async def _models(self) -> Response:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -31,21 +32,25 @@ class Exchange:
     count: Callable[[MrpServeError], None]
 
 
-class EventStream(StreamingResponse):
-    """The items of one answer as events."""
+class FrameStream(StreamingResponse):
+    """Frames made of the items of one or more answers; both are closed however the response ends."""
 
-    def __init__(self, first: Item, items: AsyncGenerator[Item], exchange: Exchange) -> None:
-        self._items = items
-        self._frames = with_keep_alive(_frames(first, items, exchange))
+    def __init__(self, frames: AsyncGenerator[bytes], items: AsyncGenerator[Any]) -> None:
+        self._frames, self._items = with_keep_alive(frames), items
         super().__init__(self._frames, media_type=MEDIA_TYPE, headers=HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the events; closes the items whatever happens."""
+        """Sends the frames; closes the items whatever happens, which aborts what is still decoded."""
         try:
             await super().__call__(scope, receive, send)
         finally:
             await self._frames.aclose()
             await self._items.aclose()
+
+
+def event_stream(first: Item, items: AsyncGenerator[Item], exchange: Exchange) -> FrameStream:
+    """The items of one answer as events."""
+    return FrameStream(_frames(first, items, exchange), items)
 
 
 async def first_of(items: AsyncGenerator[Item]) -> Item:

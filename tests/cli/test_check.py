@@ -1,33 +1,22 @@
 """`mrp-serve check` and the program's errors."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from service.cli.main import main
-
 GOLDEN = Path(__file__).parents[1] / "golden" / "sdar-mrp-random-b"
 
 
-def run(monkeypatch, *arguments):
-    """The program's exit status."""
-    monkeypatch.setattr(sys, "argv", ["mrp-serve", *map(str, arguments)])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    return stopped.value.code
-
-
-def test_check_says_what_a_checkpoint_is(monkeypatch, capsys):
-    assert run(monkeypatch, "check", GOLDEN, "--device", "cpu") == 0
+def test_check_says_what_a_checkpoint_is(run, capsys):
+    assert run("check", GOLDEN, "--device", "cpu") == 0
     said = capsys.readouterr().out
     assert "3 layers, residual, scale 1" in said
     assert "static, dynamic, direct, speculative, remask" in said
     assert "512 tokens, mask 509, end [510]" in said
 
 
-def test_an_error_is_one_line_on_stderr(monkeypatch, capsys, tmp_path):
-    assert run(monkeypatch, "check", tmp_path) == 1
+def test_an_error_is_one_line_on_stderr(run, capsys, tmp_path):
+    assert run("check", tmp_path) == 1
     assert capsys.readouterr().err == f"mrp-serve: {tmp_path} has no config.json\n"
 
 
@@ -39,12 +28,12 @@ def test_an_error_is_one_line_on_stderr(monkeypatch, capsys, tmp_path):
         ("--block-size", "999", "block size 999 is not supported: allowed are 1 to 128"),
     ],
 )
-def test_bad_options_say_what_is_allowed(monkeypatch, capsys, option, value, message):
-    assert run(monkeypatch, "check", GOLDEN, option, value) == 1
+def test_bad_options_say_what_is_allowed(run, capsys, option, value, message):
+    assert run("check", GOLDEN, option, value) == 1
     assert message in capsys.readouterr().err
 
 
-def test_commands_are_listed(monkeypatch, capsys):
-    assert run(monkeypatch, "--help") == 0
+def test_commands_are_listed(run, capsys):
+    assert run("--help") == 0
     said = capsys.readouterr().out
     assert all(command in said for command in ("serve", "generate", "eval", "bench", "check"))

@@ -1,34 +1,24 @@
 """`mrp-serve generate` and `mrp-serve eval` on the shipped checkpoint."""
 
 import json
-import sys
 
 import pytest
 
-from service.cli.main import main
 from service.demo import check
 
 STORY = "Tom has 5 apples, gets 3, loses 2."
 
 
-def run(monkeypatch, *arguments):
-    """The program's exit status."""
-    monkeypatch.setattr(sys, "argv", ["mrp-serve", *map(str, arguments)])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    return stopped.value.code
-
-
-def test_generate_answers_on_stdout_and_tells_statistics_on_stderr(monkeypatch, capsys):
-    assert run(monkeypatch, "generate", STORY, "--mode", "static", "--seed", 3) == 0
+def test_generate_answers_on_stdout_and_tells_statistics_on_stderr(run, capsys):
+    assert run("generate", STORY, "--mode", "static", "--seed", 3) == 0
     said = capsys.readouterr()
     assert check(STORY, said.out.strip())
     assert "tokens a forward" in said.err
     assert "seed 3" in said.err
 
 
-def test_generate_as_json_uses_the_servers_default_mode(monkeypatch, capsys):
-    assert run(monkeypatch, "generate", STORY, "--json") == 0
+def test_generate_as_json_uses_the_servers_default_mode(run, capsys):
+    assert run("generate", STORY, "--json") == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["mode"] == "speculative"
     assert answer["tokens_per_forward"] > 1
@@ -49,15 +39,15 @@ def test_generate_as_json_uses_the_servers_default_mode(monkeypatch, capsys):
         (("--top-p", 0), "top_p is 0.0, allowed is 0 < top_p <= 1"),
     ],
 )
-def test_generate_refuses_what_makes_no_sense(monkeypatch, capsys, options, message):
-    assert run(monkeypatch, "generate", STORY, *options) == 1
+def test_generate_refuses_what_makes_no_sense(run, capsys, options, message):
+    assert run("generate", STORY, *options) == 1
     assert message in capsys.readouterr().err
 
 
-def test_eval_compares_plans_and_writes_rows(monkeypatch, capsys, tmp_path):
+def test_eval_compares_plans_and_writes_rows(run, capsys, tmp_path):
     plans = ("static", "speculative mrp_steps=4", "speculative mrp_steps=4 zero", "remask threshold=0.3")
     options = [word for plan in plans for word in ("--plan", plan)]
-    assert run(monkeypatch, "eval", "--problems", 16, "--output", tmp_path / "rows.json", *options) == 0
+    assert run("eval", "--problems", 16, "--output", tmp_path / "rows.json", *options) == 0
     assert "tokens/forward" in capsys.readouterr().out
     static, drafted, zero, remasked = json.loads((tmp_path / "rows.json").read_text())
     assert static["tokens_per_forward"] == 1.0
@@ -67,6 +57,6 @@ def test_eval_compares_plans_and_writes_rows(monkeypatch, capsys, tmp_path):
     assert remasked["tokens_per_forward"] > 2
 
 
-def test_eval_names_a_plan_it_cannot_read(monkeypatch, capsys):
-    assert run(monkeypatch, "eval", "--plan", "remask threshold") == 1
+def test_eval_names_a_plan_it_cannot_read(run, capsys):
+    assert run("eval", "--plan", "remask threshold") == 1
     assert "plan is 'remask threshold', expected such as 'remask threshold=0.5'" in capsys.readouterr().err

@@ -17,7 +17,7 @@ from service.api.openai.convert import Plan, check_model, plan_chat, plan_comple
 from service.api.openai.dialect import CHAT, COMPLETION, Dialect
 from service.api.openai.docs import chat_docs, completion_docs, model_docs
 from service.api.openai.problems import Count, in_openai_terms, openai_error, openai_route
-from service.api.openai.stream import ChoiceStream, Script, started
+from service.api.openai.stream import Script, choice_stream, started
 from service.api.problems import unexpected_error
 from service.api.validation import parse_json
 from service.api.wire import Answer, ModelCard, Work
@@ -82,7 +82,7 @@ class _Routes:
             self._upstream.count(ours)
             return openai_error(in_openai_terms(ours), request_id)
 
-        return ChoiceStream(items, Script(plan.choices, writer, failed))
+        return choice_stream(items, Script(plan.choices, writer, failed))
 
     async def _complete(self, work: Work) -> Answer:
         return await self._upstream.complete(work)

@@ -12,12 +12,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
-
 from service.api.openai.answers import Writer
 from service.api.openai.convert import Choice
-from service.api.sse import HEADERS, MEDIA_TYPE, with_keep_alive
+from service.api.streams import FrameStream
 from service.api.wire import Chunk, Ending, Failure
 
 DONE = b"data: [DONE]\n\n"
@@ -34,21 +31,9 @@ class Script:
     failed: Callable[[Exception], dict[str, Any]]
 
 
-class ChoiceStream(StreamingResponse):
+def choice_stream(items: Numbered, script: Script) -> FrameStream:
     """The items of all choices as events."""
-
-    def __init__(self, items: Numbered, script: Script) -> None:
-        self._items = items
-        self._frames = with_keep_alive(_frames(items, script))
-        super().__init__(self._frames, media_type=MEDIA_TYPE, headers=HEADERS)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the events; closes the items whatever happens."""
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            await self._frames.aclose()
-            await self._items.aclose()
+    return FrameStream(_frames(items, script), items)
 
 
 async def started(items: Numbered) -> Numbered:

@@ -1,0 +1,18 @@
+"""The program as a function: arguments in, exit status out."""
+
+import sys
+
+import pytest
+
+from service.cli.main import main
+
+
+@pytest.fixture
+def run(monkeypatch):
+    def run_program(*arguments):
+        monkeypatch.setattr(sys, "argv", ["mrp-serve", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        return stopped.value.code
+
+    return run_program
