@@ -35,7 +35,7 @@ def command(
     threads: Threads = None,
     output: Annotated[Path | None, typer.Option(help="Writes the rows as JSON.")] = None,
 ) -> None:
-    """Static decoding by the engine and by a plain transformers loop; milliseconds a step."""
+    """Tokens per second of the engine beside a plain transformers loop, and milliseconds a step."""
     from service.bench.plain_loop import PlainLoop
     from service.bench.speed import Workload, compare_with_plain_loop
     from service.bench.steps import step_times

@@ -34,7 +34,7 @@ def command(
     threads: Threads = None,
     output: Annotated[Path | None, typer.Option(help="Writes the rows as JSON.")] = None,
 ) -> None:
-    """Every MRP row stands beside the same with MRP's output set to zero."""
+    """Accuracy, tokens per forward and time of every mode, with MRP and with its output set to zero."""
     from service.bench.evaluation import default_plans, evaluate
     from service.engine import Engine, SamplingParams
 
