@@ -131,8 +131,7 @@ class Engine:
     def _evaluate(self, plan: list[tuple[Sequence, list[Row]]], forwards: Counter[ForwardKind]) -> None:
         readings = iter(self._runner.evaluate([row for _, rows in plan for row in rows]))
         for sequence, rows in plan:
-            forwards.update(sequence.kinds(rows))
-            sequence.accept(rows, _take(readings, len(rows)))
+            forwards.update(sequence.accept(rows, _take(readings, len(rows))))
 
     def _refine(self, sequences: list[Sequence], forwards: Counter[ForwardKind]) -> None:
         """MRP forwards, one for each depth of drafting; blocks MRP has not seen ride with the first."""

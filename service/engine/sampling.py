@@ -2,8 +2,9 @@
 
 Confidence is the full-vocabulary softmax probability after temperature, before top-k and top-p.
 At temperature > 0 the token is the Gumbel-argmax with noise that is a hash of (seed, absolute
-position, tokens revealed in the block, token id): the same request draws the same tokens in any
-batch, on any replica and any device, and `speculative` equals `static` bit for bit.
+position, tokens revealed in the block, token id): the same request meets the same noise in any batch,
+on any replica and any device, in `speculative` as in `static`. What is left to differ is the rounding
+of the logits, which depends on a batch's shape and matters in low precision.
 """
 
 from __future__ import annotations

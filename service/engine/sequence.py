@@ -71,17 +71,19 @@ class Sequence:
 
     # --- what it gets ------------------------------------------------------------------------------
 
-    def accept(self, rows: list[Row], readings: list[Reading]) -> None:
-        """Takes the backbone's readings of the rows that `next_rows` gave."""
+    def accept(self, rows: list[Row], readings: list[Reading]) -> tuple[ForwardKind, ...]:
+        """Takes the backbone's readings of the rows that `next_rows` gave; the kinds it counts the forward as."""
         stored = sum(row.keeps for row in rows)
         for row, reading in zip(rows[:stored], readings[:stored], strict=True):
             self._unwritten.popleft()
             if self.request.params.needs_mrp:
                 self._for_mrp.append(replace(row, anchor=reading.handle))
-        for kind in self.kinds(rows):
+        kinds = self._kinds(rows)
+        for kind in kinds:
             self._count(kind)
         if len(rows) > stored:
             self._answer(tuple(readings[stored:]))
+        return kinds
 
     def accept_refinement(self, readings: list[Reading]) -> None:
         """Takes MRP's readings of the rows that `next_refinement` gave."""
@@ -90,7 +92,7 @@ class Sequence:
         if self.wants_refinement:
             self._answer((readings[-1],))
 
-    def kinds(self, rows: list[Row]) -> tuple[ForwardKind, ...]:
+    def _kinds(self, rows: list[Row]) -> tuple[ForwardKind, ...]:
         """The kinds of backbone forward these rows are counted as."""
         stored = sum(row.keeps for row in rows)
         evaluated = len(rows) - stored
