@@ -1,0 +1,1 @@
+"""What puts load on a running service from outside: chaos scripts with their invariants."""
