@@ -10,6 +10,7 @@ MrpServeError
 ├── QueueFull              429  the waiting queue is full; try again after `retry_after` seconds
 ├── EngineFailed           500  the engine thread stopped on an unexpected error
 ├── NotReady               503  loading, draining, or no replica
+├── OutOfMemory            503  a step of the request found no memory on the device; others go on
 ├── DeadlineExceeded       504  the time limit passed before the first token
 ├── CheckpointError         –   a checkpoint cannot be loaded; the message names the file or weight
 └── SettingsError           –   a setting or configuration value is not allowed
@@ -100,6 +101,13 @@ class NotReady(MrpServeError):
 
     status = 503
     code = "not_ready"
+
+
+class OutOfMemory(MrpServeError):
+    """A step of the request found no memory on the device. The engine goes on with the others."""
+
+    status = 503
+    code = "out_of_memory"
 
 
 class DeadlineExceeded(MrpServeError):

@@ -52,6 +52,9 @@ class Settings(BaseSettings):
     max_model_len: Count | None = Field(None, description="prompt + completion; default: the checkpoint's")
     max_waiting: Count = Field(256, description="requests that may wait before 429")
     request_timeout_s: Annotated[float, Field(gt=0)] = Field(600.0, description="longest a request may take")
+    stall_timeout_s: Annotated[float, Field(gt=0)] = Field(
+        60.0, description="longest step of the engine before its replica counts as unhealthy"
+    )
     max_body_bytes: Count = Field(1024 * 1024, description="longest request body")
 
     # the server

@@ -79,6 +79,7 @@ def test_an_empty_key_is_refused() -> None:
         ({"block_size": 129}, "block_size is 129"),
         ({"default_mode": "fast"}, "default_mode is 'fast'.*'speculative'"),
         ({"request_timeout_s": 0}, "request_timeout_s is 0"),
+        ({"stall_timeout_s": 0}, "stall_timeout_s is 0"),
         ({"config": "/no/such/file"}, "/no/such/file cannot be read"),
     ],
 )

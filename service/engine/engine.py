@@ -16,6 +16,7 @@ from itertools import islice
 
 from service.decode.policy import Reading
 from service.engine.kv_cache import PagePool
+from service.engine.memory import Forward, read_what_fits
 from service.engine.observer import EngineState, Observer, SilentObserver, StepReport
 from service.engine.request import BlockEvent, Completion, FinishReason, ForwardKind, GenerationRequest, Stats
 from service.engine.rows import Row
@@ -23,8 +24,11 @@ from service.engine.runner import Runner
 from service.engine.scheduler import Scheduler, Waiting
 from service.engine.sequence import Sequence
 from service.engine.validation import validate
-from service.errors import InvalidRequest, SettingsError
+from service.errors import InvalidRequest, OutOfMemory, SettingsError
 from service.model.checkpoint import Checkpoint
+
+#: the sequences that have rows in a forward, and the rows
+Plan = list[tuple[Sequence, list[Row]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +120,10 @@ class Engine:
         return events
 
     def generate(self, requests: Iterable[GenerationRequest]) -> list[Completion]:
-        """Decodes requests together and returns their completions in order. Blocks until all are done."""
+        """Decodes requests together and returns their completions in order. Blocks until all are done.
+
+        Raises OutOfMemory, then, when that ended one of them.
+        """
         requests = list(requests)
         events: dict[str, list[BlockEvent]] = {request.request_id: [] for request in requests}
         if len(events) != len(requests):
@@ -128,18 +135,16 @@ class Engine:
                 events[event.request_id].append(event)
         return [_completion(events[request.request_id]) for request in requests]
 
-    def _evaluate(self, plan: list[tuple[Sequence, list[Row]]], forwards: Counter[ForwardKind]) -> None:
-        readings = iter(self._runner.evaluate([row for _, rows in plan for row in rows]))
-        for sequence, rows in plan:
-            forwards.update(sequence.accept(rows, _take(readings, len(rows))))
+    def _evaluate(self, plan: Plan, forwards: Counter[ForwardKind]) -> None:
+        for sequence, rows, readings in _run(self._runner.evaluate, plan):
+            forwards.update(sequence.accept(rows, readings))
 
     def _refine(self, sequences: list[Sequence], forwards: Counter[ForwardKind]) -> None:
         """MRP forwards, one for each depth of drafting; blocks MRP has not seen ride with the first."""
         while plan := [(sequence, rows) for sequence in sequences if (rows := sequence.next_refinement())]:
-            readings = iter(self._runner.refine([row for _, rows in plan for row in rows]))
-            for sequence, rows in plan:
+            for sequence, _, readings in _run(self._runner.refine, plan):
                 forwards["mrp"] += 1
-                sequence.accept_refinement(_take(readings, len(rows)))
+                sequence.accept_refinement(readings)
 
     def _expire(self, now: float) -> list[BlockEvent]:
         """Ends what is over its time limit, queued or running."""
@@ -176,12 +181,21 @@ def _late(request: GenerationRequest, submitted: float, now: float) -> bool:
     return request.timeout_s is not None and now - submitted >= request.timeout_s
 
 
-def _take(readings: Iterator[Reading], count: int) -> list[Reading]:
-    return list(islice(readings, count))
+def _run(forward: Forward, plan: Plan) -> Iterator[tuple[Sequence, list[Row], list[Reading]]]:
+    """The plan's rows through the model. A sequence that found no memory for a row has failed and is left out."""
+    results = iter(read_what_fits(forward, [row for _, rows in plan for row in rows]))
+    for sequence, rows in plan:
+        readings = [reading for reading in islice(results, len(rows)) if reading is not None]
+        if len(readings) < len(rows):
+            sequence.fail(OutOfMemory("the device ran out of memory in a step of this request", retry_after=1.0))
+        else:
+            yield sequence, rows, readings
 
 
 def _completion(events: list[BlockEvent]) -> Completion:
     last = events[-1]
+    if last.error is not None:
+        raise last.error
     reason: FinishReason = last.finish_reason or "abort"
     tokens = tuple(token for event in events for token in event.token_ids)
     return Completion(last.request_id, tokens, reason, last.stats, tuple(events))

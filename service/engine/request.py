@@ -10,7 +10,7 @@ from typing import Literal
 
 from service.decode.block import Step
 from service.decode.params import ModeParams, Static
-from service.errors import InvalidRequest
+from service.errors import InvalidRequest, MrpServeError
 
 FinishReason = Literal["stop", "length", "timeout", "abort"]
 ForwardKind = Literal["prefill", "denoise", "verify", "commit", "mrp"]
@@ -108,7 +108,8 @@ class BlockEvent:
 
     `token_ids`: the completion's new tokens; a stop token is not among them. `index`: 0 for the
     first generated block. `finish_reason` is set on a request's last event. `steps`: how the block
-    was decoded. The concatenation of all events' tokens is the completion.
+    was decoded. The concatenation of all events' tokens is the completion. `error`: why the engine
+    gave the request up, when it did (the finish reason is then "abort").
     """
 
     request_id: str
@@ -117,6 +118,7 @@ class BlockEvent:
     stats: Stats
     finish_reason: FinishReason | None = None
     steps: tuple[Step, ...] = ()
+    error: MrpServeError | None = None
 
 
 @dataclass(frozen=True, slots=True)

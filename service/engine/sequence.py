@@ -15,6 +15,7 @@ from service.decode.policy import Decoding, Evaluate, Query, Reading, Refine
 from service.decode.registry import decode_block
 from service.engine.request import BlockEvent, FinishReason, ForwardKind, GenerationRequest, Stats
 from service.engine.rows import Row
+from service.errors import MrpServeError
 
 
 def pages_needed(request: GenerationRequest, block_size: int) -> int:
@@ -108,6 +109,13 @@ class Sequence:
     def expire(self, reason: FinishReason) -> None:
         """Ends the request where it stands; the tokens final by now are its last event."""
         self._end_block(reason)
+
+    def fail(self, error: MrpServeError) -> None:
+        """Ends the request with an error; what its block at hand has is lost."""
+        self._decoding.close()
+        self._query = None
+        self.finish_reason = "abort"
+        self.events.append(BlockEvent(self.request.request_id, self._num_blocks, (), self.stats, "abort", error=error))
 
     # --- decoding ----------------------------------------------------------------------------------
 

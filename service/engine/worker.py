@@ -3,7 +3,7 @@
 The loop side submits and cancels; the thread steps. They share an inbox under one lock, and events go
 back by one `call_soon_threadsafe` a step. A stream that is closed early (a client that left) aborts
 its request before the next step. An unexpected error in a step fails all requests in flight and
-makes the worker unhealthy, with the reason.
+makes the worker unhealthy, with the reason; a step that takes too long makes it unhealthy while it lasts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
 from service.engine.engine import Engine
@@ -36,10 +37,21 @@ class _Inbox:
 
 
 class EngineWorker:
-    """Owns the thread that steps an engine. `start` it once, `stop` it once."""
+    """Owns the thread that steps an engine. `start` it once, `stop` it once.
 
-    def __init__(self, engine: Engine, max_waiting: int = 256) -> None:
+    A step that takes longer than `stall_timeout_s` counts as a failure while it lasts.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        max_waiting: int = 256,
+        stall_timeout_s: float = 60.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._engine, self._max_waiting = engine, max_waiting
+        self._stall_timeout_s, self._clock = stall_timeout_s, clock
+        self._step_began: float | None = None
         self._changed = threading.Condition()
         self._inbox = _Inbox()
         self._streams: dict[str, _Stream] = {}
@@ -62,10 +74,18 @@ class EngineWorker:
 
     @property
     def failure(self) -> str | None:
-        """Why the engine stopped, or None while it is healthy."""
+        """Why the engine stopped or does not get on, or None while it is healthy."""
         if self._failure is None and not self._stopping and not self._thread.is_alive():
             return "the engine's thread is not running"
-        return self._failure
+        return self._failure or self._stall
+
+    @property
+    def _stall(self) -> str | None:
+        """How long the step at hand takes, when that is too long. No thread watches: who asks compares clocks."""
+        began = self._step_began  # once: the step may end meanwhile
+        if began is None or (seconds := self._clock() - began) <= self._stall_timeout_s:
+            return None
+        return f"the engine's step has taken {seconds:.0f} s, allowed are {self._stall_timeout_s:g}"
 
     def state(self) -> EngineState:
         """What the engine held after its last step."""
@@ -75,7 +95,8 @@ class EngineWorker:
         """The request's block events; the last one has a finish reason.
 
         Close the generator to abort. Raises InvalidRequest and its subclasses, QueueFull when
-        `max_waiting` requests wait already, NotReady while stopping, EngineFailed.
+        `max_waiting` requests wait already, NotReady while stopping or stalled, EngineFailed, and
+        OutOfMemory when the device had none for this request.
         """
         self._engine.validate(request)
         stream = _Stream(request, asyncio.get_running_loop())
@@ -99,6 +120,8 @@ class EngineWorker:
                 raise EngineFailed(f"the engine stopped: {self._failure}")
             if self._stopping:
                 raise NotReady("the server is shutting down", retry_after=1.0)
+            if stall := self._stall:
+                raise NotReady(stall, retry_after=1.0)
             if request_id in self._streams:
                 raise InvalidRequest(f"request id {request_id!r} is in use", param="request_id")
             waiting = self._state.num_waiting + len(self._inbox.submitted)
@@ -121,15 +144,22 @@ class EngineWorker:
         try:
             while (inbox := self._wait()) is not None:
                 self._take(inbox)
-                events = self._engine.step() if self._engine.has_work else []
+                events = self._step() if self._engine.has_work else []
                 self._state = self._engine.state()
-                self._send([(event.request_id, event) for event in events])
+                self._send([(event.request_id, event.error or event) for event in events])
             self._fail(NotReady("the server is shutting down", retry_after=1.0))
         except Exception as error:  # noqa: BLE001 - anything unexpected is a failure of the whole engine
             _log.exception("the engine stopped")
             with self._changed:
                 self._failure = f"{type(error).__name__}: {error}"
             self._fail(EngineFailed(f"the engine stopped: {self._failure}"))
+
+    def _step(self) -> list[BlockEvent]:
+        self._step_began = self._clock()
+        try:
+            return self._engine.step()
+        finally:
+            self._step_began = None
 
     def _wait(self) -> _Inbox | None:
         """The inbox, as soon as there is anything to do; None when stopping."""

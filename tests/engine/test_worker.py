@@ -14,7 +14,7 @@ from service.decode.params import Dynamic, Speculative
 from service.engine import BlockEvent, Engine, EngineConfig, EngineWorker, GenerationRequest
 from service.errors import EngineFailed, InvalidRequest, MrpServeError, NotReady, QueueFull
 from service.model import Checkpoint
-from tests.engine.helpers import Recorder, random_requests, request
+from tests.engine.helpers import Clock, Recorder, random_requests, request
 from tests.tiny import tiny_checkpoint
 
 PROMPT = (5, 6, 7, 8, 9, 10)
@@ -268,6 +268,79 @@ class TestFailure:
 
     def test_a_worker_that_was_not_started_is_not_healthy(self, checkpoint: Checkpoint) -> None:
         assert EngineWorker(Engine(checkpoint)).failure == "the engine's thread is not running"
+
+
+class TestStall:
+    """A step that hangs; time is the test's own."""
+
+    @pytest.fixture
+    def clock(self) -> Clock:
+        return Clock()
+
+    @pytest.fixture
+    def stalled(self, checkpoint: Checkpoint, clock: Clock) -> Iterator[tuple[EngineWorker, Gate]]:
+        """A worker, and the gate that holds its steps."""
+        engine = Engine(checkpoint)
+        gate = Gate(engine)
+        worker = EngineWorker(engine, stall_timeout_s=60, clock=clock)
+        worker.start()
+        yield worker, gate
+        gate.open.set()
+        worker.stop()
+
+    async def test_it_counts_as_a_failure_while_it_lasts(
+        self, stalled: tuple[EngineWorker, Gate], clock: Clock, checkpoint: Checkpoint
+    ) -> None:
+        worker, gate = stalled
+        one = request("x", PROMPT)
+        task = asyncio.ensure_future(collect(worker.generate(one)))
+        await gate.holds(worker)
+        clock.now += 60
+        assert worker.failure is None
+        clock.now += 1
+        assert worker.failure == "the engine's step has taken 61 s, allowed are 60"
+        with pytest.raises(NotReady, match="the engine's step has taken 61 s, allowed are 60") as caught:
+            await collect(worker.generate(request("late", PROMPT)))
+        assert caught.value.retry_after is not None
+        gate.open.set()
+        assert await task == alone(checkpoint, one)
+        assert worker.failure is None
+        assert await collect(worker.generate(one)) == alone(checkpoint, one)
+
+    async def test_each_step_has_its_own_time(self, stalled: tuple[EngineWorker, Gate], clock: Clock) -> None:
+        worker, gate = stalled
+        step = gate._step
+
+        def slow() -> list[BlockEvent]:
+            clock.now += 50
+            return step()
+
+        gate._step = slow
+        gate.open.set()
+        await collect(worker.generate(request("x", PROMPT)))
+        assert gate.steps > 2
+        assert worker.failure is None
+
+    async def test_an_idle_engine_does_not_stall(self, stalled: tuple[EngineWorker, Gate], clock: Clock) -> None:
+        worker, gate = stalled
+        gate.open.set()
+        await collect(worker.generate(request("x", PROMPT)))
+        clock.now += 1e6
+        assert worker.failure is None
+        await collect(worker.generate(request("y", PROMPT)))
+
+    async def test_a_hung_engine_does_not_keep_the_worker_from_stopping(
+        self, stalled: tuple[EngineWorker, Gate], clock: Clock
+    ) -> None:
+        worker, gate = stalled
+        task = asyncio.ensure_future(collect(worker.generate(request("x", PROMPT))))
+        await gate.holds(worker)
+        clock.now += 61
+        await asyncio.to_thread(worker.stop, 0.01)
+        assert worker.failure is not None
+        gate.open.set()
+        with pytest.raises(NotReady):
+            await task
 
 
 class TestStopping:
