@@ -23,6 +23,7 @@ PREFIX = "MRP_SERVE_"
 
 ModeName = Literal["static", "dynamic", "direct", "speculative", "remask"]
 Count = Annotated[int, Field(ge=1)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Settings(BaseSettings):
@@ -41,7 +42,7 @@ class Settings(BaseSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: bfloat16 on cuda")
     block_size: Annotated[int, Field(ge=1, le=128)] | None = Field(None, description="overrides the checkpoint's")
     mrp_residual: bool | None = Field(None, description="overrides the checkpoint's")
-    mrp_scale: float | None = Field(None, description="overrides the checkpoint's")
+    mrp_scale: Finite | None = Field(None, description="overrides the checkpoint's")
     default_mode: ModeName | None = Field(None, description="default: speculative with MRP, else static")
     torch_threads: Count | None = Field(None, description="CPU threads of a replica; default: half the cores")
 
@@ -51,8 +52,9 @@ class Settings(BaseSettings):
     kv_cache_tokens: Count = Field(65536, description="tokens the KV cache of a replica holds")
     max_model_len: Count | None = Field(None, description="prompt + completion; default: the checkpoint's")
     max_waiting: Count = Field(256, description="requests that may wait before 429")
-    request_timeout_s: Annotated[float, Field(gt=0)] = Field(600.0, description="longest a request may take")
-    stall_timeout_s: Annotated[float, Field(gt=0)] = Field(
+    priority_aging_s: Annotated[Finite, Field(gt=0)] = Field(10.0, description="wait that makes up for one priority")
+    request_timeout_s: Annotated[Finite, Field(gt=0)] = Field(600.0, description="longest a request may take")
+    stall_timeout_s: Annotated[Finite, Field(gt=0)] = Field(
         60.0, description="longest step of the engine before its replica counts as unhealthy"
     )
     max_body_bytes: Count = Field(1024 * 1024, description="longest request body")

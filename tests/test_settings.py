@@ -80,6 +80,11 @@ def test_an_empty_key_is_refused() -> None:
         ({"default_mode": "fast"}, "default_mode is 'fast'.*'speculative'"),
         ({"request_timeout_s": 0}, "request_timeout_s is 0"),
         ({"stall_timeout_s": 0}, "stall_timeout_s is 0"),
+        ({"request_timeout_s": float("inf")}, "request_timeout_s is inf: .*finite"),
+        ({"request_timeout_s": "nan"}, "request_timeout_s is 'nan': .*finite"),
+        ({"priority_aging_s": 0}, "priority_aging_s is 0"),
+        ({"mrp_scale": float("nan")}, "mrp_scale is nan: .*finite"),
+        ({"mrp_scale": "-inf"}, "mrp_scale is '-inf': .*finite"),
         ({"config": "/no/such/file"}, "/no/such/file cannot be read"),
     ],
 )

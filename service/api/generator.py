@@ -49,7 +49,13 @@ class Generator:
     """Answers requests over one running engine. `replica` names it in metrics."""
 
     def __init__(self, replica: str, checkpoint: Checkpoint, settings: Settings) -> None:
-        limits = EngineConfig(settings.max_running, settings.max_rows, settings.kv_cache_tokens, settings.max_model_len)
+        limits = EngineConfig(
+            settings.max_running,
+            settings.max_rows,
+            settings.kv_cache_tokens,
+            settings.max_model_len,
+            settings.priority_aging_s,
+        )
         self._replica = replica
         self._metrics = ReplicaMetrics()
         self._codec = TextCodec.load(checkpoint.path)
@@ -142,6 +148,10 @@ class Generator:
             max_new_tokens=work.max_new_tokens,
             stop_token_ids=work.stop_token_ids | (frozenset() if work.ignore_eos else self._eos),
             timeout_s=work.timeout_s - waited_s,
+            priority=work.priority,
+            tenant=work.tenant,
+            weight=work.weight,
+            waited_s=waited_s,
         )
 
     # --- the replica -------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, create_model, model_validator
 
 from service.decode.registry import MODES
-from service.engine.request import MAX_SEED
+from service.engine.request import DEFAULT_PRIORITY, HIGHEST_PRIORITY, LOWEST_PRIORITY, MAX_SEED
 from service.errors import InvalidRequest
 
 PROMPTS = ("prompt", "prompt_token_ids", "messages")
@@ -66,6 +66,9 @@ class GenerateCommon(BaseModel):
     stream: bool = Field(False, description="server-sent events, one a block")
     timeout_s: float | None = Field(None, gt=0, description="default and most: the server's limit")
     return_trace: bool = Field(False, description="the denoising history")
+    priority: int = Field(
+        DEFAULT_PRIORITY, ge=HIGHEST_PRIORITY, le=LOWEST_PRIORITY, description="who waits less; 0 is soonest"
+    )
 
     @model_validator(mode="after")
     def _one_prompt(self) -> GenerateCommon:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from service.decode.params import ModeParams
-from service.engine.request import FinishReason, SamplingParams
+from service.engine.request import DEFAULT_PRIORITY, FinishReason, SamplingParams
 from service.errors import MrpServeError
 
 
@@ -20,7 +20,8 @@ class Work:
     """One validated request. Exactly one of `text`, `token_ids`, `messages` is set.
 
     `arrived`: wall clock of the ingress, so that `timeout_s` and the times in the statistics count from
-    there, the time in Serve's queue included. `stop_token_ids` are added to the checkpoint's eos.
+    there, the time in queues included. `stop_token_ids` are added to the checkpoint's eos. `tenant`: whose
+    API key it came with, by name; `weight`: that key's share.
     """
 
     request_id: str
@@ -36,6 +37,9 @@ class Work:
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     return_trace: bool = False
+    priority: int = DEFAULT_PRIORITY
+    tenant: str = ""
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

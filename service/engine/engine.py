@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from service.decode.policy import Reading
+from service.engine.fair_queue import AGING_S
 from service.engine.kv_cache import PagePool
 from service.engine.memory import Forward, read_what_fits
 from service.engine.observer import EngineState, Observer, SilentObserver, StepReport
@@ -38,12 +39,14 @@ class EngineConfig:
     `max_running`: requests decoded together. `max_rows`: rows of one forward (a row is one block).
     `kv_cache_tokens`: tokens the KV cache holds over all requests. `max_model_len`: prompt and
     completion of one request, in tokens; None takes the checkpoint's length, or the cache's if less.
+    `priority_aging_s`: how long a wait makes up for one priority.
     """
 
     max_running: int = 64
     max_rows: int = 256
     kv_cache_tokens: int = 65536
     max_model_len: int | None = None
+    priority_aging_s: float = AGING_S
 
 
 class Engine:
@@ -63,7 +66,7 @@ class Engine:
             raise SettingsError(f"max_rows is {config.max_rows}, at least {size + 2} (block size + 2) are needed")
         num_pages = config.kv_cache_tokens // size + config.max_rows
         self._pool = PagePool(num_pages, num_scratch=config.max_rows)
-        self._scheduler = Scheduler(self._pool, size, config.max_running, config.max_rows)
+        self._scheduler = Scheduler(self._pool, size, config.max_running, config.max_rows, config.priority_aging_s)
         self._runner = Runner(checkpoint, num_pages)
         self._observer: Observer = observer or SilentObserver()
         self._clock = clock
@@ -79,7 +82,7 @@ class Engine:
     def submit(self, request: GenerationRequest) -> None:
         """Queues a request. Raises what `validate` raises."""
         self.validate(request)
-        self._scheduler.waiting.append(Waiting(request, self._clock()))
+        self._scheduler.enqueue(Waiting(request, self._clock()))
 
     def abort(self, request_id: str) -> None:
         """Ends a request and frees its pages at once; unknown or finished ids are ignored."""
@@ -103,12 +106,17 @@ class Engine:
 
     # --- decoding ----------------------------------------------------------------------------------
 
+    def admit(self) -> None:
+        """Lets those that wait run, as far as places and pages are free; `step` does so itself."""
+        now = self._clock()
+        for sequence in self._scheduler.admit():
+            sequence.stats = replace(sequence.stats, queue_s=now - sequence.submitted)
+
     def step(self) -> list[BlockEvent]:
         """One backbone forward over the rows of all live requests, and MRP until nobody waits for it."""
         start = self._clock()
         events = self._expire(start)
-        for sequence in self._scheduler.admit():
-            sequence.stats = replace(sequence.stats, queue_s=start - sequence.submitted)
+        self.admit()
         plan = self._scheduler.plan()
         forwards: Counter[ForwardKind] = Counter()
         if plan:

@@ -17,6 +17,9 @@ ForwardKind = Literal["prefill", "denoise", "verify", "commit", "mrp"]
 
 MAX_SEED = 2**63 - 1
 
+#: lower is sooner, as in vLLM
+HIGHEST_PRIORITY, DEFAULT_PRIORITY, LOWEST_PRIORITY = 0, 5, 9
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -43,7 +46,10 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One prompt to be continued. `timeout_s` counts from submission; None waits for ever."""
+    """One prompt to be continued. `timeout_s` counts from submission; None waits for ever.
+
+    `priority` (0 is soonest), `tenant` and `weight` order those that wait; `waited_s`: how long it has by submission.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
@@ -52,6 +58,17 @@ class GenerationRequest:
     max_new_tokens: int = 256
     stop_token_ids: frozenset[int] = frozenset()
     timeout_s: float | None = None
+    priority: int = DEFAULT_PRIORITY
+    tenant: str = ""
+    weight: float = 1.0
+    waited_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not HIGHEST_PRIORITY <= self.priority <= LOWEST_PRIORITY:
+            raise InvalidRequest(
+                f"priority is {self.priority}, allowed are {HIGHEST_PRIORITY} (soonest) to {LOWEST_PRIORITY}",
+                param="priority",
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,13 @@
-"""Who runs: admission in order of arrival, and who gets rows in the next forward.
+"""Who runs: admission in the order of a fair queue, and who gets rows in the next forward.
 
 Knows pages and row budgets; no tensors, no modes.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
+from service.engine.fair_queue import AGING_S, Claim, FairQueue
 from service.engine.kv_cache import PagePool
 from service.engine.request import GenerationRequest
 from service.engine.rows import Row
@@ -25,22 +25,33 @@ class Waiting:
 class Scheduler:
     """The waiting queue and the running sequences of one engine."""
 
-    def __init__(self, pool: PagePool, block_size: int, max_running: int, max_rows: int) -> None:
-        self.waiting: deque[Waiting] = deque()
+    def __init__(
+        self, pool: PagePool, block_size: int, max_running: int, max_rows: int, priority_aging_s: float = AGING_S
+    ) -> None:
+        self.waiting: FairQueue[Waiting] = FairQueue(priority_aging_s)
         self.running: list[Sequence] = []
         self._pool, self._block_size = pool, block_size
         self._max_running, self._max_rows = max_running, max_rows
 
+    def enqueue(self, waiting: Waiting) -> None:
+        """Puts a request into the queue."""
+        request = waiting.request
+        cost = -(-request.max_new_tokens // self._block_size)
+        arrived = waiting.submitted - request.waited_s
+        self.waiting.push(waiting, Claim(arrived, request.tenant, request.weight, request.priority, cost))
+
     def admit(self) -> list[Sequence]:
-        """Moves requests from the queue to the running set while pages and places are free."""
+        """Moves requests from the queue to the running set while pages and places are free.
+
+        Whoever's turn it is holds up the others until its pages are free, so that no long request starves.
+        """
         admitted = []
-        while self.waiting and len(self.running) < self._max_running:
-            request, submitted = self.waiting[0].request, self.waiting[0].submitted
-            pages = self._pool.reserve(pages_needed(request, self._block_size))
+        while len(self.running) < self._max_running and (first := self.waiting.peek()) is not None:
+            pages = self._pool.reserve(pages_needed(first.request, self._block_size))
             if pages is None:
                 break
-            self.waiting.popleft()
-            sequence = Sequence(request, self._block_size, pages, submitted)
+            self.waiting.pop()
+            sequence = Sequence(first.request, self._block_size, pages, first.submitted)
             self.running.append(sequence)
             admitted.append(sequence)
         return admitted

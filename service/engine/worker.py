@@ -56,6 +56,7 @@ class EngineWorker:
         self._inbox = _Inbox()
         self._streams: dict[str, _Stream] = {}
         self._state = engine.state()
+        self._on_the_way = 0  # taken out of the inbox and not in `_state` yet
         self._stopping = False
         self._failure: str | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -124,7 +125,7 @@ class EngineWorker:
                 raise NotReady(stall, retry_after=1.0)
             if request_id in self._streams:
                 raise InvalidRequest(f"request id {request_id!r} is in use", param="request_id")
-            waiting = self._state.num_waiting + len(self._inbox.submitted)
+            waiting = self._state.num_waiting + self._on_the_way + len(self._inbox.submitted)
             if waiting >= self._max_waiting:
                 raise QueueFull(f"{waiting} requests are waiting, allowed are {self._max_waiting}", retry_after=1.0)
             self._streams[request_id] = stream
@@ -169,6 +170,7 @@ class EngineWorker:
             if self._stopping:
                 return None
             inbox, self._inbox = self._inbox, _Inbox()
+            self._on_the_way = len(inbox.submitted)
             return inbox
 
     def _take(self, inbox: _Inbox) -> None:
@@ -178,6 +180,9 @@ class EngineWorker:
             self._engine.abort(request_id)
             with self._changed:
                 self._streams.pop(request_id, None)
+        self._engine.admit()
+        with self._changed:  # a step may be long: who waits during it is counted before
+            self._state, self._on_the_way = self._engine.state(), 0
 
     def _fail(self, error: MrpServeError) -> None:
         with self._changed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -27,7 +28,8 @@ def scheduler(pages: int = 100, max_running: int = 8, max_rows: int = 8) -> Sche
 
 
 def queue(target: Scheduler, *requests) -> None:
-    target.waiting.extend(Waiting(one, 0.0) for one in requests)
+    for one in requests:
+        target.enqueue(Waiting(one, 0.0))
 
 
 def running(target: Scheduler) -> list[str]:
@@ -55,6 +57,24 @@ class TestAdmission:
         target.remove(target.running[0])
         target.admit()
         assert running(target) == ["b"]
+
+    def test_by_priority_age_and_tenant(self) -> None:
+        target = scheduler(max_running=1)
+        asked = request("a", [1])
+        queue(
+            target,
+            replace(asked, request_id="flood-1", tenant="flood"),
+            replace(asked, request_id="flood-2", tenant="flood"),
+            replace(asked, request_id="late", tenant="other"),
+            replace(asked, request_id="urgent", tenant="other", priority=0),
+            replace(asked, request_id="old", tenant="other", priority=9, waited_s=1000.0),
+        )
+        order = []
+        while target.waiting:
+            (sequence,) = target.admit()
+            order.append(sequence.request.request_id)
+            target.remove(sequence)
+        assert order == ["flood-1", "old", "flood-2", "urgent", "late"]
 
     def test_places_are_limited(self) -> None:
         target = scheduler(max_running=2)

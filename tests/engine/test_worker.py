@@ -220,6 +220,28 @@ class TestRefusals:
         assert [len(tokens) for tokens in await asyncio.gather(*tasks)] == [8] * 4
         assert len(await collect(worker.generate(request("later", PROMPT)))) == 8
 
+    async def test_a_full_queue_is_full_during_a_step(self, start: Callable) -> None:
+        """What the engine's thread has taken out of its inbox is waiting still."""
+        worker, engine = start(max_waiting=3, max_running=1)
+        steps, entered, real = threading.Semaphore(0), threading.Semaphore(0), engine.step
+
+        def step() -> list[BlockEvent]:
+            entered.release()
+            assert steps.acquire(timeout=20)
+            return real()
+
+        engine.step = step  # type: ignore[method-assign]
+        tasks = [asyncio.ensure_future(collect(worker.generate(request("a", PROMPT))))]
+        assert await asyncio.to_thread(entered.acquire, timeout=20)
+        tasks += [asyncio.ensure_future(collect(worker.generate(request(name, PROMPT)))) for name in "bcd"]
+        await asyncio.sleep(0)
+        steps.release()  # a's first; b, c and d are in the engine by the second
+        assert await asyncio.to_thread(entered.acquire, timeout=20)
+        with pytest.raises(QueueFull, match="3 requests are waiting, allowed are 3"):
+            await collect(worker.generate(request("e", PROMPT)))
+        steps.release(1000)
+        assert [len(tokens) for tokens in await asyncio.gather(*tasks)] == [8] * 4
+
     async def test_an_id_in_use(self, start: Callable) -> None:
         worker, engine = start()
         gate = Gate(engine)

@@ -91,7 +91,16 @@ def test_every_mode_has_its_params_as_fields() -> None:
 async def test_the_contracts_fields_are_all_there_are() -> None:
     """The table of the contract, and nothing else."""
     fields = {"max_new_tokens", "mode", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids"}
-    fields |= {"ignore_eos", "stream", "timeout_s", "return_trace", "prompt", "prompt_token_ids", "messages"}
+    fields |= {
+        "ignore_eos",
+        "stream",
+        "timeout_s",
+        "return_trace",
+        "prompt",
+        "prompt_token_ids",
+        "messages",
+        "priority",
+    }
     assert {name for model in REQUESTS.values() for name in model.model_fields} - KNOBS.keys() == fields
     async with over(Scripted()) as http:
         assert "is not a field" in (await refused(http, body(n=1)))["message"]
