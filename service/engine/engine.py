@@ -19,6 +19,7 @@ from service.engine.fair_queue import AGING_S
 from service.engine.kv_cache import PagePool
 from service.engine.memory import Forward, read_what_fits
 from service.engine.observer import EngineState, Observer, SilentObserver, StepReport
+from service.engine.prefix_cache import PrefixCache
 from service.engine.request import BlockEvent, Completion, FinishReason, ForwardKind, GenerationRequest, Stats
 from service.engine.rows import Row
 from service.engine.runner import Runner
@@ -40,6 +41,7 @@ class EngineConfig:
     `kv_cache_tokens`: tokens the KV cache holds over all requests. `max_model_len`: prompt and
     completion of one request, in tokens; None takes the checkpoint's length, or the cache's if less.
     `priority_aging_s`: how long a wait makes up for one priority.
+    `prefix_cache`: whether requests share the KV of leading blocks that are the same.
     """
 
     max_running: int = 64
@@ -47,6 +49,7 @@ class EngineConfig:
     kv_cache_tokens: int = 65536
     max_model_len: int | None = None
     priority_aging_s: float = AGING_S
+    prefix_cache: bool = True
 
 
 class Engine:
@@ -65,12 +68,12 @@ class Engine:
         if config.max_rows < size + 2:
             raise SettingsError(f"max_rows is {config.max_rows}, at least {size + 2} (block size + 2) are needed")
         num_pages = config.kv_cache_tokens // size + config.max_rows
-        self._pool = PagePool(num_pages, num_scratch=config.max_rows)
-        self._scheduler = Scheduler(self._pool, size, config.max_running, config.max_rows, config.priority_aging_s)
+        self._pages = PrefixCache(PagePool(num_pages, num_scratch=config.max_rows), config.prefix_cache)
+        self._scheduler = Scheduler(self._pages, size, config.max_running, config.max_rows, config.priority_aging_s)
         self._runner = Runner(checkpoint, num_pages)
         self._observer: Observer = observer or SilentObserver()
         self._clock = clock
-        whole_blocks = min(self.model.max_positions // size, self._pool.capacity) * size
+        whole_blocks = min(self.model.max_positions // size, self._pages.capacity) * size
         self.max_model_len = min(config.max_model_len or whole_blocks, whole_blocks)
 
     # --- requests ----------------------------------------------------------------------------------
@@ -96,8 +99,8 @@ class Engine:
 
     def state(self) -> EngineState:
         """What is running, waiting and held right now."""
-        scheduler, pool = self._scheduler, self._pool
-        return EngineState(len(scheduler.running), len(scheduler.waiting), pool.num_used, pool.capacity)
+        scheduler, pages = self._scheduler, self._pages
+        return EngineState(len(scheduler.running), len(scheduler.waiting), pages.num_used, pages.capacity)
 
     @property
     def has_work(self) -> bool:
@@ -122,9 +125,11 @@ class Engine:
         if plan:
             self._evaluate(plan, forwards)
             self._refine([sequence for sequence, _ in plan], forwards)
+            self._scheduler.publish(sequence for sequence, _ in plan)
             events += self._collect([sequence for sequence, _ in plan])
         rows = sum(len(rows) for _, rows in plan)
-        self._observer.on_step(StepReport(self._clock() - start, rows, forwards, self.state()))
+        asked, found = self._scheduler.take_lookups()
+        self._observer.on_step(StepReport(self._clock() - start, rows, forwards, self.state(), asked, found))
         return events
 
     def generate(self, requests: Iterable[GenerationRequest]) -> list[Completion]:

@@ -11,7 +11,7 @@ from service.engine.request import BlockEvent, ForwardKind, GenerationRequest
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """What the engine holds right now."""
+    """What the engine holds right now. Pages that only the prefix cache holds are free."""
 
     num_running: int
     num_waiting: int
@@ -26,12 +26,18 @@ class EngineState:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One engine step. `forwards`: for each kind, how many requests had a row in a forward of it."""
+    """One engine step. `forwards`: for each kind, how many requests had a row in a forward of it.
+
+    `tokens_looked_up`: prompt tokens of the requests admitted in this step that asked the prefix cache;
+    it had `tokens_cached` of them.
+    """
 
     seconds: float
     rows: int
     forwards: Mapping[ForwardKind, int]
     state: EngineState
+    tokens_looked_up: int = 0
+    tokens_cached: int = 0
 
 
 class Observer(Protocol):

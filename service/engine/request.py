@@ -49,6 +49,7 @@ class GenerationRequest:
     """One prompt to be continued. `timeout_s` counts from submission; None waits for ever.
 
     `priority` (0 is soonest), `tenant` and `weight` order those that wait; `waited_s`: how long it has by submission.
+    Only requests with the same `cache_salt` share pages.
     """
 
     request_id: str
@@ -62,6 +63,7 @@ class GenerationRequest:
     tenant: str = ""
     weight: float = 1.0
     waited_s: float = 0.0
+    cache_salt: str = ""
 
     def __post_init__(self) -> None:
         if not HIGHEST_PRIORITY <= self.priority <= LOWEST_PRIORITY:
@@ -87,13 +89,17 @@ class Forwards:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Running statistics of one request; times in seconds since submission."""
+    """Running statistics of one request; times in seconds since submission.
+
+    `cached_tokens`: of the prompt, not prefilled because the prefix cache had them.
+    """
 
     forwards: Forwards = Forwards()
     decoded_tokens: int = 0
     drafts_proposed: int = 0
     drafts_accepted: int = 0
     remasked: int = 0
+    cached_tokens: int = 0
     queue_s: float = 0.0
     first_block_s: float | None = None
     total_s: float = 0.0

@@ -5,10 +5,11 @@ Knows pages and row budgets; no tensors, no modes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from service.engine.fair_queue import AGING_S, Claim, FairQueue
-from service.engine.kv_cache import PagePool
+from service.engine.prefix_cache import Prefix, PrefixCache
 from service.engine.request import GenerationRequest
 from service.engine.rows import Row
 from service.engine.sequence import Sequence, pages_needed
@@ -26,11 +27,12 @@ class Scheduler:
     """The waiting queue and the running sequences of one engine."""
 
     def __init__(
-        self, pool: PagePool, block_size: int, max_running: int, max_rows: int, priority_aging_s: float = AGING_S
+        self, pages: PrefixCache, block_size: int, max_running: int, max_rows: int, priority_aging_s: float = AGING_S
     ) -> None:
         self.waiting: FairQueue[Waiting] = FairQueue(priority_aging_s)
         self.running: list[Sequence] = []
-        self._pool, self._block_size = pool, block_size
+        self._lookups = (0, 0)
+        self._pages, self._block_size = pages, block_size
         self._max_running, self._max_rows = max_running, max_rows
 
     def enqueue(self, waiting: Waiting) -> None:
@@ -47,14 +49,21 @@ class Scheduler:
         """
         admitted = []
         while len(self.running) < self._max_running and (first := self.waiting.peek()) is not None:
-            pages = self._pool.reserve(pages_needed(first.request, self._block_size))
-            if pages is None:
+            count, prefix = pages_needed(first.request, self._block_size), _prefix_of(first.request, self._block_size)
+            lease = self._pages.reserve(count, prefix)
+            if lease is None:
                 break
             self.waiting.pop()
-            sequence = Sequence(first.request, self._block_size, pages, first.submitted)
+            sequence = Sequence(first.request, self._block_size, lease, first.submitted)
             self.running.append(sequence)
+            self._count_lookup(sequence)
             admitted.append(sequence)
         return admitted
+
+    def take_lookups(self) -> tuple[int, int]:
+        """Prompt tokens that the prefix cache was asked for, and had, since the last call."""
+        taken, self._lookups = self._lookups, (0, 0)
+        return taken
 
     def plan(self) -> list[tuple[Sequence, list[Row]]]:
         """The rows of the next forward. Sequences left out stand first in the next one."""
@@ -70,10 +79,16 @@ class Scheduler:
             self.running = [*left_out, *(sequence for sequence, _ in served)]
         return served
 
+    def publish(self, sequences: Iterable[Sequence]) -> None:
+        """Shares the pages that the sequences have written since the last time."""
+        for sequence in sequences:
+            while sequence.written:
+                self._pages.publish(sequence.lease, sequence.written.popleft())
+
     def remove(self, sequence: Sequence) -> None:
         """Takes a sequence out and frees its pages."""
         self.running.remove(sequence)
-        self._pool.release(sequence.pages)
+        self._pages.release(sequence.lease)
 
     def drop_waiting(self, request_id: str) -> Waiting | None:
         """Takes a request out of the queue; None when it is not there."""
@@ -82,3 +97,16 @@ class Scheduler:
                 self.waiting.remove(waiting)
                 return waiting
         return None
+
+    def _count_lookup(self, sequence: Sequence) -> None:
+        if self._pages.shares:
+            asked, found = self._lookups
+            tokens = len(sequence.request.prompt_token_ids)
+            self._lookups = (asked + tokens, found + sequence.stats.cached_tokens)
+
+
+def _prefix_of(request: GenerationRequest, block_size: int) -> Prefix:
+    """What a request may share with others: its prompt in whole blocks."""
+    prompt = request.prompt_token_ids
+    blocks = [prompt[end - block_size : end] for end in range(block_size, len(prompt) + 1, block_size)]
+    return Prefix(blocks, request.cache_salt, request.params.needs_mrp)

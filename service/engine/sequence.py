@@ -13,6 +13,7 @@ from dataclasses import replace
 from service.decode.block import MASKED, Block, Canvas
 from service.decode.policy import Decoding, Evaluate, Query, Reading, Refine
 from service.decode.registry import decode_block
+from service.engine.prefix_cache import Lease, Tokens
 from service.engine.request import BlockEvent, FinishReason, ForwardKind, GenerationRequest, Stats
 from service.engine.rows import Row
 from service.errors import MrpServeError
@@ -24,11 +25,15 @@ def pages_needed(request: GenerationRequest, block_size: int) -> int:
 
 
 class Sequence:
-    """A request in flight. `pages` are reserved for its whole length."""
+    """A request in flight. `lease`: pages for its whole length; the shared ones of the prompt are written already.
 
-    def __init__(self, request: GenerationRequest, block_size: int, pages: list[int], submitted: float) -> None:
-        self.request, self.pages, self.submitted = request, pages, submitted
-        self.stats = Stats()
+    `written`: the blocks that have been written since, all layers that the request needs, in order.
+    """
+
+    def __init__(self, request: GenerationRequest, block_size: int, lease: Lease, submitted: float) -> None:
+        self.request, self.lease, self.submitted = request, lease, submitted
+        self.stats = Stats(cached_tokens=lease.num_shared * block_size)
+        self.written: deque[Tokens] = deque()
         self.finish_reason: FinishReason | None = None
         self.events: list[BlockEvent] = []
         self._block_size = block_size
@@ -79,6 +84,8 @@ class Sequence:
             self._unwritten.popleft()
             if self.request.params.needs_mrp:
                 self._for_mrp.append(replace(row, anchor=reading.handle))
+            else:
+                self.written.append(row.state.tokens)
         kinds = self._kinds(rows)
         for kind in kinds:
             self._count(kind)
@@ -88,6 +95,7 @@ class Sequence:
 
     def accept_refinement(self, readings: list[Reading]) -> None:
         """Takes MRP's readings of the rows that `next_refinement` gave."""
+        self.written.extend(row.state.tokens for row in self._for_mrp)
         self._for_mrp.clear()
         self._count("mrp")
         if self.wants_refinement:
@@ -120,11 +128,11 @@ class Sequence:
     # --- decoding ----------------------------------------------------------------------------------
 
     def _prefill(self) -> None:
-        size, prompt = self._block_size, self.request.prompt_token_ids
-        self._prompt_blocks = len(prompt) // size
-        for index in range(self._prompt_blocks):
-            self._store(Block(prompt[index * size : (index + 1) * size]), index)
-        self._start_block(prompt[self._prompt_blocks * size :])
+        blocks, prompt = self.lease.prefix.blocks, self.request.prompt_token_ids
+        self._prompt_blocks = len(blocks)
+        for index in range(self.lease.num_shared, len(blocks)):
+            self._store(Block(blocks[index]), index)
+        self._start_block(prompt[len(blocks) * self._block_size :])
 
     def _start_block(self, head: tuple[int, ...] = ()) -> None:
         self._head = len(head)
@@ -179,10 +187,10 @@ class Sequence:
 
     def _row(self, state: Block) -> Row:
         index = self._prompt_blocks + self._num_blocks
-        return Row(state, index, self.pages, keeps=False, sampling=self.request.sampling)
+        return Row(state, index, self.lease.pages, keeps=False, sampling=self.request.sampling)
 
     def _store(self, block: Block, index: int) -> None:
-        self._unwritten.append(Row(block, index, self.pages, keeps=True))
+        self._unwritten.append(Row(block, index, self.lease.pages, keeps=True))
 
     def _count(self, kind: ForwardKind) -> None:
         forwards = self.stats.forwards

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from service.decode.params import Direct, Dynamic, ModeParams, Remask, Speculative, Static
 from service.decode.policy import Reading
 from service.engine import BlockEvent, Engine, EngineConfig, GenerationRequest, SamplingParams, StepReport
+from service.engine.prefix_cache import Lease, PrefixCache
 from service.engine.rows import Row
 from service.engine.runner import Runner
 from service.model import Checkpoint
@@ -149,3 +150,32 @@ def random_requests(
         )
         for number in range(count)
     ]
+
+
+def audit(pages: PrefixCache, leases: Sequence[Lease]) -> None:
+    """Every page is free, a live request's own, or a node's; every node has the holders it counts."""
+    nodes, pool = list(nodes_of(pages)), pages._pool
+    own = [page for lease in leases for page in lease.pages[lease.num_shared :]]
+    outdated = [node.outdated for node in nodes if node.outdated is not None]
+    everywhere = [*pool._free, *own, *(node.page for node in nodes), *outdated]
+    assert len(everywhere) == len(set(everywhere)) == pool.capacity
+    for node in nodes:
+        readers = [lease for lease in leases if node in lease.nodes]
+        assert node.holders == len(readers)
+        assert (node in pages._idle) == (not readers)
+        assert node.siblings[node.key] is node
+        assert node.mrp or not any(child.mrp for child in node.children.values())
+        assert {lease.pages[lease.nodes.index(node)] for lease in readers} <= {node.page, node.outdated}
+    order = list(pages._idle)
+    for place, node in enumerate(order):
+        assert not any(child in order[place:] for child in node.children.values())
+    assert pages.num_used == pool.capacity - len(pool._free) - len(order)
+
+
+def nodes_of(pages: PrefixCache) -> Iterator[Any]:
+    """All nodes of the tree, its root left out."""
+    found = list(pages._first.values())
+    while found:
+        node = found.pop()
+        found += node.children.values()
+        yield node

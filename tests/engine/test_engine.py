@@ -144,6 +144,10 @@ class TestEvents:
 
 
 class TestForwards:
+    @pytest.fixture
+    def engine(self, checkpoint: Checkpoint) -> Engine:
+        return Engine(checkpoint, EngineConfig(kv_cache_tokens=1024, prefix_cache=False))
+
     def forwards(self, engine: Engine, params: ModeParams, prompt: Sequence[int] = PROMPT[:4]) -> Forwards:
         (done,) = engine.generate([request("x", prompt, params, tokens=8)])
         return done.stats.forwards

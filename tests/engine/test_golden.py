@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -70,6 +71,26 @@ def test_all_modes_mixed_in_one_batch(name: str, limits: dict[str, int]) -> None
     engine = Engine(checkpoint(name), EngineConfig(**({"kv_cache_tokens": 4096} | limits)))
     for entry, done in zip(expected(name), engine.generate(requests(name)), strict=True):
         assert_golden(entry, done)
+
+
+@pytest.mark.parametrize("name", GOLDEN_NAMES)
+def test_again_from_the_prefix_cache(name: str) -> None:
+    engine = Engine(checkpoint(name), EngineConfig(kv_cache_tokens=8192))
+    engine.generate(requests(name))
+    size = engine.model.block_size
+    for entry, one in zip(expected(name), requests(name), strict=True):
+        (done,) = engine.generate([one])
+        assert_golden(entry, done)
+        assert done.stats.forwards.prefill == 0
+        assert done.stats.cached_tokens == len(one.prompt_token_ids) // size * size
+    mixed = Engine(checkpoint(name), EngineConfig(kv_cache_tokens=256))
+    for entry, done in zip(expected(name) * 2, generate_twice(mixed, requests(name)), strict=True):
+        assert_golden(entry, done)
+
+
+def generate_twice(engine: Engine, requests: list[GenerationRequest]) -> list[Completion]:
+    again = [replace(one, request_id=f"again {one.request_id}") for one in requests]
+    return engine.generate([*requests, *again])
 
 
 @pytest.mark.parametrize("name", GOLDEN_NAMES)

@@ -10,6 +10,7 @@ import pytest
 from service.decode.params import Speculative, Static
 from service.engine import Engine, EngineConfig
 from service.engine.kv_cache import PagePool
+from service.engine.prefix_cache import PrefixCache
 from service.engine.scheduler import Scheduler, Waiting
 from service.engine.sequence import pages_needed
 from service.errors import SettingsError
@@ -24,7 +25,7 @@ def checkpoint() -> Checkpoint:
 
 
 def scheduler(pages: int = 100, max_running: int = 8, max_rows: int = 8) -> Scheduler:
-    return Scheduler(PagePool(pages + max_rows, max_rows), 4, max_running, max_rows)
+    return Scheduler(PrefixCache(PagePool(pages + max_rows, max_rows)), 4, max_running, max_rows)
 
 
 def queue(target: Scheduler, *requests) -> None:
@@ -47,7 +48,7 @@ class TestAdmission:
         target = scheduler(pages=10)
         queue(target, request("a", [1] * 9, tokens=7))
         (sequence,) = target.admit()
-        assert len(sequence.pages) == 4
+        assert len(sequence.lease.pages) == 4
 
     def test_in_order_of_arrival_even_if_a_later_one_would_fit(self) -> None:
         target = scheduler(pages=5)

@@ -42,6 +42,9 @@ def words(tokens: Sequence[int]) -> str:
     return " ".join(f"w{token}" for token in tokens)
 
 
+#: statistics that hang on what the prefix cache had
+CACHED = ("cached_tokens", "tokens_per_forward_total")
+
 # --- asking ----------------------------------------------------------------------------------------
 
 
@@ -114,9 +117,10 @@ async def streamed(http: httpx.AsyncClient, request: Mapping[str, Any]) -> dict[
 
 
 def essence(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """An answer less what differs between two runs of one request: its id and its times."""
-    stats = {name: value for name, value in answer["stats"].items() if not name.endswith("_ms")}
-    return {**answer, "id": "", "stats": stats}
+    """An answer less what differs between two runs of one request: its id, its times, what was prefilled."""
+    stats = {name: value for name, value in answer["stats"].items() if not name.endswith("_ms") and name not in CACHED}
+    forwards = {**stats["forwards"], "prefill": 0, "mrp": 0}
+    return {**answer, "id": "", "stats": {**stats, "forwards": forwards}}
 
 
 async def page(http: httpx.AsyncClient) -> Callable[..., float]:

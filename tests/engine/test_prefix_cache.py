@@ -1,0 +1,225 @@
+"""Who shares which pages: tokens compared, pages counted, the oldest leaf given up first."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.engine.kv_cache import PagePool
+from service.engine.prefix_cache import Lease, Prefix, PrefixCache
+from tests.engine.helpers import audit
+
+A, B, C, D = (1, 2), (3, 4), (5, 6), (7, 8)
+
+
+def cache(pages: int = 10, *, shares: bool = True) -> PrefixCache:
+    return PrefixCache(PagePool(pages + 1, num_scratch=1), shares)
+
+
+def lease(target: PrefixCache, *blocks: tuple[int, ...], more: int = 0, salt: str = "", mrp: bool = False) -> Lease:
+    """The pages of a prompt and `more`; the prompt is written."""
+    found = target.reserve(len(blocks) + more, Prefix(blocks, salt, mrp))
+    assert found is not None
+    for tokens in blocks[found.num_shared :]:
+        target.publish(found, tokens)
+    return found
+
+
+def leave(target: PrefixCache, *blocks: tuple[int, ...], salt: str = "", mrp: bool = False) -> list[int]:
+    """A request that came, wrote its prompt and went; its pages."""
+    held = lease(target, *blocks, salt=salt, mrp=mrp)
+    pages = list(held.pages)
+    target.release(held)
+    return pages
+
+
+def shared(target: PrefixCache, *blocks: tuple[int, ...], salt: str = "", mrp: bool = False) -> list[int]:
+    """The pages that a request of these blocks would find written."""
+    return [node.page for node in target._match(Prefix(blocks, salt, mrp))]
+
+
+class TestSharing:
+    def test_what_was_written_is_found_again_as_far_as_it_is_the_same(self) -> None:
+        target = cache()
+        pages = leave(target, A, B, C)
+        assert shared(target, A, B, C, D) == pages
+        assert shared(target, A, B, D, C) == pages[:2]
+        assert shared(target, B, C) == []
+        assert shared(target, A, C) == pages[:1]
+        assert target.num_used == 0
+
+    def test_generated_blocks_are_found_too(self) -> None:
+        target = cache()
+        held = lease(target, A, more=2)
+        target.publish(held, B)
+        audit(target, [held])
+        assert shared(target, A, B, C) == held.pages[:2]
+        target.release(held)
+        assert len(shared(target, A, B, C)) == 2
+
+    def test_equal_hashes_are_not_equal_tokens(self) -> None:
+        assert hash((-1, 0)) == hash((-2, 0))
+        target = cache()
+        leave(target, (-1, 0))
+        assert shared(target, (-2, 0)) == []
+        assert len(shared(target, (-1, 0))) == 1
+
+    def test_another_salt_finds_nothing(self) -> None:
+        target = cache()
+        pages = leave(target, A, B, salt="ours")
+        assert shared(target, A, B) == shared(target, A, B, salt="theirs") == []
+        assert shared(target, A, B, salt="ours") == pages
+
+    def test_what_is_reserved_and_not_written_is_not_found(self) -> None:
+        target = cache()
+        held = target.reserve(2, Prefix([A, B]))
+        assert held is not None
+        assert shared(target, A, B) == []
+        target.release(held)
+        assert shared(target, A) == []
+
+    def test_who_wrote_the_same_goes_on_with_the_trees_page(self) -> None:
+        target = cache()
+        first, second = (target.reserve(3, Prefix([A, B])) for _ in range(2))
+        assert first is not None
+        assert second is not None
+        for held in (first, second):
+            for tokens in (A, B):
+                target.publish(held, tokens)
+        audit(target, [first, second])
+        assert first.pages[:2] == second.pages[:2]
+        assert first.pages[2] != second.pages[2]
+        assert target.num_used == 4
+
+    def test_switched_off_nothing_is_shared(self) -> None:
+        target = cache(shares=False)
+        leave(target, A, B)
+        assert shared(target, A, B) == []
+        assert target._pool.num_used == 0
+
+
+class TestMrp:
+    def test_pages_without_its_part_are_for_requests_that_need_none(self) -> None:
+        target = cache()
+        leave(target, A, B)
+        assert shared(target, A, B, mrp=True) == []
+        pages = leave(target, C, D, mrp=True)
+        assert shared(target, C, D) == shared(target, C, D, mrp=True) == pages
+
+    def test_a_page_with_it_takes_the_others_place(self) -> None:
+        target = cache()
+        old = leave(target, A, B)
+        new = leave(target, A, B, mrp=True)
+        assert not set(old) & set(new)
+        assert shared(target, A, B) == shared(target, A, B, mrp=True) == new
+        assert target._pool.num_used == 2
+        audit(target, [])
+
+    def test_who_reads_the_old_page_may_go_on(self) -> None:
+        target = cache()
+        reader = lease(target, A, B, more=1)
+        old = list(reader.pages)
+        newer = lease(target, A, C, mrp=True)
+        assert reader.pages == old
+        assert newer.pages[0] != old[0]
+        audit(target, [reader, newer])
+        assert target.num_used == 5
+        target.release(newer)
+        audit(target, [reader])
+        target.publish(reader, D)
+        target.release(reader)
+        audit(target, [])
+        assert (target.num_used, target._pool.num_used) == (0, 4)
+        assert len(shared(target, A, B, D)) == 3
+
+    def test_the_leading_pages_that_have_it_are_found(self) -> None:
+        target = cache()
+        pages = leave(target, A, mrp=True)
+        leave(target, A, B)
+        assert shared(target, A, B, mrp=True) == pages
+        assert len(shared(target, A, B)) == 2
+
+
+class TestEviction:
+    def test_the_least_recently_used_goes_first_and_leaves_before_their_parents(self) -> None:
+        target = cache(4)
+        for blocks in ([A, B], [C, D], [A, B], [(9, 9)]):
+            leave(target, *blocks)
+        assert [len(shared(target, *blocks)) for blocks in ([C, D], [A, B], [(9, 9)])] == [1, 2, 1]
+        leave(target, C)
+        leave(target, (0, 1), (0, 2))
+        audit(target, [])
+        left = [len(shared(target, *blocks)) for blocks in ([C], [A, B], [(9, 9)], [(0, 1), (0, 2)])]
+        assert left == [1, 0, 1, 2]
+
+    def test_what_is_held_stays(self) -> None:
+        target = cache(4)
+        held = lease(target, A, B)
+        leave(target, C, D)
+        leave(target, D, C)
+        other = lease(target, A, C, more=1)
+        assert other.pages[0] == held.pages[0]
+        assert target.reserve(1, Prefix()) is None
+        audit(target, [held, other])
+        assert shared(target, A, B) == held.pages
+
+    def test_shared_pages_need_no_room_and_are_not_evicted_for_their_own_request(self) -> None:
+        target = cache(4)
+        pages = leave(target, A, B, C)
+        held = lease(target, A, B, C, more=1)
+        assert held.pages[:3] == pages
+
+    def test_all_or_nothing(self) -> None:
+        target = cache(4)
+        leave(target, A, B)
+        leave(target, C)
+        order = list(target._idle)
+        assert target.reserve(5, Prefix([A, B])) is None
+        assert list(target._idle) == order
+        held = lease(target, (9, 9), more=1)
+        assert target.reserve(3, Prefix([A, D])) is None
+        audit(target, [held])
+
+    def test_given_back_once(self) -> None:
+        target = cache(4)
+        held = lease(target, A, more=1)
+        target.release(held)
+        target.release(held)
+        audit(target, [])
+        assert len(lease(target, B, C, D, (9, 9)).pages) == 4
+
+
+@given(st.integers(0, 2**32), st.integers(4, 14), st.booleans())
+def test_any_course_of_events_keeps_the_books(seed: int, pages: int, mrp: bool) -> None:
+    """What is found was written with these tokens and with what is needed, and no page is lost or held twice."""
+    rng, target = random.Random(seed), cache(pages)
+    live: list[tuple[Lease, list[tuple[int, ...]]]] = []
+    content: dict[int, tuple[str, list[tuple[int, ...]], bool]] = {}
+    for _ in range(80):
+        action = rng.random()
+        if action < 0.4:
+            blocks = [rng.choice([A, B]) for _ in range(rng.randint(0, 4))]
+            prefix = Prefix(blocks, rng.choice(["", "x"]), mrp and rng.random() < 0.5)
+            if found := target.reserve(len(blocks) + rng.randint(1, 2), prefix):
+                for index in range(found.num_shared):
+                    salt, path, with_mrp = content[found.pages[index]]
+                    assert (salt, path) == (prefix.salt, blocks[: index + 1])
+                    assert with_mrp or not prefix.mrp
+                live.append((found, blocks[: found.num_shared]))
+        elif live and action < 0.8:
+            held, path = rng.choice(live)
+            if held.num_shared < len(held.pages):
+                wanted = held.prefix.blocks
+                path.append(wanted[len(path)] if len(path) < len(wanted) else rng.choice([A, B]))
+                content[held.pages[held.num_shared]] = (held.prefix.salt, list(path), held.prefix.mrp)
+                target.publish(held, path[-1])
+        elif live:
+            target.release(live.pop(rng.randrange(len(live)))[0])
+        audit(target, [held for held, _ in live])
+    for held, _ in live:
+        target.release(held)
+    audit(target, [])
+    assert target.num_used == 0
+    assert target.reserve(pages, Prefix()) is not None

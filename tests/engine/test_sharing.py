@@ -1,0 +1,314 @@
+"""The prefix cache in the engine: less prefill, the same tokens, nothing shared that is not written."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from service.decode.params import Direct, ModeParams, Remask, Speculative, Static
+from service.engine import Completion, Engine, EngineConfig, GenerationRequest
+from service.model import Checkpoint
+from tests.engine.helpers import (
+    ALL_MODES,
+    CheckingRunner,
+    Clock,
+    Recorder,
+    audit,
+    checked,
+    nodes_of,
+    random_params,
+    random_sampling,
+    request,
+)
+from tests.reference import Reference
+from tests.tiny import tiny_checkpoint
+
+PROMPT = tuple(range(5, 15))  # two blocks and a half
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Checkpoint:
+    return tiny_checkpoint(1)
+
+
+@pytest.fixture
+def engine(checkpoint: Checkpoint) -> Engine:
+    return Engine(checkpoint, EngineConfig(kv_cache_tokens=1024))
+
+
+def ask(engine: Engine, prompt: tuple[int, ...], params: ModeParams | None = None, **more: object) -> Completion:
+    (done,) = engine.generate([request("x", prompt, params, **more)])
+    return done
+
+
+def leases(engine: Engine) -> list:
+    return [sequence.lease for sequence in engine._scheduler.running]
+
+
+class TestWhatIsShared:
+    @pytest.mark.parametrize("params", ALL_MODES, ids=lambda params: params.mode)
+    def test_a_prompt_that_was_there_needs_no_prefill(self, engine: Engine, params: ModeParams) -> None:
+        first, second = ask(engine, PROMPT, params), ask(engine, PROMPT, params)
+        assert (first.stats.cached_tokens, first.stats.forwards.prefill) == (0, 1)
+        assert (second.stats.cached_tokens, second.stats.forwards.prefill) == (8, 0)
+        assert second.token_ids == first.token_ids
+        assert engine.state().kv_pages_used == 0
+
+    @pytest.mark.parametrize("params", ALL_MODES, ids=lambda params: params.mode)
+    def test_a_prompt_of_whole_blocks_too(self, engine: Engine, params: ModeParams) -> None:
+        first, second = ask(engine, PROMPT[:8], params), ask(engine, PROMPT[:8], params)
+        assert (second.stats.cached_tokens, second.stats.forwards.prefill) == (8, 0)
+        assert second.token_ids == first.token_ids
+
+    def test_only_as_far_as_prompts_are_the_same(self, engine: Engine) -> None:
+        ask(engine, PROMPT)
+        done = ask(engine, (*PROMPT[:7], 1, 2, 3, 4, 5))
+        assert (done.stats.cached_tokens, done.stats.forwards.prefill) == (4, 1)
+        assert ask(engine, PROMPT[4:]).stats.cached_tokens == 0
+
+    @pytest.mark.parametrize("params", ALL_MODES, ids=lambda params: params.mode)
+    def test_the_next_turn_finds_the_blocks_of_the_answer(self, checkpoint: Checkpoint, params: ModeParams) -> None:
+        engine = Engine(checkpoint)
+        answer = ask(engine, PROMPT, params, tokens=14)
+        turn = PROMPT + answer.token_ids + (1, 2, 3)
+        done = ask(engine, turn, params)
+        assert done.stats.cached_tokens in {16, 20}  # 24 are final; what only the last block would read is not written
+        assert done.token_ids == ask(Engine(checkpoint), turn, params).token_ids
+
+    def test_beside_a_running_request(self, engine: Engine) -> None:
+        engine.submit(request("first", PROMPT, tokens=40))
+        engine.step()
+        used = engine.state().kv_pages_used
+        engine.submit(request("second", PROMPT, tokens=6))
+        engine.step()
+        assert engine.state().kv_pages_used == used + 2
+        audit(engine._pages, leases(engine))
+
+    def test_the_same_prompt_twice_in_one_step_is_held_once_afterwards(self, engine: Engine) -> None:
+        for name in "ab":
+            engine.submit(request(name, PROMPT, tokens=6))
+        engine.step()
+        assert engine.state().kv_pages_used == 2 + 2 + 2
+        audit(engine._pages, leases(engine))
+
+    def test_another_salt_shares_nothing(self, engine: Engine) -> None:
+        ask(engine, PROMPT, cache_salt="a")
+        assert [ask(engine, PROMPT, cache_salt=salt).stats.cached_tokens for salt in ("b", "", "a", "b")] == [
+            0,
+            0,
+            8,
+            8,
+        ]
+
+    def test_switched_off(self, checkpoint: Checkpoint) -> None:
+        heard = Recorder()
+        engine = Engine(checkpoint, EngineConfig(prefix_cache=False), heard)
+        first, second = ask(engine, PROMPT), ask(engine, PROMPT)
+        assert second.stats.forwards == first.stats.forwards
+        assert second.stats.cached_tokens == sum(report.tokens_looked_up for report in heard.reports) == 0
+
+    def test_the_observer_hears_what_was_looked_up_and_found(self, checkpoint: Checkpoint) -> None:
+        heard = Recorder()
+        engine = Engine(checkpoint, observer=heard)
+        done = [ask(engine, PROMPT[:length]) for length in (3, 10, 10, 8)]
+        assert sum(report.tokens_looked_up for report in heard.reports) == 3 + 10 + 10 + 8
+        assert (
+            sum(report.tokens_cached for report in heard.reports) == sum(one.stats.cached_tokens for one in done) == 16
+        )
+
+
+class TestMrp:
+    @pytest.mark.parametrize("params", [Direct(1), Speculative(2), Remask(0.5)])
+    def test_pages_of_a_mode_without_it_are_computed_again_for_it_and_serve_both(
+        self, checkpoint: Checkpoint, params: ModeParams
+    ) -> None:
+        engine, runner = checked(checkpoint)
+        ask(engine, PROMPT, Static())
+        alone, again = ask(engine, PROMPT, params), ask(engine, PROMPT, params)
+        assert (alone.stats.cached_tokens, again.stats.cached_tokens) == (0, 8)
+        assert again.token_ids == alone.token_ids
+        assert ask(engine, PROMPT, Static()).stats.cached_tokens == 8
+        assert runner.compared
+
+    def test_a_reader_of_the_page_before_it_had_mrps_part_goes_on(self, checkpoint: Checkpoint) -> None:
+        engine, _ = checked(checkpoint, kv_cache_tokens=256)
+        engine.submit(request("reader", PROMPT, Static(), tokens=40))
+        for _ in range(3):
+            engine.step()
+        engine.submit(request("mrp", PROMPT, Speculative(2), tokens=4))
+        tokens: tuple[int, ...] = ()
+        while engine.has_work:
+            tokens += tuple(t for event in engine.step() if event.request_id == "reader" for t in event.token_ids)
+            audit(engine._pages, leases(engine))
+        assert tokens[-30:] == ask(Engine(checkpoint), PROMPT, Static(), tokens=40).token_ids[-30:]
+        assert ask(engine, PROMPT, Speculative(2)).stats.cached_tokens == 8
+
+    def test_a_request_that_ends_before_mrp_runs_shares_nothing_without_its_part(self, engine: Engine) -> None:
+        assert ask(engine, PROMPT[:7], Speculative(2), tokens=1).stats.forwards.mrp == 0
+        assert ask(engine, PROMPT[:7], Speculative(2)).stats.cached_tokens == 0
+
+
+class TestWhatIsNotWritten:
+    @pytest.mark.parametrize("broken", ["evaluate", "refine"])
+    def test_a_step_that_fails_shares_nothing(
+        self, engine: Engine, broken: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(rows: object) -> None:
+            raise RuntimeError("broken")
+
+        monkeypatch.setattr(engine._runner, broken, fail)
+        engine.submit(request("x", PROMPT, Direct(1)))
+        with pytest.raises(RuntimeError, match="broken"):
+            engine.step()
+        engine.abort("x")
+        assert list(nodes_of(engine._pages)) == []
+        audit(engine._pages, [])
+
+    def test_an_aborted_request_leaves_what_it_had_written(self, checkpoint: Checkpoint) -> None:
+        engine = Engine(checkpoint, EngineConfig(max_rows=6))
+        engine.submit(request("x", tuple(range(40)), tokens=4))
+        engine.step()
+        engine.abort("x")
+        assert engine.state().kv_pages_used == 0
+        assert ask(engine, tuple(range(40))).stats.cached_tokens == 24
+
+    def test_a_late_request_leaves_what_it_had_written(self, checkpoint: Checkpoint) -> None:
+        clock = Clock()
+        engine = Engine(checkpoint, EngineConfig(), clock=clock)
+        engine.submit(request("x", PROMPT, tokens=40, timeout_s=1.0))
+        engine.step()
+        clock.now += 1
+        engine.step()
+        assert not engine.has_work
+        assert ask(engine, PROMPT).stats.cached_tokens == 8
+
+    def test_pages_are_given_up_when_they_are_needed(self, checkpoint: Checkpoint) -> None:
+        engine = Engine(checkpoint, EngineConfig(kv_cache_tokens=24))
+        ask(engine, PROMPT)
+        assert ask(engine, PROMPT).stats.cached_tokens == 8
+        ask(engine, tuple(range(20, 40)), tokens=4)
+        assert ask(engine, PROMPT).stats.cached_tokens == 0
+
+
+# --- any course of events --------------------------------------------------------------------------
+
+
+@cache
+def tiny(shape: int) -> Checkpoint:
+    return tiny_checkpoint(shape, **({"block_size": 1}, {"block_size": 4}, {"block_size": 2, "mrp_scale": 2.0})[shape])
+
+
+def related_requests(rng: random.Random, checkpoint: Checkpoint, count: int) -> list[GenerationRequest]:
+    """Prompts made of few blocks, so that many begin alike; some go on where another's greedy answer ended."""
+    size, reference = checkpoint.config.block_size, Reference(checkpoint)
+    requests: list[GenerationRequest] = []
+    for number in range(count):
+        prompt = tuple(rng.choice([3, 7]) * (place + 1) % 60 for _ in range(rng.randint(0, 3)) for place in range(size))
+        prompt += tuple(rng.choices(range(60), k=rng.randint(0 if prompt else 1, size)))
+        if requests and rng.random() < 0.4:
+            earlier = rng.choice(requests)
+            prompt = (earlier.prompt_token_ids + reference.generate(earlier).token_ids)[:40]
+        one = GenerationRequest(
+            f"r{number}", prompt, random_params(rng, size), random_sampling(rng), rng.randint(1, 3 * size + 2),
+            cache_salt=rng.choice(["", "", "", "other"]),
+        )  # fmt: skip
+        requests.append(one)
+    return requests
+
+
+class WriteOnce(CheckingRunner):
+    """Also finds rows that write a page of the tree."""
+
+    engine: Engine
+
+    def evaluate(self, rows):
+        shared = {node.page for node in nodes_of(self.engine._pages)}
+        assert not shared & {row.pages[row.index] for row in rows if row.keeps}
+        return super().evaluate(rows)
+
+    def refine(self, rows):
+        shared = {node.page for node in nodes_of(self.engine._pages)}
+        assert not shared & {row.pages[row.index] for row in rows if row.keeps}
+        return super().refine(rows)
+
+
+def run(
+    rng: random.Random, checkpoint: Checkpoint, requests: list[GenerationRequest], **limits: int
+) -> dict[str, Completion]:
+    """Requests that come at any time, some aborted at any time, every row compared, the books kept."""
+    engine = Engine(checkpoint, EngineConfig(**limits))
+    runner = WriteOnce(engine._runner, checkpoint)
+    runner.engine, engine._runner = engine, runner  # type: ignore[assignment]
+    waiting, tokens, done = list(reversed(requests)), {one.request_id: () for one in requests}, {}
+    while waiting or engine.has_work:
+        while waiting and (rng.random() < 0.5 or not engine.has_work):
+            engine.submit(waiting.pop())
+        for event in engine.step():
+            tokens[event.request_id] += event.token_ids
+            if event.finish_reason is not None:
+                done[event.request_id] = Completion(
+                    event.request_id, tokens[event.request_id], event.finish_reason, event.stats
+                )
+        if rng.random() < 0.05:
+            engine.abort(rng.choice(requests).request_id)
+        audit(engine._pages, leases(engine))
+    assert engine.state().kv_pages_used == 0
+    return done
+
+
+def assert_as_without(checkpoint: Checkpoint, requests: list[GenerationRequest], done: dict[str, Completion]) -> None:
+    for one in requests:
+        if one.request_id in done:
+            wanted = Reference(checkpoint).generate(one)
+            got = done[one.request_id]
+            assert (got.token_ids, got.finish_reason) == (wanted.token_ids, wanted.finish_reason)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 2), st.integers(0, 2**32), st.integers(0, 20), st.integers(0, 20), st.integers(1, 6))
+def test_any_course_of_requests_is_decoded_as_without_a_cache(
+    shape: int, seed: int, more_rows: int, more_pages: int, max_running: int
+) -> None:
+    rng, checkpoint = random.Random(seed), tiny(shape)
+    size = checkpoint.config.block_size
+    requests = related_requests(rng, checkpoint, rng.randint(2, 10))
+    longest = max(len(one.prompt_token_ids) + one.max_new_tokens for one in requests)
+    done = run(
+        rng,
+        checkpoint,
+        requests,
+        max_rows=size + 2 + more_rows,
+        max_running=max_running,
+        kv_cache_tokens=(-(-longest // size) + more_pages) * size,
+    )
+    assert_as_without(checkpoint, requests, done)
+
+
+def test_in_such_a_course_much_is_shared_and_much_given_up() -> None:
+    """Else the test above would be about nothing."""
+    rng, checkpoint = random.Random(5), tiny(1)
+    requests = related_requests(rng, checkpoint, 60)
+    cached = []
+    for tokens in (64, 4096):
+        done = run(rng, checkpoint, requests, kv_cache_tokens=tokens, max_running=4)
+        assert_as_without(checkpoint, requests, done)
+        cached.append(sum(one.stats.cached_tokens for one in done.values()))
+    assert 100 < cached[0] < cached[1]
+
+
+def test_continuing_on_another_replica_that_has_the_prefix(checkpoint: Checkpoint) -> None:
+    """Prompt and blocks sent so far, as the ingress sends them on when a replica dies."""
+    for params in (Static(), Speculative(3), Remask(0.3)):
+        whole = request("x", PROMPT, params, tokens=30)
+        engine = Engine(checkpoint)
+        (done,) = engine.generate([whole])
+        sent = done.blocks[0].token_ids + done.blocks[1].token_ids
+        rest = replace(whole, prompt_token_ids=PROMPT + sent, max_new_tokens=30 - len(sent))
+        (continued,) = engine.generate([rest])
+        assert continued.token_ids == done.token_ids[len(sent) :]
+        assert (continued.stats.cached_tokens, continued.stats.forwards.prefill) == (16, 0)
