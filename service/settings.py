@@ -64,7 +64,11 @@ class Settings(BaseSettings):
     port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="port to listen on")
     api_keys: Annotated[tuple[str, ...], NoDecode] = Field((), repr=False, description="comma-separated; empty: open")
     num_replicas: Count = Field(1, description="replicas of the model")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("warning", description="of Ray and the replicas")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "warning", description="of the service and Serve; info: a line for every request"
+    )
+    log_format: Literal["text", "json"] = Field("text", description="of log lines; json: an object a line")
+    log_file: Path | None = Field(None, description="file that log lines are appended to; default: stderr")
 
     def __init__(self, **values: Any) -> None:
         try:

@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 
 from service.api.generator import load_generator
 from service.api.ingress import Ingress
+from service.api.logs import install_logs
 from service.api.ray_backend import RayBackend
 from service.api.wire import Answer, Chunk, Ending, Failure, Snapshot, Status, Work
 from service.model.options import pick_threads
@@ -27,6 +28,7 @@ class GeneratorDeployment:
     """One replica of the model. Serve starts it, checks its health and routes requests to it."""
 
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it
+        install_logs(settings)
         torch.set_num_threads(pick_threads(settings.torch_threads))
         self._generator = await asyncio.to_thread(load_generator, _replica_name(), settings)
 
@@ -62,6 +64,7 @@ class IngressDeployment:
     """The HTTP front. Serve builds the application in every replica by `__serve_build_asgi_app__`."""
 
     def __init__(self, settings: Settings, generator: DeploymentHandle[Any]) -> None:
+        install_logs(settings)
         context = serve.get_replica_context()
         own = serve.get_deployment_handle(context.deployment, context.app_name)
         self._ingress = Ingress(_replica_name(), settings, RayBackend(generator, own))

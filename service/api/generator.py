@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from service.api.answers import stats_json
+from service.api.bugs import unexpected_error
 from service.api.card import make_card
 from service.api.observer import ReplicaMetrics
 from service.api.text import TextCodec
@@ -90,6 +91,8 @@ class Generator:
                     yield item
         except MrpServeError as error:
             yield Failure(error)
+        except Exception as error:  # noqa: BLE001 - Serve would log what it says
+            yield Failure(unexpected_error(error, work.origin.request_id))
         finally:
             self._in_flight -= 1
 

@@ -16,6 +16,7 @@ from service.api import problems
 from service.api.answers import answer_json, models_json
 from service.api.backend import Backend, Items, serving
 from service.api.exposition import CONTENT_TYPE, expose
+from service.api.journal import Journal, JournaledBackend, current_record
 from service.api.metrics import Registry
 from service.api.middleware import BodyLimit, RequestId
 from service.api.openai.routes import Upstream, openai_router
@@ -31,7 +32,7 @@ class Ingress:
     """Its settings, the replicas behind it, its counters. `name` tells it apart in metrics."""
 
     def __init__(self, name: str, settings: Settings, backend: Backend) -> None:
-        self._name, self._settings, self._backend = name, settings, backend
+        self._name, self._settings, self._backend = name, settings, JournaledBackend(backend)
         self._registry = Registry("ingress")
         self._in_flight = 0
 
@@ -40,7 +41,7 @@ class Ingress:
         app = Documented()
         problems.install(app, self._count_rejected)
         self._add_routes(app)
-        return RequestId(BodyLimit(app, self._settings.max_body_bytes), answer=answers_request_id)
+        return RequestId(Journal(BodyLimit(app, self._settings.max_body_bytes)), answer=answers_request_id)
 
     def snapshot(self) -> Snapshot:
         """Its metrics now."""
@@ -114,3 +115,5 @@ class Ingress:
 
     def _count_rejected(self, error: MrpServeError) -> None:
         self._registry.add("request_rejected_total", reason=error.code)
+        if record := current_record():
+            record.error = error.code

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable
 
@@ -12,10 +11,9 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from service.api.answers import error_json
+from service.api.bugs import unexpected_error
 from service.api.validation import explain
 from service.errors import MrpServeError
-
-_log = logging.getLogger(__name__)
 
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
@@ -52,12 +50,6 @@ def install(app: FastAPI, count: Callable[[MrpServeError], None]) -> None:
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
         return answer(request, unexpected_error(error, request.scope["request_id"]))
-
-
-def unexpected_error(error: Exception, request_id: str) -> MrpServeError:
-    """What clients are told of a bug: nothing but where to look. The log gets the rest."""
-    _log.error("%s failed", request_id, exc_info=error)
-    return MrpServeError("an unexpected error; the server's log has it under the request's id")
 
 
 def problem(error: MrpServeError, request_id: str, headers: dict[str, str] | None = None) -> JSONResponse:

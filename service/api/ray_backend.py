@@ -103,7 +103,7 @@ async def _of_all(handle: DeploymentHandle[Any], method: str, kind: type[_T]) ->
     try:
         results = await handle.broadcast(method).results_async(timeout_s=_CONTROL_S, return_exceptions=True)
     except (RayServeException, RayError, TimeoutError) as error:
-        _log.info("%s of %s: %r", method, handle.deployment_name, error)
+        _log.debug("%s of %s: %r", method, handle.deployment_name, error)
         return []
     return [result for result in results if isinstance(result, kind)]
 

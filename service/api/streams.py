@@ -14,7 +14,7 @@ from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from service.api.answers import block_json, done_json, error_json
-from service.api.problems import unexpected_error
+from service.api.bugs import unexpected_error
 from service.api.sse import HEADERS, MEDIA_TYPE, frame, with_keep_alive
 from service.api.wire import Chunk, Ending, Failure, ModelCard, Work
 from service.errors import MrpServeError

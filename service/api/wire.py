@@ -16,8 +16,17 @@ from service.errors import MrpServeError
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """The client's request that a `Work` comes from: the id its log lines have."""
+
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """One validated request. Exactly one of `text`, `token_ids`, `messages` is set.
+
+    What it was asked and what it answers is left out of `repr`, which may get into a log.
 
     `arrived`: wall clock of the ingress, so that `timeout_s` and the times in the statistics count from
     there, the time in queues included. `stop_token_ids` are added to the checkpoint's eos. `tenant`: whose
@@ -30,16 +39,17 @@ class Work:
     max_new_tokens: int
     timeout_s: float
     arrived: float
-    text: str | None = None
-    token_ids: tuple[int, ...] | None = None
-    messages: tuple[Mapping[str, str], ...] | None = None
-    stop: tuple[str, ...] = ()
+    text: str | None = field(default=None, repr=False)
+    token_ids: tuple[int, ...] | None = field(default=None, repr=False)
+    messages: tuple[Mapping[str, str], ...] | None = field(default=None, repr=False)
+    stop: tuple[str, ...] = field(default=(), repr=False)
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     return_trace: bool = False
     priority: int = DEFAULT_PRIORITY
     tenant: str = ""
     weight: float = 1.0
+    origin: Origin = Origin()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +57,10 @@ class Chunk:
     """One finished block: what it adds to the answer, the statistics so far, its history if asked for."""
 
     index: int
-    text: str
-    token_ids: tuple[int, ...]
+    text: str = field(repr=False)
+    token_ids: tuple[int, ...] = field(repr=False)
     stats: Mapping[str, Any]
-    trace: tuple[Mapping[str, Any], ...] = ()
+    trace: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +77,10 @@ class Ending:
 class Answer:
     """A whole answer; its text and tokens are those of its chunks in order."""
 
-    text: str
-    token_ids: tuple[int, ...]
+    text: str = field(repr=False)
+    token_ids: tuple[int, ...] = field(repr=False)
     ending: Ending
-    trace: tuple[Mapping[str, Any], ...] = ()
+    trace: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import typer
 
+from service.cli.log_pipe import LogPipe
 from service.errors import SettingsError
 from service.settings import Settings
 
@@ -45,14 +46,16 @@ def run(settings: Settings) -> None:
     started = time.monotonic()
     _check(settings)
     _say(f"loading {settings.model_name} …")
-    try:
-        _start(settings)
-        _say(_ready(settings, time.monotonic() - started))
-        threading.Event().wait()
-    except KeyboardInterrupt:
-        _say("shutting down …")
-    finally:
-        _stop()
+    with LogPipe() as pipe:
+        shown = settings if settings.log_file else settings.model_copy(update={"log_file": pipe.path})
+        try:
+            _start(shown)
+            _say(_ready(settings, time.monotonic() - started))
+            threading.Event().wait()
+        except KeyboardInterrupt:
+            _say("shutting down …")
+        finally:
+            _stop()
 
 
 def _say(text: str) -> None:
@@ -88,7 +91,7 @@ def _start(settings: Settings) -> None:
 
     from service.app import build
 
-    talkative = settings.log_level in {"debug", "info"}
+    talkative = settings.log_level == "debug" and settings.log_format == "text"
     ray.init(
         address="local",
         include_dashboard=False,
@@ -103,7 +106,11 @@ def _start(settings: Settings) -> None:
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
     serve.start(
         http_options={"host": settings.host, "port": settings.port},
-        logging_config={"log_level": settings.log_level.upper(), "enable_access_log": False},
+        logging_config={
+            "log_level": settings.log_level.upper(),
+            "encoding": settings.log_format.upper(),
+            "enable_access_log": False,
+        },
     )
     try:
         serve.run(build(settings), name="mrp", route_prefix="/")

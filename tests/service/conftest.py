@@ -61,8 +61,14 @@ class Service:
 
 
 @pytest.fixture(scope="session")
-def service():
-    running = Service("--model", GOLDEN, "--api-keys", "first,second")
+def log_file(tmp_path_factory):
+    return tmp_path_factory.mktemp("log") / "service.jsonl"
+
+
+@pytest.fixture(scope="session")
+def service(log_file):
+    logs = ("--log-level", "debug", "--log-format", "json", "--log-file", log_file)
+    running = Service("--model", GOLDEN, "--api-keys", "first,second", *logs)
     try:
         running.wait_until_ready()
         yield running

@@ -97,6 +97,23 @@ def test_a_client_that_leaves_frees_its_pages(client, service, stream):
     assert sample(client, "request_success_total", finished_reason="abort") == aborted + 1
 
 
+def test_a_request_has_one_line_in_the_log_that_keeps_its_secrets(client, log_file):
+    for request, status in ((body(CASES[0]), 200), ({"prompt": "xylophone", "temperature": "xylophone"}, 422)):
+        response = client.post("/generate", json=request, headers={"x-request-id": f"logged-{status}"})
+        assert response.status_code == status
+
+    def lines(status):
+        everything = map(json.loads, log_file.read_text().splitlines())
+        return [line for line in everything if line.get("request_id") == f"logged-{status}"]
+
+    eventually(lambda: lines(200) and lines(422), "the requests were not logged")
+    (answered,), (refused,) = [[line for line in lines(s) if line["message"] == "request"] for s in (200, 422)]
+    assert (answered["completion_tokens"], answered["mode"]) == (len(CASES[0]["token_ids"]), CASES[0]["mode"])
+    assert (refused["status"], refused["error"]) == (422, "invalid_request")
+    assert "xylophone" not in log_file.read_text()
+    assert "second" not in log_file.read_text()
+
+
 def test_metrics_of_all_processes_have_every_name(client):
     client.post("/generate", json=body(CASES[0])).raise_for_status()
     page = client.get("/metrics")

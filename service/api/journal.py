@@ -1,0 +1,170 @@
+"""One line in the log for every request that has ended: what it was, how it ended, how long it took.
+
+`Journal` wraps the application and writes the line; `JournaledBackend` wraps the replicas and tells it what
+became of each answer. They meet in a context variable, for they are called on one task and know nothing of
+each other. No line holds a prompt, an answer or a key.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import aclosing
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.api.backend import Backend, Items
+from service.api.wire import Answer, Ending, Failure, ModelCard, Origin, Snapshot, Status, Work
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Record:
+    """What is known of a request while it is answered. `tenant`: the name of its key, never the key."""
+
+    origin: Origin
+    works: list[Work] = field(default_factory=list)
+    endings: list[Ending] = field(default_factory=list)
+    error: str | None = None
+    tenant: str | None = None
+    status: int | None = None
+
+
+_current: ContextVar[Record | None] = ContextVar("mrp_record", default=None)
+
+
+def current_record() -> Record | None:
+    """The record of the request that is being answered, if any is."""
+    return _current.get()
+
+
+class Journal:
+    """Writes the line of every HTTP request when it has ended. Wants `scope["request_id"]`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles one connection."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        record, started = Record(Origin(scope["request_id"])), time.monotonic()
+        token = _current.set(record)
+
+        async def send_and_note(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_and_note)
+        except Exception:
+            if record.status is None:
+                raise
+            # It is answered and logged; whoever logs it again would log what it says.
+        finally:
+            _current.reset(token)
+            _write(record, scope, time.monotonic() - started)
+
+
+class JournaledBackend:
+    """The replicas, every request and ending noted in the current record, whose origin travels along."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    async def card(self) -> ModelCard:
+        """What is served."""
+        return await self._backend.card()
+
+    async def complete(self, work: Work) -> Answer | Failure:
+        """The whole answer."""
+        result = await self._backend.complete(_noted(work))
+        _note(result.ending if isinstance(result, Answer) else result)
+        return result
+
+    async def stream(self, work: Work) -> Items:
+        """The answer block by block."""
+        async with aclosing(self._backend.stream(_noted(work))) as items:
+            async for item in items:
+                _note(item)
+                yield item
+
+    async def statuses(self) -> list[Status]:
+        """One for every replica that answers."""
+        return await self._backend.statuses()
+
+    async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
+        """All metrics."""
+        return await self._backend.snapshots(own)
+
+
+def _noted(work: Work) -> Work:
+    record = _current.get()
+    if record is None:
+        return work
+    record.works.append(work)
+    return replace(work, origin=record.origin)
+
+
+def _note(item: object) -> None:
+    record = _current.get()
+    if record is not None and isinstance(item, Ending):
+        record.endings.append(item)
+
+
+# --- the line --------------------------------------------------------------------------------------
+
+
+def _write(record: Record, scope: Scope, seconds: float) -> None:
+    level = logging.INFO if scope["method"] == "POST" else logging.DEBUG
+    if not _log.isEnabledFor(level):
+        return
+    route = scope.get("route")
+    fields = {
+        "request_id": record.origin.request_id,
+        "method": scope["method"],
+        "route": getattr(route, "path", None),
+        "status": record.status,
+        "error": record.error,
+        "tenant": record.tenant,
+        "ms": round(seconds * 1000, 3),
+        **_answers(record),
+    }
+    _log.log(level, "request", extra={name: value for name, value in fields.items() if value is not None})
+
+
+def _answers(record: Record) -> dict[str, Any]:
+    """Of all answers together: counts are added up, times are those of the first and of the last."""
+    if not record.works:
+        return {}
+    first, endings = record.works[0], record.endings
+    reasons = sorted({ending.finish_reason for ending in endings})
+    if len(endings) < len(record.works) and record.error is None:
+        reasons.append("abort")
+    fields = {
+        "id": first.request_id,
+        "mode": first.params.mode,
+        "answers": len(record.works) if len(record.works) > 1 else None,
+        "finish_reason": ",".join(reasons) or None,
+    }
+    return fields | (_counts(endings) if endings else {})
+
+
+def _counts(endings: list[Ending]) -> dict[str, Any]:
+    stats = [ending.stats for ending in endings]
+    firsts = [one["first_block_ms"] for one in stats if one["first_block_ms"] is not None]
+    forwards = [one["forwards"]["denoise"] + one["forwards"]["verify"] for one in stats]
+    decoded = sum(one["tokens_per_forward"] * max(1, count) for one, count in zip(stats, forwards, strict=True))
+    return {
+        "prompt_tokens": sum(ending.prompt_tokens for ending in endings),
+        "completion_tokens": sum(ending.completion_tokens for ending in endings),
+        "tokens_per_forward": round(decoded / max(1, *forwards, sum(forwards)), 4),
+        "queue_ms": min(one["queue_ms"] for one in stats),
+        "first_block_ms": min(firsts, default=None),
+        "total_ms": max(one["total_ms"] for one in stats),
+    }
