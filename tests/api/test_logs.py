@@ -29,7 +29,7 @@ def logged(settings: Settings) -> list[str]:
     install_logs(settings)
     logging.getLogger("service.some.where").info("hidden", extra={"request_id": "r0"})
     logging.getLogger("service.some.where").warning(
-        "a line", extra={"request_id": "r1", "ms": 1.5, "_ray_timestamp_ns": 1}
+        "a line", extra={"request_id": "r1", "ms": 1.5}
     )
     assert settings.log_file
     return settings.log_file.read_text().splitlines()
@@ -79,6 +79,13 @@ def test_without_a_file_lines_go_to_stderr(capfd: pytest.CaptureFixture[str]) ->
 def test_a_file_that_cannot_be_written_is_an_error_of_the_setting(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"log_file is .*none/log, which cannot be written: No such file"):
         install_logs(Settings(log_file=tmp_path / "none" / "log"))
+
+
+@pytest.mark.parametrize("kind", ["json", "text"])
+def test_what_ray_adds_to_every_record_is_left_out(kind: str) -> None:
+    record = logging.LogRecord("service", logging.INFO, "f", 1, "a line", (), None)
+    record.__dict__["_ray_timestamp_ns"] = 1
+    assert "_ray" not in log_formatter(kind).format(record)
 
 
 def test_an_exception_is_part_of_the_line() -> None:
