@@ -24,13 +24,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Record:
-    """What is known of a request while it is answered. `tenant`: the name of its key, never the key."""
+    """What is known of a request while it is answered."""
 
     origin: Origin
     works: list[Work] = field(default_factory=list)
     endings: list[Ending] = field(default_factory=list)
     error: str | None = None
-    tenant: str | None = None
     status: int | None = None
 
 
@@ -131,7 +130,6 @@ def _write(record: Record, scope: Scope, seconds: float) -> None:
         "route": getattr(route, "path", None),
         "status": record.status,
         "error": record.error,
-        "tenant": record.tenant,
         "ms": round(seconds * 1000, 3),
         **_answers(record),
     }
@@ -148,6 +146,7 @@ def _answers(record: Record) -> dict[str, Any]:
         reasons.append("abort")
     fields = {
         "id": first.request_id,
+        "tenant": first.tenant or None,  # the name of the key, never the key
         "mode": first.params.mode,
         "answers": len(record.works) if len(record.works) > 1 else None,
         "finish_reason": ",".join(reasons) or None,

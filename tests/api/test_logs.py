@@ -28,9 +28,7 @@ def as_before() -> Iterator[None]:
 def logged(settings: Settings) -> list[str]:
     install_logs(settings)
     logging.getLogger("service.some.where").info("hidden", extra={"request_id": "r0"})
-    logging.getLogger("service.some.where").warning(
-        "a line", extra={"request_id": "r1", "ms": 1.5}
-    )
+    logging.getLogger("service.some.where").warning("a line", extra={"request_id": "r1", "ms": 1.5})
     assert settings.log_file
     return settings.log_file.read_text().splitlines()
 

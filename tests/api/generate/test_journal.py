@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -14,7 +15,9 @@ import pytest
 from service.api.backend import LocalBackend
 from service.api.generator import Generator
 from service.api.ingress import Ingress
+from service.api.journal import Journal, JournaledBackend
 from service.api.logs import log_formatter
+from service.api.validation import parse_generate, to_work
 from service.settings import Settings
 from tests.api.generate.conftest import MakeGenerator
 from tests.api.generate.doubles import Scripted, Visitor
@@ -82,6 +85,19 @@ class TestTheLine:
         (line,) = lines()
         assert (line["status"], line["error"], line["mode"]) == (504, "deadline_exceeded", "static")
         assert "finish_reason" not in line
+
+    async def test_names_the_key_it_came_with(self, lines: Lines, generator: Generator) -> None:
+        backend = JournaledBackend(LocalBackend(generator))
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            card = await backend.card()
+            await backend.complete(replace(to_work(parse_generate(body(), "static"), card, 60), tenant="team"))
+
+        await Journal(app)(
+            {"type": "http", "method": "POST", "request_id": "r1"}, Visitor({})._receive, Visitor({})._send
+        )
+        (line,) = lines()
+        assert (line["tenant"], line["completion_tokens"]) == ("team", 16)
 
     async def test_of_one_that_has_left(self, generator: Generator, settings: Settings, lines: Lines) -> None:
         app = Ingress("i0", settings, LocalBackend(generator)).app(answers_request_id=True)
