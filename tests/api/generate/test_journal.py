@@ -97,7 +97,7 @@ class TestTheLine:
             {"type": "http", "method": "POST", "request_id": "r1"}, Visitor({})._receive, Visitor({})._send
         )
         (line,) = lines()
-        assert (line["tenant"], line["completion_tokens"]) == ("team", 16)
+        assert (line["tenant"], line["mode"]) == ("team", "static")
 
     async def test_of_one_that_has_left(self, generator: Generator, settings: Settings, lines: Lines) -> None:
         app = Ingress("i0", settings, LocalBackend(generator)).app(answers_request_id=True)
