@@ -89,6 +89,37 @@ class BlockFrame(BaseModel):
     trace: list[TraceStep] | None = None
 
 
+class Model(BaseModel):
+    """What is served, and its limits."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    block_size: int
+    vocab_size: int
+    max_model_len: int
+    mrp: dict[str, Any] | None
+    modes: list[str]
+    default_mode: str
+    defaults: dict[str, dict[str, float]]
+    chat_template: bool
+
+
+class Models(BaseModel):
+    """The answer of GET /v1/models."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Health(BaseModel):
+    """The answer of GET /health."""
+
+    status: Literal["ok"]
+    replicas_ready: int
+
+
 class ErrorDetail(BaseModel):
     """What went wrong; `param` names the field at fault."""
 

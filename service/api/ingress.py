@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp
 
 from service.api import problems
-from service.api.answers import answer_json, models_json
+from service.api.answers import Health, Models, answer_json, models_json
 from service.api.backend import Backend, Items, serving
 from service.api.exposition import CONTENT_TYPE, expose
 from service.api.journal import Journal, JournaledBackend, current_record
@@ -50,14 +50,13 @@ class Ingress:
     def _add_routes(self, app: FastAPI) -> None:
         locked = [Depends(self._authorize)]
         app.post("/generate", dependencies=locked, **generate_docs())(self._generate)
-        models = app.get(
-            "/v1/models", dependencies=locked, summary="The model and its limits", responses=errors(401, 503)
-        )
-        models(self._models)
+        listed = {200: {"model": Models}, **errors(401, 503)}
+        app.get("/v1/models", dependencies=locked, summary="The model and its limits", responses=listed)(self._models)
         backend, count, limit = self._backend, self._count_rejected, self._settings.request_timeout_s
         openai = openai_router(Upstream(backend.card, self._complete, self._stream, count, limit))
         app.include_router(openai, dependencies=locked)
-        app.get("/health", summary="Whether a replica can generate", responses=errors(503))(self._health)
+        healthy = {200: {"model": Health}, **errors(503)}
+        app.get("/health", summary="Whether a replica can generate", responses=healthy)(self._health)
         app.get("/metrics", summary="Prometheus text of all replicas", response_class=PlainTextResponse)(self._metrics)
 
     # --- routes ------------------------------------------------------------------------------------

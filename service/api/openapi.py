@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 
 from service.api.answers import BlockFrame, Done, ErrorAnswer, GenerateAnswer
 from service.api.schemas import EXAMPLES, GENERATE
@@ -17,6 +18,7 @@ from service.api.schemas import EXAMPLES, GENERATE
 _REF = "#/components/schemas/{model}"
 _ERRORS: Mapping[int, str] = {
     401: "an API key is required and missing or wrong",
+    404: "the model is not the served one",
     413: "the body is over the limit",
     422: "a field is not allowed; the message says the value and what is",
     429: "the queue is full; see Retry-After",
@@ -62,6 +64,6 @@ def generate_docs() -> dict[str, Any]:
     }
 
 
-def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+def errors(*statuses: int, model: type[BaseModel] = ErrorAnswer) -> dict[int | str, dict[str, Any]]:
     """The error answers of a route."""
-    return {status: {"model": ErrorAnswer, "description": _ERRORS[status]} for status in statuses}
+    return {status: {"model": model, "description": _ERRORS[status]} for status in statuses}

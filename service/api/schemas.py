@@ -13,7 +13,17 @@ from functools import reduce
 from operator import or_
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, create_model, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    TypeAdapter,
+    WithJsonSchema,
+    create_model,
+    model_validator,
+)
 
 from service.decode.registry import MODES
 from service.engine.request import DEFAULT_PRIORITY, HIGHEST_PRIORITY, LOWEST_PRIORITY, MAX_SEED
@@ -24,10 +34,12 @@ MAX_STOPS = 16
 MAX_NEW_TOKENS = 2**31 - 1  # no model is as long; what is said of a length stays readable
 
 StopText = Annotated[str, Field(min_length=1)]
+_Stops = Annotated[list[StopText], Field(max_length=MAX_STOPS)]
 StopTexts = Annotated[
-    list[StopText],
-    Field(max_length=MAX_STOPS),
-    BeforeValidator(lambda value: [value] if isinstance(value, str) else value, json_schema_input_type=str | list[str]),
+    _Stops,
+    BeforeValidator(
+        lambda value: [value] if isinstance(value, str) else value, json_schema_input_type=StopText | _Stops
+    ),
 ]
 
 #: knob -> its type and range; None means the default: the checkpoint's `mrp_steps`, else the mode's own
@@ -47,13 +59,24 @@ class Message(BaseModel):
     content: str
 
 
+#: exactly one of the three prompts is there and not null, for the documentation
+_ONE_PROMPT: list[JsonValue] = [
+    {"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in PROMPTS
+]
+
+#: which ids there are is the model's to say; none is negative
+TokenId = Annotated[int, WithJsonSchema({"type": "integer", "minimum": 0})]
+
+
 class GenerateCommon(BaseModel):
     """The fields of POST /generate that every mode has. Exactly one of the three prompts is allowed."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, json_schema_extra={"oneOf": _ONE_PROMPT}
+    )
 
     prompt: Annotated[str, Field(min_length=1)] | None = Field(None, description="text to be continued")
-    prompt_token_ids: Annotated[list[int], Field(min_length=1)] | None = Field(None, description="the same as ids")
+    prompt_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = Field(None, description="the same as ids")
     messages: Annotated[list[Message], Field(min_length=1)] | None = Field(None, description="a chat")
     max_new_tokens: int = Field(256, ge=1, le=MAX_NEW_TOKENS, description="at most what is left of the model's length")
     temperature: float = Field(0.0, ge=0, le=100, description="0 is greedy")
@@ -61,7 +84,9 @@ class GenerateCommon(BaseModel):
     top_k: int = Field(0, ge=0, description="0: off")
     seed: int | None = Field(None, ge=0, le=MAX_SEED, description="default: random; the answer has it")
     stop: StopTexts | None = Field(None, description="a text, or up to 16, that ends the answer; not returned")
-    stop_token_ids: list[int] = Field([], max_length=1024, description="ids that end the answer")
+    stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field(
+        [], max_length=1024, description="ids that end the answer"
+    )
     ignore_eos: bool = Field(False, description="go on after the checkpoint's end token")
     stream: bool = Field(False, description="server-sent events, one a block")
     timeout_s: float | None = Field(None, gt=0, description="default and most: the server's limit")

@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 
+from service.api.answers import Model
 from service.api.openai.fields import PASSED
 from service.api.openai.schemas import ChatRequest, CompletionRequest, OpenAiRequest
+from service.api.openai.shapes import ChatCompletion, Completion, OpenAiErrorAnswer
 from service.api.openapi import errors
 from service.api.schemas import REQUESTS
 
@@ -24,27 +27,35 @@ _EXAMPLES: Mapping[str, Mapping[str, Any]] = {
 
 def completion_docs() -> dict[str, Any]:
     """POST /v1/completions."""
-    return _docs("Completions as OpenAI's client asks for them", CompletionRequest, "completions")
+    asked = _asked(CompletionRequest, "completions")
+    return _docs("Completions as OpenAI's client asks for them", Completion) | asked
 
 
 def chat_docs() -> dict[str, Any]:
     """POST /v1/chat/completions."""
-    return _docs("Chat completions as OpenAI's client asks for them", ChatRequest, "chat")
+    asked = _asked(ChatRequest, "chat")
+    return _docs("Chat completions as OpenAI's client asks for them", ChatCompletion) | asked
 
 
 def model_docs() -> dict[str, Any]:
     """GET /v1/models/{id}."""
-    return {"summary": "The model by its name", "response_class": JSONResponse, "responses": errors(401, 503)}
+    responses = {200: {"model": Model}, **errors(401, 404, 422, 503, model=OpenAiErrorAnswer)}
+    return {"summary": "The model by its name", "response_class": JSONResponse, "responses": responses}
 
 
-def _docs(summary: str, schema: type[OpenAiRequest], example: str) -> dict[str, Any]:
-    content = {"application/json": {"schema": _schema(schema), "example": _EXAMPLES[example]}}
+def _docs(summary: str, answer: type[BaseModel]) -> dict[str, Any]:
+    stream = {"text/event-stream": {"schema": {"description": _ANSWER}}}
+    failed = errors(401, 404, 413, 422, 429, 503, 504, model=OpenAiErrorAnswer)
     return {
         "summary": summary,
         "response_class": JSONResponse,
-        "responses": {200: {"description": _ANSWER}, **errors(401, 413, 422, 429, 503, 504)},
-        "openapi_extra": {"requestBody": {"required": True, "content": content}},
+        "responses": {200: {"model": answer, "description": _ANSWER, "content": stream}, **failed},
     }
+
+
+def _asked(schema: type[OpenAiRequest], example: str) -> dict[str, Any]:
+    content = {"application/json": {"schema": _schema(schema), "example": _EXAMPLES[example]}}
+    return {"openapi_extra": {"requestBody": {"required": True, "content": content}}}
 
 
 def _schema(schema: type[OpenAiRequest]) -> dict[str, Any]:

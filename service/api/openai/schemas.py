@@ -14,12 +14,14 @@ from pydantic_core import PydanticCustomError
 #: choices one request may ask for, over all its prompts
 MAX_CHOICES = 128
 
+_TEXT = {"type": "string", "minLength": 1}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _PROMPT_SCHEMA = {
     "anyOf": [
-        {"type": "string", "minLength": 1},
-        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
-        {"type": "array", "items": {"type": "integer"}, "minItems": 1},
-        {"type": "array", "items": {"type": "array", "items": {"type": "integer"}, "minItems": 1}, "minItems": 1},
+        _TEXT,
+        {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_CHOICES},
+        _IDS,
+        {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MAX_CHOICES},
     ]
 }
 
@@ -49,6 +51,8 @@ def _text_of(content: object) -> object:
     """The text of a message, put together if it comes in parts."""
     if not isinstance(content, list):
         return content
+    if not content:
+        raise PydanticCustomError("content", "a text or a list of text parts is expected, none is given")
     texts = []
     for part in content:
         if not (isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)):
@@ -61,7 +65,17 @@ def _filled(message: object) -> object:
     """A message without its empty fields: what OpenAI's client dumps of an answer has many."""
     if not isinstance(message, Mapping):
         return message
-    return {name: value for name, value in message.items() if value is not None and value != []}
+    return {name: value for name, value in message.items() if value is not None and (value != [] or name == "content")}
+
+
+class TextPart(BaseModel):
+    """A part of a message's content; what else it has is not read."""
+
+    type: Literal["text"]
+    text: str
+
+
+Parts = Annotated[list[TextPart], Field(min_length=1)]
 
 
 class ChatMessage(BaseModel):
@@ -70,7 +84,7 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_text_of, json_schema_input_type=str | list[dict[str, str]])]
+    content: Annotated[str, BeforeValidator(_text_of, json_schema_input_type=str | Parts)]
 
 
 class OpenAiRequest(BaseModel):

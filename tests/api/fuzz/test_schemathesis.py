@@ -1,0 +1,135 @@
+"""schemathesis over the OpenAPI schema: no 5xx, documented answers only, what the schema forbids is refused.
+
+What the schema cannot know (the served name, how many token ids there are, how long the model is) is put into
+it here, from GET /v1/models. What it allows is accepted, but for the refusals in `BEYOND_THE_SCHEMA`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from schemathesis.checks import load_all_checks
+from schemathesis.config import SchemathesisConfig
+from schemathesis.engine import events, from_schema
+
+ANSWERED = ("2xx", "3xx", "4xx")
+#: 504: the cases may send a time limit too short for anything
+CHECKS = {
+    "not_a_server_error": {"expected-statuses": [*ANSWERED, 504]},
+    "positive_data_acceptance": {"expected-statuses": ["2xx", 401, 404, 429, 504]},
+}
+#: why a body that the schema allows may be refused, all of them said by the docs
+BEYOND_THE_SCHEMA = re.compile(
+    r"tokens, allowed are \d+$"  # prompt and max_new_tokens together
+    r"|has the mask token"
+    r"|does not use (tokens_per_step|threshold|mrp_steps) "  # on OpenAI's routes: of another mode
+    r"|allowed are 1 to 8 \(the block size\)"
+    r"|allowed is 0 < timeout_s"
+    r"|the prompt is empty"  # no token is left of a text
+    r"|echo is true"
+    r"|log-probabilities a token are wanted"
+    r"|which needs logprobs true"
+    r"|which need stream true"
+    r"|they mean the same"
+    r"|are \d+ answers, allowed are"
+)
+
+
+def schema_of_this_model(url: str) -> dict[str, Any]:
+    """The served schema, its places for what only the model knows filled in."""
+    schema: dict[str, Any] = httpx.get(f"{url}/openapi.json").json()
+    [model] = httpx.get(f"{url}/v1/models").json()["data"]
+    _fill(schema, model)
+    return schema
+
+
+def _fill(part: Any, model: dict[str, Any]) -> None:
+    if isinstance(part, list):
+        for item in part:
+            _fill(item, model)
+    elif isinstance(part, dict):
+        if part.get("type") == "integer" and part.get("minimum") == 0 and part.keys() == {"type", "minimum"}:
+            part["maximum"] = model["vocab_size"] - 4  # the last three are mask, end and unknown
+        properties = part.get("properties")
+        if isinstance(properties, dict) and isinstance(properties.get("model"), dict) and "required" in part:
+            properties["model"] = {"const": model["id"]}
+        for item in part.values():
+            _fill(item, model)
+
+
+def violations(url: str, max_examples: int, phases: tuple[str, ...]) -> tuple[Counter[str], list[str]]:
+    """Cases by route and status, and what was wrong."""
+    load_all_checks()
+    names = ("examples", "coverage", "fuzzing", "stateful")
+    config = SchemathesisConfig.from_dict(
+        {
+            "seed": 17,
+            "base-url": url,
+            "checks": CHECKS,
+            "continue-on-failure": True,
+            "generation": {"max-examples": max_examples, "deterministic": True, "no-shrink": True},
+            "phases": {name: {"enabled": name in phases} for name in names},
+        }
+    )
+    schema = schemathesis.openapi.from_dict(schema_of_this_model(url), config=config)
+    schema.hook("map_body")(lambda context, body: _whole(body))
+    cases: Counter[str] = Counter()
+    found: list[str] = []
+    for event in from_schema(schema).execute():
+        if isinstance(event, events.NonFatalError | events.FatalError):
+            found.append(str(getattr(event, "value", None) or event))
+        if isinstance(event, events.ScenarioFinished):
+            _read(event, cases, found)
+    return cases, found
+
+
+def _whole(value: Any) -> Any:
+    """To JSON Schema 5.0 is an integer, to this service it is none."""
+    if isinstance(value, dict):
+        return {name: _whole(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _read(event: events.ScenarioFinished, cases: Counter[str], found: list[str]) -> None:
+    for case, interaction in event.recorder.interactions.items():
+        assert interaction.response is not None, interaction.request
+        cases[f"{event.recorder.cases[case].value.operation.label} {interaction.response.status_code}"] += 1
+    for case, checks in event.recorder.checks.items():
+        for check in checks:
+            if check.failure_info is None:
+                continue
+            interaction = event.recorder.interactions[case]
+            said = interaction.response.content.decode("utf-8", "replace")
+            if check.name == "positive_data_acceptance" and BEYOND_THE_SCHEMA.search(_message(interaction.response)):
+                continue
+            asked = f"{interaction.request.method} {interaction.request.uri} {interaction.request.body!r}"
+            found.append(f"{check.failure_info.failure.title}: {asked[:600]} -> {said[:300]}")
+
+
+def _message(response: Any) -> str:
+    try:
+        return str(response.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def test_a_few_cases_of_every_route(url: str) -> None:
+    cases, found = violations(url, 24, ("examples", "fuzzing"))
+    assert not found, "\n".join(found)
+    assert cases.total() >= 100
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_many_cases(url: str) -> None:
+    cases, found = violations(url, 800, ("examples", "coverage", "fuzzing", "stateful"))
+    print(f"\n{cases.total()} cases: {dict(sorted(cases.items()))}")  # noqa: T201
+    assert not found, "\n".join(found)
+    assert cases.total() >= 5000
