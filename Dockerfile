@@ -1,0 +1,80 @@
+# mrp-serve, for a laptop, for `ray up` and for KubeRay (docs/deploy.md).
+#
+#   docker build --build-arg TORCH_INDEX=ADDRESS -t mrp-serve:cpu .     small; ADDRESS: PyTorch's index of CPU wheels
+#   docker build --build-arg DEVICE=cuda -t mrp-serve:cuda .            the default wheels, which bring CUDA along
+#
+# tests/deploy/test_image.py runs the install steps of this file in an empty environment.
+
+FROM python:3.11-slim AS build
+
+ARG DEVICE=cpu
+ARG TORCH_INDEX=""
+ARG EXTRA_PACKAGES=""
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+
+SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
+WORKDIR /src
+
+RUN python -m venv /opt/mrp-serve
+ENV PATH=/opt/mrp-serve/bin:$PATH
+
+# torch alone first: it is most of the image and changes least. What came is checked, since pip takes whatever build of
+# the version the index has.
+COPY constraints.txt ./
+RUN pip install -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
+RUN case "$DEVICE" in \
+      cpu) python -c 'import torch; assert torch.version.cuda is None, "a CUDA build of torch came: set TORCH_INDEX"' ;; \
+      cuda) python -c 'import torch; assert torch.version.cuda, "a CPU build of torch came: leave TORCH_INDEX out"' ;; \
+      *) echo "DEVICE is '$DEVICE', allowed are cpu and cuda" >&2; exit 1 ;; \
+    esac
+
+# The dependencies, from an empty package of our name: a change of our code does not install them again.
+COPY pyproject.toml README.md LICENSE ./
+RUN mkdir service && touch service/__init__.py \
+    && pip install -c constraints.txt . \
+    && pip uninstall -y mrp-serve
+# For clouds: `ray up` on AWS wants EXTRA_PACKAGES=boto3 on the head.
+RUN printf '%s' "$EXTRA_PACKAGES" | xargs -r pip install -c constraints.txt
+
+COPY service service
+RUN pip install --no-deps . && pip check
+RUN mrp-serve check --device cpu
+
+
+FROM python:3.11-slim AS runtime
+
+# rsync: `ray up` copies files into the container with it. wget: KubeRay's probes.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends rsync wget \
+    && rm -rf /var/lib/apt/lists/*
+
+# A login shell, which KubeRay and `ray up` start, forgets PATH; profile.d reminds it. Clusters mount the cache.
+RUN useradd --create-home --uid 1000 mrp \
+    && mkdir -p /cache/huggingface && chown -R mrp:mrp /cache \
+    && echo "export PATH=/opt/mrp-serve/bin:\$PATH" > /etc/profile.d/mrp-serve.sh
+
+COPY --from=build /opt/mrp-serve /opt/mrp-serve
+
+# RAY_SERVE_*: as `mrp-serve serve` sets them, for clusters that start Ray themselves. NVIDIA_*: what the container
+# runtime hands in where the host has a GPU.
+ENV PATH=/opt/mrp-serve/bin:$PATH \
+    HOME=/home/mrp \
+    HF_HOME=/cache/huggingface \
+    PYTHONUNBUFFERED=1 \
+    RAY_SERVE_THROUGHPUT_OPTIMIZED=1 \
+    RAY_SERVE_ENABLE_DIRECT_INGRESS=0 \
+    RAY_USAGE_STATS_ENABLED=0 \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+
+USER 1000
+WORKDIR /home/mrp
+VOLUME /cache/huggingface
+EXPOSE 8000
+STOPSIGNAL SIGTERM
+
+HEALTHCHECK --interval=10s --timeout=5s --start-period=10m --start-interval=2s --retries=3 \
+    CMD ["python", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ.get('MRP_SERVE_PORT', '8000') + '/health', timeout=4)"]
+
+CMD ["mrp-serve", "serve", "--host", "0.0.0.0"]

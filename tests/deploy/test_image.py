@@ -1,0 +1,174 @@
+"""The Dockerfile: linted, nothing of it left to memory, its install steps run for real (slow)."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from service.cli import serve
+from tests.deploy.dockerfile import ROOT, read, sent_to_the_build, variables
+
+BUILD, RUNTIME = read()["build"], read()["runtime"]
+HADOLINT = Path(sys.executable).with_name("hadolint")
+
+
+def lint(path):
+    return subprocess.run([HADOLINT, "--no-color", path], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(not HADOLINT.exists(), reason="hadolint is not there for this platform")
+def test_hadolint_has_nothing_to_say(tmp_path):
+    done = lint(ROOT / "Dockerfile")
+    assert (done.returncode, done.stdout) == (0, "")
+    worse = tmp_path / "Dockerfile"
+    worse.write_text((ROOT / "Dockerfile").read_text().replace("USER 1000", "USER root"))
+    assert "DL3002" in lint(worse).stdout
+
+
+def test_what_is_copied_reaches_the_build_and_the_rest_does_not():
+    sources = [source for argument in BUILD.all("COPY") for source in argument.split()[:-1]]
+    assert {"constraints.txt", "pyproject.toml", "service"} <= set(sources)
+    for source in sources:
+        assert (ROOT / source).exists()
+        assert sent_to_the_build(source)
+    assert sent_to_the_build("service/demo/model.safetensors")
+    for path in (".git/config", ".venv/bin/python", "tests/conftest.py", "service/__pycache__/app.pyc", "secrets.yaml"):
+        assert not sent_to_the_build(path), path
+
+
+def test_the_environment_is_that_of_the_program():
+    environment = {name: value for argument in RUNTIME.all("ENV") for name, value in variables(argument).items()}
+    assert environment.items() >= serve._ENVIRONMENT.items()
+
+
+def test_nobody_is_root_and_clusters_can_start_their_own_commands():
+    assert RUNTIME.all("USER") == ["1000"]
+    assert RUNTIME.last_command("CMD") == ["mrp-serve", "serve", "--host", "0.0.0.0"]
+    assert not RUNTIME.all("ENTRYPOINT"), "`docker run IMAGE bash` is how `ray up` starts it"
+    assert all(tool in RUNTIME.all("RUN")[0] for tool in ("rsync", "wget"))
+
+
+def test_no_address_stands_in_the_file():
+    assert not re.search(r"https?://(?!127\.0\.0\.1)", (ROOT / "Dockerfile").read_text())
+
+
+# --- the install steps, for real ---------------------------------------------------------------------
+
+
+class Build:
+    """Carries out the build stage in a folder: RUN in bash, COPY, ENV and ARG as Docker would."""
+
+    def __init__(self, folder, **arguments):
+        self._paths = {"/opt/mrp-serve": str(folder / "mrp-serve"), "/src": str(folder / "src")}
+        self._source = folder / "src"
+        self._source.mkdir()
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        keep = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "HOME", "SSL_"))}
+        self.environment = {**keep, "PATH": path}
+        self._arguments = arguments
+
+    def here(self, text):
+        for there, here in self._paths.items():
+            text = text.replace(there, here)
+        return text
+
+    def run(self, stage):
+        for name, argument in stage.instructions:
+            getattr(self, f"_{name.lower()}")(argument)
+
+    def _run(self, argument):
+        command = ["bash", "-euo", "pipefail", "-c", self.here(argument)]
+        done = subprocess.run(
+            command, cwd=self._source, env=self.environment, capture_output=True, text=True, check=False, timeout=900
+        )
+        assert done.returncode == 0, f"{argument}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+
+    def _copy(self, argument):
+        *sources, target = argument.split()
+        for source in sources:
+            if (ROOT / source).is_dir():
+                skip = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(ROOT / source, self._source / target, ignore=skip, dirs_exist_ok=True)
+            else:
+                shutil.copy(ROOT / source, self._source / target)
+
+    def _env(self, argument):
+        for name, value in variables(argument).items():
+            self.environment[name] = self.here(value).replace("$PATH", self.environment["PATH"])
+
+    def _arg(self, argument):
+        [(name, value)] = variables(argument).items()
+        self.environment[name] = self._arguments.get(name, value)
+
+    def _workdir(self, argument):
+        assert self.here(argument) == str(self._source)
+
+    def _shell(self, argument):
+        assert argument == '["/bin/bash", "-euo", "pipefail", "-c"]'
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The finished build stage; its folder."""
+    probe = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(tmp_path_factory.mktemp("probe"))]
+    if subprocess.run([*probe, "-c", ROOT / "constraints.txt", "six"], capture_output=True, check=False).returncode:
+        pytest.skip("pip reaches no package index here; run it outside of tests/loopback")
+    folder = tmp_path_factory.mktemp("build")
+    build = Build(folder)
+    build.run(BUILD)
+    yield build, folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_install_steps_give_a_program_that_serves(built):
+    build, folder = built
+    environment = build.environment
+    for tool in (["ray", "--version"], ["serve", "--help"], ["mrp-serve", "check"]):
+        done = subprocess.run(tool, env=environment, capture_output=True, text=True, check=False, cwd=folder)
+        assert done.returncode == 0, done.stderr
+    assert not list(folder.glob("mrp-serve/lib/*/site-packages/pytest")), "no tools of development in the image"
+    size = sum(path.lstat().st_size for path in (folder / "mrp-serve").rglob("*") if path.is_file())
+    assert size < 2 * 2**30, "1.4 GiB when this was written"
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(1800)
+def test_the_default_command_becomes_healthy_and_ends_on_sigterm(built):
+    build, folder = built
+    health, command = RUNTIME.last_command("HEALTHCHECK"), RUNTIME.last_command("CMD")
+    script = f"""
+        {shlex.join(command)} 2> serve.log & server=$!
+        for _ in $(seq 300); do
+          kill -0 $server; if {shlex.join(health)} 2>> health.log; then healthy=1; break; fi; sleep 0.5
+        done
+        kill -TERM $server; wait $server; [ "${{healthy:-}}" = 1 ]
+    """
+    done = subprocess.run(
+        [ROOT / "tests" / "loopback", "bash", "-eu", "-c", script],
+        env=build.environment, cwd=folder, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr + (folder / "serve.log").read_text()
+    assert "503" in (folder / "health.log").read_text() or "refused" in (folder / "health.log").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("device", "words"), [("cuda", "a CPU build of torch came"), ("tpu", "allowed are cpu and cuda")]
+)
+def test_the_wrong_torch_ends_the_build(built, device, words):
+    build, folder = built
+    [step] = [argument for argument in BUILD.all("RUN") if "DEVICE" in argument]
+    environment = {**build.environment, "DEVICE": device}
+    done = subprocess.run(
+        ["bash", "-c", step], env=environment, capture_output=True, text=True, check=False, cwd=folder
+    )
+    assert done.returncode == 1
+    assert words in done.stderr

@@ -1,0 +1,234 @@
+"""The Kubernetes files: valid, strictly; they agree with the image, the program and each other."""
+
+import copy
+
+import jsonschema
+import pytest
+import yaml
+from pydantic import ValidationError
+from ray.serve.schema import ServeDeploySchema
+
+from service import app
+from service.cli import serve
+from service.settings import Settings
+from tests.deploy.dockerfile import read
+from tests.deploy.kubernetes import KUBERAY, ROOT, build, find, is_custom, problems, real_schema
+
+OVERLAYS = ("overlays/cpu-demo", "overlays/gpu")
+CUSTOM = {"RayService", "ServiceMonitor", "PodMonitor", "PrometheusRule"}
+PLAIN = sorted(path for path in KUBERAY.rglob("*.yaml") if path.name not in {"kustomization.yaml", "rayservice.yaml"})
+
+
+def cluster(documents):
+    return find(documents, "RayService")["spec"]["rayClusterConfig"]
+
+
+def containers(documents):
+    """The head's and the workers' Ray containers."""
+    spec = cluster(documents)
+    groups = [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
+    return [group["template"]["spec"]["containers"][0] for group in groups]
+
+
+def parents_of_names(node):
+    """Every mapping in a document, with its keys that a schema knows."""
+    if isinstance(node, dict):
+        yield node
+    for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        yield from parents_of_names(child)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_document_is_valid(overlay):
+    documents = build(overlay)
+    assert {one["kind"] for one in documents} >= {"RayService", "NetworkPolicy", "PodDisruptionBudget", "Secret"}
+    assert {one["metadata"]["name"]: problems(one) for one in documents if problems(one)} == {}
+
+
+@pytest.mark.parametrize("path", [*PLAIN, KUBERAY / "base" / "rayservice.yaml"], ids=lambda path: path.name)
+def test_files_are_valid_before_kustomize_too(path):
+    for document in yaml.safe_load_all(path.read_text()):
+        assert problems(document) == []
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_custom_resources_fit_the_real_crds(overlay):
+    """What our own schema of them lets through, the CRD does."""
+    for document in build(overlay):
+        if is_custom(document):
+            validator = jsonschema.Draft202012Validator(real_schema(document))
+            assert [error.message for error in validator.iter_errors(document)] == []
+            assert not validator.is_valid({**document, "spec": {**document["spec"], "misspelt": "x"}})
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_misspelt_field_is_caught_wherever_it_stands(overlay):
+    """Every mapping that a schema closes gets one wrong key, one at a time."""
+    free = {"labels", "annotations", "matchLabels", "rayStartParams", "stringData", "requests", "limits"}
+    for document in build(overlay):
+        tried = 0
+        for path in places(document):
+            if free.isdisjoint(path[-1:]) and (document["kind"], path[-1:]) != ("Service", ("selector",)):
+                wrong = copy.deepcopy(document)
+                place = wrong
+                for step in path:
+                    place = place[step]
+                place["misspelt"] = "x"
+                assert problems(wrong), f"{document['kind']}: an unknown field in {path} is let through"
+                tried += 1
+        assert tried >= 2, document["kind"]
+
+
+def places(node, path=()):
+    """The way to every mapping of a document."""
+    if isinstance(node, dict):
+        yield path
+        for key, child in node.items():
+            yield from places(child, (*path, key))
+    elif isinstance(node, list):
+        for index, child in enumerate(node):
+            yield from places(child, (*path, index))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda spec: spec.update(upgradeStrategy={"type": "Rolling"}), "'Rolling' is not one of"),
+        (lambda spec: spec["rayClusterConfig"].pop("headGroupSpec"), "'headGroupSpec' is a required property"),
+        (lambda spec: spec["rayClusterConfig"]["workerGroupSpecs"][0].update(minReplicas="2"), "'2' is not of type"),
+        (lambda spec: spec["rayClusterConfig"]["authOptions"].update(mode="tokens"), "'tokens' is not one of"),
+    ],
+)
+def test_a_wrong_value_is_caught(change, words):
+    document = yaml.safe_load((KUBERAY / "base" / "rayservice.yaml").read_text())
+    change(document["spec"])
+    assert any(words in problem for problem in problems(document))
+
+
+# --- what they say ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlay", ["base/rayservice.yaml", *OVERLAYS])
+def test_the_serve_config_inside_is_valid_and_builds_the_application(overlay):
+    if overlay.endswith(".yaml"):
+        document = yaml.safe_load((KUBERAY / overlay).read_text())
+    else:
+        document = find(build(overlay), "RayService")
+    raw = yaml.safe_load(document["spec"]["serveConfigV2"])
+    config = ServeDeploySchema.model_validate(raw)
+    assert config.http_options.host == "0.0.0.0"
+    [application] = config.applications
+    assert application.import_path == "service.app:build"
+    ingress = app.build(Settings(**application.args))._bound_deployment
+    names = {ingress.name, ingress.init_args[1]._bound_deployment.name}
+    assert {deployment.name for deployment in application.deployments} <= names
+    with pytest.raises(ValidationError, match="import_pth"):
+        ServeDeploySchema.model_validate({**raw, "applications": [{"import_pth": "service.app:build"}]})
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_node_has_the_environment_of_the_program(overlay):
+    for container in containers(build(overlay)):
+        given = {one["name"]: one.get("value") for one in container["env"]}
+        assert given.items() >= serve._ENVIRONMENT.items()
+        assert "MRP_SERVE_API_KEYS" in given
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_kubernetes_does_not_put_variables_named_like_settings_into_pods(overlay):
+    """A Service `mrp-serve` would be MRP_SERVE_PORT=tcp://… in every pod, and no replica would start."""
+    spec = cluster(build(overlay))
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        assert group["template"]["spec"]["enableServiceLinks"] is False
+
+
+@pytest.mark.parametrize(("overlay", "tag"), [("overlays/cpu-demo", "cpu"), ("overlays/gpu", "cuda")])
+def test_the_image_is_ours_and_so_is_its_user(overlay, tag):
+    spec = cluster(build(overlay))
+    assert [one["image"] for one in containers(build(overlay))] == [f"mrp-serve:{tag}"] * 2
+    [user] = read()["runtime"].all("USER")
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        assert str(group["template"]["spec"]["securityContext"]["runAsUser"]) == user
+    [mount] = containers(build(overlay))[1]["volumeMounts"]
+    assert f"VOLUME {mount['mountPath']}" in (ROOT / "Dockerfile").read_text()
+
+
+def test_the_ray_version_is_the_one_in_the_image():
+    [pinned] = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("ray==")]
+    for overlay in OVERLAYS:
+        assert f"ray=={cluster(build(overlay))['rayVersion']}" == pinned
+
+
+def test_one_whole_gpu_a_replica_and_none_on_the_head():
+    head, worker = containers(build("overlays/gpu"))
+    assert worker["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert "nvidia.com/gpu" not in str(head["resources"])
+    config = yaml.safe_load(find(build("overlays/gpu"), "RayService")["spec"]["serveConfigV2"])
+    settings = Settings(**config["applications"][0]["args"])
+    generator = app.build(settings)._bound_deployment.init_args[1]._bound_deployment
+    assert generator.ray_actor_options["num_gpus"] == 1
+    [group] = cluster(build("overlays/gpu"))["workerGroupSpecs"]
+    assert group["minReplicas"] == settings.num_replicas <= group["maxReplicas"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_a_worker_is_ready_when_the_model_answers(overlay):
+    worker = containers(build(overlay))[1]
+    probe = worker["readinessProbe"]["httpGet"]
+    [serving] = [port["containerPort"] for port in worker["ports"] if port["name"] == "serve"]
+    assert probe == {"path": "/health", "port": serving}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_selectors_find_the_pods_and_only_port_8000_is_for_everybody(overlay):
+    documents = build(overlay)
+    spec = cluster(documents)
+    labels = spec["workerGroupSpecs"][0]["template"]["metadata"]["labels"]
+    worker = {**labels, "ray.io/node-type": "worker"}  # KubeRay adds the second
+    assert find(documents, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"].items() <= worker.items()
+    policies = [one["spec"] for one in documents if one["kind"] == "NetworkPolicy"]
+    ours = [one for one in policies if one["podSelector"]["matchLabels"].items() <= worker.items()]
+    head = {**spec["headGroupSpec"]["template"]["metadata"]["labels"], "ray.io/node-type": "head"}
+    assert any(one["podSelector"]["matchLabels"].items() <= head.items() for one in ours)
+    for_everybody = [
+        (one["podSelector"]["matchLabels"], port["port"])
+        for one in ours
+        for rule in one["ingress"]
+        if "from" not in rule
+        for port in rule["ports"]
+    ]
+    assert for_everybody == [({"app": "mrp-serve", "ray.io/node-type": "worker"}, 8000)]
+    assert all(one["policyTypes"] == ["Ingress"] for one in policies)
+
+
+def test_monitors_find_the_service_and_its_ports():
+    documents = build("overlays/gpu")
+    service = find(documents, "RayService")["spec"]["serveService"]
+    monitor = find(documents, "ServiceMonitor")["spec"]
+    assert monitor["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert [one["port"] for one in monitor["endpoints"]] == [one["name"] for one in service["spec"]["ports"]]
+    [pods] = find(documents, "PodMonitor")["spec"]["podMetricsEndpoints"]
+    for container in containers(documents):
+        assert pods["port"] in {port["name"] for port in container["ports"]}
+
+
+def test_secrets_are_named_as_they_are_asked_for_and_hold_no_key():
+    documents = build("overlays/gpu")
+    secrets = {one["metadata"]["name"]: one["stringData"] for one in documents if one["kind"] == "Secret"}
+    for one in parents_of_names(list(documents)):
+        if "secretKeyRef" in one:
+            reference = one["secretKeyRef"]
+            assert reference["key"] in secrets[reference["name"]]
+    assert all(value.startswith("change-me") for data in secrets.values() for value in data.values())
+
+
+def test_every_file_is_part_of_an_installation():
+    """No file lies about: each is named by a kustomization that an overlay reaches."""
+    named = set()
+    for path in KUBERAY.rglob("kustomization.yaml"):
+        said = yaml.safe_load(path.read_text())
+        entries = [*said["resources"], *(one["path"] for one in said.get("patches", ()) if "path" in one)]
+        named |= {(path.parent / entry).resolve() for entry in entries}
+    files = {path.resolve() for path in KUBERAY.rglob("*.yaml") if path.name != "kustomization.yaml"}
+    assert files <= named
+    assert {one["kind"] for one in build("overlays/gpu") if is_custom(one)} <= CUSTOM
