@@ -50,6 +50,7 @@ class Settings(BaseSettings):
     max_running: Count = Field(64, description="requests a replica decodes together")
     max_rows: Count = Field(256, description="rows (blocks) of one forward")
     kv_cache_tokens: Count = Field(65536, description="tokens the KV cache of a replica holds")
+    prefix_cache: bool = Field(True, description="requests that begin alike share KV pages")
     max_model_len: Count | None = Field(None, description="prompt + completion; default: the checkpoint's")
     max_waiting: Count = Field(256, description="requests that may wait before 429")
     priority_aging_s: Annotated[Finite, Field(gt=0)] = Field(10.0, description="wait that makes up for one priority")

@@ -35,6 +35,7 @@ class AnswerStats(BaseModel):
     drafts_proposed: int
     drafts_accepted: int
     remasked: int
+    cached_tokens: int
     queue_ms: float
     first_block_ms: float | None
     total_ms: float
@@ -145,6 +146,7 @@ def stats_json(stats: Stats, waited_s: float) -> dict[str, Any]:
         "drafts_proposed": stats.drafts_proposed,
         "drafts_accepted": stats.drafts_accepted,
         "remasked": stats.remasked,
+        "cached_tokens": stats.cached_tokens,
         "queue_ms": _ms(waited_s + stats.queue_s),
         "first_block_ms": None if first is None else _ms(waited_s + first),
         "total_ms": _ms(waited_s + stats.total_s),

@@ -56,6 +56,7 @@ class Generator:
             settings.kv_cache_tokens,
             settings.max_model_len,
             settings.priority_aging_s,
+            prefix_cache=settings.prefix_cache,
         )
         self._replica = replica
         self._metrics = ReplicaMetrics()
@@ -153,6 +154,7 @@ class Generator:
             timeout_s=work.timeout_s - waited_s,
             priority=work.priority,
             tenant=work.tenant,
+            cache_salt=work.cache_salt,
             weight=work.weight,
             waited_s=waited_s,
         )

@@ -26,6 +26,8 @@ class ReplicaMetrics:
             self._registry.observe("rows_per_forward", report.rows)
         for kind, count in report.forwards.items():
             self._registry.add("forwards_total", count, kind=kind)
+        self._registry.add("prefix_cache_queries_total", report.tokens_looked_up)
+        self._registry.add("prefix_cache_hits_total", report.tokens_cached)
 
     def on_event(self, request: GenerationRequest, event: BlockEvent) -> None:
         """One block of a request: its tokens, its steps, its latency."""

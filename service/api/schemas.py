@@ -31,6 +31,7 @@ from service.errors import InvalidRequest
 
 PROMPTS = ("prompt", "prompt_token_ids", "messages")
 MAX_STOPS = 16
+MAX_SALT = 256
 MAX_NEW_TOKENS = 2**31 - 1  # no model is as long; what is said of a length stays readable
 
 StopText = Annotated[str, Field(min_length=1)]
@@ -91,6 +92,9 @@ class GenerateCommon(BaseModel):
     stream: bool = Field(False, description="server-sent events, one a block")
     timeout_s: float | None = Field(None, gt=0, description="default and most: the server's limit")
     return_trace: bool = Field(False, description="the denoising history")
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None = Field(
+        None, description="share cached prompts only with requests of the same salt"
+    )
     priority: int = Field(
         DEFAULT_PRIORITY, ge=HIGHEST_PRIORITY, le=LOWEST_PRIORITY, description="who waits less; 0 is soonest"
     )

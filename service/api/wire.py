@@ -46,6 +46,7 @@ class Work:
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     return_trace: bool = False
+    cache_salt: str = ""
     priority: int = DEFAULT_PRIORITY
     tenant: str = ""
     weight: float = 1.0

@@ -74,9 +74,15 @@ class Writer:
 
     def _usage(self, endings: Mapping[int, Ending]) -> Json:
         """A prompt counts once, however many answers it gets."""
-        prompts = sum(ending.prompt_tokens for index, ending in endings.items() if index % self._plan.n == 0)
+        firsts = [ending for index, ending in endings.items() if index % self._plan.n == 0]
+        prompts = sum(ending.prompt_tokens for ending in firsts)
         completions = sum(ending.completion_tokens for ending in endings.values())
-        return {"prompt_tokens": prompts, "completion_tokens": completions, "total_tokens": prompts + completions}
+        return {
+            "prompt_tokens": prompts,
+            "completion_tokens": completions,
+            "total_tokens": prompts + completions,
+            "prompt_tokens_details": {"cached_tokens": sum(ending.stats["cached_tokens"] for ending in firsts)},
+        }
 
 
 def _reason(ending: Ending) -> str:

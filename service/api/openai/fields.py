@@ -26,6 +26,7 @@ PASSED: frozenset[str] = frozenset(
         "ignore_eos",
         "timeout_s",
         "return_trace",
+        "cache_salt",
         "priority",
         "mode",
         *KNOBS,

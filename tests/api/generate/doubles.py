@@ -108,6 +108,7 @@ STATS: dict[str, Any] = {
     "drafts_proposed": 0,
     "drafts_accepted": 0,
     "remasked": 0,
+    "cached_tokens": 0,
     "queue_ms": 0.0,
     "first_block_ms": 1.0,
     "total_ms": 1.0,

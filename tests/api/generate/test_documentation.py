@@ -96,6 +96,7 @@ async def test_the_contracts_fields_are_all_there_are() -> None:
         "stream",
         "timeout_s",
         "return_trace",
+        "cache_salt",
         "prompt",
         "prompt_token_ids",
         "messages",

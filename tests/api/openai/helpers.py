@@ -66,12 +66,17 @@ def choices(events: Sequence[dict[str, Any]], index: int = 0) -> list[dict[str, 
     return [choice for event in events for choice in event["choices"] if choice["index"] == index]
 
 
+def without_cached(usage: dict[str, Any]) -> dict[str, Any]:
+    """Token counts less what the prefix cache had, which differs between two runs of one request."""
+    return {name: value for name, value in usage.items() if name != "prompt_tokens_details"}
+
+
 def chunk(index: int = 0, text: str = "a") -> Chunk:
     return Chunk(index, text, (1,), {})
 
 
 def ending(reason: Any = "length") -> Ending:
-    return Ending(reason, 3, 1, {"tokens_per_forward": 1.0})
+    return Ending(reason, 3, 1, {"tokens_per_forward": 1.0, "cached_tokens": 1})
 
 
 class Scripted:

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.openai.helpers import CHAT, ask, chat, choices, frames, refused
+from tests.api.openai.helpers import CHAT, ask, chat, choices, frames, refused, without_cached
 
 
 async def test_the_whole_shape_and_the_same_answer_as_generate(http: httpx.AsyncClient) -> None:
@@ -19,8 +19,8 @@ async def test_the_whole_shape_and_the_same_answer_as_generate(http: httpx.Async
     assert answer["object"] == "chat.completion"
     assert choice["message"] == {"role": "assistant", "content": generated["text"], "refusal": None}
     assert choice["finish_reason"] == generated["finish_reason"]
-    assert answer["usage"] == generated["usage"]
-    assert choice["stats"]["forwards"] == generated["stats"]["forwards"]
+    assert without_cached(answer["usage"]) == generated["usage"]
+    assert choice["stats"]["forwards"]["denoise"] == generated["stats"]["forwards"]["denoise"]
 
 
 async def test_frames_begin_with_the_role_and_end_with_the_reason(http: httpx.AsyncClient) -> None:
@@ -56,7 +56,7 @@ async def test_an_empty_answer_is_a_whole_stream(http: httpx.AsyncClient) -> Non
 async def test_messages_that_mean_the_same(http: httpx.AsyncClient, messages: list[dict[str, Any]]) -> None:
     plain = await ask(http, CHAT, chat() | {"messages": [{"role": "system", "content": "w5"}]})
     other = await ask(http, CHAT, chat() | {"messages": messages})
-    assert other["usage"] == plain["usage"]
+    assert without_cached(other["usage"]) == without_cached(plain["usage"])
     assert other["choices"][0]["message"] == plain["choices"][0]["message"]
 
 

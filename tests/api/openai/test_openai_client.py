@@ -44,7 +44,10 @@ async def test_completions_whole_and_streamed(client: openai.AsyncOpenAI) -> Non
     stream = await client.completions.create(**fields, stream=True, stream_options={"include_usage": True})
     parts = [part async for part in stream]
     assert "".join(part.choices[0].text for part in parts if part.choices) == choice.text
-    assert parts[-1].usage == whole.usage
+    assert parts[-1].usage
+    assert parts[-1].usage.total_tokens == whole.usage.total_tokens
+    assert parts[-1].usage.prompt_tokens_details
+    assert parts[-1].usage.prompt_tokens_details.cached_tokens == len(PROMPT)
 
 
 async def test_chats_whole_and_streamed(client: openai.AsyncOpenAI) -> None:

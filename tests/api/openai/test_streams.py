@@ -69,7 +69,12 @@ async def test_one_request_may_ask_for_many_at_once() -> None:
     backend = Scripted(chunk(), ending())
     async with client(backend) as http:
         answer = await ask(http, COMPLETIONS, completion(prompt=["w1", "w2"], n=3, seed=1))
-        assert answer["usage"] == {"prompt_tokens": 6, "completion_tokens": 6, "total_tokens": 12}
+        assert answer["usage"] == {
+            "prompt_tokens": 6,
+            "completion_tokens": 6,
+            "total_tokens": 12,
+            "prompt_tokens_details": {"cached_tokens": 2},
+        }
         await refusal(http, COMPLETIONS, completion(n=129))
     assert [(work.text, work.sampling.seed) for work in backend.works] == [
         ("w1", 1),
