@@ -1,0 +1,161 @@
+"""Thousands of requests whose clients leave or run out of time: nothing stays behind, no page, no request, no memory.
+
+A client leaves before the first block, in the midst of a stream, or while a whole answer is decoded; or its
+`timeout_s` is too short; or it stays to the end. Memory is compared after a warm-up of the same kind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+import time
+from collections import Counter
+from typing import Any
+
+import httpx
+
+from loadtest.chaos.common import (
+    GENERATE,
+    Running,
+    ask,
+    demo_prompts,
+    memory_mib,
+    metrics,
+    options,
+    processes,
+    report,
+    requests,
+    say,
+    service,
+)
+
+KINDS = ("stays", "leaves unary", "leaves before first block", "leaves mid-stream", "times out")
+WEIGHTS = (2, 2, 2, 2, 2)
+REST = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+
+
+def parse() -> argparse.Namespace:
+    parser = options(__doc__.splitlines()[0])
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--warm-up", type=int, default=1500, help="requests before memory is first read")
+    parser.add_argument("--concurrency", type=int, default=48)
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--growth-mib", type=float, default=48.0, help="most a process may grow after the warm-up")
+    return parser.parse_args()
+
+
+async def disturb(client: httpx.AsyncClient, body: dict[str, Any], kind: str, draw: random.Random) -> str:
+    """One request that ends as `kind` says; what became of it."""
+    if kind == "stays":
+        outcome = await ask(client, body)
+        return "answered" if outcome.ok else f"{outcome.status} {outcome.error}"[:100]
+    if kind == "times out":
+        outcome = await ask(client, {**body, "timeout_s": 10 ** draw.uniform(-4, -1)})
+        late = outcome.status == 504 or outcome.finish == "timeout" or outcome.error.startswith("deadline_exceeded")
+        return "timed out" if late else "answered" if outcome.ok else f"{outcome.status} {outcome.error}"[:100]
+    if kind == "leaves mid-stream":
+        return await leave_mid_stream(client, {**body, "stream": True}, draw)
+    try:
+        async with asyncio.timeout(10 ** draw.uniform(-3, -0.7)):
+            outcome = await ask(client, {**body, "stream": kind == "leaves before first block"})
+    except TimeoutError:
+        return "left"
+    return "answered" if outcome.ok else f"{outcome.status} {outcome.error}"[:100]
+
+
+async def leave_mid_stream(client: httpx.AsyncClient, body: dict[str, Any], draw: random.Random) -> str:
+    """Reads one to four blocks, then closes the connection."""
+    wanted = draw.randint(1, 4)
+    try:
+        async with client.stream("POST", GENERATE, json=body) as response:
+            if response.status_code != 200:
+                return f"{response.status_code} to a stream"
+            async for line in response.aiter_lines():
+                wanted -= line.startswith("data: ")
+                if not wanted:
+                    return "left"
+    except httpx.TransportError as error:
+        return f"0 {type(error).__name__}"
+    return "answered"
+
+
+async def churn(client: httpx.AsyncClient, count: int, arguments: argparse.Namespace, seed: int) -> Counter[str]:
+    """So many requests, so many at once."""
+    draw = random.Random(seed)
+    bodies = iter(requests(count, seed, arguments.tokens, demo_prompts()))
+    ends: Counter[str] = Counter()
+
+    async def one() -> None:
+        for body in bodies:
+            kind = draw.choices(KINDS, WEIGHTS)[0]
+            ends[f"{kind}: {await disturb(client, body, kind, draw)}"] += 1
+            if (done := ends.total()) % 1000 == 0:
+                say(f"{done} of {count}")
+
+    await asyncio.gather(*(one() for _ in range(arguments.concurrency)))
+    return ends
+
+
+async def at_rest(client: httpx.AsyncClient, timeout_s: float = 60.0) -> dict[str, float]:
+    """The gauges that must go back to nothing, once they have or after a minute."""
+    until = time.monotonic() + timeout_s
+    while True:
+        totals = await metrics(client)
+        rest = {name: totals.get(name, 0.0) for name in REST}
+        if not any(rest.values()) or time.monotonic() > until:
+            return rest
+        await asyncio.sleep(0.2)
+
+
+def memory(running: Running) -> dict[str, float]:
+    """Resident MiB of the processes that requests pass through."""
+    names = ("Generator", "Ingress", "ProxyActor")
+    return {
+        f"{name} {process}": round(memory_mib(process), 1) for name in names for process in processes(running, name)
+    }
+
+
+async def run(arguments: argparse.Namespace) -> int:
+    async with service(arguments) as running:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=running.url, timeout=180, limits=limits) as client:
+            await churn(client, arguments.warm_up, arguments, arguments.seed)
+            await at_rest(client)
+            before, began = memory(running), time.monotonic()
+            ends = await churn(client, arguments.requests, arguments, arguments.seed + 1)
+            seconds, rest = time.monotonic() - began, await at_rest(client)
+            after, totals = memory(running), await metrics(client)
+            fine = await ask(client, requests(1, 1, 8, demo_prompts())[0])
+    growth = {name: round(after.get(name, 0.0) - mib, 1) for name, mib in before.items()}
+    result = {
+        "requests": ends.total(),
+        "seconds": round(seconds, 1),
+        "ends": dict(sorted(ends.items())),
+        **rest,
+        "aborted": totals.get("request_success_total"),
+        "memory_before_mib": before,
+        "memory_after_mib": after,
+        "growth_mib": growth,
+    }
+    return report("churn", result, broken(arguments, result, before.keys() == after.keys(), fine.ok))
+
+
+def broken(arguments: argparse.Namespace, result: dict[str, Any], same: bool, fine: bool) -> list[str]:
+    """Which invariants do not hold."""
+    strange = {end: count for end, count in result["ends"].items() if end.split(": ")[1][0].isdigit()}
+    checks = {
+        **{f"{name} is {result[name]}": result[name] != 0 for name in REST},
+        f"unexpected ends: {strange}": bool(strange),
+        "other processes than at the start": not same,
+        f"memory grew by {result['growth_mib']}": any(
+            mib > arguments.growth_mib for mib in result["growth_mib"].values()
+        ),
+        "the last request was not answered": not fine,
+    }
+    return [what for what, wrong in checks.items() if wrong]
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(run(parse())))

@@ -1,0 +1,164 @@
+"""Three times the load a service can carry: it goes on at its capacity, refuses the rest clearly, and in time.
+
+Capacity is measured first, by clients that ask again as soon as they are answered. Then requests arrive at
+random (Poisson) at a multiple of it, whatever becomes of the others. A refused client waits as long as
+Retry-After says and asks once more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import random
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from loadtest.chaos.common import Outcome, ask, demo_prompts, options, percentile, report, requests, say, service
+
+
+@dataclass
+class Arrival:
+    """One request of the open loop: its first answer, and the second if the first was a refusal."""
+
+    due: float
+    first: Outcome
+    second: Outcome | None = None
+    ended: float = 0.0
+
+    @property
+    def accepted(self) -> Outcome | None:
+        """The whole answer it got in the end, if it got one."""
+        return next((outcome for outcome in (self.first, self.second) if outcome is not None and outcome.ok), None)
+
+
+@dataclass
+class Loop:
+    """An open loop: how fast, how long, and what came of it."""
+
+    rate: float
+    seconds: float
+    arrivals: list[Arrival] = field(default_factory=list)
+    began: float = 0.0
+
+
+def parse() -> argparse.Namespace:
+    parser = options(__doc__.splitlines()[0])
+    parser.add_argument("--factor", type=float, default=3.0, help="arrivals, in capacities")
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--capacity-s", type=float, default=30.0, help="how long capacity is measured")
+    parser.add_argument("--concurrency", type=int, default=64, help="clients that measure capacity")
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--goodput", type=float, default=0.9, help="share of capacity that must be served")
+    parser.add_argument("--p99-s", type=float, default=30.0, help="bound of the p99 of accepted requests")
+    parser.add_argument("--obeyed", type=float, default=0.9, help="share of obeyed retries that must succeed")
+    return parser.parse_args()
+
+
+async def capacity(client: httpx.AsyncClient, bodies: list[dict[str, Any]], arguments: argparse.Namespace) -> float:
+    """Answers a second of a closed loop, after a third of the time to warm up."""
+    numbers, answered = itertools.count(), []
+    began = time.monotonic()
+    until = began + arguments.capacity_s
+
+    async def one() -> None:
+        while time.monotonic() < until:
+            outcome = await ask(client, bodies[next(numbers) % len(bodies)])
+            if outcome.ok:
+                answered.append(time.monotonic())
+            else:
+                await asyncio.sleep(outcome.retry_after or 0.2)
+
+    await asyncio.gather(*(one() for _ in range(arguments.concurrency)))
+    warm = began + arguments.capacity_s / 3
+    return sum(warm < at <= until for at in answered) / (until - warm)
+
+
+async def arrive(client: httpx.AsyncClient, body: dict[str, Any], loop: Loop) -> None:
+    """One client: asks, and if it is refused with a Retry-After obeys it once."""
+    arrival = Arrival(time.monotonic(), await ask(client, body))
+    after = arrival.first.retry_after
+    if arrival.first.status == 429 and after is not None:
+        await asyncio.sleep(after)
+        arrival.second = await ask(client, body)
+    arrival.ended = time.monotonic()
+    loop.arrivals.append(arrival)
+
+
+async def open_loop(client: httpx.AsyncClient, bodies: list[dict[str, Any]], loop: Loop, seed: int) -> None:
+    """Sends requests at random times; nothing waits for an answer before it is sent."""
+    draw, clients = random.Random(seed), []
+    loop.began = due = time.monotonic()
+    for number in itertools.count():
+        due += draw.expovariate(loop.rate)
+        if due > loop.began + loop.seconds:
+            break
+        await asyncio.sleep(max(0.0, due - time.monotonic()))
+        clients.append(asyncio.create_task(arrive(client, bodies[number % len(bodies)], loop)))
+    await asyncio.gather(*clients)
+
+
+async def run(arguments: argparse.Namespace) -> int:
+    async with service(arguments) as running:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=2000)
+        async with httpx.AsyncClient(base_url=running.url, timeout=180, limits=limits) as client:
+            bodies = requests(512, arguments.seed, arguments.tokens, demo_prompts())
+            most = await capacity(client, bodies, arguments)
+            say(f"capacity: {most:.1f} answers a second")
+            loop = Loop(arguments.factor * most, arguments.seconds)
+            await open_loop(client, bodies, loop, arguments.seed)
+    return conclude(arguments, most, loop)
+
+
+def conclude(arguments: argparse.Namespace, most: float, loop: Loop) -> int:
+    answered = [arrival for arrival in loop.arrivals if arrival.accepted]
+    # Of a steady state: the fill at the start and the tail after the last arrival are left out.
+    warm, until = loop.began + loop.seconds / 6, loop.began + loop.seconds
+    goodput = sum(warm < arrival.ended <= until for arrival in answered) / (until - warm)
+    outcomes = [outcome for a in loop.arrivals for outcome in (a.first, a.second) if outcome is not None]
+    times = [a.accepted.total_s for a in answered if a.accepted]
+    refused = [outcome for outcome in outcomes if outcome.status == 429]
+    retried = [arrival.second for arrival in loop.arrivals if arrival.second is not None]
+    waits = [outcome.retry_after for outcome in refused if outcome.retry_after is not None]
+    others = Counter(f"{o.status} {o.error}"[:120] for o in outcomes if not o.ok and o.status != 429)
+    obeyed = sum(outcome.ok for outcome in retried) / len(retried) if retried else None
+    result = {
+        "capacity_per_s": round(most, 2),
+        "offered_per_s": round(len(loop.arrivals) / loop.seconds, 2),
+        "goodput_per_s": round(goodput, 2),
+        "goodput_share": round(goodput / most, 3) if most else None,
+        "accepted": len(answered),
+        "accepted_p50_s": percentile(times, 0.5),
+        "accepted_p99_s": percentile(times, 0.99),
+        "refusals": len(refused),
+        "refusals_without_retry_after": len(refused) - len(waits),
+        "retry_after_p50_s": percentile(waits, 0.5),
+        "retry_after_longest_s": percentile(waits, 1.0),
+        "obeyed_retries": len(retried),
+        "obeyed_succeeded": None if obeyed is None else round(obeyed, 3),
+        "other_outcomes": dict(others),
+    }
+    return report("overload", result, broken(arguments, result))
+
+
+def broken(arguments: argparse.Namespace, result: dict[str, Any]) -> list[str]:
+    """Which invariants do not hold."""
+    checks = {
+        f"goodput is {result['goodput_share']} of capacity": (result["goodput_share"] or 0) < arguments.goodput,
+        f"p99 is {result['accepted_p99_s']} s": (result["accepted_p99_s"] or 1e9) > arguments.p99_s,
+        "refusals without Retry-After": result["refusals_without_retry_after"] > 0,
+        f"{result['obeyed_succeeded']} of the obeyed retries succeed": (
+            result["obeyed_succeeded"] is not None and result["obeyed_succeeded"] < arguments.obeyed
+        ),
+        "outcomes besides answers and 429": bool(result["other_outcomes"]),
+    }
+    return [what for what, wrong in checks.items() if wrong]
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(run(parse())))
