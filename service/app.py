@@ -20,6 +20,10 @@ from service.settings import Settings
 
 #: requests one ingress may have in hand; they wait there, nothing is computed
 _INGRESS_REQUESTS = 4096
+#: a dead replica is noticed by its requests at once, by Serve, which replaces it, after this
+_HEALTH_CHECK_S = 1.0
+#: replicas more than there should be while an update goes on, at least one
+_SURGE_PERCENT = 20
 
 
 def build(args: Settings) -> Application:
@@ -33,18 +37,28 @@ def build(args: Settings) -> Application:
         # which gives them to whichever replica, new ones included, has room first.
         max_ongoing_requests=args.max_running + max(1, args.max_running // 4),
         max_queued_requests=args.max_waiting,
-        health_check_period_s=5,
-        graceful_shutdown_timeout_s=args.request_timeout_s,
+        health_check_period_s=_HEALTH_CHECK_S,
+        **_stopping(args),
     )
     ingress: Any = serve.deployment(
         IngressDeployment,
         name="Ingress",
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=_INGRESS_REQUESTS,
-        graceful_shutdown_timeout_s=args.request_timeout_s,
+        health_check_period_s=_HEALTH_CHECK_S,
+        **_stopping(args),
     )
     application: Application = ingress.bind(args, generator.bind(args))
     return application
+
+
+def _stopping(args: Settings) -> dict[str, Any]:
+    """How replicas make way for others: the new one serves before the old one stops, which finishes its requests."""
+    return {
+        "max_surge_percent": _SURGE_PERCENT,
+        "graceful_shutdown_timeout_s": args.request_timeout_s,
+        "graceful_shutdown_wait_loop_s": 0.5,
+    }
 
 
 def wants_gpu(device: str) -> bool:

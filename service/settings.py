@@ -58,6 +58,9 @@ class Settings(BaseSettings):
     stall_timeout_s: Annotated[Finite, Field(gt=0)] = Field(
         60.0, description="longest step of the engine before its replica counts as unhealthy"
     )
+    drain_timeout_s: Annotated[Finite, Field(ge=0)] = Field(
+        30.0, description="at shutdown, longest wait for requests in flight"
+    )
     max_body_bytes: Count = Field(1024 * 1024, description="longest request body")
 
     # the server

@@ -114,6 +114,12 @@ class Models(BaseModel):
     data: list[Model]
 
 
+class Live(BaseModel):
+    """The answer of GET /live."""
+
+    status: Literal["ok"]
+
+
 class Health(BaseModel):
     """The answer of GET /health."""
 

@@ -7,6 +7,8 @@ makes these classes from `service.app:build`.
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -15,13 +17,19 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
-from service.api.generator import load_generator
+from service.api.generator import Generator, load_generator
 from service.api.ingress import Ingress
 from service.api.logs import install_logs
 from service.api.ray_backend import RayBackend
 from service.api.wire import Answer, Chunk, Ending, Failure, Snapshot, Status, Work
 from service.model.options import pick_threads
 from service.settings import Settings
+
+_log = logging.getLogger("ray.serve")
+
+#: how soon a stopped engine is noticed, and how long its requests have to be told why
+_WATCH_S = 0.1
+_LAST_WORDS_S = 0.3
 
 
 class GeneratorDeployment:
@@ -31,6 +39,7 @@ class GeneratorDeployment:
         install_logs(settings)
         torch.set_num_threads(pick_threads(settings.torch_threads))
         self._generator = await asyncio.to_thread(load_generator, _replica_name(), settings)
+        self._watch = asyncio.create_task(_exit_when_failed(self._generator))
 
     async def complete(self, work: Work) -> Answer | Failure:
         """The whole answer."""
@@ -75,6 +84,28 @@ class IngressDeployment:
     async def snapshot(self) -> Snapshot:
         """Its metrics now."""
         return self._ingress.snapshot()
+
+    async def drain(self) -> int:
+        """No new requests from now on; how many are in hand."""
+        return self._ingress.draining.begin()
+
+    async def cut(self) -> None:
+        """Ends what is in hand with an error."""
+        self._ingress.draining.cut()
+
+
+async def _exit_when_failed(generator: Generator) -> None:
+    """Ends the process of a replica whose engine has stopped.
+
+    Serve would ask thrice before it believes that and route requests here meanwhile; from a dead process
+    all turn away at once.
+    """
+    while (failure := generator.status().failure) is None:
+        await asyncio.sleep(_WATCH_S)
+    _log.critical("the engine stopped, this replica ends: %s", failure)
+    await asyncio.sleep(_LAST_WORDS_S)
+    logging.shutdown()
+    os._exit(1)
 
 
 def _replica_name() -> str:

@@ -13,8 +13,9 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp
 
 from service.api import problems
-from service.api.answers import Health, Models, answer_json, models_json
+from service.api.answers import Health, Live, Models, answer_json, models_json
 from service.api.backend import Backend, Items, serving
+from service.api.draining import DrainGate, Draining
 from service.api.exposition import CONTENT_TYPE, expose
 from service.api.journal import Journal, JournaledBackend, current_record
 from service.api.metrics import Registry
@@ -35,13 +36,16 @@ class Ingress:
         self._name, self._settings, self._backend = name, settings, JournaledBackend(backend)
         self._registry = Registry("ingress")
         self._in_flight = 0
+        self.draining = Draining()
 
     def app(self, *, answers_request_id: bool) -> ASGIApp:
         """The application. `answers_request_id`: it sends X-Request-Id itself; not where Serve does."""
         app = Documented()
         problems.install(app, self._count_rejected)
         self._add_routes(app)
-        return RequestId(Journal(BodyLimit(app, self._settings.max_body_bytes)), answer=answers_request_id)
+        limited = BodyLimit(app, self._settings.max_body_bytes)
+        gate = DrainGate(limited, self.draining, self._count_rejected)
+        return RequestId(Journal(gate), answer=answers_request_id)
 
     def snapshot(self) -> Snapshot:
         """Its metrics now."""
@@ -55,6 +59,8 @@ class Ingress:
         backend, count, limit = self._backend, self._count_rejected, self._settings.request_timeout_s
         openai = openai_router(Upstream(backend.card, self._complete, self._stream, count, limit))
         app.include_router(openai, dependencies=locked)
+        alive = {200: {"model": Live}}
+        app.get("/live", summary="Whether this server's process answers", responses=alive)(self._live)
         healthy = {200: {"model": Health}, **errors(503)}
         app.get("/health", summary="Whether a replica can generate", responses=healthy)(self._health)
         app.get("/metrics", summary="Prometheus text of all replicas", response_class=PlainTextResponse)(self._metrics)
@@ -74,7 +80,11 @@ class Ingress:
     async def _models(self) -> Response:
         return JSONResponse(models_json(await self._backend.card()))
 
+    async def _live(self) -> Response:
+        return JSONResponse({"status": "ok"})
+
     async def _health(self) -> Response:
+        self.draining.check()
         statuses = await self._backend.statuses()
         serving(statuses)
         return JSONResponse({"status": "ok", "replicas_ready": sum(status.failure is None for status in statuses)})
@@ -96,7 +106,8 @@ class Ingress:
     async def _complete(self, work: Work) -> Answer:
         self._in_flight += 1
         try:
-            result = await self._backend.complete(work)
+            async with self.draining.until_cut():
+                result = await self._backend.complete(work)
         finally:
             self._in_flight -= 1
         if isinstance(result, Failure):
@@ -107,7 +118,11 @@ class Ingress:
         self._in_flight += 1
         try:
             async with aclosing(self._backend.stream(work)) as items:
-                async for item in items:
+                while True:
+                    async with self.draining.until_cut():
+                        item = await anext(items, None)
+                    if item is None:
+                        return
                     yield item
         finally:
             self._in_flight -= 1

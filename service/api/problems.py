@@ -15,6 +15,9 @@ from service.api.bugs import unexpected_error
 from service.api.validation import explain
 from service.errors import MrpServeError
 
+#: told of every error a request ends with
+Count = Callable[[MrpServeError], None]
+
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -26,7 +29,7 @@ class _HttpError(MrpServeError):
         self.status, self.code = status, _CODES.get(status, "http_error")
 
 
-def install(app: FastAPI, count: Callable[[MrpServeError], None]) -> None:
+def install(app: FastAPI, count: Count) -> None:
     """Answers every exception of the app's routes in our shape; `count` is told of those of POST requests."""
 
     def answer(request: Request, error: MrpServeError, headers: dict[str, str] | None = None) -> JSONResponse:

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
-from ray import serve
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from service.api.backend import Items, serving
+from service.api.serve_state import why_none
 from service.api.wire import Answer, Failure, ModelCard, Snapshot, Status, Work
 from service.errors import DeadlineExceeded, NotReady, QueueFull
 
@@ -87,8 +87,8 @@ class RayBackend:
         """One for every replica that answers. NotReady with what Serve says when none does."""
         if statuses := await _of_all(self._generator, "status", Status):
             return statuses
-        self._card_until = 0.0
-        raise NotReady(await asyncio.to_thread(_why_none, self._generator), retry_after=5.0)
+        self._card_until, handle = 0.0, self._generator
+        raise NotReady(await asyncio.to_thread(why_none, handle.app_name, handle.deployment_name), retry_after=5.0)
 
     async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
         """The metrics of all processes that answer."""
@@ -106,14 +106,6 @@ async def _of_all(handle: DeploymentHandle[Any], method: str, kind: type[_T]) ->
         _log.debug("%s of %s: %r", method, handle.deployment_name, error)
         return []
     return [result for result in results if isinstance(result, kind)]
-
-
-def _why_none(handle: DeploymentHandle[Any]) -> str:
-    """Why no replica answers, as Serve's controller sees it."""
-    deployment = serve.status().applications[handle.app_name].deployments[handle.deployment_name]
-    states = ", ".join(f"{count} {state.lower()}" for state, count in deployment.replica_states.items()) or "none"
-    message = f": {deployment.message}" if deployment.message else ""
-    return f"no replica can generate yet (replicas: {states}){message}"
 
 
 @contextmanager

@@ -5,8 +5,8 @@ Every setting of `service.settings` is a flag. Clusters do not need this: they d
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-import logging
 import os
 import signal
 import socket
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import typer
 
+from service.cli import cluster
 from service.cli.log_pipe import LogPipe
 from service.errors import SettingsError
 from service.settings import Settings
@@ -25,15 +26,7 @@ from service.settings import Settings
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
-_OBJECT_STORE_BYTES = 200 * 2**20
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-#: what Ray and Serve read when they are imported
-_ENVIRONMENT = {
-    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-    "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",  # for load balancers: a port for every replica, 30 s to shut down
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
 
 
 def command(**given: Any) -> None:
@@ -42,30 +35,53 @@ def command(**given: Any) -> None:
 
 
 def run(settings: Settings) -> None:
-    """Starts the service, says where it is, and returns after SIGINT or SIGTERM."""
+    """Starts the service, says where it is, and returns after SIGINT or SIGTERM, when it has drained."""
     started = time.monotonic()
     _check(settings)
     _say(f"loading {settings.model_name} …")
     with LogPipe() as pipe:
         shown = settings if settings.log_file else settings.model_copy(update={"log_file": pipe.path})
         try:
-            _start(shown)
+            _listen_to_signals()
+            cluster.start(shown)
+            _listen_to_signals()
+            cluster.deploy(shown)
             _say(_ready(settings, time.monotonic() - started))
             threading.Event().wait()
         except KeyboardInterrupt:
-            _say("shutting down …")
+            _drain(settings)
         finally:
-            _stop()
+            _ignore_signals()
+            cluster.stop()
+
+
+def _drain(settings: Settings) -> None:
+    _say(f"shutting down: requests in flight have {settings.drain_timeout_s:g} s; a second signal cuts them …")
+    _listen_to_signals()
+    try:
+        if not asyncio.run(cluster.drain(settings.drain_timeout_s)):
+            _say(f"requests were cut after {settings.drain_timeout_s:g} s")
+    except KeyboardInterrupt:
+        _say("requests in flight are cut")
 
 
 def _say(text: str) -> None:
     print(f"mrp-serve: {text}", file=sys.stderr, flush=True)
 
 
-def _interrupt(*_: object) -> None:
-    """The first signal interrupts; further ones do not disturb the way out."""
+def _listen_to_signals() -> None:
+    """The next signal interrupts. Ray has put handlers of its own there."""
+    for number in _SIGNALS:
+        signal.signal(number, _interrupt)
+
+
+def _ignore_signals() -> None:
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+
+
+def _interrupt(*_: object) -> None:
+    _ignore_signals()
     raise KeyboardInterrupt
 
 
@@ -81,50 +97,6 @@ def _check(settings: Settings) -> None:
         except OSError as error:
             address = f"{settings.host}:{settings.port}"
             raise SettingsError(f"cannot listen on {address}: {error.strerror}", param="port") from error
-
-
-def _start(settings: Settings) -> None:
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    import ray
-    from ray import serve
-
-    from service.app import build
-
-    talkative = settings.log_level == "debug" and settings.log_format == "text"
-    ray.init(
-        address="local",
-        include_dashboard=False,
-        object_store_memory=_OBJECT_STORE_BYTES,
-        _node_ip_address="127.0.0.1",
-        log_to_driver=talkative,
-        logging_level=logging.INFO if talkative else logging.ERROR,
-    )
-    for number in _SIGNALS:  # Ray has put handlers of its own there
-        signal.signal(number, _interrupt)
-    if not talkative:
-        logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    serve.start(
-        http_options={"host": settings.host, "port": settings.port},
-        logging_config={
-            "log_level": settings.log_level.upper(),
-            "encoding": settings.log_format.upper(),
-            "enable_access_log": False,
-        },
-    )
-    try:
-        serve.run(build(settings), name="mrp", route_prefix="/")
-    except RuntimeError as error:
-        raise SettingsError(f"the service did not start: {error}") from error
-
-
-def _stop() -> None:
-    import ray
-    from ray import serve
-
-    if ray.is_initialized():
-        serve.shutdown()
-        ray.shutdown()
 
 
 def _ready(settings: Settings, seconds: float) -> str:

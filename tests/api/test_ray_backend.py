@@ -12,7 +12,7 @@ import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-from service.api import ray_backend
+from service.api import ray_backend, serve_state
 from service.api.ray_backend import RayBackend
 from service.api.wire import Answer, Chunk, Ending, ModelCard, Snapshot, Status, Work
 from service.decode.params import Static
@@ -162,9 +162,9 @@ async def test_without_a_replica_it_says_what_serve_says(error: Exception, monke
     def none(method: str) -> list[Any]:
         raise error
 
-    deployment = SimpleNamespace(replica_states={"STARTING": 2}, message="no GPU is free")
+    deployment = SimpleNamespace(replica_states={"STARTING": 2}, message="no GPU is free", status="UPDATING")
     status = SimpleNamespace(applications={"mrp": SimpleNamespace(deployments={"Generator": deployment})})
-    monkeypatch.setattr(ray_backend.serve, "status", lambda: status)
+    monkeypatch.setattr(serve_state.serve, "status", lambda: status)
     with pytest.raises(NotReady, match=r"2 starting\): no GPU is free") as caught:
         await backend(Handle(control=none)).card()
     assert caught.value.retry_after
@@ -174,7 +174,7 @@ async def test_a_lost_replica_is_noticed_before_the_next_request_waits(monkeypat
     monkeypatch.setattr(ray_backend, "_FRESH_S", 0.0)
     answers = [[Status("r0", None, CARD)], []]
     asked = backend(Handle(control=lambda method: answers.pop(0)))
-    monkeypatch.setattr(ray_backend, "_why_none", lambda handle: "gone")
+    monkeypatch.setattr(ray_backend, "why_none", lambda app, deployment: "gone")
     assert await asked.card() == CARD
     with pytest.raises(NotReady, match="gone"):
         await asked.card()

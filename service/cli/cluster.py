@@ -1,0 +1,143 @@
+"""Ray and Serve on this machine, for one service: started, waited for, drained, stopped.
+
+Everything Ray opens for itself stays on loopback; only Serve's proxy listens on the settings' address. Knows
+nothing of the program's flags and prints nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from contextlib import suppress
+from typing import Any
+
+from service.errors import SettingsError
+from service.settings import Settings
+
+_APPLICATION = "mrp"
+_OBJECT_STORE_BYTES = 200 * 2**20
+#: how often Serve is asked how far it is
+_POLL_S = 0.1
+#: how long an ingress may take to answer, and requests that were cut to end
+_CONTROL_S = 5.0
+#: for the last bytes of answers on their way through Serve's proxy
+_SETTLE_S = 0.2
+
+#: what Ray and Serve read when they are imported
+_ENVIRONMENT = {
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",  # for load balancers: a port for every replica, 30 s to shut down
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+def start(settings: Settings) -> None:
+    """Starts Ray and Serve's proxy. Nothing of the model is loaded yet."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    import ray
+    from ray import serve
+
+    talkative = settings.log_level == "debug" and settings.log_format == "text"
+    ray.init(
+        address="local",
+        include_dashboard=False,
+        object_store_memory=_OBJECT_STORE_BYTES,
+        _node_ip_address="127.0.0.1",
+        log_to_driver=talkative,
+        logging_level=logging.INFO if talkative else logging.ERROR,
+    )
+    if not talkative:
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    serve.start(
+        http_options={"host": settings.host, "port": settings.port},
+        logging_config={
+            "log_level": settings.log_level.upper(),
+            "encoding": settings.log_format.upper(),
+            "enable_access_log": False,
+        },
+    )
+
+
+def deploy(settings: Settings) -> None:
+    """Deploys the application, or a changed one over it; returns when it serves.
+
+    SettingsError when it cannot, with the last line of what a replica failed of.
+    """
+    from ray import serve
+
+    from service.api.serve_state import last_line
+    from service.app import build
+
+    target = serve.RunTarget(build(settings), name=_APPLICATION, route_prefix="/")
+    serve.run_many([target], wait_for_applications_running=False)
+    while (application := serve.status().applications[_APPLICATION]).status != "RUNNING":
+        broken = [deployment.message for deployment in application.deployments.values() if _broken(deployment)]
+        if broken or application.status == "DEPLOY_FAILED":
+            raise SettingsError(f"the service did not start: {last_line((broken or [application.message])[0])}")
+        time.sleep(_POLL_S)
+
+
+def _broken(deployment: Any) -> bool:
+    """Whether another try is in vain: a checkpoint or a setting does not get better."""
+    return any(name in deployment.message for name in ("CheckpointError", "SettingsError"))
+
+
+async def drain(timeout_s: float) -> bool:
+    """No new requests; waits until those in flight are answered. False: some had to be cut after `timeout_s`."""
+    in_time = await _answered(timeout_s)
+    if not in_time:
+        with suppress(TimeoutError):
+            await _ask_ingresses("cut")
+        await _answered(_CONTROL_S)
+    await asyncio.sleep(_SETTLE_S)
+    return in_time
+
+
+def stop() -> None:
+    """Ends all processes of the service. Nothing is waited for: `drain` has done so.
+
+    Serve's own shutdown would take the replicas down one tier after the other, which takes seconds and
+    serves nobody: what it tidies up goes with the cluster.
+    """
+    import ray
+
+    if ray.is_initialized():
+        ray.shutdown()
+
+
+async def _answered(timeout_s: float) -> bool:
+    """Waits until no ingress has a request in hand; False if that took longer."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            while await _busy():
+                await asyncio.sleep(_POLL_S)
+    except TimeoutError:
+        return False
+    return True
+
+
+async def _busy() -> bool:
+    """Whether an ingress has requests in hand, or does not say."""
+    try:
+        return any(await _ask_ingresses("drain"))
+    except TimeoutError:
+        return True
+
+
+async def _ask_ingresses(method: str) -> list[Any]:
+    """What all ingresses answer; nothing if there is none yet."""
+    import ray
+    from ray import serve
+    from ray.serve.exceptions import RayServeException
+
+    if not ray.is_initialized():
+        return []
+    try:
+        response = serve.get_app_handle(_APPLICATION).broadcast(method)
+        answers = await response.results_async(timeout_s=_CONTROL_S, return_exceptions=True)
+    except RayServeException:
+        return []
+    return [answer for answer in answers if not isinstance(answer, Exception)]
