@@ -1,7 +1,7 @@
 """Ray and Serve on this machine, for one service: started, waited for, drained, stopped.
 
-Everything Ray opens for itself stays on loopback; only Serve's proxy listens on the settings' address. Knows
-nothing of the program's flags and prints nothing.
+Serve's proxy listens on the settings' address, what Ray opens for itself on loopback, but for a port of every
+replica, which asks for Ray's token (docs/security.md). Knows nothing of the program's flags and prints nothing.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ _ENVIRONMENT = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",  # for load balancers: a port for every replica, 30 s to shut down
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "token",  # replicas listen on all addresses; who has no token is refused
 }
 
 

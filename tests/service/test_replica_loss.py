@@ -3,36 +3,19 @@
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
+
+from tests.service.processes import command, descendants
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 WANTED = {"prompt_token_ids": [1, 2, 3], "max_new_tokens": 8, "mode": "static"}
 
 
-def parents():
-    """Process -> its parent, for all there are."""
-    found = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:  # it has ended
-            continue
-        found[int(stat.parent.name)] = int(fields[1])
-    return found
-
-
 def replica_of(service):
-    """The one process of the model among those the service started; Ray starts every process as a descendant."""
-    parent, replicas = parents(), []
-    for process in parent:
-        ancestor = process
-        while ancestor and ancestor != service.process.pid:
-            ancestor = parent.get(ancestor, 0)
-        if ancestor and Path(f"/proc/{process}/cmdline").read_bytes().startswith(b"ray::ServeReplica:mrp:Generator"):
-            replicas.append(process)
-    [replica] = replicas
+    """The one process of the model among those the service started."""
+    started = descendants(service.process.pid)
+    [replica] = [process for process in started if command(process).startswith("ray::ServeReplica:mrp:Generator")]
     return replica
 
 
