@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hmac
 from contextlib import aclosing
+from typing import Any
 
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
@@ -59,7 +60,7 @@ class Ingress:
         backend, count, limit = self._backend, self._count_rejected, self._settings.request_timeout_s
         openai = openai_router(Upstream(backend.card, self._complete, self._stream, count, limit))
         app.include_router(openai, dependencies=locked)
-        alive = {200: {"model": Live}}
+        alive: dict[int | str, Any] = {200: {"model": Live}}
         app.get("/live", summary="Whether this server's process answers", responses=alive)(self._live)
         healthy = {200: {"model": Health}, **errors(503)}
         app.get("/health", summary="Whether a replica can generate", responses=healthy)(self._health)
