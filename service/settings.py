@@ -52,6 +52,9 @@ class Settings(BaseSettings):
     kv_cache_tokens: Count = Field(65536, description="tokens the KV cache of a replica holds")
     prefix_cache: bool = Field(True, description="requests that begin alike share KV pages")
     max_model_len: Count | None = Field(None, description="prompt + completion; default: the checkpoint's")
+    deterministic: bool = Field(
+        False, description="a seed's tokens the same to the bit in any batch and on any like replica; slower"
+    )
     max_waiting: Count = Field(256, description="requests that may wait before 429")
     priority_aging_s: Annotated[Finite, Field(gt=0)] = Field(10.0, description="wait that makes up for one priority")
     request_timeout_s: Annotated[Finite, Field(gt=0)] = Field(600.0, description="longest a request may take")

@@ -57,6 +57,7 @@ class Generator:
             settings.max_model_len,
             settings.priority_aging_s,
             prefix_cache=settings.prefix_cache,
+            deterministic=settings.deterministic,
         )
         self._replica = replica
         self._metrics = ReplicaMetrics()

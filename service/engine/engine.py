@@ -16,6 +16,7 @@ from itertools import islice
 
 from service.decode.policy import Reading
 from service.engine.fair_queue import AGING_S
+from service.engine.grouping import same_shapes_for
 from service.engine.kv_cache import PagePool
 from service.engine.memory import Forward, read_what_fits
 from service.engine.observer import EngineState, Observer, SilentObserver, StepReport
@@ -42,6 +43,8 @@ class EngineConfig:
     completion of one request, in tokens; None takes the checkpoint's length, or the cache's if less.
     `priority_aging_s`: how long a wait makes up for one priority.
     `prefix_cache`: whether requests share the KV of leading blocks that are the same.
+    `deterministic`: a request with a seed gets the same numbers to the last bit, and thus the same
+    tokens, whatever it is decoded with, on any machine of the same kind; slower.
     """
 
     max_running: int = 64
@@ -50,6 +53,7 @@ class EngineConfig:
     max_model_len: int | None = None
     priority_aging_s: float = AGING_S
     prefix_cache: bool = True
+    deterministic: bool = False
 
 
 class Engine:
@@ -67,10 +71,12 @@ class Engine:
         size = self.model.block_size
         if config.max_rows < size + 2:
             raise SettingsError(f"max_rows is {config.max_rows}, at least {size + 2} (block size + 2) are needed")
-        num_pages = config.kv_cache_tokens // size + config.max_rows
-        self._pages = PrefixCache(PagePool(num_pages, num_scratch=config.max_rows), config.prefix_cache)
+        grouping = same_shapes_for(checkpoint.device.type, size) if config.deterministic else None
+        num_scratch = max(config.max_rows, grouping.min_rows) if grouping else config.max_rows
+        num_pages = config.kv_cache_tokens // size + num_scratch
+        self._pages = PrefixCache(PagePool(num_pages, num_scratch), config.prefix_cache)
         self._scheduler = Scheduler(self._pages, size, config.max_running, config.max_rows, config.priority_aging_s)
-        self._runner = Runner(checkpoint, num_pages)
+        self._runner = Runner(checkpoint, num_pages, grouping)
         self._observer: Observer = observer or SilentObserver()
         self._clock = clock
         whole_blocks = min(self.model.max_positions // size, self._pages.capacity) * size

@@ -58,12 +58,17 @@ class RowTensors:
     table: PageTable
 
 
-def to_tensors(rows: Sequence[Row], block_size: int, mask_token_id: int, device: torch.device) -> RowTensors:
-    """Lays rows out for one forward. Rows that keep nothing get the scratch pages 0, 1, … in order."""
+def to_tensors(
+    rows: Sequence[Row], block_size: int, mask_token_id: int, device: torch.device, width: int | None = None
+) -> RowTensors:
+    """Lays rows out for one forward. Rows that keep nothing get the scratch pages 0, 1, … in order.
+
+    `width`: how many pages every row reads, always masked; None: as many as needed, masked if needed.
+    """
     tokens = np.array([row.state.tokens for row in rows], dtype=np.int64)
     tokens[tokens == MASKED] = mask_token_id
     counts = np.array([row.index for row in rows], dtype=np.int64)
-    pages = np.zeros((len(rows), int(counts.max()) + 1), dtype=np.int64)
+    pages = np.zeros((len(rows), width or int(counts.max()) + 1), dtype=np.int64)
     own = np.cumsum([not row.keeps for row in rows]) - 1
     for number, row in enumerate(rows):
         pages[number, : row.index] = row.pages[: row.index]
@@ -72,7 +77,7 @@ def to_tensors(rows: Sequence[Row], block_size: int, mask_token_id: int, device:
     pages[np.arange(len(rows)), counts] = own
     positions = counts[:, None] * block_size + np.arange(block_size)
     mask = None
-    if counts.min() != counts.max():
+    if width is not None or counts.min() != counts.max():
         readable = np.arange(pages.shape[1]) <= counts[:, None]
         mask = torch.from_numpy(readable.repeat(block_size, axis=1)[:, None, None, :]).to(device)
     table = PageTable(torch.from_numpy(own).to(device), torch.from_numpy(pages.reshape(-1)).to(device), mask)

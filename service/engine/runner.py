@@ -1,18 +1,22 @@
 """Puts rows through the backbone or through MRP and reads tokens off them.
 
-Knows tensors, rows and reads; no requests, no modes, no scheduling. One copy to the CPU a pass.
+Knows tensors, rows and reads; no requests, no modes, no scheduling. Which rows share a forward is the
+grouping's business. One copy to the CPU a pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from service.decode.block import Pick
 from service.decode.policy import Reading
-from service.engine.rows import Row, to_tensors
+from service.engine.grouping import Group, Grouping, Together, in_places
+from service.engine.rows import Row, RowTensors, to_tensors
 from service.engine.sampling import Read, choose
 from service.errors import SettingsError
 from service.model.attention import PagedAttention, PagedCache
@@ -21,33 +25,54 @@ from service.model.checkpoint import Checkpoint
 #: Logits that exist at once; 2^28 are 1 GiB in fp32, some 1,700 positions of a vocabulary of 151,936.
 _MAX_LOGITS = 2**28
 
+_T = TypeVar("_T")
+
 
 class Runner:
     """The networks of a checkpoint over one paged cache."""
 
-    def __init__(self, checkpoint: Checkpoint, num_pages: int) -> None:
+    def __init__(self, checkpoint: Checkpoint, num_pages: int, grouping: Grouping | None = None) -> None:
         self.config = checkpoint.config
         self._backbone, self._mrp = checkpoint.backbone, checkpoint.mrp
         self._device = checkpoint.device
-        self._max_reads = max(1, _MAX_LOGITS // checkpoint.config.vocab_size)
+        self._grouping = grouping or Together(max(1, _MAX_LOGITS // checkpoint.config.vocab_size))
         self._cache = PagedCache(checkpoint.config, num_pages, checkpoint.device, checkpoint.dtype)
 
     @torch.inference_mode()
     def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
-        """One backbone forward; a Reading for every row, `handle` its hidden states `[L, H]`."""
-        inputs = to_tensors(rows, self.config.block_size, self.config.mask_token_id, self._device)
-        attend = PagedAttention(self._cache, inputs.table)
-        return self._read(rows, self._backbone(inputs.tokens, inputs.positions, attend))
+        """The backbone over rows; a Reading for every row, `handle` its hidden states `[L, H]`."""
+        return self._run(rows, self._backbone_hidden)
 
     @torch.inference_mode()
     def refine(self, rows: Sequence[Row]) -> list[Reading]:
-        """One MRP forward over anchored rows; a Reading for every row, `handle` the next anchor."""
+        """MRP over anchored rows; a Reading for every row, `handle` the next anchor."""
+        return self._run(rows, self._mrp_hidden)
+
+    def _run(self, rows: Sequence[Row], forward: Callable[[Group[Row]], Tensor]) -> list[Reading]:
+        groups = self._grouping.rows(rows)
+        hidden = _join([forward(group)[: len(group.places)] for group in groups])
+        places = in_places(groups)
+        return _put_back(self._read([rows[place] for place in places], hidden), places)
+
+    def _backbone_hidden(self, group: Group[Row]) -> Tensor:
+        """-> hidden states `[R, L, H]`."""
+        inputs = self._inputs(group)
+        hidden: Tensor = self._backbone(inputs.tokens, inputs.positions, PagedAttention(self._cache, inputs.table))
+        return hidden
+
+    def _mrp_hidden(self, group: Group[Row]) -> Tensor:
+        """-> the next anchors `[R, L, H]`."""
         if self._mrp is None:
             raise SettingsError("this checkpoint has no MRP module")
-        inputs = to_tensors(rows, self.config.block_size, self.config.mask_token_id, self._device)
-        anchors = torch.stack([row.anchor for row in rows if row.anchor is not None])
+        inputs = self._inputs(group)
+        anchors = torch.stack([row.anchor for row in group.members if row.anchor is not None])
         embedded, rotation = self._backbone.embed_tokens(inputs.tokens), self._backbone.rotary(inputs.positions)
-        return self._read(rows, self._mrp(embedded, anchors, rotation, PagedAttention(self._cache, inputs.table)))
+        hidden: Tensor = self._mrp(embedded, anchors, rotation, PagedAttention(self._cache, inputs.table))
+        return hidden
+
+    def _inputs(self, group: Group[Row]) -> RowTensors:
+        config = self.config
+        return to_tensors(group.members, config.block_size, config.mask_token_id, self._device, group.width)
 
     def _read(self, rows: Sequence[Row], hidden: Tensor) -> list[Reading]:
         """hidden `[R, L, H]`; only positions that are read get logits."""
@@ -62,16 +87,30 @@ class Runner:
         return readings
 
     def _pick(self, hidden: Tensor, reads: list[Read]) -> list[Pick]:
-        """The picks of all reads: hidden `[R, L, H]`, logits in chunks, one copy to the CPU."""
+        """The picks of all reads: hidden `[R, L, H]`, one copy to the CPU."""
         if not reads:
             return []
-        flat, length, limit = hidden.flatten(0, 1), self.config.block_size, self._max_reads
-        chunks = [self._choose(flat, reads[start : start + limit]) for start in range(0, len(reads), limit)]
-        values = torch.cat(chunks, dim=1).tolist()
-        return [Pick(read.slot % length, int(t), c) for read, t, c in zip(reads, *values, strict=True)]
+        flat, length = hidden.flatten(0, 1), self.config.block_size
+        groups = self._grouping.reads(reads)
+        chosen = _join([self._choose(flat, group.members)[: len(group.places)] for group in groups])
+        places = in_places(groups)
+        picks = [
+            Pick(reads[place].slot % length, int(token), confidence)
+            for place, (token, confidence) in zip(places, chosen.tolist(), strict=True)
+        ]
+        return _put_back(picks, places)
 
-    def _choose(self, flat: Tensor, reads: list[Read]) -> Tensor:
-        """flat `[R * L, H]` -> tokens and confidences, `[2, M]`, float64 (exact for both)."""
+    def _choose(self, flat: Tensor, reads: Sequence[Read]) -> Tensor:
+        """flat `[R * L, H]` -> tokens and confidences, `[M, 2]`, float64 (exact for both)."""
         slots = torch.tensor([read.slot for read in reads]).to(self._device)
         tokens, confidences = choose(self._backbone.logits(flat[slots]), reads, self.config.mask_token_id)
-        return torch.stack([tokens.double(), confidences.double()])
+        return torch.stack([tokens.double(), confidences.double()], dim=1)
+
+
+def _join(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def _put_back(values: list[_T], places: list[int]) -> list[_T]:
+    """The values in the order of their places."""
+    return [value for _, value in sorted(zip(places, values, strict=True), key=itemgetter(0))]
