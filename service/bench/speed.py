@@ -60,7 +60,7 @@ def compare_with_plain_loop(
     """Interleaved rounds of engine and plain loop on the same requests."""
     for concurrency in concurrencies:
         rates = [
-            (_engine_rate(engine, requests), _plain_rate(plain, requests[:_PLAIN_SAMPLE]))
+            (engine_rate(engine, requests), _plain_rate(plain, requests[:_PLAIN_SAMPLE]))
             for requests in (workload.requests(engine, concurrency, number) for number in range(rounds))
         ]
         ratios = [ours / theirs for ours, theirs in rates]
@@ -70,7 +70,8 @@ def compare_with_plain_loop(
         )
 
 
-def _engine_rate(engine: Engine, requests: list[GenerationRequest]) -> float:
+def engine_rate(engine: Engine, requests: list[GenerationRequest]) -> float:
+    """Tokens per second of one engine over requests that are all there at once."""
     begin = time.perf_counter()
     completions = engine.generate(requests)
     return sum(len(completion.token_ids) for completion in completions) / (time.perf_counter() - begin)

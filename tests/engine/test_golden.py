@@ -65,9 +65,11 @@ def test_alone(name: str) -> None:
     assert engine.state().kv_pages_used == 0
 
 
-@pytest.mark.parametrize("limits", [{}, {"max_rows": 18}, {"max_running": 3}, {"kv_cache_tokens": 160}])
+@pytest.mark.parametrize(
+    "limits", [{}, {"max_rows": 18}, {"max_running": 3}, {"kv_cache_tokens": 160}, {"deterministic": True}]
+)
 @pytest.mark.parametrize("name", GOLDEN_NAMES)
-def test_all_modes_mixed_in_one_batch(name: str, limits: dict[str, int]) -> None:
+def test_all_modes_mixed_in_one_batch(name: str, limits: dict[str, int | bool]) -> None:
     engine = Engine(checkpoint(name), EngineConfig(**({"kv_cache_tokens": 4096} | limits)))
     for entry, done in zip(expected(name), engine.generate(requests(name)), strict=True):
         assert_golden(entry, done)

@@ -1,0 +1,86 @@
+"""`mrp-serve determinism`: how often a batch changes an answer, and what the setting `deterministic` costs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from service.cli.options import Device, Model, Threads, load, use_threads
+
+if TYPE_CHECKING:
+    from service.bench.determinism import Differences, Price
+    from service.engine import Engine
+
+
+def command(
+    model: Model = None,
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts; each is asked at three temperatures.")] = 100,
+    dtype: Annotated[list[str], typer.Option(help="Types to count in; may be given again.")] = ["float32", "bfloat16"],  # noqa: B006
+    concurrency: Annotated[list[int], typer.Option(help="Concurrent requests; may be given again.")] = [1, 8, 32],  # noqa: B006
+    rounds: Annotated[int, typer.Option(min=0, help="Interleaved rounds of the price; 0: none.")] = 5,
+    device: Device = "auto",
+    threads: Threads = None,
+    output: Annotated[Path | None, typer.Option(help="Writes the rows as JSON.")] = None,
+) -> None:
+    """Answers that differ from those of the same request alone, without and with `deterministic`, and its price."""
+    from service.bench.determinism import count_differences, prices
+    from service.bench.speed import Workload
+    from service.decode.params import Speculative, Static
+    from service.engine import Engine, EngineConfig
+
+    use_threads(threads)
+    counts, costs = list[tuple[str, bool, Differences]](), list[tuple[str, Price]]()
+    with Console(stderr=True).status("decoding …"):
+        for name in dtype:
+            checkpoint = load(model, device, name, None)
+            free, fixed = (Engine(checkpoint, EngineConfig(deterministic=switch)) for switch in (False, True))
+            asked = _prompts(free, checkpoint.path, prompts)
+            counts += [(name, engine is fixed, count_differences(engine, asked)) for engine in (free, fixed)]
+            workloads = [Workload(Static()), *([Workload(Speculative(2))] if checkpoint.mrp else [])]
+            if rounds:
+                costs += [(name, row) for row in prices((free, fixed), workloads, concurrency, rounds)]
+    Console().print(_counts_table(counts), _price_table(costs), sep="\n")
+    if output:
+        result = {
+            "differences": [{"dtype": name, "deterministic": on} | asdict(row) for name, on, row in counts],
+            "price": [{"dtype": name} | asdict(row) for name, row in costs],
+        }
+        output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def _prompts(engine: Engine, path: Path, count: int) -> list[tuple[int, ...]]:
+    """The demo's held-out problems for the demo, random tokens for any other checkpoint."""
+    from service.api.text import TextCodec
+    from service.bench.determinism import random_prompts
+    from service.demo import CHECKPOINT, heldout_problems
+
+    if path.resolve() == Path(CHECKPOINT).resolve():
+        codec = TextCodec.load(path)
+        asked = [[{"role": "user", "content": problem.prompt}] for problem in heldout_problems(count)]
+        return [tuple(codec.encode_chat(messages)) for messages in asked]
+    return random_prompts(engine, count)
+
+
+def _counts_table(counts: list[tuple[str, bool, Differences]]) -> Table:
+    table = Table(
+        "dtype", "deterministic", "batch differs from alone", "speculative from static", box=None, pad_edge=False
+    )
+    for name, on, row in counts:
+        table.add_row(
+            name, "yes" if on else "no", f"{row.differing} of {row.requests}", f"{row.broken} of {row.drafted}"
+        )
+    return table
+
+
+def _price_table(costs: list[tuple[str, Price]]) -> Table:
+    table = Table("dtype", "mode", "concurrent", "tok/s", "deterministic", "ratio", box=None, pad_edge=False)
+    for name, row in costs:
+        rates = f"{row.free:,.0f}", f"{row.fixed:,.0f}", f"{row.ratio:.2f}"
+        table.add_row(name, row.mode, str(row.concurrency), *rates)
+    return table

@@ -1,0 +1,165 @@
+"""`deterministic`: a request's numbers are the same to the last bit, alone and in any batch, in every mode."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from service.decode.params import Speculative, Static
+from service.decode.policy import Reading
+from service.demo import CHECKPOINT
+from service.engine import Engine, EngineConfig, GenerationRequest
+from service.engine.rows import Row
+from service.model import Checkpoint, LoadOptions, load_checkpoint
+from tests.engine.helpers import checked, random_requests, random_sampling
+from tests.engine.test_exactness import SHAPES, assert_pairs, pairs
+from tests.tiny import GOLDEN, GOLDEN_NAMES, tiny_checkpoint
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+@cache
+def tiny(shape: int, dtype: torch.dtype) -> Checkpoint:
+    return tiny_checkpoint(shape, dtype, **SHAPES[shape])
+
+
+@cache
+def golden(name: str, dtype: torch.dtype) -> Checkpoint:
+    return load_checkpoint(GOLDEN / name, LoadOptions(dtype=dtype))
+
+
+class Recording:
+    """Does what Runner does and keeps what was read of every state, by the request's seed and the state."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.runner, self.readings = engine._runner, dict[object, Reading]()
+        engine._runner = self  # type: ignore[assignment]
+
+    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+        return self.keep("backbone", rows, self.runner.evaluate(rows))
+
+    def refine(self, rows: Sequence[Row]) -> list[Reading]:
+        return self.keep("mrp", rows, self.runner.refine(rows))
+
+    def keep(self, network: str, rows: Sequence[Row], readings: list[Reading]) -> list[Reading]:
+        for row, reading in zip(rows, readings, strict=True):
+            if row.sampling is not None:
+                self.readings[network, row.sampling.seed, row.index, row.state, row.judge] = reading
+        return readings
+
+
+def read(checkpoint: Checkpoint, batches: Sequence[Sequence[GenerationRequest]], **limits: int) -> dict:
+    """All readings of all batches, decoded one after another by one engine."""
+    engine = Engine(checkpoint, EngineConfig(**({"deterministic": True, "kv_cache_tokens": 2048} | limits)))
+    recording = Recording(engine)
+    for batch in batches:
+        engine.generate(batch)
+    return recording.readings
+
+
+def num_differing(left: dict, right: dict) -> int:
+    assert left.keys() == right.keys()
+    return sum(
+        not (torch.equal(one.handle, right[key].handle) and one.picks == right[key].picks)
+        or one.judged != right[key].judged
+        for key, one in left.items()
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, len(SHAPES) - 1), st.integers(0, 2**32), st.integers(0, 30), st.integers(1, 8))
+def test_hidden_states_and_picks_are_equal_to_the_bit_alone_and_in_any_batch(
+    dtype: torch.dtype, shape: int, seed: int, more_rows: int, max_running: int
+) -> None:
+    checkpoint, rng = tiny(shape, dtype), random.Random(seed)
+    requests = random_requests(rng, checkpoint, rng.randint(2, 8), longest=30)
+    max_rows = checkpoint.config.block_size + 2 + more_rows
+    alone = read(checkpoint, [[one] for one in requests])
+    rng.shuffle(requests)
+    assert num_differing(alone, read(checkpoint, [requests], max_rows=max_rows, max_running=max_running)) == 0
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.mark.slow  # two threads on a machine that is busy with other things wait for each other
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_it_holds_with_two_threads_and_on_trained_weights(dtype: torch.dtype) -> None:
+    checkpoint = load_checkpoint(CHECKPOINT, LoadOptions(dtype=dtype))
+    requests = random_requests(random.Random(2), checkpoint, 10, longest=40)
+    assert num_differing(read(checkpoint, [[one] for one in requests]), read(checkpoint, [requests])) == 0
+
+
+def test_the_measure_sees_what_a_batch_does_without_it() -> None:
+    """With blocks of one token a lone row is a matrix times a vector, which rounds in its own way."""
+    checkpoint = tiny(0, torch.float32)
+    requests = random_requests(random.Random(1), checkpoint, 8)
+    alone = read(checkpoint, [[one] for one in requests], deterministic=False)
+    together = read(checkpoint, [requests], deterministic=False)
+    assert num_differing({key: alone[key] for key in together if key in alone}, together) > 0
+
+
+def test_it_computes_what_the_reference_does() -> None:
+    """Every forward against a recomputation: no row reads another's pages, nor pages not written yet."""
+    for shape in range(len(SHAPES)):
+        checkpoint = tiny(shape, torch.float64)
+        engine, runner = checked(checkpoint, deterministic=True, max_rows=20, kv_cache_tokens=1024)
+        engine.generate(random_requests(random.Random(shape), checkpoint, 8, longest=30))
+        assert runner.compared > 50
+
+
+@pytest.mark.parametrize("name", GOLDEN_NAMES)
+def test_in_bfloat16_a_request_does_not_depend_on_its_batch(name: str) -> None:
+    checkpoint = golden(name, torch.bfloat16)
+    requests = random_requests(random.Random(13), checkpoint, 16, longest=40)
+    engine = Engine(checkpoint, EngineConfig(deterministic=True))
+    together = [done.token_ids for done in engine.generate(requests)]
+    assert [engine.generate([one])[0].token_ids for one in requests] == together
+
+
+@pytest.mark.parametrize("name", GOLDEN_NAMES)
+def test_in_bfloat16_speculative_is_static(name: str) -> None:
+    """540 requests were counted without the switch, and 8 differed."""
+    checkpoint = golden(name, torch.bfloat16)
+    engine = Engine(checkpoint, EngineConfig(deterministic=True))
+    for temperature in (0.0, 0.7, 1.2):
+        requests = pairs(21, checkpoint, temperature, 12)
+        assert_pairs(requests, engine.generate(requests), 12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.2])
+@pytest.mark.parametrize("name", GOLDEN_NAMES)
+def test_in_bfloat16_speculative_is_static_for_hundreds_of_requests(name: str, temperature: float) -> None:
+    checkpoint = golden(name, torch.bfloat16)
+    engine = Engine(checkpoint, EngineConfig(deterministic=True))
+    for seed in range(3):
+        requests = pairs(500 + seed, checkpoint, temperature, 40)
+        assert_pairs(requests, engine.generate(requests), 40)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_continued_request_is_the_same_to_the_bit(dtype: torch.dtype) -> None:
+    """A finished block is stored by the same row whether it was decoded or came with the prompt."""
+    checkpoint = golden(GOLDEN_NAMES[1], dtype)
+    sampling = random_sampling(random.Random(4), [0.9])
+    for params in (Static(), Speculative(3)):
+        whole = GenerationRequest("x", tuple(range(11)), params, sampling, max_new_tokens=32)
+        (done,) = Engine(checkpoint, EngineConfig(deterministic=True)).generate([whole])
+        sent = done.blocks[0].token_ids + done.blocks[1].token_ids
+        rest = replace(whole, prompt_token_ids=whole.prompt_token_ids + sent, max_new_tokens=32 - len(sent))
+        long, short = read(checkpoint, [[whole]]), read(checkpoint, [[rest]])
+        assert num_differing({key: long[key] for key in short}, short) == 0
