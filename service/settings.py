@@ -75,6 +75,10 @@ class Settings(BaseSettings):
         "warning", description="of the service and Serve; info: a line for every request"
     )
     log_format: Literal["text", "json"] = Field("text", description="of log lines; json: an object a line")
+    otlp_endpoint: Annotated[str, Field(pattern=r"^https?://")] | None = Field(
+        None,
+        description="OpenTelemetry collector (OTLP over HTTP) that traces are sent to, such as http://localhost:4318",
+    )
     log_file: Path | None = Field(None, description="file that log lines are appended to; default: stderr")
 
     def __init__(self, **values: Any) -> None:

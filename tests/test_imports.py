@@ -39,6 +39,8 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "fastapi": ("service.api", "service.app", "service.cli"),
     "starlette": ("service.api", "service.app", "service.cli"),
     "uvicorn": ("service.api", "service.app", "service.cli"),
+    "opentelemetry": ("service.api",),
+    "structlog": ("service.api",),
     "typer": ("service.api", "service.app", "service.cli"),
     "torch": (
         "service.model",
@@ -106,6 +108,7 @@ def test_all_code_is_looked_at() -> None:
         ("service.model.sdar", "from service import decode", "service.decode"),
         ("service.engine.engine", "from service.api import schemas", "service.api.schemas"),
         ("service.engine.worker", "import ray", "ray"),
+        ("service.engine.worker", "from opentelemetry import trace", "opentelemetry.trace"),
         ("service.model.weights", "from fastapi.responses import Response", "fastapi.responses.Response"),
         ("service.api.text", "from service.decode.policy import Reading", "service.decode.policy.Reading"),
         ("service.settings", "import typer", "typer"),

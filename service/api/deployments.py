@@ -21,6 +21,7 @@ from service.api.generator import Generator, load_generator
 from service.api.ingress import Ingress
 from service.api.logs import install_logs
 from service.api.ray_backend import RayBackend
+from service.api.tracing import start_tracing
 from service.api.wire import Answer, Chunk, Ending, Failure, Snapshot, Status, Work
 from service.model.options import pick_threads
 from service.settings import Settings
@@ -76,7 +77,7 @@ class IngressDeployment:
         install_logs(settings)
         context = serve.get_replica_context()
         own = serve.get_deployment_handle(context.deployment, context.app_name)
-        self._ingress = Ingress(_replica_name(), settings, RayBackend(generator, own))
+        self._ingress = Ingress(_replica_name(), settings, RayBackend(generator, own), start_tracing(settings))
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._ingress.app(answers_request_id=False)

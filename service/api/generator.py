@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from service.api.answers import stats_json
@@ -19,6 +19,7 @@ from service.api.card import make_card
 from service.api.observer import ReplicaMetrics
 from service.api.text import TextCodec
 from service.api.trace import trace_steps
+from service.api.tracing import Timeline, Tracing, start_tracing
 from service.api.wire import Answer, Chunk, Ending, Failure, Snapshot, Status, Work
 from service.engine import BlockEvent, Engine, EngineConfig, EngineWorker, GenerationRequest, Stats
 from service.engine.request import FinishReason
@@ -43,13 +44,16 @@ def load_generator(replica: str, settings: Settings) -> Generator:
         mrp_residual=settings.mrp_residual,
         mrp_scale=settings.mrp_scale,
     )
-    return Generator(replica, load_checkpoint(settings.model, options), settings)
+    tracing = start_tracing(settings)
+    return Generator(replica, load_checkpoint(settings.model, options), settings, tracing)
 
 
 class Generator:
     """Answers requests over one running engine. `replica` names it in metrics."""
 
-    def __init__(self, replica: str, checkpoint: Checkpoint, settings: Settings) -> None:
+    def __init__(
+        self, replica: str, checkpoint: Checkpoint, settings: Settings, tracing: Tracing | None = None
+    ) -> None:
         limits = EngineConfig(
             settings.max_running,
             settings.max_rows,
@@ -59,7 +63,7 @@ class Generator:
             prefix_cache=settings.prefix_cache,
             deterministic=settings.deterministic,
         )
-        self._replica = replica
+        self._replica, self._tracing = replica, tracing
         self._metrics = ReplicaMetrics()
         self._codec = TextCodec.load(checkpoint.path)
         engine = Engine(checkpoint, limits, self._metrics)
@@ -110,6 +114,9 @@ class Generator:
         except (asyncio.CancelledError, GeneratorExit):
             self._metrics.finished(work.params.mode, "abort", run.stats, waited_s)
             raise
+        finally:
+            if self._tracing:
+                self._tracing.decoded(self._replica, work, Timeline(waited_s, len(prompt), run.events))
         if run.reason == "timeout" and not run.num_tokens:
             raise _too_late(work)
         self._metrics.finished(work.params.mode, run.reason, run.stats, waited_s)
@@ -119,6 +126,8 @@ class Generator:
         """The events as chunks of text, up to the last one or a stop text; `run` keeps what they add up to."""
         text = self._codec.stream(work.stop)
         async for event in events:
+            if self._tracing:
+                run.events.append(event)
             piece, token_ids = text.push(event.token_ids)
             reason: FinishReason | None = "stop" if text.stopped else event.finish_reason
             if reason is not None:
@@ -173,6 +182,8 @@ class Generator:
     def close(self) -> None:
         """Stops the engine; requests in flight fail with NotReady."""
         self._worker.stop()
+        if self._tracing:
+            self._tracing.close()
 
 
 @dataclass(slots=True)
@@ -183,6 +194,7 @@ class _Run:
     stats: Stats = Stats()
     num_tokens: int = 0
     reason: FinishReason = "abort"
+    events: list[BlockEvent] = field(default_factory=list)  # for spans alone
 
 
 async def _aside(length: int, work: Callable[[], _T]) -> _T:

@@ -24,6 +24,7 @@ from service.api.middleware import BodyLimit, RequestId
 from service.api.openai.routes import Upstream, openai_router
 from service.api.openapi import Documented, errors, generate_docs
 from service.api.streams import Exchange, event_stream, first_of
+from service.api.tracing import Tracing, telemetry
 from service.api.validation import parse_generate, parse_json, to_work
 from service.api.wire import Answer, Failure, Snapshot, Work
 from service.errors import MrpServeError, Unauthorized
@@ -33,15 +34,16 @@ from service.settings import Settings
 class Ingress:
     """Its settings, the replicas behind it, its counters. `name` tells it apart in metrics."""
 
-    def __init__(self, name: str, settings: Settings, backend: Backend) -> None:
-        self._name, self._settings, self._backend = name, settings, JournaledBackend(backend)
+    def __init__(self, name: str, settings: Settings, backend: Backend, tracing: Tracing | None = None) -> None:
+        self._name, self._settings, self._tracing = name, settings, tracing
+        self._backend = JournaledBackend(backend, settings.model_name)
         self._registry = Registry("ingress")
         self._in_flight = 0
         self.draining = Draining()
 
     def app(self, *, answers_request_id: bool) -> ASGIApp:
         """The application. `answers_request_id`: it sends X-Request-Id itself; not where Serve does."""
-        app = Documented()
+        app = Documented(telemetry(self._tracing))
         problems.install(app, self._count_rejected)
         self._add_routes(app)
         limited = BodyLimit(app, self._settings.max_body_bytes)

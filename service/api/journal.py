@@ -17,6 +17,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.backend import Backend, Items
+from service.api.tracing import current_trace, describe_answer, describe_request, traced
 from service.api.wire import Answer, Ending, Failure, ModelCard, Origin, Snapshot, Status, Work
 
 _log = logging.getLogger(__name__)
@@ -73,8 +74,8 @@ class Journal:
 class JournaledBackend:
     """The replicas, every request and ending noted in the current record, whose origin travels along."""
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self, backend: Backend, model: str) -> None:
+        self._backend, self._model = backend, model
 
     async def card(self) -> ModelCard:
         """What is served."""
@@ -82,15 +83,15 @@ class JournaledBackend:
 
     async def complete(self, work: Work) -> Answer | Failure:
         """The whole answer."""
-        result = await self._backend.complete(_noted(work))
-        _note(result.ending if isinstance(result, Answer) else result)
+        result = await self._backend.complete(self._asked(work))
+        self._note(result.ending if isinstance(result, Answer) else result)
         return result
 
     async def stream(self, work: Work) -> Items:
         """The answer block by block."""
-        async with aclosing(self._backend.stream(_noted(work))) as items:
+        async with aclosing(self._backend.stream(self._asked(work))) as items:
             async for item in items:
-                _note(item)
+                self._note(item)
                 yield item
 
     async def statuses(self) -> list[Status]:
@@ -101,19 +102,22 @@ class JournaledBackend:
         """All metrics."""
         return await self._backend.snapshots(own)
 
-
-def _noted(work: Work) -> Work:
-    record = _current.get()
-    if record is None:
+    def _asked(self, work: Work) -> Work:
+        record = _current.get()
+        if record is None:
+            return work
+        work = replace(work, origin=replace(record.origin, trace=current_trace()))
+        record.works.append(work)
+        if traced():
+            describe_request(work, self._model)
         return work
-    record.works.append(work)
-    return replace(work, origin=record.origin)
 
-
-def _note(item: object) -> None:
-    record = _current.get()
-    if record is not None and isinstance(item, Ending):
-        record.endings.append(item)
+    def _note(self, item: object) -> None:
+        record = _current.get()
+        if record is not None and isinstance(item, Ending):
+            record.endings.append(item)
+            if traced():
+                describe_answer(_answers(record), self._model)
 
 
 # --- the line --------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
+from fastapi.telemetry import TelemetryConfig
 from pydantic import BaseModel
 
 from service.api.answers import BlockFrame, Done, ErrorAnswer, GenerateAnswer
@@ -34,9 +35,11 @@ _STREAM = (
 class Documented(FastAPI):
     """The application, its own request bodies documented."""
 
-    def __init__(self) -> None:
+    def __init__(self, telemetry: TelemetryConfig) -> None:
         super().__init__(
-            title="mrp-serve", description="Block-diffusion language models with Multi-token Residual Prediction."
+            title="mrp-serve",
+            description="Block-diffusion language models with Multi-token Residual Prediction.",
+            telemetry=telemetry,
         )
 
     def openapi(self) -> dict[str, Any]:

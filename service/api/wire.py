@@ -17,9 +17,10 @@ from service.errors import MrpServeError
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The client's request that a `Work` comes from: the id its log lines have."""
+    """The client's request that a `Work` comes from: the id its log lines have, and its trace, as W3C's headers."""
 
     request_id: str = ""
+    trace: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,7 +156,10 @@ class Engine:
 
     def _evaluate(self, plan: Plan, forwards: Counter[ForwardKind]) -> None:
         for sequence, rows, readings in _run(self._runner.evaluate, plan):
-            forwards.update(sequence.accept(rows, readings))
+            kinds = sequence.accept(rows, readings)
+            if "prefill" in kinds:
+                sequence.stats = replace(sequence.stats, prefill_s=self._clock() - sequence.submitted)
+            forwards.update(kinds)
 
     def _refine(self, sequences: list[Sequence], forwards: Counter[ForwardKind]) -> None:
         """MRP forwards, one for each depth of drafting; blocks MRP has not seen ride with the first."""
@@ -187,7 +190,8 @@ class Engine:
                 waited = now - sequence.submitted
                 first = sequence.stats.first_block_s
                 sequence.stats = replace(sequence.stats, first_block_s=waited if first is None else first)
-                stats = replace(event.stats, first_block_s=sequence.stats.first_block_s, total_s=waited)
+                own = sequence.stats
+                stats = replace(event.stats, prefill_s=own.prefill_s, first_block_s=own.first_block_s, total_s=waited)
                 events.append(replace(event, stats=stats))
                 self._observer.on_event(sequence.request, events[-1])
             sequence.events.clear()

@@ -92,6 +92,7 @@ class Stats:
     """Running statistics of one request; times in seconds since submission.
 
     `cached_tokens`: of the prompt, not prefilled because the prefix cache had them.
+    `prefill_s`: when the last of the prompt's whole blocks was stored; None without one.
     """
 
     forwards: Forwards = Forwards()
@@ -101,6 +102,7 @@ class Stats:
     remasked: int = 0
     cached_tokens: int = 0
     queue_s: float = 0.0
+    prefill_s: float | None = None
     first_block_s: float | None = None
     total_s: float = 0.0
 

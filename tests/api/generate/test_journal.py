@@ -87,7 +87,7 @@ class TestTheLine:
         assert "finish_reason" not in line
 
     async def test_names_the_key_it_came_with(self, lines: Lines, generator: Generator) -> None:
-        backend = JournaledBackend(LocalBackend(generator))
+        backend = JournaledBackend(LocalBackend(generator), "model")
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
             card = await backend.card()
