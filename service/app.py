@@ -22,6 +22,8 @@ from service.settings import Settings
 _INGRESS_REQUESTS = 4096
 #: a dead replica is noticed by its requests at once, by Serve, which replaces it, after this
 _HEALTH_CHECK_S = 1.0
+#: a replica that does not answer a health check for so long three times in a row is killed
+_HANGS_S = 6.0
 #: replicas more than there should be while an update goes on, at least one
 _SURGE_PERCENT = 20
 
@@ -38,6 +40,7 @@ def build(args: Settings) -> Application:
         max_ongoing_requests=args.max_running + max(1, args.max_running // 4),
         max_queued_requests=args.max_waiting,
         health_check_period_s=_HEALTH_CHECK_S,
+        health_check_timeout_s=_HANGS_S,
         **_stopping(args),
     )
     ingress: Any = serve.deployment(

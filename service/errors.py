@@ -8,8 +8,10 @@ MrpServeError
 ├── UnknownModel           404  an OpenAI route was asked for a model that is not served
 ├── BodyTooLarge           413  the request body is over the limit
 ├── QueueFull              429  the waiting queue is full; try again after `retry_after` seconds
-├── EngineFailed           500  the engine thread stopped on an unexpected error
+├── EngineFailed           500  the engine thread stopped on an unexpected error while it had the request
 ├── NotReady               503  loading, draining, or no replica
+│   ├── ReplicaLost        503  the replica died before the answer was complete
+│   └── ReplicaStopping    503  the replica stops, or its engine has; another one can take the request
 ├── OutOfMemory            503  a step of the request found no memory on the device; others go on
 ├── DeadlineExceeded       504  the time limit passed before the first token
 ├── CheckpointError         –   a checkpoint cannot be loaded; the message names the file or weight
@@ -90,7 +92,7 @@ class QueueFull(MrpServeError):
 
 
 class EngineFailed(MrpServeError):
-    """The engine thread stopped on an unexpected error; the replica is unhealthy."""
+    """The engine thread stopped on an unexpected error while it had the request; the replica is unhealthy."""
 
     status = 500
     code = "engine_failed"
@@ -101,6 +103,18 @@ class NotReady(MrpServeError):
 
     status = 503
     code = "not_ready"
+
+
+class ReplicaLost(NotReady):
+    """The replica died before the answer was complete."""
+
+    code = "replica_lost"
+
+
+class ReplicaStopping(NotReady):
+    """The replica stops, or its engine has stopped: it takes no requests and gives up those it has."""
+
+    code = "replica_stopping"
 
 
 class OutOfMemory(MrpServeError):

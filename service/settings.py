@@ -66,6 +66,8 @@ class Settings(BaseSettings):
     )
     max_body_bytes: Count = Field(1024 * 1024, description="longest request body")
 
+    max_failovers: Annotated[int, Field(ge=0)] = Field(3, description="lost replicas a request survives; 0: none")
+
     # the server
     host: str = Field("127.0.0.1", description="address to listen on")
     port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="port to listen on")

@@ -142,8 +142,8 @@ class ErrorAnswer(BaseModel):
     error: ErrorDetail
 
 
-def stats_json(stats: Stats, waited_s: float) -> dict[str, Any]:
-    """Statistics of a request that needed `waited_s` from the ingress to the engine."""
+def stats_json(stats: Stats) -> dict[str, Any]:
+    """How an answer was decoded."""
     first = stats.first_block_s
     return {
         "tokens_per_forward": round(stats.tokens_per_forward, 4),
@@ -153,9 +153,9 @@ def stats_json(stats: Stats, waited_s: float) -> dict[str, Any]:
         "drafts_accepted": stats.drafts_accepted,
         "remasked": stats.remasked,
         "cached_tokens": stats.cached_tokens,
-        "queue_ms": _ms(waited_s + stats.queue_s),
-        "first_block_ms": None if first is None else _ms(waited_s + first),
-        "total_ms": _ms(waited_s + stats.total_s),
+        "queue_ms": milliseconds(stats.queue_s),
+        "first_block_ms": None if first is None else milliseconds(first),
+        "total_ms": milliseconds(stats.total_s),
     }
 
 
@@ -178,13 +178,13 @@ def done_json(ending: Ending, work: Work, card: ModelCard) -> dict[str, Any]:
             "completion_tokens": ending.completion_tokens,
             "total_tokens": ending.prompt_tokens + ending.completion_tokens,
         },
-        "stats": ending.stats,
+        "stats": stats_json(ending.stats),
     }
 
 
 def block_json(chunk: Chunk, work: Work) -> dict[str, Any]:
     """One frame of a stream."""
-    body = {"index": chunk.index, "text": chunk.text, "token_ids": chunk.token_ids, "stats": chunk.stats}
+    body = {"index": chunk.index, "text": chunk.text, "token_ids": chunk.token_ids, "stats": stats_json(chunk.stats)}
     return body | {"trace": chunk.trace} if work.return_trace else body
 
 
@@ -203,5 +203,6 @@ def models_json(card: ModelCard) -> dict[str, Any]:
     return {"object": "list", "data": [model]}
 
 
-def _ms(seconds: float) -> float:
+def milliseconds(seconds: float) -> float:
+    """As statistics and logs have it."""
     return round(seconds * 1000, 3)

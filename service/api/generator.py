@@ -1,7 +1,7 @@
 """One replica: a checkpoint, its tokenizer and its engine, answering `Work`.
 
-Encodes prompts and decodes answers beside the engine's thread, matches stop texts, keeps the replica's
-metrics. Knows no HTTP and no Ray: `deployments.py` puts it behind a Serve handle, tests call it directly.
+Encodes prompts and decodes answers beside the engine's thread, keeps the replica's metrics. Knows no HTTP
+and no Ray: `deployments.py` puts it behind a Serve handle, tests call it directly.
 """
 
 from __future__ import annotations
@@ -10,19 +10,16 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import TypeVar
 
-from service.api.answers import stats_json
+from service.api.blocks import AnswerBlocks
 from service.api.bugs import unexpected_error
 from service.api.card import make_card
 from service.api.observer import ReplicaMetrics
 from service.api.text import TextCodec
-from service.api.trace import trace_steps
 from service.api.tracing import Timeline, Tracing, start_tracing
 from service.api.wire import Answer, Chunk, Ending, Failure, Snapshot, Status, Work
-from service.engine import BlockEvent, Engine, EngineConfig, EngineWorker, GenerationRequest, Stats
-from service.engine.request import FinishReason
+from service.engine import BlockEvent, Engine, EngineConfig, EngineWorker, GenerationRequest
 from service.errors import DeadlineExceeded, MrpServeError
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.options import pick_device, pick_dtype
@@ -80,12 +77,13 @@ class Generator:
         chunks: list[Chunk] = []
         async with aclosing(self.stream(work)) as items:
             async for item in items:
+                if isinstance(item, Failure):
+                    return item
+                ending = item.ending if isinstance(item, Chunk) else item
                 if isinstance(item, Chunk):
                     chunks.append(item)
-                elif isinstance(item, Ending):
-                    return _join(chunks, item)
-                else:
-                    return item
+                if ending is not None:
+                    return _join(chunks, ending)
         raise AssertionError("a stream ended without an ending")
 
     async def stream(self, work: Work) -> AsyncGenerator[Chunk | Ending | Failure]:
@@ -106,40 +104,35 @@ class Generator:
         prompt = await self._encode(work)
         waited_s = max(0.0, time.time() - work.arrived)
         request = self._request(work, prompt, waited_s)
-        run = _Run(waited_s)
+        answer = AnswerBlocks(work, len(prompt), waited_s, self._codec.stream(work.stop))
+        chunk: Chunk | None = None
+        traced: list[BlockEvent] = []
         try:
             async with aclosing(self._worker.generate(request)) as events:
-                async for chunk in self._chunks(work, events, run):
-                    yield chunk
+                async for event in events:
+                    if self._tracing:
+                        traced.append(event)
+                    chunk = answer.take(event)
+                    if answer.ending is not None:
+                        break
+                    if chunk is not None:
+                        yield chunk
         except (asyncio.CancelledError, GeneratorExit):
-            self._metrics.finished(work.params.mode, "abort", run.stats, waited_s)
+            self._metrics.finished(work.params.mode, "abort", answer.stats)
             raise
         finally:
             if self._tracing:
-                self._tracing.decoded(self._replica, work, Timeline(waited_s, len(prompt), run.events))
-        if run.reason == "timeout" and not run.num_tokens:
-            raise _too_late(work)
-        self._metrics.finished(work.params.mode, run.reason, run.stats, waited_s)
-        yield Ending(run.reason, len(prompt), run.num_tokens, stats_json(run.stats, waited_s))
+                self._tracing.decoded(self._replica, work, Timeline(waited_s, len(prompt), traced))
+        if answer.ending is None:
+            raise AssertionError("a request's events ended without a finish reason")
+        self._ended(work, answer.ending)
+        yield chunk or answer.ending
 
-    async def _chunks(self, work: Work, events: AsyncGenerator[BlockEvent], run: _Run) -> AsyncGenerator[Chunk]:
-        """The events as chunks of text, up to the last one or a stop text; `run` keeps what they add up to."""
-        text = self._codec.stream(work.stop)
-        async for event in events:
-            if self._tracing:
-                run.events.append(event)
-            piece, token_ids = text.push(event.token_ids)
-            reason: FinishReason | None = "stop" if text.stopped else event.finish_reason
-            if reason is not None:
-                piece += text.finish()
-            run.stats, run.num_tokens = event.stats, run.num_tokens + len(token_ids)
-            trace = trace_steps(event) if work.return_trace else ()
-            if reason is not None:
-                run.reason = reason
-            if piece or token_ids or trace:
-                yield Chunk(event.index, piece, token_ids, stats_json(event.stats, run.waited_s), trace)
-            if reason is not None:
-                return
+    def _ended(self, work: Work, ending: Ending) -> None:
+        """Counts an answer before its last item is sent: who leaves now has had it all."""
+        if ending.finish_reason == "timeout" and not ending.completion_tokens:
+            raise _too_late(work)
+        self._metrics.finished(work.params.mode, ending.finish_reason, ending.stats)
 
     async def _encode(self, work: Work) -> tuple[int, ...]:
         if work.token_ids is not None:
@@ -152,16 +145,17 @@ class Generator:
         return await _aside(len(text), lambda: tuple(self._codec.encode(text)))
 
     def _request(self, work: Work, prompt: tuple[int, ...], waited_s: float) -> GenerationRequest:
-        if waited_s >= work.timeout_s:
+        sent = work.resume.token_ids
+        if waited_s >= work.timeout_s and not sent:
             raise _too_late(work)
         return GenerationRequest(
             request_id=work.request_id,
-            prompt_token_ids=prompt,
+            prompt_token_ids=prompt + sent,
             params=work.params,
             sampling=work.sampling,
-            max_new_tokens=work.max_new_tokens,
+            max_new_tokens=work.max_new_tokens - len(sent),
             stop_token_ids=work.stop_token_ids | (frozenset() if work.ignore_eos else self._eos),
-            timeout_s=work.timeout_s - waited_s,
+            timeout_s=max(0.0, work.timeout_s - waited_s),
             priority=work.priority,
             tenant=work.tenant,
             cache_salt=work.cache_salt,
@@ -180,21 +174,10 @@ class Generator:
         return Snapshot(self._replica, self._in_flight, self._metrics.families(self._worker.state()))
 
     def close(self) -> None:
-        """Stops the engine; requests in flight fail with NotReady."""
+        """Stops the engine; requests in flight fail with ReplicaStopping."""
         self._worker.stop()
         if self._tracing:
             self._tracing.close()
-
-
-@dataclass(slots=True)
-class _Run:
-    """What a request's events have added up to; `reason` is right once they have ended."""
-
-    waited_s: float
-    stats: Stats = Stats()
-    num_tokens: int = 0
-    reason: FinishReason = "abort"
-    events: list[BlockEvent] = field(default_factory=list)  # for spans alone
 
 
 async def _aside(length: int, work: Callable[[], _T]) -> _T:

@@ -15,10 +15,11 @@ from starlette.types import ASGIApp
 
 from service.api import problems
 from service.api.answers import Health, Live, Models, answer_json, models_json
-from service.api.backend import Backend, Items, serving
+from service.api.backend import Backend, serving
 from service.api.draining import DrainGate, Draining
 from service.api.exposition import CONTENT_TYPE, expose
-from service.api.journal import Journal, JournaledBackend, current_record
+from service.api.failover import REASONS, Answering, Failover
+from service.api.journal import Journal, JournaledAnswers, current_record
 from service.api.metrics import Registry
 from service.api.middleware import BodyLimit, RequestId
 from service.api.openai.routes import Upstream, openai_router
@@ -26,7 +27,7 @@ from service.api.openapi import Documented, errors, generate_docs
 from service.api.streams import Exchange, event_stream, first_of
 from service.api.tracing import Tracing, telemetry
 from service.api.validation import parse_generate, parse_json, to_work
-from service.api.wire import Answer, Failure, Snapshot, Work
+from service.api.wire import Answer, Snapshot, Work
 from service.errors import MrpServeError, Unauthorized
 from service.settings import Settings
 
@@ -35,9 +36,12 @@ class Ingress:
     """Its settings, the replicas behind it, its counters. `name` tells it apart in metrics."""
 
     def __init__(self, name: str, settings: Settings, backend: Backend, tracing: Tracing | None = None) -> None:
-        self._name, self._settings, self._tracing = name, settings, tracing
-        self._backend = JournaledBackend(backend, settings.model_name)
+        self._name, self._settings, self._backend, self._tracing = name, settings, backend, tracing
         self._registry = Registry("ingress")
+        for reason in REASONS:
+            self._registry.add("request_failovers_total", 0, reason=reason)
+        replicas = Failover(backend, settings.max_failovers, self._count_failover)
+        self._answers = JournaledAnswers(replicas, settings.model_name)
         self._in_flight = 0
         self.draining = Draining()
 
@@ -110,17 +114,14 @@ class Ingress:
         self._in_flight += 1
         try:
             async with self.draining.until_cut():
-                result = await self._backend.complete(work)
+                return await self._answers.complete(work)
         finally:
             self._in_flight -= 1
-        if isinstance(result, Failure):
-            raise result.error
-        return result
 
-    async def _stream(self, work: Work) -> Items:
+    async def _stream(self, work: Work) -> Answering:
         self._in_flight += 1
         try:
-            async with aclosing(self._backend.stream(work)) as items:
+            async with aclosing(self._answers.stream(work)) as items:
                 while True:
                     async with self.draining.until_cut():
                         item = await anext(items, None)
@@ -134,3 +135,6 @@ class Ingress:
         self._registry.add("request_rejected_total", reason=error.code)
         if record := current_record():
             record.error = error.code
+
+    def _count_failover(self, error: MrpServeError) -> None:
+        self._registry.add("request_failovers_total", reason=error.code)

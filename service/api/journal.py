@@ -1,6 +1,6 @@
 """One line in the log for every request that has ended: what it was, how it ended, how long it took.
 
-`Journal` wraps the application and writes the line; `JournaledBackend` wraps the replicas and tells it what
+`Journal` wraps the application and writes the line; `JournaledAnswers` wraps the replicas and tells it what
 became of each answer. They meet in a context variable, for they are called on one task and know nothing of
 each other. No line holds a prompt, an answer or a key.
 """
@@ -16,9 +16,10 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.backend import Backend, Items
+from service.api.answers import milliseconds
+from service.api.failover import Answering, Failover
 from service.api.tracing import current_trace, describe_answer, describe_request, traced
-from service.api.wire import Answer, Ending, Failure, ModelCard, Origin, Snapshot, Status, Work
+from service.api.wire import Answer, Ending, Origin, Work
 
 _log = logging.getLogger(__name__)
 
@@ -71,36 +72,24 @@ class Journal:
             _write(record, scope, time.monotonic() - started)
 
 
-class JournaledBackend:
-    """The replicas, every request and ending noted in the current record, whose origin travels along."""
+class JournaledAnswers:
+    """Answers, every request and ending noted in the current record, whose origin travels along."""
 
-    def __init__(self, backend: Backend, model: str) -> None:
-        self._backend, self._model = backend, model
+    def __init__(self, replicas: Failover, model: str) -> None:
+        self._replicas, self._model = replicas, model
 
-    async def card(self) -> ModelCard:
-        """What is served."""
-        return await self._backend.card()
-
-    async def complete(self, work: Work) -> Answer | Failure:
+    async def complete(self, work: Work) -> Answer:
         """The whole answer."""
-        result = await self._backend.complete(self._asked(work))
-        self._note(result.ending if isinstance(result, Answer) else result)
-        return result
+        answer = await self._replicas.complete(self._asked(work))
+        self._note(answer.ending)
+        return answer
 
-    async def stream(self, work: Work) -> Items:
+    async def stream(self, work: Work) -> Answering:
         """The answer block by block."""
-        async with aclosing(self._backend.stream(self._asked(work))) as items:
+        async with aclosing(self._replicas.stream(self._asked(work))) as items:
             async for item in items:
                 self._note(item)
                 yield item
-
-    async def statuses(self) -> list[Status]:
-        """One for every replica that answers."""
-        return await self._backend.statuses()
-
-    async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
-        """All metrics."""
-        return await self._backend.snapshots(own)
 
     def _asked(self, work: Work) -> Work:
         record = _current.get()
@@ -160,14 +149,13 @@ def _answers(record: Record) -> dict[str, Any]:
 
 def _counts(endings: list[Ending]) -> dict[str, Any]:
     stats = [ending.stats for ending in endings]
-    firsts = [one["first_block_ms"] for one in stats if one["first_block_ms"] is not None]
-    forwards = [one["forwards"]["denoise"] + one["forwards"]["verify"] for one in stats]
-    decoded = sum(one["tokens_per_forward"] * max(1, count) for one, count in zip(stats, forwards, strict=True))
+    firsts = [milliseconds(one.first_block_s) for one in stats if one.first_block_s is not None]
+    forwards = sum(one.forwards.denoise + one.forwards.verify for one in stats)
     return {
         "prompt_tokens": sum(ending.prompt_tokens for ending in endings),
         "completion_tokens": sum(ending.completion_tokens for ending in endings),
-        "tokens_per_forward": round(decoded / max(1, *forwards, sum(forwards)), 4),
-        "queue_ms": min(one["queue_ms"] for one in stats),
+        "tokens_per_forward": round(sum(one.decoded_tokens for one in stats) / max(1, forwards), 4),
+        "queue_ms": milliseconds(min(one.queue_s for one in stats)),
         "first_block_ms": min(firsts, default=None),
-        "total_ms": max(one["total_ms"] for one in stats),
+        "total_ms": milliseconds(max(one.total_s for one in stats)),
     }

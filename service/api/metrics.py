@@ -42,6 +42,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("kv_cache_usage_perc", "gauge", "Share of the KV pages in use, 0 to 1"),
     Metric("request_success_total", "counter", "Requests that ended with an answer", ("mode", "finished_reason")),
     Metric("request_rejected_total", "counter", "Requests answered with an error", ("reason",), where="ingress"),
+    Metric("request_failovers_total", "counter", "Further attempts at a request, by why", ("reason",), where="ingress"),
     Metric("prompt_tokens_total", "counter", "Prompt tokens, cached ones included"),
     Metric("prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache"),
     Metric("prefix_cache_hits_total", "counter", "Prompt tokens that the prefix cache had"),

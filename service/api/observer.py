@@ -42,11 +42,11 @@ class ReplicaMetrics:
             self._latency(mode, event.stats.total_s, previous)
         self._steps(mode, event)
 
-    def finished(self, mode: str, reason: FinishReason, stats: Stats, waited_s: float) -> None:
-        """A request ended; `waited_s`: how long it took from the ingress to the engine."""
+    def finished(self, mode: str, reason: FinishReason, stats: Stats) -> None:
+        """A request ended; its times count from the arrival at the ingress."""
         self._registry.add("request_success_total", mode=mode, finished_reason=reason)
-        self._registry.observe("request_queue_time_seconds", waited_s + stats.queue_s)
-        self._registry.observe("e2e_request_latency_seconds", waited_s + stats.total_s, mode=mode)
+        self._registry.observe("request_queue_time_seconds", stats.queue_s)
+        self._registry.observe("e2e_request_latency_seconds", stats.total_s, mode=mode)
         if stats.decoded_tokens:
             self._registry.observe("tokens_per_forward", stats.tokens_per_forward, mode=mode)
 

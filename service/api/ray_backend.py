@@ -20,7 +20,7 @@ from ray.serve.handle import DeploymentHandle
 from service.api.backend import Items, serving
 from service.api.serve_state import why_none
 from service.api.wire import Answer, Failure, ModelCard, Snapshot, Status, Work
-from service.errors import DeadlineExceeded, NotReady, QueueFull
+from service.errors import DeadlineExceeded, NotReady, QueueFull, ReplicaLost
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +42,7 @@ class RayBackend:
         self._generator, self._ingress = generator, ingress
         self._card: ModelCard | None = None
         self._card_until = 0.0
+        self._statuses: list[Status] = []
         self._asking = asyncio.Lock()
 
     # --- requests ----------------------------------------------------------------------------------
@@ -51,7 +52,7 @@ class RayBackend:
         with _errors(work):
             response: Any = self._generator.complete.remote(work)
             try:
-                async with asyncio.timeout(work.timeout_s + _GRACE_S):
+                async with asyncio.timeout(_time_left(work)):
                     return cast(Answer | Failure, await response)
             except BaseException:
                 response.cancel()
@@ -62,7 +63,7 @@ class RayBackend:
         with _errors(work):
             items: Any = self._generator.options(stream=True).stream.remote(work)
             try:
-                async with asyncio.timeout(work.timeout_s + _GRACE_S):
+                async with asyncio.timeout(_time_left(work)):
                     item = await anext(items)
                 while True:
                     yield item
@@ -84,28 +85,47 @@ class RayBackend:
             return self._card
 
     async def statuses(self) -> list[Status]:
-        """One for every replica that answers. NotReady with what Serve says when none does."""
-        if statuses := await _of_all(self._generator, "status", Status):
-            return statuses
+        """One for every replica that answers. NotReady with what Serve says when none does.
+
+        One replica that hangs hides what all others say. Until Serve has removed it, what they said last holds.
+        """
+        try:
+            self._statuses = await _of_all(self._generator, "status", Status)
+        except TimeoutError:
+            _log.warning("a replica does not answer within %s s", _CONTROL_S)
+        if self._statuses:
+            return self._statuses
         self._card_until, handle = 0.0, self._generator
         raise NotReady(await asyncio.to_thread(why_none, handle.app_name, handle.deployment_name), retry_after=5.0)
 
     async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
         """The metrics of all processes that answer."""
-        ingresses, replicas = await asyncio.gather(
-            _of_all(self._ingress, "snapshot", Snapshot), _of_all(self._generator, "snapshot", Snapshot)
-        )
-        return ingresses or [own], replicas
+        asked = (_of_all(handle, "snapshot", Snapshot) for handle in (self._ingress, self._generator))
+        ingresses, replicas = await asyncio.gather(*asked, return_exceptions=True)
+        return _known(ingresses) or [own], _known(replicas)
 
 
 async def _of_all(handle: DeploymentHandle[Any], method: str, kind: type[_T]) -> list[_T]:
-    """What all replicas of a deployment answer; those that do not are left out."""
+    """What all replicas of a deployment answer; dead ones are left out. TimeoutError if one does not answer."""
     try:
         results = await handle.broadcast(method).results_async(timeout_s=_CONTROL_S, return_exceptions=True)
-    except (RayServeException, RayError, TimeoutError) as error:
+    except (RayServeException, RayError) as error:
         _log.debug("%s of %s: %r", method, handle.deployment_name, error)
         return []
     return [result for result in results if isinstance(result, kind)]
+
+
+def _known(answers: list[_T] | BaseException) -> list[_T]:
+    if isinstance(answers, list):
+        return answers
+    if isinstance(answers, TimeoutError):
+        return []
+    raise answers
+
+
+def _time_left(work: Work) -> float:
+    """Until when the ingress waits for a replica; a little longer than an engine would."""
+    return max(0.0, work.arrived + work.timeout_s - time.time()) + _GRACE_S
 
 
 @contextmanager
@@ -116,10 +136,11 @@ def _errors(work: Work) -> Iterator[None]:
     except BackPressureError as error:
         raise QueueFull("the queue is full", retry_after=_RETRY_S) from error
     except TimeoutError as error:
-        raise DeadlineExceeded(
-            f"timeout_s is {work.timeout_s}, nothing was decoded by then", param="timeout_s"
-        ) from error
+        what = "no replica went on by then" if work.resume.num_blocks else "nothing was decoded by then"
+        raise DeadlineExceeded(f"timeout_s is {work.timeout_s}, {what}", param="timeout_s") from error
     except RayTaskError:
         raise
-    except (RayError, RayServeException) as error:
-        raise NotReady("the replica was lost before the answer was complete", retry_after=_RETRY_S) from error
+    except RayError as error:
+        raise ReplicaLost("the replica was lost before the answer was complete", retry_after=_RETRY_S) from error
+    except RayServeException as error:
+        raise NotReady(f"no replica takes requests: {error}", retry_after=_RETRY_S) from error

@@ -16,10 +16,10 @@ from starlette.types import Receive, Scope, Send
 from service.api.answers import block_json, done_json, error_json
 from service.api.bugs import unexpected_error
 from service.api.sse import HEADERS, MEDIA_TYPE, frame, with_keep_alive
-from service.api.wire import Chunk, Ending, Failure, ModelCard, Work
+from service.api.wire import Chunk, Ending, ModelCard, Work
 from service.errors import MrpServeError
 
-Item = Chunk | Ending | Failure
+Item = Chunk | Ending
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +54,12 @@ def event_stream(first: Item, items: AsyncGenerator[Item], exchange: Exchange) -
 
 
 async def first_of(items: AsyncGenerator[Item]) -> Item:
-    """The first item of an answer. Raises the error if it is a failure."""
+    """The first item of an answer."""
     try:
-        first = await anext(items)
-        if isinstance(first, Failure):
-            raise first.error
+        return await anext(items)
     except BaseException:
         await items.aclose()
         raise
-    return first
 
 
 async def _frames(first: Item, items: AsyncGenerator[Item], exchange: Exchange) -> AsyncGenerator[bytes]:
@@ -71,15 +68,17 @@ async def _frames(first: Item, items: AsyncGenerator[Item], exchange: Exchange) 
         async for item in items:
             yield _frame(item, exchange)
     except MrpServeError as error:
-        yield _frame(Failure(error), exchange)
+        yield _error_frame(error, exchange)
     except Exception as error:  # noqa: BLE001 - the status is sent; a frame is the only answer left
-        yield _frame(Failure(unexpected_error(error, exchange.request_id)), exchange)
+        yield _error_frame(unexpected_error(error, exchange.request_id), exchange)
 
 
 def _frame(item: Item, exchange: Exchange) -> bytes:
     if isinstance(item, Chunk):
         return frame("block", block_json(item, exchange.work))
-    if isinstance(item, Ending):
-        return frame("done", done_json(item, exchange.work, exchange.card))
-    exchange.count(item.error)
-    return frame("error", error_json(item.error, exchange.request_id))
+    return frame("done", done_json(item, exchange.work, exchange.card))
+
+
+def _error_frame(error: MrpServeError, exchange: Exchange) -> bytes:
+    exchange.count(error)
+    return frame("error", error_json(error, exchange.request_id))

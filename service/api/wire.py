@@ -1,7 +1,8 @@
 """What crosses from the ingress to a replica and back: plain frozen data, picklable.
 
-The ingress sends `Work`; a replica answers `Answer | Failure`, or a stream of `Chunk`s that ends with an
-`Ending` or a `Failure`. Knows no HTTP, no Ray and no tensors.
+The ingress sends `Work`; a replica answers `Answer | Failure`, or a stream of `Chunk`s whose last one has an
+`Ending`, or that ends with a bare `Ending` or a `Failure`. Times in statistics count from
+the arrival at the ingress. Knows no HTTP, no Ray and no tensors.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from service.decode.params import ModeParams
-from service.engine.request import DEFAULT_PRIORITY, FinishReason, SamplingParams
+from service.engine.request import DEFAULT_PRIORITY, FinishReason, SamplingParams, Stats
 from service.errors import MrpServeError
 
 
@@ -24,6 +25,15 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
+class Resume:
+    """What other replicas have delivered of an answer, in whole blocks: its tokens and its statistics by then."""
+
+    token_ids: tuple[int, ...] = field(default=(), repr=False)
+    num_blocks: int = 0
+    stats: Stats = Stats()
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """One validated request. Exactly one of `text`, `token_ids`, `messages` is set.
 
@@ -31,7 +41,8 @@ class Work:
 
     `arrived`: wall clock of the ingress, so that `timeout_s` and the times in the statistics count from
     there, the time in queues included. `stop_token_ids` are added to the checkpoint's eos. `tenant`: whose
-    API key it came with, by name; `weight`: that key's share.
+    API key it came with, by name; `weight`: that key's share. `resume`: the answer's beginning, which is not to
+    be sent again.
     """
 
     request_id: str
@@ -52,17 +63,7 @@ class Work:
     tenant: str = ""
     weight: float = 1.0
     origin: Origin = Origin()
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """One finished block: what it adds to the answer, the statistics so far, its history if asked for."""
-
-    index: int
-    text: str = field(repr=False)
-    token_ids: tuple[int, ...] = field(repr=False)
-    stats: Mapping[str, Any]
-    trace: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    resume: Resume = Resume()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,23 @@ class Ending:
     finish_reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
-    stats: Mapping[str, Any]
+    stats: Stats
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One finished block: what it adds to the answer, the statistics so far, its history if asked for.
+
+    `ending` comes with the last one, so that nobody ever has the whole answer without knowing it: every
+    chunk without it ends at the end of a block, where another replica can go on.
+    """
+
+    index: int
+    text: str = field(repr=False)
+    token_ids: tuple[int, ...] = field(repr=False)
+    stats: Stats
+    trace: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    ending: Ending | None = None
 
 
 @dataclass(frozen=True, slots=True)

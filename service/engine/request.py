@@ -86,6 +86,15 @@ class Forwards:
     commit: int = 0
     mrp: int = 0
 
+    def __add__(self, other: Forwards) -> Forwards:
+        return Forwards(
+            self.prefill + other.prefill,
+            self.denoise + other.denoise,
+            self.verify + other.verify,
+            self.commit + other.commit,
+            self.mrp + other.mrp,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Stats:
@@ -124,6 +133,32 @@ class Stats:
             drafts_proposed=self.drafts_proposed + sum(len(step.drafted) for step in steps),
             drafts_accepted=self.drafts_accepted + sum(step.accepted for step in steps),
             remasked=self.remasked + sum(len(step.revoked) for step in steps),
+        )
+
+    def later_by(self, seconds: float) -> Stats:
+        """These statistics with times that count from `seconds` before submission."""
+        prefill, first = self.prefill_s, self.first_block_s
+        return replace(
+            self,
+            queue_s=seconds + self.queue_s,
+            prefill_s=None if prefill is None else seconds + prefill,
+            first_block_s=None if first is None else seconds + first,
+            total_s=seconds + self.total_s,
+        )
+
+    def continued(self, rest: Stats) -> Stats:
+        """Those of a request of which `rest` decoded what was left. Times of both count from one moment."""
+        return Stats(
+            forwards=self.forwards + rest.forwards,
+            decoded_tokens=self.decoded_tokens + rest.decoded_tokens,
+            drafts_proposed=self.drafts_proposed + rest.drafts_proposed,
+            drafts_accepted=self.drafts_accepted + rest.drafts_accepted,
+            remasked=self.remasked + rest.remasked,
+            cached_tokens=self.cached_tokens,
+            queue_s=self.queue_s,
+            prefill_s=self.prefill_s,
+            first_block_s=self.first_block_s,
+            total_s=rest.total_s,
         )
 
 

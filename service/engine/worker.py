@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from service.engine.engine import Engine
 from service.engine.observer import EngineState
 from service.engine.request import BlockEvent, GenerationRequest
-from service.errors import EngineFailed, InvalidRequest, MrpServeError, NotReady, QueueFull
+from service.errors import EngineFailed, InvalidRequest, MrpServeError, QueueFull, ReplicaStopping
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class EngineWorker:
         self._thread.start()
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """Stops after the step at hand; requests in flight end with NotReady."""
+        """Stops after the step at hand; requests in flight end with ReplicaStopping."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -96,8 +96,8 @@ class EngineWorker:
         """The request's block events; the last one has a finish reason.
 
         Close the generator to abort. Raises InvalidRequest and its subclasses, QueueFull when
-        `max_waiting` requests wait already, NotReady while stopping or stalled, EngineFailed, and
-        OutOfMemory when the device had none for this request.
+        `max_waiting` requests wait already, ReplicaStopping while stopping, stalled or stopped,
+        EngineFailed, and OutOfMemory when the device had none for this request.
         """
         self._engine.validate(request)
         stream = _Stream(request, asyncio.get_running_loop())
@@ -118,11 +118,11 @@ class EngineWorker:
         request_id = stream.request.request_id
         with self._changed:
             if self._failure is not None:
-                raise EngineFailed(f"the engine stopped: {self._failure}")
+                raise ReplicaStopping(f"the engine stopped: {self._failure}", retry_after=1.0)
             if self._stopping:
-                raise NotReady("the server is shutting down", retry_after=1.0)
+                raise ReplicaStopping("the server is shutting down", retry_after=1.0)
             if stall := self._stall:
-                raise NotReady(stall, retry_after=1.0)
+                raise ReplicaStopping(stall, retry_after=1.0)
             if request_id in self._streams:
                 raise InvalidRequest(f"request id {request_id!r} is in use", param="request_id")
             waiting = self._state.num_waiting + self._on_the_way + len(self._inbox.submitted)
@@ -148,7 +148,7 @@ class EngineWorker:
                 events = self._step() if self._engine.has_work else []
                 self._state = self._engine.state()
                 self._send([(event.request_id, event.error or event) for event in events])
-            self._fail(NotReady("the server is shutting down", retry_after=1.0))
+            self._fail(ReplicaStopping("the server is shutting down", retry_after=1.0))
         except Exception as error:  # noqa: BLE001 - anything unexpected is a failure of the whole engine
             _log.exception("the engine stopped")
             with self._changed:

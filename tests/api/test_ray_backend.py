@@ -5,23 +5,24 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from service.api import ray_backend, serve_state
 from service.api.ray_backend import RayBackend
-from service.api.wire import Answer, Chunk, Ending, ModelCard, Snapshot, Status, Work
+from service.api.wire import Answer, Chunk, Ending, ModelCard, Resume, Snapshot, Status, Work
 from service.decode.params import Static
-from service.engine.request import SamplingParams
-from service.errors import DeadlineExceeded, MrpServeError, NotReady, QueueFull
+from service.engine.request import SamplingParams, Stats
+from service.errors import DeadlineExceeded, MrpServeError, NotReady, QueueFull, ReplicaLost
 
 CARD = ModelCard("m", 4, 64, 256, None, ("static",), "static", {"static": {"tokens_per_step": 1}}, chat=False)
-ANSWER = Answer("a", (1,), Ending("length", 1, 1, {}))
-CHUNK = Chunk(0, "a", (1,), {})
+ANSWER = Answer("a", (1,), Ending("length", 1, 1, Stats()))
+CHUNK = Chunk(0, "a", (1,), Stats())
 
 
 def work(timeout_s: float = 60.0) -> Work:
@@ -83,7 +84,8 @@ def task_error() -> RayTaskError:
 
 LOST: list[tuple[BaseException, type[MrpServeError], int]] = [
     (BackPressureError(num_queued_requests=9, max_queued_requests=9), QueueFull, 429),
-    (ActorDiedError(), NotReady, 503),
+    (ActorDiedError(), ReplicaLost, 503),
+    (ActorUnavailableError("away", None), ReplicaLost, 503),
     (DeploymentUnavailableError(SimpleNamespace(name="Generator", app_name="mrp")), NotReady, 503),  # type: ignore[arg-type]
 ]
 
@@ -98,6 +100,7 @@ async def test_answers_and_blocks_come_through() -> None:
 async def test_serves_errors_become_ours(error: BaseException, kind: type[MrpServeError], status: int) -> None:
     with pytest.raises(kind) as caught:
         await backend(Handle(error)).complete(work())
+    assert type(caught.value) is kind
     assert (caught.value.status, bool(caught.value.retry_after)) == (status, True)
     items = backend(Handle(CHUNK, error)).stream(work())
     assert await anext(items) == CHUNK
@@ -180,9 +183,40 @@ async def test_a_lost_replica_is_noticed_before_the_next_request_waits(monkeypat
         await asked.card()
 
 
+async def test_what_replicas_said_last_holds_while_one_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve's answer is all or nothing."""
+    monkeypatch.setattr(ray_backend, "_FRESH_S", 0.0)
+    monkeypatch.setattr(ray_backend, "why_none", lambda *names: "gone")
+    said: list[list[Any] | Exception] = [[Status("r0", None, CARD)], TimeoutError(), TimeoutError(), []]
+
+    def control(method: str) -> list[Any]:
+        answer = said.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    asked = backend(Handle(control=control))
+    assert [await asked.card() for _ in range(3)] == [CARD] * 3
+    with pytest.raises(NotReady, match="gone"):
+        await asked.card()
+
+
+async def test_the_time_limit_counts_from_the_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A continued request has no more time than its first attempt had."""
+    monkeypatch.setattr(ray_backend, "_GRACE_S", 0.0)
+    begun = replace(work(60.0), arrived=time.time() - 61, resume=Resume((1,), 1))
+    with pytest.raises(DeadlineExceeded, match="no replica went on by then"):
+        await anext(backend(Handle(None)).stream(begun))
+
+
 async def test_metrics_come_from_all_processes() -> None:
     here, there, replica = (Snapshot(name, 0, ()) for name in ("here", "there", "r0"))
     asked = backend(Handle(control=lambda method: [replica]), Handle(control=lambda method: [here, there]))
     assert await asked.snapshots(here) == ([here, there], [replica])
+
+    def hangs(method: str) -> list[Any]:
+        raise TimeoutError
+
+    assert await backend(Handle(control=hangs), Handle(control=lambda method: [there])).snapshots(here) == ([there], [])
     alone = backend(Handle(), Handle())
     assert await alone.snapshots(here) == ([here], [])

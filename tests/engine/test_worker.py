@@ -12,7 +12,7 @@ import pytest
 
 from service.decode.params import Dynamic, Speculative
 from service.engine import BlockEvent, Engine, EngineConfig, EngineWorker, GenerationRequest
-from service.errors import EngineFailed, InvalidRequest, MrpServeError, NotReady, QueueFull
+from service.errors import EngineFailed, InvalidRequest, MrpServeError, QueueFull, ReplicaStopping
 from service.model import Checkpoint
 from tests.engine.helpers import Clock, Recorder, random_requests, request
 from tests.tiny import tiny_checkpoint
@@ -273,7 +273,7 @@ class TestFailure:
         assert all(isinstance(error, EngineFailed) for error in errors)
         assert worker.failure == "RuntimeError: out of memory"
         assert "out of memory" in caplog.text
-        with pytest.raises(EngineFailed, match="the engine stopped: RuntimeError: out of memory"):
+        with pytest.raises(ReplicaStopping, match="the engine stopped: RuntimeError: out of memory"):
             await collect(worker.generate(request("late", PROMPT)))
 
     async def test_a_client_that_left_before_the_failure_is_no_trouble(self, start: Callable) -> None:
@@ -321,7 +321,7 @@ class TestStall:
         assert worker.failure is None
         clock.now += 1
         assert worker.failure == "the engine's step has taken 61 s, allowed are 60"
-        with pytest.raises(NotReady, match="the engine's step has taken 61 s, allowed are 60") as caught:
+        with pytest.raises(ReplicaStopping, match="the engine's step has taken 61 s, allowed are 60") as caught:
             await collect(worker.generate(request("late", PROMPT)))
         assert caught.value.retry_after is not None
         gate.open.set()
@@ -361,12 +361,12 @@ class TestStall:
         await asyncio.to_thread(worker.stop, 0.01)
         assert worker.failure is not None
         gate.open.set()
-        with pytest.raises(NotReady):
+        with pytest.raises(ReplicaStopping):
             await task
 
 
 class TestStopping:
-    async def test_streams_in_flight_end_with_not_ready(self, start: Callable) -> None:
+    async def test_streams_in_flight_are_told_to_go_elsewhere(self, start: Callable) -> None:
         worker, engine = start()
         gate = Gate(engine)
         tasks = [
@@ -375,12 +375,12 @@ class TestStopping:
         await gate.holds(worker)
         stopping = asyncio.get_running_loop().run_in_executor(None, worker.stop)
         await asyncio.sleep(0.02)
-        with pytest.raises(NotReady, match="shutting down"):
+        with pytest.raises(ReplicaStopping, match="shutting down"):
             await collect(worker.generate(request("late", PROMPT)))
         gate.open.set()
         await stopping
         errors = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [type(error) for error in errors] == [NotReady] * 3
+        assert [type(error) for error in errors] == [ReplicaStopping] * 3
         assert all(isinstance(error, MrpServeError) and error.status == 503 for error in errors)
         assert gate.steps == 1
         assert worker.failure is None

@@ -1,45 +1,141 @@
-"""A replica that dies: health says so with the reason, requests are refused, and Serve puts another in its place."""
+"""Replicas that die or hang under requests: their answers are those of a quiet run, after a pause."""
 
+import json
 import os
 import signal
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 
+from tests.service.conftest import GOLDEN, Service
 from tests.service.processes import command, descendants
+from tests.service.test_serve import sample
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
-WANTED = {"prompt_token_ids": [1, 2, 3], "max_new_tokens": 8, "mode": "static"}
+LONG = {"prompt_token_ids": [1, 2, 3], "max_new_tokens": 400, "temperature": 0.7, "seed": 3, "ignore_eos": True}
+MODES = ("static", "speculative", "remask")
 
 
-def replica_of(service):
-    """The one process of the model among those the service started."""
+def replicas_of(service):
+    """The processes of the model among those the service started."""
     started = descendants(service.process.pid)
-    [replica] = [process for process in started if command(process).startswith("ray::ServeReplica:mrp:Generator")]
-    return replica
+    return [process for process in started if command(process).startswith("ray::ServeReplica:mrp:Generator")]
 
 
-def until(client, status):
-    """Polls /health until it has that status."""
+def until(client, status, replicas=1):
+    """Polls /health until it has that status, and as many replicas if it is 200."""
     deadline = time.monotonic() + 90
-    while (health := client.get("/health")).status_code != status:
+    while True:
+        health = client.get("/health")
+        if health.status_code == status and health.json().get("replicas_ready", replicas) == replicas:
+            return health
         assert time.monotonic() < deadline, health.text
         time.sleep(0.1)
-    return health
 
 
-def test_a_replica_that_dies_is_replaced(client, service):
-    before = client.post("/generate", json=WANTED).json()
-    with client.stream("POST", "/generate", json={**WANTED, "max_new_tokens": 2000, "stream": True}) as response:
-        lines = response.iter_lines()
-        assert next(lines) == "event: block"
-        os.kill(replica_of(service), signal.SIGKILL)
-        assert "event: error" in list(lines)
-    health = until(client, 503)
-    assert health.json()["error"]["code"] == "not_ready"
-    assert "no replica can generate" in health.json()["error"]["message"]
-    refused = client.post("/generate", json=WANTED)
-    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
-    assert int(refused.headers["retry-after"]) >= 1
-    assert until(client, 200).json()["replicas_ready"] == 1
-    assert client.post("/generate", json=WANTED).json()["token_ids"] == before["token_ids"]
+class Streamed:
+    """A stream read on a thread: its answer, and the longest time between two of its lines."""
+
+    def __init__(self, client, request):
+        self.began, self.pause = threading.Event(), 0.0
+        self._client, self._request = client, request
+
+    def read(self):
+        """The tokens and the ending of the whole stream."""
+        tokens, name, last = [], None, time.monotonic()
+        with self._client.stream("POST", "/generate", json={**self._request, "stream": True}) as response:
+            assert response.status_code == 200, response.read()
+            for line in response.iter_lines():
+                now = time.monotonic()
+                self.pause, last = max(self.pause, now - last), now
+                if line.startswith("event: "):
+                    name = line.removeprefix("event: ")
+                elif line.startswith("data: "):
+                    data = json.loads(line.removeprefix("data: "))
+                    assert name in {"block", "done"}, data
+                    tokens += data.get("token_ids", ())
+                    self.began.set()
+        assert name == "done"
+        return tokens, data["finish_reason"], data["usage"]
+
+
+def whole(client, request):
+    """The same of a whole answer."""
+    response = client.post("/generate", json=request)
+    assert response.status_code == 200, response.text
+    answer = response.json()
+    return answer["token_ids"], answer["finish_reason"], answer["usage"]
+
+
+def failovers(client):
+    """How many attempts at requests were made again."""
+    return sample(client, "request_failovers_total")
+
+
+def hit_one_of_two(client, service, number):
+    """Sends the signal to a replica while streams and whole answers are decoded; the longest pause of a stream."""
+    requests = [{**LONG, "seed": seed, "mode": mode} for seed, mode in zip(range(8), MODES * 4, strict=False)]
+    expected = [whole(client, request) for request in requests]
+    until(client, 200, 2)
+    before = failovers(client)
+    streams = [Streamed(client, request) for request in requests]
+    with ThreadPoolExecutor(16) as pool:
+        streamed = [pool.submit(stream.read) for stream in streams]
+        unary = [pool.submit(whole, client, request) for request in requests]
+        assert all(stream.began.wait(60) for stream in streams)
+        os.kill(replicas_of(service)[0], number)
+        assert [future.result() for future in streamed] == expected
+        assert [future.result() for future in unary] == expected
+    assert failovers(client) > before
+    pause = max(stream.pause for stream in streams)
+    print(f"longest pause after signal {number} to one of two replicas: {pause:.1f} s")  # noqa: T201 - shown by -s
+    return pause
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """A service of two replicas and a client of it."""
+    running = Service("--model", GOLDEN, "--num-replicas", 2)
+    limits = httpx.Limits(max_connections=64)
+    try:
+        running.wait_until_ready()
+        with httpx.Client(base_url=running.url, timeout=120, limits=limits) as opened:
+            yield running, opened
+    finally:
+        status, said = running.stop()
+    assert status == 0, said
+
+
+def test_the_only_replica_dies_and_its_stream_goes_on_with_the_next(client, service):
+    request = {**LONG, "mode": "speculative"}
+    expected = whole(client, request)
+    stream = Streamed(client, request)
+    with ThreadPoolExecutor(1) as pool:
+        streamed = pool.submit(stream.read)
+        assert stream.began.wait(60)
+        [replica] = replicas_of(service)
+        os.kill(replica, signal.SIGKILL)
+        health = until(client, 503)
+        assert health.json()["error"]["code"] == "not_ready"
+        assert "no replica can generate" in health.json()["error"]["message"]
+        refused = client.post("/generate", json=request)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert streamed.result() == expected
+    print(f"longest pause after the only replica was killed: {stream.pause:.1f} s")  # noqa: T201 - shown by -s
+    until(client, 200)
+    assert replicas_of(service) != [replica]
+    assert failovers(client) == 1
+
+
+def test_one_of_two_replicas_dies_and_no_request_notices(pair):
+    service, client = pair
+    assert hit_one_of_two(client, service, signal.SIGKILL) < 30
+
+
+def test_one_of_two_replicas_hangs_and_no_request_fails(pair):
+    service, client = pair
+    assert hit_one_of_two(client, service, signal.SIGSTOP) < 60

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from service.api.answers import stats_json
 from service.api.openai.convert import Choice, Plan
 from service.api.openai.dialect import Dialect
 from service.api.openai.logprobs import token_logprobs
@@ -81,7 +82,7 @@ class Writer:
             "prompt_tokens": prompts,
             "completion_tokens": completions,
             "total_tokens": prompts + completions,
-            "prompt_tokens_details": {"cached_tokens": sum(ending.stats["cached_tokens"] for ending in firsts)},
+            "prompt_tokens_details": {"cached_tokens": sum(ending.stats.cached_tokens for ending in firsts)},
         }
 
 
@@ -92,4 +93,4 @@ def _reason(ending: Ending) -> str:
 
 def _stats(choice: Choice, ending: Ending) -> Json:
     own = {"finish_reason": ending.finish_reason, "mode": choice.work.params.mode, "seed": choice.work.sampling.seed}
-    return own | dict(ending.stats)
+    return own | stats_json(ending.stats)

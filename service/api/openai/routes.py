@@ -10,8 +10,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from service.api.answers import models_json
-from service.api.backend import Items
 from service.api.bugs import unexpected_error
+from service.api.failover import Answering
 from service.api.openai.answers import Writer
 from service.api.openai.concurrent import all_of, merged
 from service.api.openai.convert import Plan, check_model, plan_chat, plan_completion
@@ -32,7 +32,7 @@ class Upstream:
 
     card: Callable[[], Awaitable[ModelCard]]
     complete: Callable[[Work], Awaitable[Answer]]
-    stream: Callable[[Work], Items]
+    stream: Callable[[Work], Answering]
     count: Count
     timeout_limit_s: float
 

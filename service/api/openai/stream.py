@@ -15,11 +15,11 @@ from typing import Any
 from service.api.openai.answers import Writer
 from service.api.openai.convert import Choice
 from service.api.streams import FrameStream
-from service.api.wire import Chunk, Ending, Failure
+from service.api.wire import Chunk, Ending
 
 DONE = b"data: [DONE]\n\n"
 
-Numbered = AsyncGenerator[tuple[int, Chunk | Ending | Failure]]
+Numbered = AsyncGenerator[tuple[int, Chunk | Ending]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +37,16 @@ def choice_stream(items: Numbered, script: Script) -> FrameStream:
 
 
 async def started(items: Numbered) -> Numbered:
-    """The same items once the first has come. Raises the error if that is a failure."""
+    """The same items once the first has come."""
     try:
-        number, first = await anext(items)
-        if isinstance(first, Failure):
-            raise first.error
+        first = await anext(items)
     except BaseException:
         await items.aclose()
         raise
-    return _with_first((number, first), items)
+    return _with_first(first, items)
 
 
-async def _with_first(first: tuple[int, Chunk | Ending | Failure], items: Numbered) -> Numbered:
+async def _with_first(first: tuple[int, Chunk | Ending], items: Numbered) -> Numbered:
     async with aclosing(items):
         yield first
         async for item in items:
@@ -61,8 +59,6 @@ async def _frames(items: Numbered, script: Script) -> AsyncGenerator[bytes]:
     try:
         async for number, item in items:
             choice = script.choices[number]
-            if isinstance(item, Failure):
-                raise item.error
             if number not in opened and (opening := script.writer.opening(choice)):
                 yield _data(opening)
             opened.add(number)

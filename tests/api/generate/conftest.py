@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from starlette.types import ASGIApp
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from service.api.backend import LocalBackend
 from service.api.generator import Generator, load_generator
@@ -49,6 +52,20 @@ def make_generator(settings: Settings, checkpoint: Checkpoint) -> Iterator[MakeG
     yield make
     for generator in made:
         generator.close()
+
+
+@pytest.fixture
+def byte_checkpoint(settings: Settings, tmp_path: Path) -> Checkpoint:
+    """The golden one with one token a byte: a random model writes broken and whole characters over all borders."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_tokens([f"{number}é😀" for number in range(256, 508)])
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in ("<|pad|>", "<|MASK|>", "<|eos|>")])
+    shutil.copytree(settings.model, tmp_path, dirs_exist_ok=True)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return load_checkpoint(tmp_path)
 
 
 @pytest.fixture

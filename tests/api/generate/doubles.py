@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 from typing import Any
 
 from starlette.types import ASGIApp
 
+from service.api.backend import Items, LocalBackend
 from service.api.generator import Generator
 from service.api.wire import Answer, Chunk, Ending, Failure, ModelCard, Snapshot, Status, Work
 from service.engine import BlockEvent
+from service.engine.request import Forwards, Stats
+from service.errors import ReplicaLost
 from tests.api.generate.helpers import GENERATE, eventually
 
 # --- engines that do as a test says ----------------------------------------------------------------
@@ -58,6 +63,39 @@ def stop_the_clock(generator: Generator, until: Callable[[int, list[BlockEvent]]
     engine.step = step  # type: ignore[method-assign]
 
 
+# --- replicas that die -----------------------------------------------------------------------------
+
+
+class Dying(LocalBackend):
+    """Two replicas: the first is lost once it has sent some items of an answer, the second takes the next attempt.
+
+    A whole answer is lost when it would have been complete.
+    """
+
+    def __init__(self, first: Generator, second: Generator, after: int) -> None:
+        super().__init__(second)
+        self._first, self._after = LocalBackend(first), after
+        self.works: list[Work] = []
+
+    async def stream(self, work: Work) -> Items:
+        self.works.append(work)
+        items = (self._first if len(self.works) == 1 else super()).stream(work)
+        left = self._after if len(self.works) == 1 else sys.maxsize
+        async with aclosing(items):
+            async for item in items:
+                if not left:
+                    raise ReplicaLost("killed", retry_after=1.0)
+                left -= 1
+                yield item
+
+    async def complete(self, work: Work) -> Answer | Failure:
+        self.works.append(work)
+        if len(self.works) > 1:
+            return await super().complete(work)
+        await self._first.complete(work)
+        return Failure(ReplicaLost("killed", retry_after=1.0))
+
+
 # --- clients that leave ----------------------------------------------------------------------------
 
 
@@ -101,18 +139,7 @@ CARD = ModelCard(
     defaults={"static": {"tokens_per_step": 1}, "dynamic": {"threshold": 0.9}},
     chat=True,
 )
-STATS: dict[str, Any] = {
-    "tokens_per_forward": 1.0,
-    "tokens_per_forward_total": 1.0,
-    "forwards": {"prefill": 0, "denoise": 1, "verify": 0, "commit": 0, "mrp": 0},
-    "drafts_proposed": 0,
-    "drafts_accepted": 0,
-    "remasked": 0,
-    "cached_tokens": 0,
-    "queue_ms": 0.0,
-    "first_block_ms": 1.0,
-    "total_ms": 1.0,
-}
+STATS = Stats(Forwards(denoise=1), decoded_tokens=1, first_block_s=0.001, total_s=0.001)
 
 
 class Scripted:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from service.api.generator import Generator
 from service.errors import CheckpointError, SettingsError
@@ -126,17 +125,8 @@ class TestBytes:
     """One token a byte, so that a random model writes broken and whole characters over all borders."""
 
     @pytest.fixture
-    def bytewise(self, make_generator: MakeGenerator, tmp_path: Path) -> Generator:
-        letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-        vocabulary = {letter: index for index, letter in enumerate(letters)}
-        tokenizer = Tokenizer(models.BPE(vocabulary, []))
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        tokenizer.add_tokens([f"{number}é😀" for number in range(256, 508)])
-        tokenizer.add_special_tokens([AddedToken(name, special=True) for name in ("<|pad|>", "<|MASK|>", "<|eos|>")])
-        shutil.copytree(SOURCE, tmp_path, dirs_exist_ok=True)
-        tokenizer.save(str(tmp_path / "tokenizer.json"))
-        return make_generator("r0", load_checkpoint(tmp_path))
+    def bytewise(self, make_generator: MakeGenerator, byte_checkpoint: Checkpoint) -> Generator:
+        return make_generator("r0", byte_checkpoint)
 
     @pytest.mark.parametrize("seed", range(8))
     async def test_frames_hold_whole_characters(self, bytewise: Generator, seed: int) -> None:

@@ -13,9 +13,10 @@ import httpx
 import pytest
 
 from service.api.backend import LocalBackend
+from service.api.failover import Failover
 from service.api.generator import Generator
 from service.api.ingress import Ingress
-from service.api.journal import Journal, JournaledBackend
+from service.api.journal import Journal, JournaledAnswers
 from service.api.logs import log_formatter
 from service.api.validation import parse_generate, to_work
 from service.settings import Settings
@@ -87,11 +88,12 @@ class TestTheLine:
         assert "finish_reason" not in line
 
     async def test_names_the_key_it_came_with(self, lines: Lines, generator: Generator) -> None:
-        backend = JournaledBackend(LocalBackend(generator), "model")
+        backend = LocalBackend(generator)
+        answers = JournaledAnswers(Failover(backend, 3, lambda error: None), "model")
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
             card = await backend.card()
-            await backend.complete(replace(to_work(parse_generate(body(), "static"), card, 60), tenant="team"))
+            await answers.complete(replace(to_work(parse_generate(body(), "static"), card, 60), tenant="team"))
 
         await Journal(app)(
             {"type": "http", "method": "POST", "request_id": "r1"}, Visitor({})._receive, Visitor({})._send

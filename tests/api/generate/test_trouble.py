@@ -55,14 +55,16 @@ class TestLoad:
         generator = make_generator()
         generator.close()
         async with over(generator) as http:
-            assert (await refused(http, body(), 503))["message"] == "the server is shutting down"
+            detail = await refused(http, body(timeout_s=0.2), 503)  # until then another replica could have taken it
+            assert (detail["code"], detail["message"]) == ("replica_stopping", "the server is shutting down")
 
     async def test_a_failed_engine(self, make_generator: MakeGenerator, caplog: pytest.LogCaptureFixture) -> None:
         generator = make_generator("r7")
         generator._worker._engine.step = lambda: 1 // 0  # type: ignore[assignment, return-value]
         async with over(generator) as http:
             assert (await http.get("/health")).json() == {"status": "ok", "replicas_ready": 1}
-            assert problem(await http.post(GENERATE, json=body()), 500)["code"] == "engine_failed"
+            detail = problem(await http.post(GENERATE, json=body(timeout_s=0.2)), 503)
+            assert detail["message"] == "the engine stopped: ZeroDivisionError: integer division or modulo by zero"
             for response in (await http.get("/health"), await http.post(GENERATE, json=body())):
                 detail = problem(response, 503)
                 assert detail["message"].startswith("no replica can generate: r7: ZeroDivisionError")

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from service.api.wire import Answer, Chunk, Ending, Failure, ModelCard, Snapshot, Status, Work
+from service.engine.request import Stats
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPT = [443, 286, 438, 473, 399, 238, 231, 260]
@@ -72,11 +73,11 @@ def without_cached(usage: dict[str, Any]) -> dict[str, Any]:
 
 
 def chunk(index: int = 0, text: str = "a") -> Chunk:
-    return Chunk(index, text, (1,), {})
+    return Chunk(index, text, (1,), Stats())
 
 
 def ending(reason: Any = "length") -> Ending:
-    return Ending(reason, 3, 1, {"tokens_per_forward": 1.0, "cached_tokens": 1})
+    return Ending(reason, 3, 1, Stats(cached_tokens=1))
 
 
 class Scripted:
