@@ -35,7 +35,8 @@ def command(
     from service.engine import Engine, EngineConfig
 
     use_threads(threads)
-    counts, costs = list[tuple[str, bool, Differences]](), list[tuple[str, Price]]()
+    counts: list[tuple[str, bool, Differences]] = []
+    costs: list[tuple[str, Price]] = []
     with Console(stderr=True).status("decoding …"):
         for name in dtype:
             checkpoint = load(model, device, name, None)
