@@ -1,4 +1,4 @@
-"""`mrp-serve bench`: the engine beside the plain published loop, and the time of a step at many rows."""
+"""`mrp-serve bench`: the engine beside the plain published loop, the time of a step at many rows, the prefix cache."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.table import Table
 from service.cli.options import BlockSize, Device, Dtype, Model, Threads, load, use_threads
 
 if TYPE_CHECKING:
+    from service.bench.prefix import PrefixTime
     from service.bench.speed import SpeedRow
     from service.bench.steps import StepTime
     from service.model import Checkpoint
@@ -29,14 +30,16 @@ def command(
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")] = 5,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of every completion.")] = 64,
     prefix_tokens: Annotated[int, typer.Option(min=0, help="Tokens before the rows of a step.")] = 256,
+    prompt_tokens: Annotated[list[int], typer.Option(min=1, help="Prompts; may be given again.")] = [64, 256, 1000],  # noqa: B006
     device: Device = "auto",
     dtype: Dtype = "auto",
     block_size: BlockSize = None,
     threads: Threads = None,
     output: Annotated[Path | None, typer.Option(help="Writes the rows as JSON.")] = None,
 ) -> None:
-    """Tokens per second of the engine beside a plain transformers loop, and milliseconds a step."""
+    """Tokens per second beside a plain transformers loop, milliseconds a step, and what the prefix cache saves."""
     from service.bench.plain_loop import PlainLoop
+    from service.bench.prefix import prefix_times
     from service.bench.speed import Workload, compare_with_plain_loop
     from service.bench.steps import step_times
     from service.decode.params import Static
@@ -49,10 +52,12 @@ def command(
     with Console(stderr=True).status("decoding …"):
         speed = list(compare_with_plain_loop(engine, PlainLoop(checkpoint), workload, concurrency, rounds))
         steps = list(step_times(checkpoint, rows, prefix_tokens, rounds))
+        prefix = list(prefix_times(checkpoint, prompt_tokens, rounds))
     console = Console()
-    console.print(_speed_table(speed), _step_table(steps), sep="\n")
+    console.print(_speed_table(speed), _step_table(steps), _prefix_table(prefix), sep="\n")
     if output:
         result = {"speed": [asdict(row) for row in speed], "steps": [asdict(step) for step in steps]}
+        result["prefix"] = [asdict(time) for time in prefix]
         output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
@@ -76,4 +81,11 @@ def _step_table(steps: list[StepTime]) -> Table:
     table = Table("rows", "backbone ms", "MRP ms", box=None, pad_edge=False)
     for step in steps:
         table.add_row(str(step.rows), f"{step.backbone:.2f}", "-" if step.mrp is None else f"{step.mrp:.2f}")
+    return table
+
+
+def _prefix_table(times: list[PrefixTime]) -> Table:
+    table = Table("prompt", "first block ms: no cache", "first time", "again", box=None, pad_edge=False)
+    for time in times:
+        table.add_row(str(time.prompt_tokens), f"{time.without:.2f}", f"{time.first:.2f}", f"{time.again:.2f}")
     return table

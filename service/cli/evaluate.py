@@ -36,15 +36,16 @@ def command(
 ) -> None:
     """Accuracy, tokens per forward and time of every mode, with MRP and with its output set to zero."""
     from service.bench.evaluation import default_plans, evaluate
-    from service.engine import Engine, SamplingParams
+    from service.engine import Engine, EngineConfig, SamplingParams
 
     use_threads(threads)
     checkpoint = load(model, device, dtype, None)
     has_mrp = checkpoint.mrp is not None
     plans = [_plan(text) for text in plan] if plan else default_plans(has_mrp)
-    engines = {"mrp": Engine(checkpoint)}
+    limits = EngineConfig(prefix_cache=False)  # every plan decodes the same prompts and shall pay for them
+    engines = {"mrp": Engine(checkpoint, limits)}
     if has_mrp:
-        engines["zero"] = Engine(load(model, device, dtype, None, zero_mrp=True))
+        engines["zero"] = Engine(load(model, device, dtype, None, zero_mrp=True), limits)
     tasks = _tasks(checkpoint.path, problems, seed)
     with Progress(console=Console(stderr=True)) as progress:
         bar = progress.add_task("problems", total=len(tasks))
