@@ -40,7 +40,9 @@ def command(
     with Console(stderr=True).status("decoding …"):
         for name in dtype:
             checkpoint = load(model, device, name, None)
-            free, fixed = (Engine(checkpoint, EngineConfig(deterministic=switch)) for switch in (False, True))
+            free, fixed = (
+                Engine(checkpoint, EngineConfig(deterministic=switch, prefix_cache=False)) for switch in (False, True)
+            )
             asked = _prompts(free, checkpoint.path, prompts)
             counts += [(name, engine is fixed, count_differences(engine, asked)) for engine in (free, fixed)]
             workloads = [Workload(Static()), *([Workload(Speculative(2))] if checkpoint.mrp else [])]

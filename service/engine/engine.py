@@ -11,11 +11,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 
 from service.decode.policy import Reading
-from service.engine.fair_queue import AGING_S
+from service.engine.config import EngineConfig
 from service.engine.grouping import same_shapes_for
 from service.engine.kv_cache import PagePool
 from service.engine.memory import Forward, read_what_fits
@@ -32,28 +32,6 @@ from service.model.checkpoint import Checkpoint
 
 #: the sequences that have rows in a forward, and the rows
 Plan = list[tuple[Sequence, list[Row]]]
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """Limits of one engine.
-
-    `max_running`: requests decoded together. `max_rows`: rows of one forward (a row is one block).
-    `kv_cache_tokens`: tokens the KV cache holds over all requests. `max_model_len`: prompt and
-    completion of one request, in tokens; None takes the checkpoint's length, or the cache's if less.
-    `priority_aging_s`: how long a wait makes up for one priority.
-    `prefix_cache`: whether requests share the KV of leading blocks that are the same.
-    `deterministic`: a request with a seed gets the same numbers to the last bit, and thus the same
-    tokens, whatever it is decoded with, on any machine of the same kind; slower.
-    """
-
-    max_running: int = 64
-    max_rows: int = 256
-    kv_cache_tokens: int = 65536
-    max_model_len: int | None = None
-    priority_aging_s: float = AGING_S
-    prefix_cache: bool = True
-    deterministic: bool = False
 
 
 class Engine:

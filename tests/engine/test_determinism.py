@@ -152,6 +152,16 @@ def test_in_bfloat16_speculative_is_static_for_hundreds_of_requests(name: str, t
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", GOLDEN_NAMES)
+def test_the_prefix_cache_changes_no_bit(name: str, dtype: torch.dtype) -> None:
+    checkpoint, rng = golden(name, dtype), random.Random(5)
+    requests = random_requests(rng, checkpoint, 10, longest=40)
+    requests += [replace(one, request_id=f"{one.request_id} beside", params=Static()) for one in requests]
+    without = read(checkpoint, [requests], prefix_cache=False)
+    assert num_differing(without, read(checkpoint, [requests, requests])) == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_continued_request_is_the_same_to_the_bit(dtype: torch.dtype) -> None:
     """A finished block is stored by the same row whether it was decoded or came with the prompt."""
     checkpoint = golden(GOLDEN_NAMES[1], dtype)
