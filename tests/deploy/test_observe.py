@@ -1,0 +1,176 @@
+"""Dashboard, alert rules and what puts them on: every name exists, every rule fires, every alert has its runbook."""
+
+import itertools
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+import yaml
+
+from service import errors
+from service.api.metrics import METRICS, PREFIX
+from tests.deploy.dockerfile import ROOT
+from tests.deploy.kubernetes import KUBERAY
+from tests.deploy.promql import exposed, parse, problems
+
+OBSERVE = ROOT / "deploy" / "observe"
+DASHBOARD = json.loads((OBSERVE / "grafana" / "dashboards" / "mrp-serve.json").read_text())
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+GROUPS = yaml.safe_load((OBSERVE / "rules.yaml").read_text())["groups"]
+RULES = [rule for group in GROUPS for rule in group["rules"]]
+RUNBOOK = (ROOT / "docs" / "runbook.md").read_text()
+
+
+def expressions(panel):
+    return [target["expr"] for target in panel["targets"]]
+
+
+def promtool(*words, **options):
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool (Debian's package prometheus) is not installed")
+    return subprocess.run(["promtool", *words], capture_output=True, text=True, check=False, **options)
+
+
+# --- the parser these tests rely on ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("expression", "problem"),
+    [
+        ("rate(mrp_generation_token_total[1m])", "mrp_generation_token_total is no metric of ours"),
+        ('mrp_forwards_total{mode="static"}', "mrp_forwards_total has no label mode"),
+        ("sum by (position) (mrp_forwards_total)", "no metric has the label position"),
+        ("mrp_engine_step_seconds", "mrp_engine_step_seconds is no metric of ours"),
+        ("a and on (colour) mrp_forwards_total", "no metric has the label colour"),
+    ],
+)
+def test_a_wrong_name_or_label_is_noticed(expression, problem):
+    assert problem in problems(expression)
+
+
+def test_a_wrong_expression_is_noticed():
+    with pytest.raises(ValueError, match=r".+"):
+        parse("sum(rate(mrp_forwards_total[1m])")
+
+
+# --- the dashboard ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
+def test_a_panel_asks_for_what_exists(panel):
+    assert expressions(panel)
+    for target in panel["targets"]:
+        assert problems(target["expr"]) == []
+        named = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+        assert named <= {label for name, _ in parse(target["expr"]).selectors for label in exposed()[name]}
+
+
+def test_every_metric_is_on_the_dashboard():
+    shown = {name for panel in PANELS for text in expressions(panel) for name, _ in parse(text).selectors}
+    for metric in METRICS:
+        assert any(re.fullmatch(f"{PREFIX}{metric.name}(_bucket|_sum|_count)?", name) for name in shown), metric.name
+
+
+def test_every_selector_obeys_the_variable():
+    for panel in PANELS:
+        for text in expressions(panel):
+            assert all("job" in labels for _, labels in parse(text).selectors), panel["title"]
+
+
+def test_panels_do_not_overlap_and_are_told_apart():
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(set(ids)) == len(ids)
+    cells = [
+        (x, y)
+        for panel in DASHBOARD["panels"]
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+    assert all(0 <= x < 24 for x, _ in cells)
+
+
+def test_the_dashboard_finds_its_data_source():
+    folder = OBSERVE / "grafana" / "provisioning"
+    [source] = yaml.safe_load((folder / "datasources" / "prometheus.yaml").read_text())["datasources"]
+    [variable] = [one for one in DASHBOARD["templating"]["list"] if one["type"] == "datasource"]
+    assert variable["query"] == source["type"]
+    assert variable["current"]["value"] == source["uid"]
+    used = {part["datasource"]["uid"] for panel in PANELS for part in (panel, *panel["targets"])}
+    assert used == {"${datasource}"}
+
+
+# --- the alerts ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["alert"])
+def test_an_alert_asks_for_what_exists_and_has_its_part_of_the_runbook(rule):
+    assert problems(rule["expr"]) == []
+    assert rule["labels"]["severity"] in {"page", "ticket"}
+    assert rule["annotations"]["runbook"] == f"docs/runbook.md#{rule['alert'].lower()}"
+    assert f"\n## {rule['alert']}\n" in RUNBOOK
+    assert rule["for"]
+
+
+def test_the_runbook_speaks_of_no_other_alert():
+    assert set(re.findall(r"^## (MrpServe\w+)$", RUNBOOK, re.MULTILINE)) == {rule["alert"] for rule in RULES}
+
+
+def test_reasons_in_the_rules_are_codes_of_errors():
+    codes = {kind.code for kind in vars(errors).values() if isinstance(kind, type) and hasattr(kind, "code")}
+    found = re.findall(r'reason=~?"([^"]+)"', " ".join(rule["expr"] for rule in RULES))
+    assert found
+    assert set(itertools.chain(*(reasons.split("|") for reasons in found))) <= codes
+
+
+def test_the_operators_rules_are_these():
+    [document] = yaml.safe_load_all((KUBERAY / "components" / "monitoring" / "rules.yaml").read_text())
+    assert document["spec"]["groups"] == GROUPS
+
+
+def test_promtool_accepts_configuration_and_rules():
+    done = promtool("check", "config", OBSERVE / "prometheus.yml")
+    assert done.returncode == 0, done.stderr
+
+
+def test_promtool_notices_a_wrong_rule(tmp_path):
+    rules = (OBSERVE / "rules.yaml").read_text()
+    (tmp_path / "rules.yaml").write_text(rules.replace("for: 1m", "fro: 1m", 1))
+    assert promtool("check", "rules", tmp_path / "rules.yaml").returncode != 0
+
+
+def without_annotations(folder):
+    """The rules where promtool's tests look for them; it would want each annotation repeated."""
+    bare = [{**group, "rules": [{**rule, "annotations": {}} for rule in group["rules"]]} for group in GROUPS]
+    (folder / "rules.yaml").write_text(yaml.safe_dump({"groups": bare}))
+    shutil.copy(ROOT / "tests" / "deploy" / "alerts.yaml", folder)
+
+
+def test_alerts_fire_when_they_should(tmp_path):
+    without_annotations(tmp_path)
+    done = promtool("test", "rules", "alerts.yaml", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("alert", [rule["alert"] for rule in RULES])
+def test_an_alert_that_never_fires_is_noticed(alert, tmp_path):
+    """The tests above fail without any one of the alerts."""
+    without_annotations(tmp_path)
+    rules = yaml.safe_load((tmp_path / "rules.yaml").read_text())
+    for rule in rules["groups"][0]["rules"]:
+        if rule["alert"] == alert:
+            rule["expr"] = f"({rule['expr']}) and on () vector(0) > 0"
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(rules))
+    assert promtool("test", "rules", "alerts.yaml", cwd=tmp_path).returncode != 0
+
+
+def test_the_compose_file_mounts_what_is_there():
+    services = yaml.safe_load((OBSERVE / "compose.yaml").read_text())["services"]
+    mounts = [volume.split(":") for service in services.values() for volume in service["volumes"]]
+    files = [source for source, *_ in mounts if source.startswith("./")]
+    assert len(files) == 4
+    assert all((OBSERVE / source).exists() for source in files)
+    provider = yaml.safe_load((OBSERVE / "grafana" / "provisioning" / "dashboards" / "mrp-serve.yaml").read_text())
+    assert provider["providers"][0]["options"]["path"] in {target for _, target, *_ in mounts}
