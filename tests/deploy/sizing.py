@@ -1,0 +1,36 @@
+"""The arithmetic of the sizing table in docs/deploy.md: `mrp-serve check` for shapes, without weights."""
+
+from dataclasses import dataclass
+
+import torch
+
+from service.bench.shapes import config_of
+from service.model import Mrp, Sdar, parse_config
+from service.model.attention import PagedCache
+
+#: left alone: what the driver and other processes take, and activations and logits of one forward
+USABLE, WORKING_GIB = 0.9, 2
+GPUS = (24, 48, 80, 140)
+REQUEST_TOKENS = 2048
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model in bfloat16."""
+
+    weights_gib: float
+    kv_kib_a_token: float
+
+    def requests(self, gpu_gib):
+        """How many requests of 2,048 tokens a GPU holds beside the weights; 0 where they do not fit."""
+        free = gpu_gib * USABLE - self.weights_gib - WORKING_GIB
+        return max(0, int(free * 2**20 / self.kv_kib_a_token / REQUEST_TOKENS))
+
+
+def size_of(shape):
+    config = parse_config(config_of(shape))
+    with torch.device("meta"):
+        modules = Sdar(config), Mrp(config, config.mrp)
+    parameters = sum(weight.numel() for module in modules for weight in module.parameters())
+    kv = PagedCache.bytes_per_page(config, torch.bfloat16) / config.block_size
+    return Size(parameters * torch.bfloat16.itemsize / 2**30, kv / 1024)

@@ -1,0 +1,104 @@
+"""The Serve configs on a running Ray cluster with token authentication, sent as `serve deploy` and KubeRay do."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from service.cli import serve
+from tests.deploy.dockerfile import ROOT
+from tests.deploy.kubernetes import build, find
+from tests.service.conftest import free_port
+
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(420)]
+BIN = Path(sys.executable).parent
+TOKEN = "0123456789abcdef0123456789abcdef"
+_START_S = 120
+
+
+def wait_for(condition, what):
+    deadline = time.monotonic() + _START_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.5)
+
+
+def status_of(url, **options):
+    try:
+        return httpx.get(url, timeout=10, **options).status_code
+    except httpx.TransportError:
+        return None
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """A head with three CPUs, the environment of the deployment files, and a key; its environment and dashboard."""
+    dashboard = free_port()
+    environment = {
+        **os.environ,
+        **serve._ENVIRONMENT,
+        "PYTHONPATH": str(ROOT),
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": TOKEN,
+        "MRP_SERVE_API_KEYS": "change-me",
+    }
+    command = [BIN / "ray", "start", "--head", "--block", "--num-cpus=3", "--num-gpus=0", "--disable-usage-stats"]
+    ports = [f"--port={free_port()}", f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1"]
+    places = ["--node-ip-address=127.0.0.1", f"--object-store-memory={200 * 2**20}", "--ray-client-server-port=0"]
+    log = tmp_path_factory.mktemp("ray") / "log"
+    with log.open("w") as said:
+        head = subprocess.Popen([*command, *ports, *places], env=environment, stdout=said, stderr=said)
+    try:
+        url = f"http://127.0.0.1:{dashboard}"
+        wait_for(lambda: head.poll() is not None or status_of(f"{url}/api/version") is not None, "no dashboard came")
+        assert head.poll() is None, log.read_text()
+        yield environment, url
+    finally:
+        head.terminate()
+        head.wait(timeout=60)
+
+
+def configs():
+    """The files' Serve configs, on a port that is free."""
+    yield "serve.yaml", yaml.safe_load((ROOT / "deploy" / "serve.yaml").read_text())
+    yield "cpu-demo", yaml.safe_load(find(build("overlays/cpu-demo"), "RayService")["spec"]["serveConfigV2"])
+
+
+def test_the_dashboard_refuses_who_has_no_token(cluster):
+    _, url = cluster
+    assert status_of(f"{url}/api/serve/applications/") == 401
+    assert status_of(f"{url}/api/serve/applications/", headers={"authorization": f"Bearer {TOKEN}"}) == 200
+
+
+def test_the_files_configs_deploy_one_after_the_other(cluster, tmp_path):
+    """The second is taken over in place, as an upgrade of settings is: two replicas instead of one."""
+    environment, url = cluster
+    key = {"authorization": "Bearer change-me"}
+    for name, config in configs():
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(config))
+        done = subprocess.run(
+            [BIN / "serve", "deploy", path, "--address", url],
+            env=environment, capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        service = f"http://127.0.0.1:{config['http_options']['port']}"
+        wanted = config["applications"][0]["args"]["num_replicas"]
+
+        def ready(service=service, wanted=wanted):
+            try:
+                return httpx.get(f"{service}/health", timeout=10).json().get("replicas_ready") == wanted
+            except (httpx.TransportError, ValueError):
+                return False
+
+        wait_for(ready, f"{name}: {wanted} replicas did not come")
+        body = {"messages": [{"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."}], "mode": "static"}
+        assert httpx.post(f"{service}/generate", json=body, timeout=60).status_code == 401
+        answer = httpx.post(f"{service}/generate", json=body, headers=key, timeout=60)
+        assert answer.status_code == 200
+        assert answer.json()["text"].endswith("The answer is 6.")

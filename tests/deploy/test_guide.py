@@ -1,0 +1,52 @@
+"""docs/deploy.md: its numbers are the arithmetic's, its links lead somewhere, its commands name files that exist."""
+
+import json
+import re
+
+import pytest
+
+from service.bench.shapes import SHAPES
+from tests.deploy.dockerfile import ROOT
+from tests.deploy.sizing import GPUS, size_of
+
+GUIDE = (ROOT / "docs" / "deploy.md").read_text()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_sizing_table_is_what_check_would_say(shape):
+    size = size_of(shape)
+    fits = " | ".join(f"{size.requests(gpu):,}" for gpu in GPUS)
+    row = f"| `{shape}` | {size.weights_gib:.1f} GiB | {size.kv_kib_a_token:.0f} KiB | {fits} |"
+    assert row in GUIDE.splitlines()
+
+
+def test_the_table_has_the_gpus_it_was_reckoned_for():
+    assert "| model | weights | KV a token | " + " | ".join(f"{gpu} GiB" for gpu in GPUS) + " |" in GUIDE
+
+
+def test_the_worked_example_is_reckoned_from_the_measurement():
+    rows = json.loads((ROOT / "docs" / "results" / "bench-cpu-2-threads.json").read_text())["speed"]
+    [rate] = [row["engine"] for row in rows if row["concurrency"] == 32]
+    price = 0.10
+    reckoned = f"{price:.2f} / ({rate:,.0f} * 3600) * 1,000,000 = {price / (rate * 3600) * 1e6:.3f}"
+    assert reckoned.replace("*", "\N{MULTIPLICATION SIGN}") in GUIDE
+
+
+@pytest.mark.parametrize("name", ["docs/deploy.md", "docs/runbook.md"])
+def test_links_lead_somewhere(name):
+    path = ROOT / name
+    links = re.findall(r"\]\(([^)]+)\)", path.read_text())
+    assert links
+    for link in links:
+        target, _, anchor = link.partition("#")
+        file = (path.parent / target).resolve() if target else path
+        assert file.exists(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}, link
+
+
+def test_files_in_commands_exist():
+    named = set(re.findall(r"deploy/[\w./-]+", GUIDE))
+    assert len(named) >= 5
+    assert all((ROOT / name).exists() for name in named)
