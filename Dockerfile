@@ -56,8 +56,8 @@ RUN useradd --create-home --uid 1000 mrp \
 
 COPY --from=build /opt/mrp-serve /opt/mrp-serve
 
-# RAY_SERVE_*: as `mrp-serve serve` sets them, for clusters that start Ray themselves. NVIDIA_*: what the container
-# runtime hands in where the host has a GPU.
+# RAY_*: as `mrp-serve serve` sets them, for clusters that start Ray themselves; these must bring a token. NVIDIA_*: what the
+# container runtime hands in where the host has a GPU.
 ENV PATH=/opt/mrp-serve/bin:$PATH \
     HOME=/home/mrp \
     HF_HOME=/cache/huggingface \
@@ -66,6 +66,7 @@ ENV PATH=/opt/mrp-serve/bin:$PATH \
     RAY_SERVE_ENABLE_DIRECT_INGRESS=0 \
     RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS=1 \
     RAY_USAGE_STATS_ENABLED=0 \
+    RAY_AUTH_MODE=token \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 

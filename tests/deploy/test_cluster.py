@@ -10,7 +10,7 @@ import httpx
 import pytest
 import yaml
 
-from service.cli import serve
+from service.cli import cluster as program
 from tests.deploy.dockerfile import ROOT
 from tests.deploy.kubernetes import build, find
 from tests.service.conftest import free_port
@@ -30,7 +30,7 @@ def wait_for(condition, what):
 
 def status_of(url, **options):
     try:
-        return httpx.get(url, timeout=10, **options).status_code
+        return httpx.get(url, timeout=60, **options).status_code
     except httpx.TransportError:
         return None
 
@@ -41,7 +41,7 @@ def cluster(tmp_path_factory):
     dashboard = free_port()
     environment = {
         **os.environ,
-        **serve._ENVIRONMENT,
+        **program._ENVIRONMENT,
         "PYTHONPATH": str(ROOT),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": TOKEN,
@@ -49,7 +49,7 @@ def cluster(tmp_path_factory):
     }
     command = [BIN / "ray", "start", "--head", "--block", "--num-cpus=3", "--num-gpus=0", "--disable-usage-stats"]
     ports = [f"--port={free_port()}", f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1"]
-    places = ["--node-ip-address=127.0.0.1", f"--object-store-memory={200 * 2**20}", "--ray-client-server-port=0"]
+    places = ["--node-ip-address=127.0.0.1", f"--object-store-memory={200 * 2**20}"]
     log = tmp_path_factory.mktemp("ray") / "log"
     with log.open("w") as said:
         head = subprocess.Popen([*command, *ports, *places], env=environment, stdout=said, stderr=said)

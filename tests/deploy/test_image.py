@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from service.cli import serve
+from service.cli import cluster as program
 from tests.deploy.dockerfile import ROOT, read, sent_to_the_build, variables
 
 BUILD, RUNTIME = read()["build"], read()["runtime"]
@@ -43,7 +43,7 @@ def test_what_is_copied_reaches_the_build_and_the_rest_does_not():
 
 def test_the_environment_is_that_of_the_program():
     environment = {name: value for argument in RUNTIME.all("ENV") for name, value in variables(argument).items()}
-    assert environment.items() >= serve._ENVIRONMENT.items()
+    assert environment.items() >= program._ENVIRONMENT.items()
 
 
 def test_nobody_is_root_and_clusters_can_start_their_own_commands():
@@ -144,6 +144,8 @@ def test_the_install_steps_give_a_program_that_serves(built):
 def test_the_default_command_becomes_healthy_and_ends_on_sigterm(built):
     build, folder = built
     health, command = RUNTIME.last_command("HEALTHCHECK"), RUNTIME.last_command("CMD")
+    given = {name: value for argument in RUNTIME.all("ENV") for name, value in variables(argument).items()}
+    environment = {**given, "HF_HOME": str(folder), "HOME": str(folder), "PATH": build.environment["PATH"]}
     script = f"""
         {shlex.join(command)} 2> serve.log & server=$!
         for _ in $(seq 300); do
@@ -153,7 +155,7 @@ def test_the_default_command_becomes_healthy_and_ends_on_sigterm(built):
     """
     done = subprocess.run(
         [ROOT / "tests" / "loopback", "bash", "-eu", "-c", script],
-        env=build.environment, cwd=folder, capture_output=True, text=True, check=False, timeout=300,
+        env=environment, cwd=folder, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr + (folder / "serve.log").read_text()
     assert "503" in (folder / "health.log").read_text() or "refused" in (folder / "health.log").read_text()

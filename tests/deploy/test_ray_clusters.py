@@ -8,7 +8,7 @@ import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.autoscaler.sdk import get_docker_host_mount_location
 
-from service.cli import serve
+from service.cli import cluster as program
 from tests.deploy.dockerfile import ROOT, read, variables
 
 FILES = ("ray-cluster.yaml", "ray-cluster-local.yaml")
@@ -76,7 +76,7 @@ def test_containers_have_the_programs_environment_and_the_secrets(name):
         if option.startswith("--env ")
         for key, value in variables(option.removeprefix("--env ")).items()
     }
-    assert environment.items() >= {**serve._ENVIRONMENT, "RAY_AUTH_MODE": "token"}.items()
+    assert environment.items() >= {**program._ENVIRONMENT, "RAY_AUTH_MODE": "token"}.items()
     [mounted] = config["file_mounts"]
     assert options["--env-file"] == get_docker_host_mount_location(config["cluster_name"]) + mounted
     assert f"VOLUME {options['--volume'].split(':')[1]}" in (ROOT / "Dockerfile").read_text()
