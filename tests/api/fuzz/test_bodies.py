@@ -1,0 +1,179 @@
+"""Bodies that no client should send, and texts that any may: never a 5xx, never a hang, one shape of errors."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+ROUTES = ("/generate", "/v1/completions", "/v1/chat/completions")
+FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+NUMBERS = ("1e400", "-1e400", "1e-400", "-0.0", "-0", "1e5", "0.0000001", str(2**63), str(2**70), str(-(2**70)))
+NUMBERS += (
+    "9" * 400,
+    "9" * 5000,
+    "0." + "3" * 5000,
+    "1" + "0" * 309 + ".5",
+    "NaN",
+    "Infinity",
+    "1E+2",
+    "01",
+    "+1",
+    ".5",
+)
+FIELDS = ("max_new_tokens", "max_tokens", "n", "seed", "temperature", "top_p", "top_k", "timeout_s", "threshold")
+FIELDS += ("tokens_per_step", "mrp_steps", "logprobs", "stop_token_ids", "prompt_token_ids", "stream", "stop")
+
+surrogates = st.characters(categories=["Cs"]).map(lambda char: f"\\u{ord(char):04x}")
+odd = st.sampled_from(
+    [
+        "\0",
+        "\ufeff",
+        "\u202e",
+        "\u0301" * 50,
+        "👩🏽‍🚀",
+        "\U0010ffff",
+        "\ufffe",
+        "\x7f",
+        "\u2028",
+        "\r\n\r\ndata: x\n\n",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|MASK|>",
+        "</s>",
+        "w509",
+        "event: done\n\n",
+    ]
+)
+texts = st.lists(odd | st.text(max_size=8), min_size=1, max_size=6).map("".join).filter(bool)
+
+
+def whole(route: str, text: str, **fields: Any) -> dict[str, Any]:
+    """A small good request of any route with that text."""
+    if route == "/generate":
+        return {"prompt": text, "mode": "static", "max_new_tokens": 8, **fields}
+    prompt: dict[str, Any] = {"prompt": text}
+    if route == "/v1/chat/completions":
+        prompt = {"messages": [{"role": "user", "content": text}]}
+    return {"model": "golden", "mode": "static", "max_tokens": 8, **prompt, **fields}
+
+
+def sane(response: httpx.Response) -> httpx.Response:
+    """An answer, or an error of the client's in the one shape."""
+    if response.status_code != 200:
+        assert response.status_code in (404, 413, 422), (response.status_code, response.text)
+        detail = response.json()["error"]
+        assert {"code", "message", "param", "request_id"} <= detail.keys()
+        assert detail["request_id"] == response.headers["x-request-id"]
+        assert len(detail["message"]) < 2000
+    return response
+
+
+def post(http: httpx.Client, route: str, content: bytes, **headers: str) -> httpx.Response:
+    return sane(http.post(route, content=content, headers={"content-type": "application/json", **headers}))
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@FEW
+@given(text=texts)
+def test_any_text_is_answered_or_refused(http: httpx.Client, route: str, text: str) -> None:
+    response = post(http, route, json.dumps(whole(route, text)).encode())
+    if response.status_code == 422:  # the words tokenizer knows no such characters: nothing is left
+        assert "empty" in response.json()["error"]["message"]
+
+
+@FEW
+@given(text=texts, half=surrogates)
+def test_half_a_surrogate_pair_is_no_json(http: httpx.Client, text: str, half: str) -> None:
+    content = json.dumps(whole("/generate", text + "X")).replace("X", half + "-", 1)
+    assert post(http, "/generate", content.encode()).status_code == 422
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@FEW
+@given(field=st.sampled_from(FIELDS), number=st.sampled_from(NUMBERS), listed=st.booleans())
+def test_numbers_of_any_size(http: httpx.Client, route: str, field: str, number: str, listed: bool) -> None:
+    body = json.dumps(whole(route, "w5 w6"))
+    content = f'{body[:-1]}, "{field}": {f"[{number}]" if listed else number}}}'
+    post(http, route, content.encode())
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@FEW
+@given(data=st.data())
+def test_mangled_bodies(http: httpx.Client, route: str, data: st.DataObject) -> None:
+    """Cut anywhere, one byte changed or doubled: an answer if it still is JSON of a request."""
+    content = json.dumps(whole(route, "w5 é😀"), ensure_ascii=False).encode()
+    at = data.draw(st.integers(0, len(content) - 1))
+    byte = data.draw(st.binary(min_size=0, max_size=2))
+    post(http, route, data.draw(st.sampled_from([content[:at], content[:at] + byte + content[at + 1 :], content * 2])))
+
+
+any_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@FEW
+@given(data=st.data())
+def test_a_field_of_any_json(http: httpx.Client, route: str, data: st.DataObject) -> None:
+    names = st.sampled_from((*FIELDS, "prompt", "messages", "mode", "model", "echo", "stream_options", "return_trace"))
+    fields = data.draw(st.dictionaries(names, any_json, max_size=3))
+    fields.pop("timeout_s", None)  # a 504 would be right
+    post(http, route, json.dumps({**whole(route, "w5 w6"), **fields}).encode())
+
+
+GOOD = json.dumps(whole("/generate", "w5 w6")).encode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        codecs.BOM_UTF8 + GOOD,
+        GOOD.decode().encode("utf-16"),
+        GOOD.decode().encode("utf-16-le"),
+        GOOD.decode().encode("utf-32"),
+        gzip.compress(GOOD),
+        b'{"prompt": ' + b"[" * 10_000 + b"]" * 10_000 + b"}",
+        b'{"a":' * 10_000 + b"1" + b"}" * 10_000,
+        GOOD + b"\0",
+        b"\0" * 100,
+        GOOD + GOOD,
+        GOOD.replace(b'"w5 w6"', b'"w5 \x80"'),
+    ],
+)
+def test_what_is_no_json_is_refused_as_such(http: httpx.Client, content: bytes) -> None:
+    response = post(http, "/generate", content)
+    assert response.status_code == 422
+    assert "JSON" in response.json()["error"]["message"]
+
+
+def test_a_compressed_body_is_not_unpacked(http: httpx.Client) -> None:
+    response = post(http, "/generate", gzip.compress(GOOD), **{"content-encoding": "gzip"})
+    assert response.status_code == 422
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/xml", "multipart/form-data; boundary=x", "", "a" * 500])
+def test_the_declared_type_does_not_matter(http: httpx.Client, kind: str) -> None:
+    assert post(http, "/generate", GOOD, **{"content-type": kind}).status_code == 200
+
+
+def test_of_a_key_twice_the_last_counts(http: httpx.Client) -> None:
+    response = post(http, "/generate", GOOD[:-1] + b', "max_new_tokens": 3, "max_new_tokens": 2}')
+    assert len(response.json()["token_ids"]) <= 2
+    assert response.status_code == 200
+
+
+def test_all_the_choices_there_may_be(http: httpx.Client) -> None:
+    body = whole("/v1/completions", "w5 w6", n=128, max_tokens=2)
+    assert len(post(http, "/v1/completions", json.dumps(body).encode()).json()["choices"]) == 128
