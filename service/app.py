@@ -37,8 +37,8 @@ def build(args: Settings) -> Application:
         ray_actor_options={"num_cpus": 1, "num_gpus": 1 if wants_gpu(args.device) else 0},
         # The engine has the next requests at hand when places get free; the others wait in Serve,
         # which gives them to whichever replica, new ones included, has room first.
-        max_ongoing_requests=args.max_running + max(1, args.max_running // 4),
-        max_queued_requests=args.max_waiting,
+        max_ongoing_requests=args.places,
+        max_queued_requests=2 * args.max_waiting,  # a backstop: the ingress refuses before
         health_check_period_s=_HEALTH_CHECK_S,
         health_check_timeout_s=_HANGS_S,
         **_stopping(args),

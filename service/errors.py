@@ -7,7 +7,8 @@ MrpServeError
 ├── Unauthorized           401  an API key is required and missing or wrong
 ├── UnknownModel           404  an OpenAI route was asked for a model that is not served
 ├── BodyTooLarge           413  the request body is over the limit
-├── QueueFull              429  the waiting queue is full; try again after `retry_after` seconds
+├── QueueFull              429  too much work waits; try again after `retry_after` seconds
+├── RateLimited            429  the API key has used up its requests or tokens of this minute
 ├── EngineFailed           500  the engine thread stopped on an unexpected error while it had the request
 ├── NotReady               503  loading, draining, or no replica
 │   ├── ReplicaLost        503  the replica died before the answer was complete
@@ -85,10 +86,17 @@ class BodyTooLarge(MrpServeError):
 
 
 class QueueFull(MrpServeError):
-    """The waiting queue is full."""
+    """Too much work waits."""
 
     status = 429
     code = "queue_full"
+
+
+class RateLimited(MrpServeError):
+    """The API key has used up its requests or tokens of this minute."""
+
+    status = 429
+    code = "rate_limited"
 
 
 class EngineFailed(MrpServeError):

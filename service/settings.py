@@ -8,7 +8,9 @@ names the nearest known one, wherever it stands. Frozen once made. Knows no mode
 from __future__ import annotations
 
 import difflib
+import hashlib
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,6 +22,9 @@ from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, Pydant
 from service.errors import SettingsError
 
 PREFIX = "MRP_SERVE_"
+
+#: what a hashed API key begins with
+DIGEST = "sha256:"
 
 ModeName = Literal["static", "dynamic", "direct", "speculative", "remask"]
 Count = Annotated[int, Field(ge=1)]
@@ -56,6 +61,7 @@ class Settings(BaseSettings):
         False, description="a seed's tokens the same to the bit in any batch and on any like replica; slower"
     )
     max_waiting: Count = Field(256, description="requests that may wait before 429")
+    max_queue_s: Annotated[Finite, Field(gt=0)] = Field(30.0, description="seconds of work that may wait before 429")
     priority_aging_s: Annotated[Finite, Field(gt=0)] = Field(10.0, description="wait that makes up for one priority")
     request_timeout_s: Annotated[Finite, Field(gt=0)] = Field(600.0, description="longest a request may take")
     stall_timeout_s: Annotated[Finite, Field(gt=0)] = Field(
@@ -71,7 +77,10 @@ class Settings(BaseSettings):
     # the server
     host: str = Field("127.0.0.1", description="address to listen on")
     port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="port to listen on")
-    api_keys: Annotated[tuple[str, ...], NoDecode] = Field((), repr=False, description="comma-separated; empty: open")
+    api_keys: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), repr=False, description="comma-separated keys or `sha256:<hex>`; none and no file: open"
+    )
+    api_keys_file: Path | None = Field(None, description="YAML list of hashed keys, with names, weights and limits")
     num_replicas: Count = Field(1, description="replicas of the model")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "warning", description="of the service and Serve; info: a line for every request"
@@ -94,14 +103,17 @@ class Settings(BaseSettings):
         """What answers call the model."""
         return self.served_model_name or self.model.rstrip("/").rpartition("/")[2]
 
+    @property
+    def places(self) -> int:
+        """Requests a replica takes at once: those it decodes and, so that it never idles, some that wait in it."""
+        return self.max_running + max(1, self.max_running // 4)
+
     @field_validator("api_keys", mode="before")
     @classmethod
-    def _split(cls, value: object) -> object:
+    def _hashed(cls, value: object) -> object:
         keys = value.split(",") if isinstance(value, str) else value
         if isinstance(keys, (list, tuple)):
-            keys = tuple(key.strip() if isinstance(key, str) else key for key in keys)
-            if "" in keys:
-                raise SettingsError("api_keys has an empty key, allowed are non-empty texts")
+            keys = tuple(_digest(key.strip()) if isinstance(key, str) else key for key in keys)
         return keys
 
     @classmethod
@@ -129,6 +141,17 @@ def nearest(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
+
+
+def _digest(key: str) -> str:
+    """A key as its hash, the only form in which it is kept; one that is hashed already stays."""
+    if not key:
+        raise SettingsError("api_keys has an empty key, allowed are non-empty texts", param="api_keys")
+    if not key.startswith(DIGEST):
+        return DIGEST + hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
+    if not re.fullmatch(r"[0-9a-fA-F]{64}", key.removeprefix(DIGEST)):
+        raise SettingsError("api_keys has a sha256:… that is not 64 hexadecimal digits", param="api_keys")
+    return key.lower()
 
 
 def _refuse_unknown(names: Iterable[str], known: Iterable[str], where: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 from pathlib import Path
@@ -28,6 +29,10 @@ def file(tmp_path: Path, text: str) -> Path:
     return path
 
 
+def hashed(*keys: str) -> tuple[str, ...]:
+    return tuple("sha256:" + hashlib.sha256(key.encode()).hexdigest() for key in keys)
+
+
 def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -42,7 +47,7 @@ def test_a_flag_beats_the_environment_beats_the_file_beats_the_default(
 def test_a_file_may_be_json(tmp_path: Path) -> None:
     path = file(tmp_path, json.dumps({"port": 1001, "api_keys": ["a", "b"]}))
     settings = Settings(config=path)
-    assert (settings.port, settings.api_keys) == (1001, ("a", "b"))
+    assert (settings.port, settings.api_keys) == (1001, hashed("a", "b"))
 
 
 def test_a_deployment_files_args_are_settings() -> None:
@@ -53,7 +58,22 @@ def test_a_deployment_files_args_are_settings() -> None:
 
 def test_keys_are_told_apart_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MRP_SERVE_API_KEYS", "first, second")
-    assert Settings().api_keys == ("first", "second")
+    assert Settings().api_keys == hashed("first", "second")
+
+
+def test_keys_are_kept_as_hashes_only() -> None:
+    settings = Settings(api_keys=["first", "sha256:" + hashed("second")[0][7:].upper(), "schlüssel"])
+    assert settings.api_keys == hashed("first", "second", "schlüssel")
+    assert "first" not in settings.model_dump_json()
+    assert b"first" not in pickle.dumps(settings)
+    assert Settings.model_validate(settings.model_dump()) == settings
+
+
+@pytest.mark.parametrize("wrong", ["sha256:", "sha256:first", "sha256:" + "g" * 64, "sha256:" + "a" * 63])
+def test_a_hash_must_be_one(wrong: str) -> None:
+    with pytest.raises(SettingsError, match="not 64 hexadecimal digits") as caught:
+        Settings(api_keys=wrong)
+    assert "first" not in str(caught.value)
 
 
 def test_keys_are_never_shown() -> None:

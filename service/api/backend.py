@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from typing import Protocol
 
 from service.api.generator import Generator
@@ -35,12 +36,15 @@ class Backend(Protocol):
 
 
 def serving(statuses: list[Status]) -> ModelCard:
-    """The card of the first replica that can generate. NotReady with what the others failed of."""
+    """The card of the service: the first healthy replica's, with the places of all that are.
+
+    NotReady with what they failed of when none is.
+    """
     healthy = [status.card for status in statuses if status.failure is None]
     if not healthy:
         reasons = "; ".join(f"{status.replica}: {status.failure}" for status in statuses)
         raise NotReady(f"no replica can generate: {reasons}", retry_after=5.0)
-    return healthy[0]
+    return replace(healthy[0], places=sum(card.places for card in healthy))
 
 
 class LocalBackend:

@@ -31,6 +31,7 @@ def make_card(settings: Settings, config: ModelConfig, max_model_len: int, chat:
         default_mode=default,
         defaults={name: mode_defaults(name, steps) for name in modes},
         chat=chat,
+        places=settings.places,
     )
 
 

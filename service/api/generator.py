@@ -18,9 +18,9 @@ from service.api.card import make_card
 from service.api.observer import ReplicaMetrics
 from service.api.text import TextCodec
 from service.api.tracing import Timeline, Tracing, start_tracing
-from service.api.wire import Answer, Chunk, Ending, Failure, Snapshot, Status, Work
+from service.api.wire import Answer, Chunk, Ending, Failure, Snapshot, Status, Work, too_late
 from service.engine import BlockEvent, Engine, EngineConfig, EngineWorker, GenerationRequest
-from service.errors import DeadlineExceeded, MrpServeError
+from service.errors import MrpServeError
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.options import pick_device, pick_dtype
 from service.settings import Settings
@@ -131,7 +131,7 @@ class Generator:
     def _ended(self, work: Work, ending: Ending) -> None:
         """Counts an answer before its last item is sent: who leaves now has had it all."""
         if ending.finish_reason == "timeout" and not ending.completion_tokens:
-            raise _too_late(work)
+            raise too_late(work)
         self._metrics.finished(work.params.mode, ending.finish_reason, ending.stats)
 
     async def _encode(self, work: Work) -> tuple[int, ...]:
@@ -147,7 +147,7 @@ class Generator:
     def _request(self, work: Work, prompt: tuple[int, ...], waited_s: float) -> GenerationRequest:
         sent = work.resume.token_ids
         if waited_s >= work.timeout_s and not sent:
-            raise _too_late(work)
+            raise too_late(work)
         return GenerationRequest(
             request_id=work.request_id,
             prompt_token_ids=prompt + sent,
@@ -192,7 +192,3 @@ def _join(chunks: list[Chunk], ending: Ending) -> Answer:
         ending,
         tuple(step for chunk in chunks for step in chunk.trace),
     )
-
-
-def _too_late(work: Work) -> DeadlineExceeded:
-    return DeadlineExceeded(f"timeout_s is {work.timeout_s}, nothing was decoded by then", param="timeout_s")

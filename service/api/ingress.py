@@ -5,7 +5,7 @@ Knows no engine and no Ray: `deployments.py` gives it Serve's handles, tests a g
 
 from __future__ import annotations
 
-import hmac
+from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -14,6 +14,8 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp
 
 from service.api import problems
+from service.api.admission.door import Door, Visit
+from service.api.admission.keys import KeyRing
 from service.api.answers import Health, Live, Models, answer_json, models_json
 from service.api.backend import Backend, serving
 from service.api.draining import DrainGate, Draining
@@ -21,13 +23,13 @@ from service.api.exposition import CONTENT_TYPE, expose
 from service.api.failover import REASONS, Answering, Failover
 from service.api.journal import Journal, JournaledAnswers, current_record
 from service.api.metrics import Registry
-from service.api.middleware import BodyLimit, RequestId
+from service.api.middleware import BodyLimit, RequestId, given_key
 from service.api.openai.routes import Upstream, openai_router
 from service.api.openapi import Documented, errors, generate_docs
 from service.api.streams import Exchange, event_stream, first_of
 from service.api.tracing import Tracing, telemetry
 from service.api.validation import parse_generate, parse_json, to_work
-from service.api.wire import Answer, Snapshot, Work
+from service.api.wire import Answer, ModelCard, Snapshot, Work
 from service.errors import MrpServeError, Unauthorized
 from service.settings import Settings
 
@@ -42,6 +44,7 @@ class Ingress:
             self._registry.add("request_failovers_total", 0, reason=reason)
         replicas = Failover(backend, settings.max_failovers, self._count_failover)
         self._answers = JournaledAnswers(replicas, settings.model_name)
+        self._keys, self._door = KeyRing.load(settings), Door(settings)
         self._in_flight = 0
         self.draining = Draining()
 
@@ -56,6 +59,8 @@ class Ingress:
 
     def snapshot(self) -> Snapshot:
         """Its metrics now."""
+        self._registry.set("queue_blocks_left", self._door.blocks_left)
+        self._registry.set("queue_blocks_per_second", self._door.blocks_per_second)
         return Snapshot(self._name, self._in_flight, self._registry.families())
 
     def _add_routes(self, app: FastAPI) -> None:
@@ -63,8 +68,8 @@ class Ingress:
         app.post("/generate", dependencies=locked, **generate_docs())(self._generate)
         listed = {200: {"model": Models}, **errors(401, 503)}
         app.get("/v1/models", dependencies=locked, summary="The model and its limits", responses=listed)(self._models)
-        backend, count, limit = self._backend, self._count_rejected, self._settings.request_timeout_s
-        openai = openai_router(Upstream(backend.card, self._complete, self._stream, count, limit))
+        count, limit = self._count_rejected, self._settings.request_timeout_s
+        openai = openai_router(Upstream(self._card, self._admit, self._complete, self._stream, count, limit))
         app.include_router(openai, dependencies=locked)
         alive: dict[int | str, Any] = {200: {"model": Live}}
         app.get("/live", summary="Whether this server's process answers", responses=alive)(self._live)
@@ -75,9 +80,9 @@ class Ingress:
     # --- routes ------------------------------------------------------------------------------------
 
     async def _generate(self, request: Request) -> Response:
-        card = await self._backend.card()
+        card = await self._card()
         wanted = parse_generate(parse_json(await request.body()), card.default_mode)
-        work = to_work(wanted, card, self._settings.request_timeout_s)
+        [work] = await self._admit(request, [to_work(wanted, card, self._settings.request_timeout_s)])
         if wanted.stream:
             items = self._stream(work)
             exchange = Exchange(work, card, request.scope["request_id"], self._count_rejected)
@@ -85,7 +90,7 @@ class Ingress:
         return JSONResponse(answer_json(await self._complete(work), work, card))
 
     async def _models(self) -> Response:
-        return JSONResponse(models_json(await self._backend.card()))
+        return JSONResponse(models_json(await self._card()))
 
     async def _live(self) -> Response:
         return JSONResponse({"status": "ok"})
@@ -99,29 +104,43 @@ class Ingress:
     async def _metrics(self) -> Response:
         return Response(expose(*await self._backend.snapshots(self.snapshot())), media_type=CONTENT_TYPE)
 
+    # --- who comes in ------------------------------------------------------------------------------
+
     async def _authorize(self, request: Request) -> None:
-        """Refuses a request without one of the configured keys. All keys are compared, in constant time."""
-        if not self._settings.api_keys:
-            return
-        scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
-        given = bearer.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "")
-        if not any([hmac.compare_digest(given.encode("latin-1"), key.encode()) for key in self._settings.api_keys]):  # noqa: C419 - a generator would stop early
+        """Refuses a request without one of the configured keys; whose it is stays on the request."""
+        given = given_key(request.headers)
+        key = self._keys.find(given)
+        if key is None:
             raise Unauthorized(f"the API key is {'wrong' if given else 'missing'}; send `Authorization: Bearer <key>`")
+        request.state.api_key = key
+
+    async def _admit(self, request: Request, works: Sequence[Work]) -> list[Work]:
+        """The works of a request that may come in, as its key's."""
+        client = request.client.host if request.client else ""
+        visit = Visit(request.state.api_key, client, request.url.path, await request.body())
+        return self._door.admit(visit, works)
+
+    async def _card(self) -> ModelCard:
+        card = await self._backend.card()
+        self._door.serves(card)
+        return card
 
     # --- answers -----------------------------------------------------------------------------------
 
     async def _complete(self, work: Work) -> Answer:
         self._in_flight += 1
         try:
-            async with self.draining.until_cut():
-                return await self._answers.complete(work)
+            async with self.draining.until_cut(), self._door.place(work) as job:
+                answer = await self._answers.complete(work)
+                job.take(answer)
+                return answer
         finally:
             self._in_flight -= 1
 
     async def _stream(self, work: Work) -> Answering:
         self._in_flight += 1
         try:
-            async with aclosing(self._answers.stream(work)) as items:
+            async with aclosing(self._placed(work)) as items:
                 while True:
                     async with self.draining.until_cut():
                         item = await anext(items, None)
@@ -130,6 +149,13 @@ class Ingress:
                     yield item
         finally:
             self._in_flight -= 1
+
+    async def _placed(self, work: Work) -> Answering:
+        """The items of an answer, once there is a place for it."""
+        async with self._door.place(work) as job, aclosing(self._answers.stream(work)) as items:
+            async for item in items:
+                job.take(item)
+                yield item
 
     def _count_rejected(self, error: MrpServeError) -> None:
         self._registry.add("request_rejected_total", reason=error.code)

@@ -43,6 +43,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("request_success_total", "counter", "Requests that ended with an answer", ("mode", "finished_reason")),
     Metric("request_rejected_total", "counter", "Requests answered with an error", ("reason",), where="ingress"),
     Metric("request_failovers_total", "counter", "Further attempts at a request, by why", ("reason",), where="ingress"),
+    Metric("queue_blocks_left", "gauge", "Blocks still to decode for all who are in, estimated", where="ingress"),
+    Metric("queue_blocks_per_second", "gauge", "Blocks a second while all places are taken", where="ingress"),
     Metric("prompt_tokens_total", "counter", "Prompt tokens, cached ones included"),
     Metric("prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache"),
     Metric("prefix_cache_hits_total", "counter", "Prompt tokens that the prefix cache had"),

@@ -1,4 +1,4 @@
-"""What wraps every request before any route: its id, and the limit of its body. Plain ASGI."""
+"""What is looked at before any route: the request's id, the limit of its body, the key it came with. Plain ASGI."""
 
 from __future__ import annotations
 
@@ -37,6 +37,12 @@ class RequestId:
             await send(message)
 
         return await self._app(scope, receive, send_with_id)
+
+
+def given_key(headers: Headers) -> bytes:
+    """The API key of `Authorization: Bearer`, else of `X-Api-Key`, as the client sent it; empty for none."""
+    scheme, _, bearer = headers.get("authorization", "").encode("latin-1").partition(b" ")
+    return bearer.strip(b" \t") if scheme.lower() == b"bearer" else headers.get("x-api-key", "").encode("latin-1")
 
 
 def clean_id(value: str) -> str:

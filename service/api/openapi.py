@@ -22,7 +22,7 @@ _ERRORS: Mapping[int, str] = {
     404: "the model is not the served one",
     413: "the body is over the limit",
     422: "a field is not allowed; the message says the value and what is",
-    429: "the queue is full; see Retry-After",
+    429: "too much work waits (queue_full) or the key's limit is reached (rate_limited); see Retry-After",
     503: "loading, draining, or no replica; see Retry-After",
     504: "the time limit passed before anything was decoded",
 }

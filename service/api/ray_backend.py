@@ -19,8 +19,8 @@ from ray.serve.handle import DeploymentHandle
 
 from service.api.backend import Items, serving
 from service.api.serve_state import why_none
-from service.api.wire import Answer, Failure, ModelCard, Snapshot, Status, Work
-from service.errors import DeadlineExceeded, NotReady, QueueFull, ReplicaLost
+from service.api.wire import Answer, Failure, ModelCard, Snapshot, Status, Work, too_late
+from service.errors import NotReady, QueueFull, ReplicaLost
 
 _log = logging.getLogger(__name__)
 
@@ -136,8 +136,7 @@ def _errors(work: Work) -> Iterator[None]:
     except BackPressureError as error:
         raise QueueFull("the queue is full", retry_after=_RETRY_S) from error
     except TimeoutError as error:
-        what = "no replica went on by then" if work.resume.num_blocks else "nothing was decoded by then"
-        raise DeadlineExceeded(f"timeout_s is {work.timeout_s}, {what}", param="timeout_s") from error
+        raise too_late(work) from error
     except RayTaskError:
         raise
     except RayError as error:

@@ -13,7 +13,7 @@ from typing import Any
 
 from service.decode.params import ModeParams
 from service.engine.request import DEFAULT_PRIORITY, FinishReason, SamplingParams, Stats
-from service.errors import MrpServeError
+from service.errors import DeadlineExceeded, MrpServeError
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,12 @@ class Work:
     resume: Resume = Resume()
 
 
+def too_late(work: Work) -> DeadlineExceeded:
+    """What is said when a work's time was up before anything of it, or nothing more, was decoded."""
+    what = "no replica went on by then" if work.resume.num_blocks else "nothing was decoded by then"
+    return DeadlineExceeded(f"timeout_s is {work.timeout_s}, {what}", param="timeout_s")
+
+
 @dataclass(frozen=True, slots=True)
 class Ending:
     """Why and with which statistics an answer ended."""
@@ -111,7 +117,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What a client, and the ingress's validation, must know of the model a replica serves."""
+    """What a client, and the ingress, must know of the model a replica serves.
+
+    `places`: requests the replica takes at once; on the card of the service, those of all replicas together.
+    """
 
     name: str
     block_size: int
@@ -122,6 +131,7 @@ class ModelCard:
     default_mode: str
     defaults: Mapping[str, Mapping[str, int | float]]
     chat: bool
+    places: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,4 +36,4 @@ def test_bad_options_say_what_is_allowed(run, capsys, option, value, message):
 def test_commands_are_listed(run, capsys):
     assert run("--help") == 0
     said = capsys.readouterr().out
-    assert all(command in said for command in ("serve", "generate", "eval", "bench", "determinism", "check"))
+    assert all(command in said for command in ("serve", "generate", "eval", "bench", "determinism", "check", "key"))

@@ -6,7 +6,7 @@ The fields that POST /generate has too are parsed by its own validation. Knows n
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -45,6 +45,11 @@ class Plan:
     include_usage: bool
     alternatives: int | None
     return_trace: bool
+
+    def with_works(self, works: Sequence[Work]) -> Plan:
+        """The same plan, its choices' works replaced."""
+        choices = (replace(choice, work=work) for choice, work in zip(self.choices, works, strict=True))
+        return replace(self, choices=tuple(choices))
 
 
 def plan_completion(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> Plan:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +28,10 @@ Planner = Callable[[Mapping[str, Any], ModelCard, float], Plan]
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """What the routes need of the ingress. `count` is told of every error."""
+    """What the routes need of the ingress. `admit` lets works in or raises; `count` is told of every error."""
 
     card: Callable[[], Awaitable[ModelCard]]
+    admit: Callable[[Request, Sequence[Work]], Awaitable[list[Work]]]
     complete: Callable[[Work], Awaitable[Answer]]
     stream: Callable[[Work], Answering]
     count: Count
@@ -65,6 +66,8 @@ class _Routes:
     async def _answer(self, request: Request, planner: Planner, dialect: Dialect) -> Response:
         card = await self._upstream.card()
         plan = planner(parse_json(await request.body()), card, self._upstream.timeout_limit_s)
+        works = await self._upstream.admit(request, [choice.work for choice in plan.choices])
+        plan = plan.with_works(works)
         writer = Writer(plan, dialect)
         try:
             if plan.stream:

@@ -138,6 +138,7 @@ CARD = ModelCard(
     default_mode="static",
     defaults={"static": {"tokens_per_step": 1}, "dynamic": {"threshold": 0.9}},
     chat=True,
+    places=64,
 )
 STATS = Stats(Forwards(denoise=1), decoded_tokens=1, first_block_s=0.001, total_s=0.001)
 

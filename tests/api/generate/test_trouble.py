@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from service.api.generator import Generator
 from service.errors import EngineFailed, NotReady, QueueFull
 from tests.api.generate.conftest import MakeGenerator
-from tests.api.generate.doubles import Held, Scripted, stop_the_clock
+from tests.api.generate.doubles import Scripted, stop_the_clock
 from tests.api.generate.helpers import (
     CASES,
     GENERATE,
@@ -25,24 +23,6 @@ from tests.api.generate.helpers import (
 
 
 class TestLoad:
-    async def test_a_full_queue(self, make_generator: MakeGenerator) -> None:
-        generator = make_generator(max_running=1, max_waiting=2)
-        held = Held(generator)
-        async with over(generator) as http:
-            tasks = [asyncio.ensure_future(ask(http, body()))]
-            await held.holds()
-            tasks += [asyncio.ensure_future(ask(http, body())) for _ in range(2)]
-            await held.queued(2)
-            response = await http.post(GENERATE, json=body())
-            detail = problem(response, 429)
-            assert (detail["code"], detail["message"]) == ("queue_full", "2 requests are waiting, allowed are 2")
-            assert int(response.headers["retry-after"]) >= 1
-            assert (await refused(http, body(), 429))["code"] == "queue_full"
-            held.released.set()
-            answers = await asyncio.gather(*tasks)
-            assert len({tuple(answer["token_ids"]) for answer in answers}) == 1
-            await ask(http, body())
-
     @pytest.mark.parametrize("method_path", [("POST", GENERATE), ("GET", "/v1/models"), ("GET", "/health")])
     async def test_no_replica(self, method_path: tuple[str, str]) -> None:
         async with over(Scripted(down=NotReady("no replica is there yet: loading", retry_after=4.2))) as http:

@@ -25,6 +25,7 @@ CARD = ModelCard(
     default_mode="static",
     defaults={"static": {"tokens_per_step": 1}, "dynamic": {"threshold": 0.9}},
     chat=True,
+    places=64,
 )
 
 

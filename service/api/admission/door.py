@@ -1,0 +1,144 @@
+"""The door of the service: who may come in, who waits for a place, what is learned from those who leave.
+
+`admit` decides once for each HTTP request, at once; `place` is waited for by each answer it asks for. Puts together
+the parts of this package, which know nothing of each other's work. Knows no HTTP and no Ray.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+
+from service.api.admission.desk import Desk, Marks
+from service.api.admission.gate import Gate, Waiter
+from service.api.admission.keys import ApiKey
+from service.api.admission.limits import RateLimits
+from service.api.admission.meter import Meter
+from service.api.wire import Answer, Chunk, Ending, Failure, ModelCard, Work, too_late
+from service.engine.fair_queue import Claim, FairQueue
+from service.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One HTTP request: whose it is and what it says, so that it is known again when it comes back."""
+
+    key: ApiKey
+    client: str
+    path: str
+    body: bytes = field(repr=False)
+
+    def digest(self) -> bytes:
+        """Equal for equal requests of one key, or without keys of one address."""
+        head = f"{self.key.name if self.key.digest else self.client}\n{self.path}\n".encode()
+        return hashlib.blake2b(head + self.body, digest_size=16).digest()
+
+
+class Job:
+    """One answer in its place: what has been decoded of it. Told of every item, or of the whole."""
+
+    def __init__(self, asked: int, block_size: int, meter: Meter) -> None:
+        self.asked, self.decoded, self.tokens = asked, 0, 0
+        self.ended = False
+        self._block_size, self._meter = block_size, meter
+
+    def take(self, item: Answer | Chunk | Ending | Failure) -> None:
+        """An item of the stream, or the whole answer."""
+        if isinstance(item, Answer):
+            self._came(-(-item.ending.completion_tokens // self._block_size))
+            item = item.ending
+        if isinstance(item, Chunk):
+            self._came(1)
+            self.tokens += len(item.token_ids)
+        elif isinstance(item, Ending):
+            self.tokens, self.ended = item.prompt_tokens + item.completion_tokens, True
+            self._meter.answered(self.asked, self.decoded)
+        else:
+            self.ended = True
+
+    def _came(self, blocks: int) -> None:
+        self.decoded += blocks
+        self._meter.decoded(blocks)
+
+
+class Door:
+    """The one door of an ingress. `clock` is monotonic, `wall` the clock of `Work.arrived`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._clock, self._wall = clock, wall
+        self._meter = Meter(clock)
+        self._queue: FairQueue[Waiter] = FairQueue(settings.priority_aging_s)
+        self._gate = Gate(self._queue, self._meter)
+        self._desk = Desk(self._queue, self._meter, Marks(settings.max_queue_s, settings.max_waiting), clock)
+        self._limits = RateLimits(clock)
+        self._block_size = 1
+        self._jobs: set[Job] = set()
+
+    def serves(self, card: ModelCard) -> None:
+        """What the replicas serve now, and how many places they have."""
+        self._block_size = card.block_size
+        self._gate.resize(card.places)
+
+    def admit(self, visit: Visit, works: Sequence[Work]) -> list[Work]:
+        """The works of a request that may come in, as its key's. RateLimited or QueueFull when it may not."""
+        key = visit.key
+        works = [replace(work, tenant=key.name, weight=key.weight) for work in works]
+        self._limits.check(key, sum(self._tokens(work) for work in works))
+        blocks = sum(self._blocks(work) for work in works)
+        self._desk.check(replace(self._claim(works[0]), cost=blocks), visit.digest)
+        self._limits.count_request(key.name)
+        return works
+
+    @asynccontextmanager
+    async def place(self, work: Work) -> AsyncIterator[Job]:
+        """A place at a replica for as long as the context lasts. DeadlineExceeded when the work's time is up before."""
+        job = Job(self._blocks(work), self._block_size, self._meter)
+        charged = self._tokens(work)
+        self._limits.take_tokens(work.tenant, charged)
+        self._jobs.add(job)
+        try:
+            await self._enter(work)
+            try:
+                yield job
+            finally:
+                self._gate.leave()
+        finally:
+            self._jobs.remove(job)
+            if job.ended:
+                self._limits.take_tokens(work.tenant, job.tokens - charged)
+
+    async def _enter(self, work: Work) -> None:
+        try:
+            await self._gate.enter(self._claim(work), work.timeout_s - (self._wall() - work.arrived))
+        except TimeoutError:
+            raise too_late(work) from None
+
+    @property
+    def blocks_left(self) -> float:
+        """About how many blocks are still to be decoded for all who are in, waiting or not."""
+        ratio = self._meter.ratio
+        return sum(max(0.0, job.asked * ratio - job.decoded) for job in self._jobs)
+
+    @property
+    def blocks_per_second(self) -> float:
+        """The measured rate; 0 until it is known."""
+        return self._meter.rate or 0.0
+
+    def _claim(self, work: Work) -> Claim:
+        waited_s = max(0.0, self._wall() - work.arrived)
+        return Claim(self._clock() - waited_s, work.tenant, work.weight, work.priority, self._blocks(work))
+
+    def _blocks(self, work: Work) -> int:
+        return -(-work.max_new_tokens // self._block_size)
+
+    def _tokens(self, work: Work) -> float:
+        """What a key is charged until more is known: what is likely to be decoded."""
+        return work.max_new_tokens * self._meter.ratio

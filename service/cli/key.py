@@ -1,0 +1,22 @@
+"""`mrp-serve key [NAME]`: makes an API key. It is shown once; the service is given its hash."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import sys
+from typing import Annotated
+
+import typer
+
+
+def command(name: Annotated[str, typer.Argument(help="Whose key it is; the name of its limits.")] = "me") -> None:
+    """Makes an API key: the key itself, and the line of api_keys_file that lets it in."""
+    from service.api.admission.keys import check_name
+
+    check_name(name)
+    key = f"mrp-{secrets.token_urlsafe(32)}"
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    print(key)
+    print("mrp-serve: the key is not shown again; this is its line in api_keys_file:", file=sys.stderr)
+    print(f"- {{name: {name}, sha256: {digest}}}")
