@@ -38,7 +38,7 @@ def build(args: Settings) -> Application:
         # The engine has the next requests at hand when places get free; the others wait in Serve,
         # which gives them to whichever replica, new ones included, has room first.
         max_ongoing_requests=args.places,
-        max_queued_requests=2 * args.max_waiting,  # a backstop: the ingress refuses before
+        max_queued_requests=args.max_waiting + _INGRESS_REQUESTS,  # a backstop: the ingress refuses before
         health_check_period_s=_HEALTH_CHECK_S,
         health_check_timeout_s=_HANGS_S,
         **_stopping(args),

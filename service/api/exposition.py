@@ -18,7 +18,7 @@ _WAITING = "mrp_num_requests_waiting"
 
 
 def expose(ingresses: Sequence[Snapshot], replicas: Sequence[Snapshot]) -> bytes:
-    """One page. What the ingresses have in hand and no replica has waits in Serve's queue."""
+    """One page. What the ingresses have in hand and no replica has waits for a place, or in Serve's queue."""
     queued = sum(one.in_flight for one in ingresses) - sum(one.in_flight for one in replicas)
     registry = CollectorRegistry()
     registry.register(_Merged([*replicas, *ingresses], max(0, queued)))

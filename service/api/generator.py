@@ -66,7 +66,9 @@ class Generator:
         engine = Engine(checkpoint, limits, self._metrics)
         self._card = make_card(settings, checkpoint.config, engine.max_model_len, self._codec.has_chat_template)
         self._eos = frozenset(checkpoint.config.eos_token_ids)
-        self._worker = EngineWorker(engine, settings.max_waiting, settings.stall_timeout_s)
+        # The ingress bounds what waits; here is room for all that it lets through.
+        room = settings.max_waiting + settings.places
+        self._worker = EngineWorker(engine, room, settings.stall_timeout_s)
         self._in_flight = 0
         self._worker.start()
 

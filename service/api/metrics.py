@@ -38,7 +38,7 @@ class Metric:
 
 METRICS: tuple[Metric, ...] = (
     Metric("num_requests_running", "gauge", "Requests that are decoded"),
-    Metric("num_requests_waiting", "gauge", "Requests that wait, in an engine or (replica=queue) for a replica"),
+    Metric("num_requests_waiting", "gauge", "Requests that wait, in an engine or (replica=queue) for a place at one"),
     Metric("kv_cache_usage_perc", "gauge", "Share of the KV pages in use, 0 to 1"),
     Metric("request_success_total", "counter", "Requests that ended with an answer", ("mode", "finished_reason")),
     Metric("request_rejected_total", "counter", "Requests answered with an error", ("reason",), where="ingress"),

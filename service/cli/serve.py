@@ -87,11 +87,13 @@ def _interrupt(*_: object) -> None:
 
 def _check(settings: Settings) -> None:
     """What can be known to fail before anything is started."""
+    from service.api.admission.keys import KeyRing
     from service.api.tracing import start_tracing
     from service.model import parse_config, read_config, resolve
 
     if tracing := start_tracing(settings):
         tracing.close()
+    KeyRing.load(settings)
     parse_config(read_config(resolve(settings.model)), block_size=settings.block_size)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -69,6 +69,17 @@ class TestQueue:
             assert len({tuple(answer["token_ids"]) for answer in answers}) == 1
             await ask(http, body())
 
+    async def test_who_has_a_place_is_not_refused_by_the_replica(self, make_generator: MakeGenerator) -> None:
+        """Eight are decoded, two wait in the engine, though one may wait at the door."""
+        generator = make_generator(max_running=8, max_waiting=1)
+        held = Held(generator)
+        async with over(generator, max_waiting=1) as http:
+            tasks = [asking(http, seed=seed) for seed in range(11)]
+            await queued(http, 1)
+            assert (await refused(http, body(), 429))["code"] == "queue_full"
+            held.released.set()
+            assert len(await asyncio.gather(*tasks)) == 11
+
     async def test_by_priority(self, held: tuple[Counting, Held]) -> None:
         backend, engine = held
         async with over(backend) as http:
