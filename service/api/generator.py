@@ -125,16 +125,18 @@ class Generator:
         finally:
             if self._tracing:
                 self._tracing.decoded(self._replica, work, Timeline(waited_s, len(prompt), traced))
-        if answer.ending is None:
-            raise AssertionError("a request's events ended without a finish reason")
-        self._ended(work, answer.ending)
-        yield chunk or answer.ending
+        ending = self._counted(work, answer)
+        yield chunk or ending
 
-    def _ended(self, work: Work, ending: Ending) -> None:
+    def _counted(self, work: Work, answer: AnswerBlocks) -> Ending:
         """Counts an answer before its last item is sent: who leaves now has had it all."""
+        ending = answer.ending
+        if ending is None:
+            raise AssertionError("a request's events ended without a finish reason")
         if ending.finish_reason == "timeout" and not ending.completion_tokens:
             raise too_late(work)
         self._metrics.finished(work.params.mode, ending.finish_reason, ending.stats)
+        return ending
 
     async def _encode(self, work: Work) -> tuple[int, ...]:
         if work.token_ids is not None:
