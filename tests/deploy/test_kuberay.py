@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from ray.serve.schema import ServeDeploySchema
 
 from service import app
+from service.api.admission.keys import KeyRing
 from service.cli import cluster as program
 from service.settings import Settings
 from tests.deploy.dockerfile import read
@@ -30,12 +31,12 @@ def containers(documents):
     return [group["template"]["spec"]["containers"][0] for group in groups]
 
 
-def parents_of_names(node):
-    """Every mapping in a document, with its keys that a schema knows."""
+def mappings(node):
+    """Every mapping in a document."""
     if isinstance(node, dict):
         yield node
     for child in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
-        yield from parents_of_names(child)
+        yield from mappings(child)
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -132,7 +133,6 @@ def test_every_node_has_the_environment_of_the_program(overlay):
     for container in containers(build(overlay)):
         given = {one["name"]: one.get("value") for one in container["env"]}
         assert (given | operators).items() >= program._ENVIRONMENT.items()
-        assert "MRP_SERVE_API_KEYS" in given
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -150,7 +150,7 @@ def test_the_image_is_ours_and_so_is_its_user(overlay, tag):
     [user] = read()["runtime"].all("USER")
     for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
         assert str(group["template"]["spec"]["securityContext"]["runAsUser"]) == user
-    [mount] = containers(build(overlay))[1]["volumeMounts"]
+    [mount] = [one for one in containers(build(overlay))[1]["volumeMounts"] if one["name"] == "model-cache"]
     assert f"VOLUME {mount['mountPath']}" in (ROOT / "Dockerfile").read_text()
 
 
@@ -213,14 +213,32 @@ def test_monitors_find_the_service_and_its_ports():
         assert pods["port"] in {port["name"] for port in container["ports"]}
 
 
-def test_secrets_are_named_as_they_are_asked_for_and_hold_no_key():
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_every_node_finds_the_keys_and_they_are_hashes(overlay, tmp_path):
+    documents = build(overlay)
+    spec = cluster(documents)
+    for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+        pod = group["template"]["spec"]
+        [volume] = [one["secret"] for one in pod["volumes"] if one["name"] == "api-keys"]
+        [mount] = [one for one in pod["containers"][0]["volumeMounts"] if one["name"] == "api-keys"]
+        [named] = [one["value"] for one in pod["containers"][0]["env"] if one["name"] == "MRP_SERVE_API_KEYS_FILE"]
+        assert named == f"{mount['mountPath']}/keys.yaml"
+        assert volume["defaultMode"] == 0o440
+        content = find(documents, "Secret", volume["secretName"])["stringData"]["keys.yaml"]
+    path = tmp_path / "keys.yaml"
+    path.write_text(content)
+    ring = KeyRing.load(Settings(api_keys_file=path))
+    assert ring.find(b"change-me").name == "example"
+    assert ring.find(b"another") is None
+
+
+def test_the_other_secrets_are_named_as_they_are_asked_for_and_are_examples():
     documents = build("overlays/gpu")
     secrets = {one["metadata"]["name"]: one["stringData"] for one in documents if one["kind"] == "Secret"}
-    for one in parents_of_names(list(documents)):
-        if "secretKeyRef" in one:
-            reference = one["secretKeyRef"]
-            assert reference["key"] in secrets[reference["name"]]
-    assert all(value.startswith("change-me") for data in secrets.values() for value in data.values())
+    asked = [one["secretKeyRef"] for one in mappings(list(documents)) if "secretKeyRef" in one]
+    assert asked
+    for reference in asked:
+        assert secrets[reference["name"]][reference["key"]].startswith("change-me")
 
 
 def test_every_file_is_part_of_an_installation():
