@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
+from service.api.schemas import MAX_NEW_TOKENS
+
 #: choices one request may ask for, over all its prompts
 MAX_CHOICES = 128
 
@@ -94,7 +96,9 @@ class OpenAiRequest(BaseModel):
 
     model: str = Field(description="as GET /v1/models names it")
     n: int = Field(1, ge=1, le=MAX_CHOICES, description="answers a prompt; answer i has the seed seed + i")
-    max_tokens: int | None = Field(None, ge=1, description="default: 16 for completions, 256 for chats")
+    max_tokens: int | None = Field(
+        None, ge=1, le=MAX_NEW_TOKENS, description="default: 16 for completions, 256 for chats"
+    )
     stream: bool = Field(False, description="server-sent events, one a block, then [DONE]")
     stream_options: dict[Literal["include_usage", "include_obfuscation"], bool] | None = Field(
         None, description="include_usage: a last frame with the token counts; frames are never padded"
@@ -119,6 +123,6 @@ class ChatRequest(OpenAiRequest):
     messages: Annotated[
         list[Annotated[ChatMessage, BeforeValidator(_filled, json_schema_input_type=ChatMessage)]], Field(min_length=1)
     ]
-    max_completion_tokens: int | None = Field(None, ge=1, description="newer name of max_tokens")
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_NEW_TOKENS, description="newer name of max_tokens")
     logprobs: bool = Field(False, description="log-probabilities of the answer's tokens")
     top_logprobs: int | None = Field(None, ge=0, description="0; 1 at temperature 0, with logprobs")

@@ -133,6 +133,18 @@ class TestQueue:
             assert {response.status_code for response in responses} == {503}
             assert (await page(http))("mrp_queue_blocks_left") == 0
 
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_a_server_that_stops_ends_those_who_wait(self, held: tuple[Counting, Held], stream: bool) -> None:
+        ingress = Ingress("i0", Settings(), held[0])
+        async with client(ingress.app(answers_request_id=True)) as http:
+            tasks = [asyncio.ensure_future(http.post(GENERATE, json=body(stream=stream))) for _ in range(3)]
+            await queued(http, 1)
+            ingress.draining.cut()
+            for response in await asyncio.gather(*tasks):
+                assert problem(response, 503)["message"].startswith("cut: ")
+            await queued(http, 0)
+        held[1].released.set()
+
     async def test_the_answers_of_one_request_wait_like_any(self, held: tuple[Counting, Held]) -> None:
         async with over(held[0], served_model_name="golden") as http:
             model = (await http.get("/v1/models")).json()["data"][0]["id"]
