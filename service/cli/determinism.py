@@ -48,7 +48,7 @@ def command(
             workloads = [Workload(Static()), *([Workload(Speculative(2))] if checkpoint.mrp else [])]
             if rounds:
                 costs += [(name, row) for row in prices((free, fixed), workloads, concurrency, rounds)]
-    Console().print(_counts_table(counts), _price_table(costs), sep="\n")
+    Console().print(_counts_table(counts), *([_price_table(costs)] if costs else []), sep="\n")
     if output:
         result = {
             "differences": [{"dtype": name, "deterministic": on} | asdict(row) for name, on, row in counts],
