@@ -64,7 +64,7 @@ async def service(arguments: argparse.Namespace, *flags: object) -> AsyncIterato
     if arguments.url:
         yield Running(arguments.url.rstrip("/"), _listener(arguments.url))
         return
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", "service.cli.main", "serve", "--port", str(port)]
     command += [*map(str, flags), *arguments.flags.split()]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -106,7 +106,8 @@ async def _until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
     raise SystemExit(f"the service was not ready within {_START_S} s")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -20,7 +20,7 @@ from ray.serve.handle import DeploymentHandle
 from service.api.backend import Items, serving
 from service.api.serve_state import why_none
 from service.api.wire import Answer, Failure, ModelCard, Snapshot, Status, Work, too_late
-from service.errors import NotReady, QueueFull, ReplicaLost
+from service.errors import EngineFailed, NotReady, QueueFull, ReplicaLost
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ class RayBackend:
         self._card: ModelCard | None = None
         self._card_until = 0.0
         self._statuses: list[Status] = []
+        self._last_words = ""
         self._asking = asyncio.Lock()
 
     # --- requests ----------------------------------------------------------------------------------
@@ -53,7 +54,7 @@ class RayBackend:
             response: Any = self._generator.complete.remote(work)
             try:
                 async with asyncio.timeout(_time_left(work)):
-                    return cast(Answer | Failure, await response)
+                    return cast(Answer | Failure, self._heard(await response))
             except BaseException:
                 response.cancel()
                 raise
@@ -66,7 +67,7 @@ class RayBackend:
                 async with asyncio.timeout(_time_left(work)):
                     item = await anext(items)
                 while True:
-                    yield item
+                    yield self._heard(item)
                     item = await anext(items)
             except StopAsyncIteration:
                 return
@@ -91,18 +92,26 @@ class RayBackend:
         """
         try:
             self._statuses = await _of_all(self._generator, "status", Status)
+            self._last_words = "" if self._statuses else self._last_words
         except TimeoutError:
             _log.warning("a replica does not answer within %s s", _CONTROL_S)
         if self._statuses:
             return self._statuses
         self._card_until, handle = 0.0, self._generator
-        raise NotReady(await asyncio.to_thread(why_none, handle.app_name, handle.deployment_name), retry_after=5.0)
+        why = await asyncio.to_thread(why_none, handle.app_name, handle.deployment_name)
+        raise NotReady(f"{why}{self._last_words}", retry_after=5.0)
 
     async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
         """The metrics of all processes that answer."""
         asked = (_of_all(handle, "snapshot", Snapshot) for handle in (self._ingress, self._generator))
         ingresses, replicas = await asyncio.gather(*asked, return_exceptions=True)
         return _known(ingresses) or [own], _known(replicas)
+
+    def _heard(self, item: _T) -> _T:
+        """Keeps what a replica said of its end; its process is gone by the time somebody asks."""
+        if isinstance(item, Failure) and isinstance(item.error, EngineFailed):
+            self._last_words = f"; before, {item.error.message}"
+        return item
 
 
 async def _of_all(handle: DeploymentHandle[Any], method: str, kind: type[_T]) -> list[_T]:

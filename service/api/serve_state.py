@@ -23,8 +23,8 @@ def describe(deployment: Any) -> str:
     others = ", ".join(f"{count} {state}" for state, count in states.items() if count and state != "running")
     found = f"{states.get('running', 0)} of {sum(states.values())} replicas run{f' ({others})' if others else ''}"
     failure = last_line(deployment.message)
-    given_up = "; given up" if deployment.status == "DEPLOY_FAILED" else ""
-    return f"no replica can generate: loading, {found}{given_up}{f': {failure}' if failure else ''}"
+    state = "given up" if deployment.status == "DEPLOY_FAILED" else "loading"
+    return f"no replica can generate: {state}, {found}{f': {failure}' if failure else ''}"
 
 
 def last_line(message: str) -> str:

@@ -15,10 +15,10 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from service.api import ray_backend, serve_state
 from service.api.ray_backend import RayBackend
-from service.api.wire import Answer, Chunk, Ending, ModelCard, Resume, Snapshot, Status, Work
+from service.api.wire import Answer, Chunk, Ending, Failure, ModelCard, Resume, Snapshot, Status, Work
 from service.decode.params import Static
 from service.engine.request import SamplingParams, Stats
-from service.errors import DeadlineExceeded, MrpServeError, NotReady, QueueFull, ReplicaLost
+from service.errors import DeadlineExceeded, EngineFailed, MrpServeError, NotReady, QueueFull, ReplicaLost
 
 CARD = ModelCard("m", 4, 64, 256, None, ("static",), "static", {"static": {"tokens_per_step": 1}}, chat=False)
 ANSWER = Answer("a", (1,), Ending("length", 1, 1, Stats()))
@@ -207,6 +207,19 @@ async def test_the_time_limit_counts_from_the_arrival(monkeypatch: pytest.Monkey
     begun = replace(work(60.0), arrived=time.time() - 61, resume=Resume((1,), 1))
     with pytest.raises(DeadlineExceeded, match="no replica went on by then"):
         await anext(backend(Handle(None)).stream(begun))
+
+
+async def test_it_says_what_the_last_replica_ended_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [[], [Status("r1", None, CARD)], []]
+    failed = Failure(EngineFailed("the engine stopped: ValueError: bad"))
+    asked = backend(Handle(failed, failed, control=lambda method: answers.pop(0)))
+    monkeypatch.setattr(ray_backend, "why_none", lambda app, deployment: "none")
+    assert await asked.complete(work()) == failed
+    with pytest.raises(NotReady, match="none; before, the engine stopped: ValueError: bad"):
+        await asked.statuses()
+    assert await asked.statuses()
+    with pytest.raises(NotReady, match=r"none$"):
+        await asked.statuses()
 
 
 async def test_metrics_come_from_all_processes() -> None:

@@ -1,0 +1,28 @@
+"""A checkpoint whose weights are incomplete: the program ends at once, and says why in one line."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.service.conftest import GOLDEN, free_port
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+
+
+def test_a_checkpoint_that_cannot_be_loaded(tmp_path):
+    broken = tmp_path / "broken"
+    shutil.copytree(GOLDEN, broken)
+    weights = load_file(broken / "model.safetensors")
+    del weights["model.norm.weight"]
+    save_file(weights, broken / "model.safetensors", {"format": "pt"})
+    command = [sys.executable, "-m", "service.cli.main", "serve", "--model", str(broken), "--port", str(free_port())]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 1
+    said = [line for line in done.stderr.splitlines() if line.startswith("mrp-serve: ")]
+    assert said[1:] == [
+        f"mrp-serve: the service did not start: CheckpointError: {broken}: weight 'model.norm.weight' is missing"
+    ]
+    assert "Traceback" not in done.stderr
