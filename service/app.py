@@ -41,6 +41,7 @@ def build(args: Settings) -> Application:
         max_queued_requests=args.max_waiting + _INGRESS_REQUESTS,  # a backstop: the ingress refuses before
         health_check_period_s=_HEALTH_CHECK_S,
         health_check_timeout_s=_HANGS_S,
+        max_surge_percent=_SURGE_PERCENT if args.num_replicas == 1 or _room_for_one_more(args) else 0,
         **_stopping(args),
     )
     ingress: Any = serve.deployment(
@@ -49,6 +50,7 @@ def build(args: Settings) -> Application:
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=_INGRESS_REQUESTS,
         health_check_period_s=_HEALTH_CHECK_S,
+        max_surge_percent=_SURGE_PERCENT,
         **_stopping(args),
     )
     application: Application = ingress.bind(args, generator.bind(args))
@@ -56,12 +58,19 @@ def build(args: Settings) -> Application:
 
 
 def _stopping(args: Settings) -> dict[str, Any]:
-    """How replicas make way for others: the new one serves before the old one stops, which finishes its requests."""
+    """A replica that makes way for another finishes its requests."""
     return {
-        "max_surge_percent": _SURGE_PERCENT,
         "graceful_shutdown_timeout_s": args.request_timeout_s,
         "graceful_shutdown_wait_loop_s": 0.5,
     }
+
+
+def _room_for_one_more(args: Settings) -> bool:
+    """Whether an update can start a new replica before an old one stops. Else Serve would wait for room for ever."""
+    if not ray.is_initialized():
+        return True
+    unit = "GPU" if wants_gpu(args.device) else "CPU"
+    return bool(ray.cluster_resources().get(unit, 0) > args.num_replicas)
 
 
 def wants_gpu(device: str) -> bool:

@@ -34,6 +34,18 @@ def test_a_misspelt_key_of_the_serve_config_is_caught():
         ServeDeploySchema.model_validate({**CONFIG, "applications": [{"import_pth": "service.app:build"}]})
 
 
+@pytest.mark.parametrize(
+    ("replicas", "cpus", "surge"), [(1, 1, True), (1, 4, True), (2, 2, False), (2, 3, True), (3, None, True)]
+)
+def test_an_update_starts_new_replicas_first_where_there_is_room_or_but_one(monkeypatch, replicas, cpus, surge):
+    monkeypatch.setattr(app.ray, "is_initialized", lambda: cpus is not None)
+    monkeypatch.setattr(app.ray, "cluster_resources", lambda: {"CPU": cpus})
+    ingress = app.build(Settings(device="cpu", num_replicas=replicas))._bound_deployment
+    generator = ingress.init_args[1]._bound_deployment
+    assert (generator._deployment_config.max_surge_percent > 0) is surge
+    assert ingress._deployment_config.max_surge_percent > 0
+
+
 @pytest.mark.parametrize(("device", "gpus"), [("cpu", 0), ("cuda", 1), ("cuda:1", 1)])
 def test_a_replica_asks_for_a_gpu_only_where_it_uses_one(device, gpus):
     generator = app.build(Settings(device=device))._bound_deployment.init_args[1]
