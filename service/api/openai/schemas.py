@@ -89,6 +89,10 @@ class ChatMessage(BaseModel):
     content: Annotated[str, BeforeValidator(_text_of, json_schema_input_type=str | Parts)]
 
 
+#: the last is vLLM's, which load clients send beside `include_usage`
+StreamOption = Literal["include_usage", "include_obfuscation", "continuous_usage_stats"]
+
+
 class OpenAiRequest(BaseModel):
     """What both routes have."""
 
@@ -100,8 +104,8 @@ class OpenAiRequest(BaseModel):
         None, ge=1, le=MAX_NEW_TOKENS, description="default: 16 for completions, 256 for chats"
     )
     stream: bool = Field(False, description="server-sent events, one a block, then [DONE]")
-    stream_options: dict[Literal["include_usage", "include_obfuscation"], bool] | None = Field(
-        None, description="include_usage: a last frame with the token counts; frames are never padded"
+    stream_options: dict[StreamOption, bool] | None = Field(
+        None, description="include_usage: a last frame with the token counts, which no other has; no padding"
     )
 
 

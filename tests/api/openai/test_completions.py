@@ -61,9 +61,10 @@ async def test_frames_add_up_to_the_whole_answer(http: httpx.AsyncClient, fields
         assert parts[-1]["stats"]["seed"] == choice["stats"]["seed"]
 
 
-async def test_usage_of_a_stream_is_its_last_frame(http: httpx.AsyncClient) -> None:
+@pytest.mark.parametrize("more", [{}, {"continuous_usage_stats": True, "include_obfuscation": False}])
+async def test_usage_of_a_stream_is_its_last_frame(http: httpx.AsyncClient, more: dict[str, bool]) -> None:
     body = completion(n=2)
-    events = await frames(http, COMPLETIONS, body | {"stream_options": {"include_usage": True}})
+    events = await frames(http, COMPLETIONS, body | {"stream_options": {"include_usage": True, **more}})
     assert all(event["usage"] is None for event in events[:-1])
     assert events[-1]["choices"] == []
     assert without_cached(events[-1]["usage"]) == without_cached((await ask(http, COMPLETIONS, body))["usage"])
