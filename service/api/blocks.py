@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from service.api.pieces import TokenPieces
 from service.api.text import TextStream
 from service.api.trace import trace_steps
 from service.api.wire import Chunk, Ending, Work
@@ -17,6 +18,7 @@ from service.engine.request import BlockEvent, FinishReason, Stats
 class AnswerBlocks:
     """The answer to one `work`, which needed `waited_s` from the ingress to the engine.
 
+    `pieces`: what names its tokens, if they are to be named.
     `stats`: what the answer has cost by now, over all replicas. `ending`: set by the event that ends it.
     """
 
@@ -24,6 +26,7 @@ class AnswerBlocks:
     prompt_tokens: int
     waited_s: float
     text: TextStream
+    pieces: TokenPieces | None
     stats: Stats = field(init=False)
     ending: Ending | None = field(init=False, default=None)
     _num_tokens: int = field(init=False)
@@ -31,6 +34,8 @@ class AnswerBlocks:
     def __post_init__(self) -> None:
         resume = self.work.resume
         self.text.push(resume.token_ids)  # its text is out; what was held back of it is held back again
+        if self.pieces is not None:
+            self.pieces.push(resume.token_ids)
         self.stats, self._num_tokens = resume.stats, len(resume.token_ids)
 
     def take(self, event: BlockEvent) -> Chunk | None:
@@ -45,7 +50,8 @@ class AnswerBlocks:
         trace = trace_steps(event) if self.work.return_trace else ()
         if not (piece or token_ids or trace):
             return None
-        return Chunk(event.index, piece, token_ids, self.stats, trace, self.ending)
+        named = () if self.pieces is None else self.pieces.push(token_ids)
+        return Chunk(event.index, piece, token_ids, self.stats, trace, self.ending, named)
 
     def _stats(self, stats: Stats) -> Stats:
         own, resume = stats.later_by(self.waited_s), self.work.resume

@@ -106,7 +106,8 @@ class Generator:
         prompt = await self._encode(work)
         waited_s = max(0.0, time.time() - work.arrived)
         request = self._request(work, prompt, waited_s)
-        answer = AnswerBlocks(work, len(prompt), waited_s, self._codec.stream(work.stop))
+        pieces = self._codec.pieces() if work.return_pieces else None
+        answer = AnswerBlocks(work, len(prompt), waited_s, self._codec.stream(work.stop), pieces)
         chunk: Chunk | None = None
         traced: list[BlockEvent] = []
         try:
@@ -195,4 +196,5 @@ def _join(chunks: list[Chunk], ending: Ending) -> Answer:
         tuple(token for chunk in chunks for token in chunk.token_ids),
         ending,
         tuple(step for chunk in chunks for step in chunk.trace),
+        tuple(piece for chunk in chunks for piece in chunk.pieces),
     )

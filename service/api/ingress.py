@@ -24,6 +24,7 @@ from service.api.failover import REASONS, Answering, Failover
 from service.api.journal import Journal, JournaledAnswers, current_record
 from service.api.metrics import Registry
 from service.api.middleware import BodyLimit, RequestId, given_key
+from service.api.openai.problems import error_writer
 from service.api.openai.routes import Upstream, openai_router
 from service.api.openapi import Documented, errors, generate_docs
 from service.api.streams import Exchange, event_stream, first_of
@@ -51,7 +52,7 @@ class Ingress:
     def app(self, *, answers_request_id: bool) -> ASGIApp:
         """The application. `answers_request_id`: it sends X-Request-Id itself; not where Serve does."""
         app = Documented(telemetry(self._tracing))
-        problems.install(app, self._count_rejected)
+        problems.install(app, self._count_rejected, error_writer)
         self._add_routes(app)
         limited = BodyLimit(app, self._settings.max_body_bytes)
         gate = DrainGate(limited, self.draining, self._count_rejected)

@@ -45,6 +45,21 @@ def given_key(headers: Headers) -> bytes:
     return bearer.strip(b" \t") if scheme.lower() == b"bearer" else headers.get("x-api-key", "").encode("latin-1")
 
 
+class CleanRequestId:
+    """Cleans a client's request id, or takes it out, before a server that answers it as it is reads it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles one connection."""
+        if scope["type"] == "http" and (given := Headers(scope=scope).get(_ID)) is not None:
+            others = [(name, value) for name, value in scope["headers"] if name.lower() != _ID.encode()]
+            cleaned = clean_id(given)
+            scope["headers"] = [*others, (_ID.encode(), cleaned.encode())] if cleaned else others
+        await self._app(scope, receive, send)
+
+
 def clean_id(value: str) -> str:
     """A client's request id, of bounded length and without characters that could fool a log."""
     return _FOREIGN.sub("", value)[:_MAX_ID]

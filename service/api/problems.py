@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -17,6 +18,8 @@ from service.errors import MrpServeError
 
 #: told of every error a request ends with
 Count = Callable[[MrpServeError], None]
+#: an error and its request's id as JSON
+Write = Callable[[MrpServeError, str], dict[str, Any]]
 
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
@@ -29,13 +32,13 @@ class _HttpError(MrpServeError):
         self.status, self.code = status, _CODES.get(status, "http_error")
 
 
-def install(app: FastAPI, count: Count) -> None:
-    """Answers every exception of the app's routes in our shape; `count` is told of those of POST requests."""
+def install(app: FastAPI, count: Count, write: Callable[[str], Write]) -> None:
+    """Answers every exception of the app's routes as `write` has it for a path; POST requests' are counted."""
 
     def answer(request: Request, error: MrpServeError, headers: dict[str, str] | None = None) -> JSONResponse:
         if request.method == "POST":
             count(error)
-        return problem(error, request.scope["request_id"], headers)
+        return problem(error, request.scope["request_id"], headers, write(request.url.path))
 
     @app.exception_handler(MrpServeError)
     async def ours(request: Request, error: MrpServeError) -> JSONResponse:
@@ -55,11 +58,13 @@ def install(app: FastAPI, count: Count) -> None:
         return answer(request, unexpected_error(error, request.scope["request_id"]))
 
 
-def problem(error: MrpServeError, request_id: str, headers: dict[str, str] | None = None) -> JSONResponse:
+def problem(
+    error: MrpServeError, request_id: str, headers: dict[str, str] | None = None, write: Write = error_json
+) -> JSONResponse:
     """The answer to a request that failed."""
     headers = dict(headers or {})
     if error.retry_after is not None:
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return JSONResponse(error_json(error, request_id), error.status, headers)
+    return JSONResponse(write(error, request_id), error.status, headers)

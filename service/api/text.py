@@ -14,9 +14,10 @@ from typing import Any
 
 from jinja2 import TemplateError
 from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from service.api.incremental import IncrementalDecoder
+from service.api.pieces import TokenPieces
 from service.errors import CheckpointError, InvalidRequest
 
 
@@ -87,6 +88,10 @@ class TextCodec:
         """A decoder for one answer that comes in pieces."""
         return TextStream(self._special, tuple(stop))
 
+    def pieces(self) -> TokenPieces:
+        """What each token of one answer is by itself."""
+        return TokenPieces(self._special)
+
     def _encode_template(self, text: str) -> list[int]:
         return self._special.encode(text, add_special_tokens=False).ids
 
@@ -99,10 +104,8 @@ class TextStream:
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
-        self._tokenizer, self._stop = tokenizer, stop
-        self._decoder = DecodeStream(skip_special_tokens=True)
-        self._ids: list[int] = []
-        self._length = 0
+        self._stop = stop
+        self._decoder = IncrementalDecoder(tokenizer)
         self._held = ""
         self.stopped = False
 
@@ -112,19 +115,16 @@ class TextStream:
         for count, token in enumerate(ids):
             if self.stopped:
                 return ready, tuple(ids[:count])
-            self._ids.append(token)
-            ready += self._add(self._decoder.step(self._tokenizer, token) or "")
+            ready += self._add(self._decoder.step(token))
         return ready, tuple(ids)
 
     def finish(self) -> str:
         """What was held back, at the end of the answer."""
         if self.stopped:
             return ""
-        whole = self._tokenizer.decode(self._ids, skip_special_tokens=True)
-        return self._add(whole[self._length :]) + self._flush()
+        return self._add(self._decoder.rest()) + self._flush()
 
     def _add(self, piece: str) -> str:
-        self._length += len(piece)
         self._held += piece
         found = [position for text in self._stop if (position := self._held.find(text)) >= 0]
         if found:

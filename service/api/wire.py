@@ -58,6 +58,7 @@ class Work:
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     return_trace: bool = False
+    return_pieces: bool = False
     cache_salt: str = ""
     priority: int = DEFAULT_PRIORITY
     tenant: str = ""
@@ -70,6 +71,18 @@ def too_late(work: Work) -> DeadlineExceeded:
     """What is said when a work's time was up before anything of it, or nothing more, was decoded."""
     what = "no replica went on by then" if work.resume.num_blocks else "nothing was decoded by then"
     return DeadlineExceeded(f"timeout_s is {work.timeout_s}, {what}", param="timeout_s")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPiece:
+    """One token of an answer. `text`: its own, or `token_id:N` if it is no whole character; `added`: what it adds.
+
+    `data`: its bytes, where they are known.
+    """
+
+    text: str = field(repr=False)
+    data: bytes | None = field(repr=False)
+    added: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +109,7 @@ class Chunk:
     stats: Stats
     trace: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
     ending: Ending | None = None
+    pieces: tuple[TokenPiece, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +120,7 @@ class Answer:
     token_ids: tuple[int, ...] = field(repr=False)
     ending: Ending
     trace: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    pieces: tuple[TokenPiece, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,9 @@ def start(settings: Settings) -> None:
         os.environ.setdefault(name, value)
     import ray
     from ray import serve
+    from starlette.middleware import Middleware
+
+    from service.api.middleware import CleanRequestId
 
     talkative = settings.log_level == "debug" and settings.log_format == "text"
     ray.init(
@@ -54,7 +57,11 @@ def start(settings: Settings) -> None:
     if not talkative:
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
     serve.start(
-        http_options={"host": settings.host, "port": settings.port},
+        http_options={
+            "host": settings.host,
+            "port": settings.port,
+            "middlewares": [Middleware(CleanRequestId)],  # Serve's proxies answer a request's id themselves
+        },
         logging_config={
             "log_level": settings.log_level.upper(),
             "encoding": settings.log_format.upper(),

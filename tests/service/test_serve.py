@@ -97,6 +97,13 @@ def test_a_client_that_leaves_frees_its_pages(client, service, stream):
     assert sample(client, "request_success_total", finished_reason="abort") == aborted + 1
 
 
+@pytest.mark.parametrize(("sent", "answered"), [("a<b>c", "abc"), ("x" * 200, "x" * 128), ("fine-1", "fine-1")])
+def test_a_request_id_is_the_same_everywhere(client, sent, answered):
+    response = client.post("/generate", json={}, headers={"x-request-id": sent})
+    assert response.headers.get_list("x-request-id") == [answered]
+    assert response.json()["error"]["request_id"] == answered
+
+
 def test_a_request_has_one_line_in_the_log_that_keeps_its_secrets(client, log_file):
     for request, status in ((body(CASES[0]), 200), ({"prompt": "xylophone", "temperature": "xylophone"}, 422)):
         response = client.post("/generate", json=request, headers={"x-request-id": f"logged-{status}"})

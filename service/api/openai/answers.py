@@ -23,6 +23,7 @@ class Writer:
 
     def __init__(self, plan: Plan, dialect: Dialect) -> None:
         self._plan, self._dialect = plan, dialect
+        self._written = [0] * len(plan.choices)  # characters of each choice's text whose tokens have been named
         first = plan.choices[0].work
         self._head = {"id": dialect.id_prefix + first.request_id, "created": int(first.arrived), "model": plan.model}
 
@@ -39,7 +40,7 @@ class Writer:
 
     def piece(self, choice: Choice, chunk: Chunk) -> Json:
         """The frame of one block."""
-        return self._frame(choice, self._dialect.piece(chunk.text), self._extras(chunk.token_ids, chunk.trace))
+        return self._frame(choice, self._dialect.piece(chunk.text), self._extras(choice, chunk))
 
     def closing(self, choice: Choice, ending: Ending) -> Json:
         """The last frame of a choice."""
@@ -57,7 +58,7 @@ class Writer:
             "index": choice.index,
             **self._dialect.answer(choice.echo + answer.text),
             "finish_reason": _reason(answer.ending),
-            **self._extras(answer.token_ids, answer.trace),
+            **self._extras(choice, answer),
             "stats": _stats(choice, answer.ending),
         }
 
@@ -66,12 +67,16 @@ class Writer:
         usage = {"usage": None} if self._plan.include_usage else {}
         return {**self._head, "object": self._dialect.frame, "choices": [body], **usage}
 
-    def _extras(self, token_ids: Sequence[int], trace: Sequence[Mapping[str, Any]]) -> Json:
-        wanted = self._plan.alternatives
-        tokens = [] if wanted is None else token_logprobs(token_ids, trace)
-        logprobs = None if wanted is None else self._dialect.logprobs(tokens, wanted)
-        shown = {"trace": trace} if self._plan.return_trace else {}
-        return {"logprobs": logprobs, "token_ids": token_ids, **shown}
+    def _extras(self, choice: Choice, part: Answer | Chunk) -> Json:
+        shown = {"trace": part.trace} if self._plan.return_trace else {}
+        return {"logprobs": self._logprobs(choice, part), "token_ids": part.token_ids, **shown}
+
+    def _logprobs(self, choice: Choice, part: Answer | Chunk) -> Json | None:
+        if self._plan.alternatives is None:
+            return None
+        tokens = token_logprobs(part.pieces, part.trace, self._written[choice.index])
+        self._written[choice.index] += sum(len(piece.added) for piece in part.pieces)
+        return self._dialect.logprobs(tokens, self._plan.alternatives)
 
     def _usage(self, endings: Mapping[int, Ending]) -> Json:
         """A prompt counts once, however many answers it gets."""

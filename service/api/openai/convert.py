@@ -158,8 +158,8 @@ def _plan(request: OpenAiRequest, works: list[Work], echoes: list[str], alternat
 
 def _nth(work: Work, index: int, traced: bool) -> Work:
     sampling = replace(work.sampling, seed=(work.sampling.seed + index) % (MAX_SEED + 1))
-    traced = traced or work.return_trace
-    return replace(work, request_id=secrets.token_hex(12), sampling=sampling, return_trace=traced)
+    pieces, traced = traced, traced or work.return_trace
+    return replace(work, request_id=secrets.token_hex(12), sampling=sampling, return_trace=traced, return_pieces=pieces)
 
 
 def _role(role: str) -> str:

@@ -65,12 +65,12 @@ class CompletionDialect:
         return {"text": ""}
 
     def logprobs(self, tokens: Sequence[TokenLogprob], alternatives: int) -> dict[str, Any]:
-        """Columns; offsets in the text are not known."""
+        """Columns."""
         return {
             "tokens": [token.token for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": [{token.token: token.logprob} for token in tokens] if alternatives else None,
-            "text_offset": None,
+            "text_offset": [token.offset for token in tokens],
         }
 
 
@@ -98,7 +98,10 @@ class ChatDialect:
 
     def logprobs(self, tokens: Sequence[TokenLogprob], alternatives: int) -> dict[str, Any]:
         """A record a token."""
-        records = [{"token": token.token, "logprob": token.logprob, "bytes": None} for token in tokens]
+        records = [
+            {"token": token.token, "logprob": token.logprob, "bytes": None if token.data is None else list(token.data)}
+            for token in tokens
+        ]
         return {
             "content": [{**record, "top_logprobs": [dict(record)] if alternatives else []} for record in records],
             "refusal": None,

@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
 from service.api.answers import error_json
-from service.api.problems import problem
+from service.api.problems import Write, problem
 from service.errors import MrpServeError
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -34,6 +34,11 @@ def openai_error(error: MrpServeError, request_id: str) -> dict[str, Any]:
     kind = "server_error" if error.status >= 500 else _TYPES.get(error.status, "invalid_request_error")
     detail = error_json(error, request_id)["error"]
     return {"error": {**detail, "type": kind}}
+
+
+def error_writer(path: str) -> Write:
+    """How errors on a path are written, those of the router included."""
+    return openai_error if path.startswith("/v1/") else error_json
 
 
 def openai_route(count: Count) -> type[APIRoute]:
@@ -60,6 +65,4 @@ def openai_route(count: Count) -> type[APIRoute]:
 
 
 def _answer(error: MrpServeError, request_id: str) -> JSONResponse:
-    plain = problem(error, request_id)
-    headers = {name: value for name, value in plain.headers.items() if not name.startswith("content-")}
-    return JSONResponse(openai_error(error, request_id), plain.status_code, headers)
+    return problem(error, request_id, write=openai_error)

@@ -12,7 +12,7 @@ from service.api.backend import LocalBackend
 from service.api.generator import Generator
 from service.api.ingress import Ingress
 from service.settings import Settings
-from tests.api.openai.helpers import CHAT, COMPLETIONS, ask, chat, completion, refused
+from tests.api.openai.helpers import CHAT, COMPLETIONS, Scripted, ask, chat, completion, refused
 
 
 @pytest.mark.parametrize(
@@ -124,3 +124,30 @@ async def test_the_documentation_has_the_routes_and_their_fields(http: httpx.Asy
         schema = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
         assert {"model", "n", "max_tokens", "stream_options", "seed", "threshold", "mode"} <= set(schema["properties"])
         assert "$ref" not in str(schema)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "kind"),
+    [
+        ("GET", "/v1/nope", 404, "not_found_error"),
+        ("GET", "/v1/completions", 405, "invalid_request_error"),
+        ("PUT", "/v1/models", 405, "invalid_request_error"),
+    ],
+)
+async def test_errors_of_the_router_have_a_type_too(
+    http: httpx.AsyncClient, method: str, path: str, status: int, kind: str
+) -> None:
+    response = await http.request(method, path)
+    assert (response.status_code, response.json()["error"]["type"]) == (status, kind)
+
+
+async def test_other_routes_have_none(http: httpx.AsyncClient) -> None:
+    assert "type" not in (await http.get("/nope")).json()["error"]
+
+
+async def test_bugs_have_a_type_too() -> None:
+    app = Ingress("i0", Settings(), Scripted(RuntimeError("bug"))).app(answers_request_id=True)
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        response = await client.post(COMPLETIONS, json=completion())
+    assert (response.status_code, response.json()["error"]["type"]) == (500, "server_error")

@@ -1,0 +1,38 @@
+"""Token ids in, one at a time; their text out, as soon as it holds whole characters.
+
+tokenizers' DecodeStream, and what to do where it gives up: with byte-fallback vocabularies a byte that belongs to no
+character changes the text of the bytes before it, which is out already. Knows no stop texts.
+"""
+
+from __future__ import annotations
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+
+class IncrementalDecoder:
+    """Decodes one answer. Control tokens have no text."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._ids: list[int] = []
+        self._length = 0
+
+    def step(self, token: int) -> str:
+        """The text that this token completes; empty within a character."""
+        self._ids.append(token)
+        try:
+            text = self._stream.step(self._tokenizer, token) or ""
+        except Exception:  # noqa: BLE001 - the library raises nothing narrower
+            self._stream = DecodeStream(self._ids, skip_special_tokens=True)
+            text = self._beyond()
+        self._length += len(text)
+        return text
+
+    def rest(self) -> str:
+        """What was held back, at the end of the answer."""
+        return self._beyond()
+
+    def _beyond(self) -> str:
+        return self._tokenizer.decode(self._ids, skip_special_tokens=True)[self._length :]
