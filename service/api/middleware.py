@@ -6,6 +6,7 @@ import re
 import secrets
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import BodyTooLarge
@@ -58,6 +59,11 @@ class CleanRequestId:
             cleaned = clean_id(given)
             scope["headers"] = [*others, (_ID.encode(), cleaned.encode())] if cleaned else others
         await self._app(scope, receive, send)
+
+
+def of_proxies() -> list[Middleware]:
+    """What Serve's proxies put around themselves: they answer a request's id, as it is, on their own."""
+    return [Middleware(CleanRequestId)]
 
 
 def clean_id(value: str) -> str:

@@ -30,6 +30,7 @@ _ENVIRONMENT = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",  # for load balancers: a port for every replica, 30 s to shut down
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",  # a replica that hangs never drains
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "service.api.middleware:of_proxies",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",  # replicas listen on all addresses; who has no token is refused
 }
@@ -41,9 +42,6 @@ def start(settings: Settings) -> None:
         os.environ.setdefault(name, value)
     import ray
     from ray import serve
-    from starlette.middleware import Middleware
-
-    from service.api.middleware import CleanRequestId
 
     talkative = settings.log_level == "debug" and settings.log_format == "text"
     ray.init(
@@ -57,11 +55,7 @@ def start(settings: Settings) -> None:
     if not talkative:
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
     serve.start(
-        http_options={
-            "host": settings.host,
-            "port": settings.port,
-            "middlewares": [Middleware(CleanRequestId)],  # Serve's proxies answer a request's id themselves
-        },
+        http_options={"host": settings.host, "port": settings.port},
         logging_config={
             "log_level": settings.log_level.upper(),
             "encoding": settings.log_format.upper(),
