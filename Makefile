@@ -10,13 +10,14 @@ ARGS ?=
 
 bin := $(VENV)/bin
 stamp := $(VENV)/.installed
+audit := $(VENV)-audit
 code := service tests $(wildcard training loadtest)
 
 .DELETE_ON_ERROR:
-.PHONY: help install serve test lint check format clean
+.PHONY: help install serve test lint check audit format clean
 
 help:
-	@echo "make serve | test | check | lint | format | install | clean      (ARGS=\"...\" is passed on)"
+	@echo "make serve | test | check | audit | lint | format | install | clean      (ARGS=\"...\" is passed on)"
 
 install: $(stamp)
 
@@ -39,10 +40,21 @@ lint: $(stamp)
 
 check: lint test
 
+# A report, not a gate: what is known against the pinned versions. Advisories come from osv.dev, which may be out of reach.
+audit:
+	@test -x $(audit)/bin/pip-audit || { $(PYTHON) -m venv --clear $(audit) && \
+		$(audit)/bin/python -m pip install -qq --disable-pip-version-check pip-audit==2.10.1; } \
+		|| { echo "audit: NOT DONE, pip-audit could not be installed" >&2; exit 0; }; \
+	timeout 120 $(audit)/bin/pip-audit --vulnerability-service osv --requirement constraints.txt --no-deps --disable-pip \
+		--progress-spinner off >$(audit)/report 2>&1; status=$$?; \
+	if grep -q "^ERROR\|^Traceback" $(audit)/report || [ $$status -gt 1 ]; then \
+		echo "audit: NOT DONE, the advisories of osv.dev could not be read" >&2; \
+	else cat $(audit)/report; fi
+
 format: $(stamp)
 	$(bin)/ruff format $(code)
 	$(bin)/ruff check --fix $(code)
 
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist
+	rm -rf $(VENV) $(audit) .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist
 	find $(code) -name __pycache__ -type d -prune -exec rm -rf {} +
