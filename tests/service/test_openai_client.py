@@ -1,0 +1,114 @@
+"""OpenAI's own client against the real service: what users of it will do first."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import httpx
+import openai
+import pytest
+
+from tests.service.conftest import Service
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+MODEL = "sdar-mrp-random-b"
+PROMPT = [5, 6, 7]
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{service.url}/v1", api_key="first", max_retries=0) as opened:
+        yield opened
+
+
+def test_models(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == [MODEL]
+    assert client.models.retrieve(MODEL).id == MODEL
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other")
+
+
+def test_a_completion_and_its_stream(client: openai.OpenAI) -> None:
+    knobs = {"model": MODEL, "prompt": PROMPT, "max_tokens": 24, "seed": 3, "n": 3, "temperature": 0.9}
+    whole = client.completions.create(**knobs, logprobs=0)
+    texts = [""] * 3
+    usage = None
+    for frame in client.completions.create(**knobs, stream=True, stream_options={"include_usage": True}):
+        usage = frame.usage or usage
+        for choice in frame.choices:
+            texts[choice.index] += choice.text
+    assert texts == [choice.text for choice in whole.choices]
+    assert len(set(texts)) == 3
+    assert usage == whole.usage
+    for choice in whole.choices:
+        assert len(choice.logprobs.token_logprobs) == len(choice.token_ids)
+        assert max(choice.logprobs.token_logprobs) <= 0
+
+
+def test_knobs_and_stop_texts(client: openai.OpenAI) -> None:
+    asked = {"model": MODEL, "prompt": PROMPT, "max_tokens": 24}
+    plain = client.completions.create(**asked, extra_body={"mode": "static", "tokens_per_step": 2})
+    [choice] = plain.choices
+    assert choice.stats["mode"] == "static"
+    word = choice.text.split()[5]
+    cut = client.completions.create(**asked, stop=[word], extra_body={"mode": "static", "tokens_per_step": 2})
+    assert cut.choices[0].text == choice.text[: choice.text.index(word)]
+    assert cut.choices[0].finish_reason == "stop"
+
+
+def test_errors_and_the_clients_own_time_limit(service: Service, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.UnprocessableEntityError, match="presence_penalty"):
+        client.completions.create(model=MODEL, prompt=PROMPT, presence_penalty=1)
+    with pytest.raises(openai.AuthenticationError), openai.OpenAI(base_url=f"{service.url}/v1", api_key="no") as other:
+        other.models.list()
+    with pytest.raises(openai.APITimeoutError):
+        client.with_options(timeout=0.05).completions.create(
+            model=MODEL, prompt=PROMPT, max_tokens=2000, extra_body={"ignore_eos": True, "mode": "static"}
+        )
+
+
+class _BusyOnce(BaseHTTPRequestHandler):
+    """Passes requests on to the service, but says 429 first."""
+
+    asked: list[str]
+    upstream: str
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        self.asked.append(self.headers["x-stainless-retry-count"])
+        if len(self.asked) == 1:
+            self._send(429, json.dumps({"error": {"message": "busy", "code": "queue_full"}}).encode(), "1")
+            return
+        answer = httpx.post(self.upstream + self.path, content=body, headers={"authorization": "Bearer first"})
+        self._send(answer.status_code, answer.content)
+
+    def _send(self, status: int, content: bytes, retry_after: str | None = None) -> None:
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(content)))
+        if retry_after:
+            self.send_header("retry-after", retry_after)
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_refusal_is_retried_by_the_client_itself(service: Service) -> None:
+    handler = type("Handler", (_BusyOnce,), {"asked": [], "upstream": service.url})
+    with HTTPServer(("127.0.0.1", 0), handler) as front:
+        thread = threading.Thread(target=front.serve_forever)
+        thread.start()
+        try:
+            base_url = f"http://127.0.0.1:{front.server_port}/v1"
+            with openai.OpenAI(base_url=base_url, api_key="first", max_retries=2) as client:
+                answer = client.completions.create(model=MODEL, prompt=PROMPT, max_tokens=4)
+        finally:
+            front.shutdown()
+            thread.join()
+    assert answer.choices[0].token_ids
+    assert handler.asked == ["0", "1"]
