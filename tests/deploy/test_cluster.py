@@ -37,7 +37,7 @@ def status_of(url, **options):
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """A head with three CPUs, the environment of the deployment files, and a key; its environment and dashboard."""
+    """A head with five CPUs, as Ray counts them, and a key; its environment and dashboard."""
     dashboard = free_port()
     environment = {
         **os.environ,
@@ -47,7 +47,7 @@ def cluster(tmp_path_factory):
         "RAY_AUTH_TOKEN": TOKEN,
         "MRP_SERVE_API_KEYS": "change-me",
     }
-    command = [BIN / "ray", "start", "--head", "--block", "--num-cpus=3", "--num-gpus=0", "--disable-usage-stats"]
+    command = [BIN / "ray", "start", "--head", "--block", "--num-cpus=5", "--num-gpus=0", "--disable-usage-stats"]
     ports = [f"--port={free_port()}", f"--dashboard-port={dashboard}", "--dashboard-host=127.0.0.1"]
     places = ["--node-ip-address=127.0.0.1", f"--object-store-memory={200 * 2**20}"]
     log = tmp_path_factory.mktemp("ray") / "log"
@@ -64,9 +64,14 @@ def cluster(tmp_path_factory):
 
 
 def configs():
-    """The files' Serve configs, on a port that is free."""
+    """The files' Serve configs, one a change of the one before."""
     yield "serve.yaml", yaml.safe_load((ROOT / "deploy" / "serve.yaml").read_text())
     yield "cpu-demo", yaml.safe_load(find(build("overlays/cpu-demo"), "RayService")["spec"]["serveConfigV2"])
+    gpu = yaml.safe_load(find(build("overlays/gpu"), "RayService")["spec"]["serveConfigV2"])
+    arguments = gpu["applications"][0]["args"]
+    arguments |= {"device": "cpu", "torch_threads": 1}  # what stands beside the model is what is tried here
+    del arguments["model"]
+    yield "gpu", gpu
 
 
 def test_the_dashboard_refuses_who_has_no_token(cluster):
@@ -76,7 +81,7 @@ def test_the_dashboard_refuses_who_has_no_token(cluster):
 
 
 def test_the_files_configs_deploy_one_after_the_other(cluster, tmp_path):
-    """The second is taken over in place, as an upgrade of settings is: two replicas instead of one."""
+    """All but the first are taken over in place, as an upgrade of settings is."""
     environment, url = cluster
     key = {"authorization": "Bearer change-me"}
     for name, config in configs():
