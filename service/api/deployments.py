@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 from ray import serve
+from ray.exceptions import TaskCancelledError
 from ray.serve.handle import DeploymentHandle
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.generator import Generator, load_generator
 from service.api.ingress import Ingress
@@ -69,6 +70,24 @@ class GeneratorDeployment:
             self._generator.close()
 
 
+class LeavingNoticed:
+    """Tells an application that its client has left as ASGI has it. Serve may raise its own error instead."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles one connection."""
+
+        async def receive_or_disconnect() -> Message:
+            try:
+                return await receive()
+            except TaskCancelledError:
+                return {"type": "http.disconnect"}
+
+        await self._app(scope, receive_or_disconnect, send)
+
+
 @serve.ingress()
 class IngressDeployment:
     """The HTTP front. Serve builds the application in every replica by `__serve_build_asgi_app__`."""
@@ -80,7 +99,7 @@ class IngressDeployment:
         self._ingress = Ingress(_replica_name(), settings, RayBackend(generator, own), start_tracing(settings))
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        return self._ingress.app(answers_request_id=False)
+        return LeavingNoticed(self._ingress.app(answers_request_id=False))
 
     async def snapshot(self) -> Snapshot:
         """Its metrics now."""

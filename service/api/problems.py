@@ -8,8 +8,9 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from service.api.answers import error_json
 from service.api.bugs import unexpected_error
@@ -20,6 +21,9 @@ from service.errors import MrpServeError
 Count = Callable[[MrpServeError], None]
 #: an error and its request's id as JSON
 Write = Callable[[MrpServeError, str], dict[str, Any]]
+
+#: nginx's status of a request whose client did not wait for an answer; only the log sees it
+CLIENT_LEFT = 499
 
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
@@ -52,6 +56,10 @@ def install(app: FastAPI, count: Count, write: Callable[[str], Write]) -> None:
     async def routing(request: Request, error: HTTPException) -> JSONResponse:
         message = f"{request.method} {request.url.path}: {error.detail}"
         return answer(request, _HttpError(error.status_code, message), dict(error.headers or {}))
+
+    @app.exception_handler(ClientDisconnect)
+    async def left(request: Request, error: ClientDisconnect) -> Response:  # noqa: ARG001
+        return Response(status_code=CLIENT_LEFT)
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from typing import Any
 
 import pytest
+from ray.exceptions import TaskCancelledError
 
 from service.api.backend import LocalBackend
+from service.api.deployments import LeavingNoticed
 from service.api.generator import Generator
 from service.api.ingress import Ingress
 from service.settings import Settings
@@ -121,3 +125,25 @@ class TestUnary:
             assert (await running)["token_ids"] == CASES[0]["token_ids"]
             await eventually(lambda: not generator._worker._streams)
             assert (await page(http))("mrp_prompt_tokens_total") == 8
+
+
+class TestBeforeItIsRead:
+    async def test_what_serve_raises_then_is_no_error(
+        self, generator: Generator, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            raise TaskCancelledError
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        ingress = Ingress("i0", Settings(), LocalBackend(generator))
+        scope = {"type": "http", "method": "POST", "path": "/generate", "headers": [], "query_string": b""}
+        with caplog.at_level(logging.WARNING):
+            await LeavingNoticed(ingress.app(answers_request_id=False))(scope, receive, send)
+        assert sent[0]["status"] == 499
+        assert not caplog.records
+        (rejected,) = [family for family in ingress.snapshot().families if family.name == "mrp_request_rejected"]
+        assert not any(value for _, _, value in rejected.samples)
