@@ -68,7 +68,10 @@ async def service(arguments: argparse.Namespace, *flags: object) -> AsyncIterato
     command = [sys.executable, "-m", "service.cli.main", "serve", "--port", str(port)]
     command += [*map(str, flags), *arguments.flags.split()]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, cwd=ROOT, env=environment)  # noqa: S603 - our own program
+    # Ray prints to standard output; that is for the result alone
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=sys.stderr)  # noqa: S603 - our own program
+    loop, script = asyncio.get_running_loop(), asyncio.current_task()
+    loop.add_signal_handler(signal.SIGTERM, script.cancel)  # the service must not outlive the script
     try:
         running = Running(f"http://127.0.0.1:{port}", process.pid)
         await _until_ready(running.url, process)
