@@ -14,7 +14,7 @@ from fastapi.telemetry import TelemetryConfig
 from pydantic import BaseModel
 
 from service.api.answers import BlockFrame, Done, ErrorAnswer, GenerateAnswer
-from service.api.schemas import EXAMPLES, GENERATE
+from service.api.schemas import EXAMPLES, GENERATE, GenerateDefault
 
 _REF = "#/components/schemas/{model}"
 _ERRORS: Mapping[int, str] = {
@@ -47,7 +47,7 @@ class Documented(FastAPI):
         schema = super().openapi()
         models = schema.setdefault("components", {}).setdefault("schemas", {})
         models.update(GENERATE.json_schema(ref_template=_REF)["$defs"])
-        for model in (BlockFrame, Done):
+        for model in (BlockFrame, Done, GenerateDefault):
             made = model.model_json_schema(ref_template=_REF)
             models.update(made.pop("$defs", {}) | {model.__name__: made})
         return schema
@@ -57,6 +57,7 @@ def generate_docs() -> dict[str, Any]:
     """What FastAPI is told of POST /generate."""
     body = GENERATE.json_schema(ref_template=_REF)
     body.pop("$defs")
+    body["oneOf"].append({"$ref": _REF.format(model=GenerateDefault.__name__)})
     content = {"application/json": {"schema": body, "examples": dict(EXAMPLES)}}
     answer = {"model": GenerateAnswer, "content": {"text/event-stream": {"schema": {"description": _STREAM}}}}
     return {

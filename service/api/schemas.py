@@ -126,6 +126,15 @@ def _schema(mode: str) -> type[GenerateCommon]:
 #: mode name -> the model of its requests
 REQUESTS: Mapping[str, type[GenerateCommon]] = {mode: _schema(mode) for mode in MODES}
 
+#: a request that leaves the mode to the server, for the documentation: it is parsed as one of the default mode
+GenerateDefault = create_model(  # type: ignore[call-overload]
+    "GenerateDefault",
+    __base__=GenerateCommon,
+    __doc__="POST /generate in the server's default mode; only that mode's knobs are allowed.",
+    mode=(None, None),
+    **{name: (knob | None, None) for name, knob in KNOBS.items()},
+)
+
 GENERATE: TypeAdapter[Any] = TypeAdapter(
     Annotated[reduce(or_, REQUESTS.values()), Field(discriminator="mode")]  # type: ignore[arg-type]
 )

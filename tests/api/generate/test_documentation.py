@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 
 from service.api.answers import BlockFrame, Done, GenerateAnswer
@@ -56,6 +57,11 @@ def test_the_body_is_told_apart_by_mode(schema: dict[str, Any]) -> None:
         assert model["additionalProperties"] is False
         assert model["properties"].keys() & KNOBS.keys() == NAMES.get(mode, {"mrp_steps"})
         assert model["properties"]["max_new_tokens"]["default"] == 256
+    unnamed = schema["components"]["schemas"]["GenerateDefault"]
+    assert {"$ref": "#/components/schemas/GenerateDefault"} in wanted["oneOf"]
+    assert unnamed["properties"].keys() >= KNOBS.keys()
+    assert unnamed["properties"]["mode"]["type"] == "null"
+    assert "required" not in unnamed
 
 
 def test_errors_and_frames_are_there(schema: dict[str, Any]) -> None:
@@ -73,6 +79,12 @@ async def test_a_second_page_is_the_same(http: httpx.AsyncClient, schema: dict[s
     page = await http.get("/docs")
     assert page.status_code == 200
     assert "text/html" in page.headers["content-type"]
+
+
+def test_examples_are_of_the_schema(schema: dict[str, Any]) -> None:
+    wanted = schema["paths"][GENERATE]["post"]["requestBody"]["content"]["application/json"]
+    for example in wanted["examples"].values():
+        jsonschema.validate(example["value"], {**wanted["schema"], "components": schema["components"]})
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
