@@ -43,6 +43,8 @@ def test_what_is_copied_reaches_the_build_and_the_rest_does_not():
 
 def test_the_environment_is_that_of_the_program():
     environment = {name: value for argument in RUNTIME.all("ENV") for name, value in variables(argument).items()}
+    set_once = [name for argument in RUNTIME.all("ENV") for name in re.findall(r"(\w+)=", argument)]
+    assert len(set_once) == len(set(set_once))
     assert environment.items() >= program._ENVIRONMENT.items()
 
 

@@ -76,6 +76,7 @@ def test_containers_have_the_programs_environment_and_the_secrets(name):
         if option.startswith("--env ")
         for key, value in variables(option.removeprefix("--env ")).items()
     }
+    assert len(config["docker"]["run_options"]) == len(set(config["docker"]["run_options"]))
     assert environment.items() >= {**program._ENVIRONMENT, "RAY_AUTH_MODE": "token"}.items()
     [mounted] = config["file_mounts"]
     assert options["--env-file"] == get_docker_host_mount_location(config["cluster_name"]) + mounted
