@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
-from fastapi import Depends, FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp
 
@@ -26,7 +26,7 @@ from service.api.metrics import Registry
 from service.api.middleware import BodyLimit, RequestId, given_key
 from service.api.openai.problems import error_writer
 from service.api.openai.routes import Upstream, openai_router
-from service.api.openapi import Documented, errors, generate_docs
+from service.api.openapi import OPENAI, OPERATION, documented, errors, generate_docs
 from service.api.streams import Exchange, event_stream, first_of
 from service.api.tracing import Tracing, telemetry
 from service.api.validation import parse_generate, parse_json, to_work
@@ -51,7 +51,7 @@ class Ingress:
 
     def app(self, *, answers_request_id: bool) -> ASGIApp:
         """The application. `answers_request_id`: it sends X-Request-Id itself; not where Serve does."""
-        app = Documented(telemetry(self._tracing))
+        app = documented(telemetry(self._tracing))
         problems.install(app, self._count_rejected, error_writer)
         self._add_routes(app)
         limited = BodyLimit(app, self._settings.max_body_bytes)
@@ -68,15 +68,23 @@ class Ingress:
         locked = [Depends(self._authorize)]
         app.post("/generate", dependencies=locked, **generate_docs())(self._generate)
         listed = {200: {"model": Models}, **errors(401, 503)}
-        app.get("/v1/models", dependencies=locked, summary="The model and its limits", responses=listed)(self._models)
+        models = app.get("/v1/models", dependencies=locked, tags=[OPENAI], summary="Model and limits", responses=listed)
+        models(self._models)
         count, limit = self._count_rejected, self._settings.request_timeout_s
         openai = openai_router(Upstream(self._card, self._admit, self._complete, self._stream, count, limit))
-        app.include_router(openai, dependencies=locked)
+        app.include_router(openai, dependencies=locked, tags=[OPENAI])
+        app.include_router(self._operation())
+
+    def _operation(self) -> APIRouter:
+        """The routes for whoever runs the service. They ask for no key."""
+        router = APIRouter(tags=[OPERATION])
         alive: dict[int | str, Any] = {200: {"model": Live}}
-        app.get("/live", summary="Whether this server's process answers", responses=alive)(self._live)
+        router.get("/live", summary="Whether this server's process answers", responses=alive)(self._live)
         healthy = {200: {"model": Health}, **errors(503)}
-        app.get("/health", summary="Whether a replica can generate", responses=healthy)(self._health)
-        app.get("/metrics", summary="Prometheus text of all replicas", response_class=PlainTextResponse)(self._metrics)
+        router.get("/health", summary="Whether a replica can generate", responses=healthy)(self._health)
+        metrics = router.get("/metrics", summary="Prometheus text of all replicas", response_class=PlainTextResponse)
+        metrics(self._metrics)
+        return router
 
     # --- routes ------------------------------------------------------------------------------------
 

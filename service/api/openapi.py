@@ -1,6 +1,7 @@
 """The documentation at /docs and /openapi.json: bodies, answers and examples of every route.
 
-Bodies are parsed by `validation.py`, not by FastAPI, so their schema is put in here.
+Bodies are parsed by `validation.py`, not by FastAPI, so their schema is put in here. The page's scripts and styles
+are served from here, too: a browser without a way to the internet shows it.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from fastapi.telemetry import TelemetryConfig
+from fastapi_offline import FastAPIOffline
 from pydantic import BaseModel
 
 from service.api.answers import BlockFrame, Done, ErrorAnswer, GenerateAnswer
 from service.api.schemas import EXAMPLES, GENERATE, GenerateDefault
+
+#: the headings of the page
+DECODING, OPENAI, OPERATION = "Decoding", "OpenAI's API", "Operation"
 
 _REF = "#/components/schemas/{model}"
 _ERRORS: Mapping[int, str] = {
@@ -32,25 +37,29 @@ _STREAM = (
 )
 
 
-class Documented(FastAPI):
-    """The application, its own request bodies documented."""
+def documented(telemetry: TelemetryConfig) -> FastAPI:
+    """An application without routes, its own request bodies documented."""
+    app = FastAPIOffline(
+        title="mrp-serve",
+        description="Block-diffusion language models with Multi-token Residual Prediction.",
+        redoc_url=None,
+        static_url="/docs/static",
+        swagger_ui_parameters={"defaultModelsExpandDepth": 0, "validatorUrl": None},
+        telemetry=telemetry,
+    )
+    of_routes = app.openapi
+    app.openapi = lambda: _with_models(of_routes())  # type: ignore[method-assign]
+    return app
 
-    def __init__(self, telemetry: TelemetryConfig) -> None:
-        super().__init__(
-            title="mrp-serve",
-            description="Block-diffusion language models with Multi-token Residual Prediction.",
-            telemetry=telemetry,
-        )
 
-    def openapi(self) -> dict[str, Any]:
-        """FastAPI's schema and the models that FastAPI does not see."""
-        schema = super().openapi()
-        models = schema.setdefault("components", {}).setdefault("schemas", {})
-        models.update(GENERATE.json_schema(ref_template=_REF)["$defs"])
-        for model in (BlockFrame, Done, GenerateDefault):
-            made = model.model_json_schema(ref_template=_REF)
-            models.update(made.pop("$defs", {}) | {model.__name__: made})
-        return schema
+def _with_models(schema: dict[str, Any]) -> dict[str, Any]:
+    """FastAPI's schema and the models that FastAPI does not see."""
+    models = schema.setdefault("components", {}).setdefault("schemas", {})
+    models.update(GENERATE.json_schema(ref_template=_REF)["$defs"])
+    for model in (BlockFrame, Done, GenerateDefault):
+        made = model.model_json_schema(ref_template=_REF)
+        models.update(made.pop("$defs", {}) | {model.__name__: made})
+    return schema
 
 
 def generate_docs() -> dict[str, Any]:
@@ -61,6 +70,7 @@ def generate_docs() -> dict[str, Any]:
     content = {"application/json": {"schema": body, "examples": dict(EXAMPLES)}}
     answer = {"model": GenerateAnswer, "content": {"text/event-stream": {"schema": {"description": _STREAM}}}}
     return {
+        "tags": [DECODING],
         "summary": "Continue a prompt, at once or block by block",
         "response_class": JSONResponse,
         "responses": {200: answer, **errors(401, 413, 422, 429, 503, 504)},

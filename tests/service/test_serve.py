@@ -137,7 +137,8 @@ def test_health_models_and_docs(client, service):
     assert model["block_size"] == 4
     assert model["modes"] == ["static", "dynamic", "direct", "speculative", "remask"]
     assert "/generate" in client.get("/openapi.json").json()["paths"]
-    assert "text/html" in client.get("/docs").headers["content-type"]
+    assert "/docs/static/swagger-ui-bundle.js" in client.get("/docs").text
+    assert "javascript" in client.get("/docs/static/swagger-ui-bundle.js").headers["content-type"]
 
 
 @pytest.mark.parametrize(
