@@ -166,6 +166,7 @@ class Generator:
             cache_salt=work.cache_salt,
             weight=work.weight,
             waited_s=waited_s,
+            num_continued=len(sent),
         )
 
     # --- the replica -------------------------------------------------------------------------------

@@ -35,16 +35,26 @@ class ReplicaMetrics:
         previous = self._last_block.pop(request.request_id, None)
         if event.finish_reason is None:
             self._last_block[request.request_id] = event.stats.total_s
-        if previous is None and event.stats.forwards.denoise + event.stats.forwards.verify:
+        begins = previous is None and not request.num_continued  # the first block of all, on whatever replica
+        if begins and event.stats.forwards.denoise + event.stats.forwards.verify:
             self._registry.add("prompt_tokens_total", len(request.prompt_token_ids))
         if event.token_ids:
             self._registry.add("generation_tokens_total", len(event.token_ids), mode=mode)
-            self._latency(mode, event.stats.total_s, previous)
+        if event.token_ids and begins:
+            arrived_to_block = request.waited_s + event.stats.total_s
+            self._registry.observe("time_to_first_block_seconds", arrived_to_block, mode=mode)
+        elif event.token_ids and previous is not None:
+            self._registry.observe("inter_block_latency_seconds", event.stats.total_s - previous, mode=mode)
         self._steps(mode, event)
 
     def finished(self, mode: str, reason: FinishReason, stats: Stats) -> None:
-        """A request ended; its times count from the arrival at the ingress."""
+        """A request ended; its times count from the arrival at the ingress.
+
+        Of one whose client left (abort), what is known is from its last block: those times would flatter.
+        """
         self._registry.add("request_success_total", mode=mode, finished_reason=reason)
+        if reason == "abort":
+            return
         self._registry.observe("request_queue_time_seconds", stats.queue_s)
         self._registry.observe("e2e_request_latency_seconds", stats.total_s, mode=mode)
         if stats.decoded_tokens:
@@ -56,12 +66,6 @@ class ReplicaMetrics:
         self._registry.set("num_requests_waiting", state.num_waiting)
         self._registry.set("kv_cache_usage_perc", state.kv_usage)
         return self._registry.families()
-
-    def _latency(self, mode: str, total_s: float, previous: float | None) -> None:
-        if previous is None:
-            self._registry.observe("time_to_first_block_seconds", total_s, mode=mode)
-        else:
-            self._registry.observe("inter_block_latency_seconds", total_s - previous, mode=mode)
 
     def _steps(self, mode: str, event: BlockEvent) -> None:
         for step in event.steps:

@@ -49,7 +49,8 @@ class GenerationRequest:
     """One prompt to be continued. `timeout_s` counts from submission; None waits for ever.
 
     `priority` (0 is soonest), `tenant` and `weight` order those that wait; `waited_s`: how long it has by submission.
-    Only requests with the same `cache_salt` share pages.
+    Only requests with the same `cache_salt` share pages. `num_continued`: of the prompt, tokens that another engine
+    has decoded for this very request.
     """
 
     request_id: str
@@ -64,6 +65,7 @@ class GenerationRequest:
     weight: float = 1.0
     waited_s: float = 0.0
     cache_salt: str = ""
+    num_continued: int = 0
 
     def __post_init__(self) -> None:
         if not HIGHEST_PRIORITY <= self.priority <= LOWEST_PRIORITY:
