@@ -1,7 +1,8 @@
-"""One golden checkpoint, and whole applications over it in this process."""
+"""One golden checkpoint with a chat template, and whole applications over it in this process."""
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -17,15 +18,29 @@ from service.api.generator import Generator, load_generator
 from service.api.ingress import Ingress
 from service.model import Checkpoint, load_checkpoint
 from service.settings import Settings
-from tests.api.generate.helpers import client
+from tests.api.helpers import client
 from tests.tiny import GOLDEN
+
+TEMPLATE = (
+    "{% for m in messages %}w1 {{ m['role'] }} {{ m['content'] }} {% endfor %}"
+    "{% if add_generation_prompt %}w2{% endif %}"
+)
 
 MakeGenerator = Callable[..., Generator]
 
 
+def give_template(folder: Path) -> Path:
+    """A copy of the golden checkpoint, whose tokenizer knows chats."""
+    shutil.copytree(GOLDEN / "sdar-mrp-random-a", folder)
+    config = folder / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text("utf-8")) | {"chat_template": TEMPLATE}), "utf-8")
+    return folder
+
+
 @pytest.fixture(scope="session")
-def settings() -> Settings:
-    return Settings(model=str(GOLDEN / "sdar-mrp-random-a"), device="cpu", dtype="float32")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    model = give_template(tmp_path_factory.mktemp("checkpoint") / "golden")
+    return Settings(model=str(model), device="cpu", dtype="float32")
 
 
 @pytest.fixture(scope="session")

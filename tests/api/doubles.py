@@ -18,7 +18,8 @@ from service.api.wire import Answer, Chunk, Ending, Failure, ModelCard, Snapshot
 from service.engine import BlockEvent
 from service.engine.request import Forwards, Stats
 from service.errors import ReplicaLost
-from tests.api.generate.helpers import GENERATE, eventually
+from tests.api.generate.helpers import GENERATE
+from tests.api.helpers import eventually
 
 # --- engines that do as a test says ----------------------------------------------------------------
 
@@ -129,7 +130,7 @@ class Visitor:
 # --- replicas that say what a test wants -----------------------------------------------------------
 
 CARD = ModelCard(
-    name="scripted",
+    name="golden",
     block_size=4,
     vocab_size=64,
     max_model_len=256,
@@ -144,11 +145,18 @@ STATS = Stats(Forwards(denoise=1), decoded_tokens=1, first_block_s=0.001, total_
 
 
 class Scripted:
-    """A backend whose every request gets the same items, an exception raised; `down`: what its card raises."""
+    """A backend whose every request gets the same items, an exception raised; after them it hangs, if told to.
 
-    def __init__(self, *items: Chunk | Ending | Failure | Exception, down: Exception | None = None) -> None:
-        self.items, self.down = items, down
+    `down`: what its card raises.
+    """
+
+    def __init__(
+        self, *items: Chunk | Ending | Failure | Exception, down: Exception | None = None, hangs: bool = False
+    ) -> None:
+        self.items, self.down, self.hangs = items, down, hangs
         self.works: list[Work] = []
+        self.live, self.waiting_for = 0, 1
+        self.all_hang = asyncio.Event()
 
     async def card(self) -> ModelCard:
         if self.down is not None:
@@ -157,17 +165,27 @@ class Scripted:
 
     async def stream(self, work: Work) -> AsyncGenerator[Chunk | Ending | Failure]:
         self.works.append(work)
-        for item in self.items:
-            if isinstance(item, Exception):
-                raise item
-            yield item
+        self.live += 1
+        try:
+            for item in self.items:
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+            if self.hangs:
+                if self.live == self.waiting_for:
+                    self.all_hang.set()
+                await asyncio.Event().wait()
+        finally:
+            self.live -= 1
 
     async def complete(self, work: Work) -> Answer | Failure:
+        text = ""
         async for item in self.stream(work):
             if isinstance(item, Failure):
                 return item
             if isinstance(item, Ending):
-                return Answer("a", (1,), item)
+                return Answer(text, (1,), item)
+            text += item.text
         raise AssertionError("the script has no ending")
 
     async def statuses(self) -> list[Status]:

@@ -17,7 +17,7 @@ from service.engine.request import SamplingParams
 from service.errors import QueueFull
 from service.settings import Settings
 from tests.api.admission.virtual import now
-from tests.api.generate.doubles import CARD, STATS
+from tests.api.doubles import CARD, STATS
 
 BLOCK = CARD.block_size
 ANYBODY = ApiKey("anonymous")

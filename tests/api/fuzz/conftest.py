@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import socket
 import threading
 from collections.abc import Iterator
@@ -17,19 +15,15 @@ from service.api.backend import LocalBackend
 from service.api.generator import Generator, load_generator
 from service.api.ingress import Ingress
 from service.settings import Settings
-from tests.tiny import GOLDEN
+from tests.api.conftest import give_template
 
-TEMPLATE = "{% for m in messages %}w1 {{ m['role'] }} {{ m['content'] }} {% endfor %}w2"
 #: default limits of the routes (256 tokens and less) fit, answers stay short
 MODEL_LENGTH = 300
 
 
 @pytest.fixture(scope="session")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    path = tmp_path_factory.mktemp("checkpoint") / "golden"
-    shutil.copytree(GOLDEN / "sdar-mrp-random-a", path)
-    config = path / "tokenizer_config.json"
-    config.write_text(json.dumps(json.loads(config.read_text("utf-8")) | {"chat_template": TEMPLATE}), "utf-8")
+    path = give_template(tmp_path_factory.mktemp("checkpoint") / "golden")
     return Settings(model=str(path), device="cpu", dtype="float32", max_model_len=MODEL_LENGTH, max_body_bytes=65536)
 
 

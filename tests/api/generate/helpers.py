@@ -1,22 +1,15 @@
-"""Bodies to send, answers and streams and metrics to read."""
+"""Bodies to send to POST /generate, answers and streams to read."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
-from pydantic import BaseModel
-from starlette.types import ASGIApp
 
 from service.api.answers import ErrorAnswer
-from service.api.backend import Backend, LocalBackend
-from service.api.generator import Generator
-from service.api.ingress import Ingress
-from service.settings import Settings
+from tests.api.helpers import assert_shape
 from tests.tiny import GOLDEN
 
 GENERATE = "/generate"
@@ -46,17 +39,6 @@ def words(tokens: Sequence[int]) -> str:
 CACHED = ("cached_tokens", "tokens_per_forward_total")
 
 # --- asking ----------------------------------------------------------------------------------------
-
-
-def client(app: ASGIApp, **headers: str) -> httpx.AsyncClient:
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    return httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers)
-
-
-def over(backend: Backend | Generator, **settings: Any) -> httpx.AsyncClient:
-    """A client of a fresh ingress over a backend."""
-    backend = LocalBackend(backend) if isinstance(backend, Generator) else backend
-    return client(Ingress("i0", Settings(**settings), backend).app(answers_request_id=True))
 
 
 async def ask(http: httpx.AsyncClient, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,28 +105,3 @@ def essence(answer: Mapping[str, Any]) -> dict[str, Any]:
     stats = {name: value for name, value in answer["stats"].items() if not name.endswith("_ms") and name not in CACHED}
     forwards = {**stats["forwards"], "prefill": 0, "mrp": 0}
     return {**answer, "id": "", "stats": {**stats, "forwards": forwards}}
-
-
-async def page(http: httpx.AsyncClient) -> Callable[..., float]:
-    """GET /metrics as page(name, **labels): the sum of a metric's samples that have these labels."""
-    response = await http.get("/metrics")
-    assert response.status_code == 200
-    families = text_string_to_metric_families(response.text)
-    samples = [sample for family in families for sample in family.samples]
-
-    def read(name: str, **labels: str) -> float:
-        return sum(one.value for one in samples if one.name == name and labels.items() <= one.labels.items())
-
-    return read
-
-
-def assert_shape(model: type[BaseModel], value: object) -> None:
-    """The value is of the model, and has no field besides."""
-    checked = model.model_validate(value).model_dump_json(exclude_unset=True)
-    assert json.loads(checked) == value
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.002)

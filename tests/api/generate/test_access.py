@@ -10,12 +10,8 @@ import httpx
 import pytest
 
 from service.api.generator import Generator
-from tests.api.generate.helpers import (
-    GENERATE,
-    body,
-    over,
-    problem,
-)
+from tests.api.generate.helpers import GENERATE, body, problem
+from tests.api.helpers import over
 
 
 class TestSizes:

@@ -18,9 +18,10 @@ from service.api.ingress import Ingress
 from service.api.wire import Answer, Failure, Work
 from service.errors import NotReady
 from service.settings import Settings
-from tests.api.generate.conftest import MakeGenerator
-from tests.api.generate.doubles import Held
-from tests.api.generate.helpers import GENERATE, ask, body, client, over, page, problem, refused
+from tests.api.conftest import MakeGenerator
+from tests.api.doubles import Held
+from tests.api.generate.helpers import GENERATE, ask, body, problem, refused
+from tests.api.helpers import client, over, page
 
 
 class Counting(LocalBackend):

@@ -11,18 +11,8 @@ import pytest
 from service.api.answers import BlockFrame, Done, GenerateAnswer
 from service.api.generator import Generator
 from service.decode.registry import MODES
-from tests.api.generate.helpers import (
-    CASES,
-    EOS,
-    ask,
-    assert_shape,
-    body,
-    essence,
-    frames,
-    golden_body,
-    streamed,
-    words,
-)
+from tests.api.generate.helpers import CASES, EOS, ask, body, essence, frames, golden_body, streamed, words
+from tests.api.helpers import assert_shape
 
 
 class TestGolden:
@@ -36,7 +26,7 @@ class TestGolden:
         assert answer["text"] == words(case["token_ids"])
         stopped = len(case["token_ids"]) < case["max_new_tokens"]
         assert answer["finish_reason"] == ("stop" if stopped else "length")
-        assert (answer["mode"], answer["seed"], answer["model"]) == (case["mode"], number, "sdar-mrp-random-a")
+        assert (answer["mode"], answer["seed"], answer["model"]) == (case["mode"], number, "golden")
         self.check_counts(case, answer, stopped)
         assert essence(await streamed(http, request)) == essence(answer)
 

@@ -8,12 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.generate.helpers import (
-    GENERATE,
-    body,
-    problem,
-    refused,
-)
+from tests.api.generate.helpers import GENERATE, body, problem, refused
 
 
 class TestBodies:

@@ -7,18 +7,11 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.generate.conftest import MakeGenerator
-from tests.api.generate.helpers import (
-    GENERATE,
-    LENGTH,
-    MASK,
-    VOCABULARY,
-    ask,
-    body,
-    over,
-    problem,
-    refused,
-)
+from service.model import load_checkpoint
+from tests.api.conftest import MakeGenerator
+from tests.api.generate.helpers import GENERATE, LENGTH, MASK, VOCABULARY, ask, body, problem, refused
+from tests.api.helpers import over
+from tests.tiny import GOLDEN
 
 CHAT = [{"role": "user", "content": "a"}]
 
@@ -48,7 +41,6 @@ class TestPrompts:
                 "messages.0.nam",
                 "'nam' is not a field of a message; ",
             ),
-            ({"messages": CHAT}, "messages", "this checkpoint has no chat template; send `prompt` instead"),
         ],
     )
     async def test_one_that_is_not_empty(
@@ -78,6 +70,15 @@ class TestPrompts:
         async with over(make_generator(max_model_len=30)) as http:
             assert "are 31 tokens, allowed are 30" in (await refused(http, body(max_new_tokens=23)))["message"]
             await ask(http, body(max_new_tokens=22))
+
+    async def test_messages_without_a_chat_template(self, make_generator: MakeGenerator) -> None:
+        bare = make_generator("r0", load_checkpoint(GOLDEN / "sdar-mrp-random-a"))
+        async with over(bare) as http:
+            (model,) = (await http.get("/v1/models")).json()["data"]
+            detail = await refused(http, body(prompt_token_ids=None, messages=CHAT))
+        assert model["chat_template"] is False
+        assert detail["param"] == "messages"
+        assert detail["message"] == "this checkpoint has no chat template; send `prompt` instead"
 
     @pytest.mark.parametrize("token", [VOCABULARY, -1, 2**64])
     async def test_token_out_of_the_vocabulary(self, http: httpx.AsyncClient, token: int) -> None:

@@ -13,8 +13,9 @@ import pytest
 from service.api.generator import Generator
 from service.errors import CheckpointError, SettingsError
 from service.model import Checkpoint, load_checkpoint, save_checkpoint
-from tests.api.generate.conftest import MakeGenerator
-from tests.api.generate.helpers import CASES, UNKNOWN, ask, body, essence, frames, over, refused, streamed
+from tests.api.conftest import MakeGenerator
+from tests.api.generate.helpers import CASES, UNKNOWN, ask, body, essence, frames, refused, streamed
+from tests.api.helpers import over
 from tests.tiny import GOLDEN
 
 SOURCE = GOLDEN / "sdar-mrp-random-a"
@@ -172,13 +173,13 @@ class TestModels:
             "remask": {"threshold": 0.9},
         }
         assert {name: model[name] for name in ("id", "object", "owned_by", "block_size", "vocab_size")} == {
-            "id": "sdar-mrp-random-a",
+            "id": "golden",
             "object": "model",
             "owned_by": "mrp-serve",
             "block_size": 8,
             "vocab_size": 512,
         }
-        assert (model["max_model_len"], model["chat_template"]) == (2048, False)
+        assert (model["max_model_len"], model["chat_template"]) == (2048, True)
 
     async def test_the_name_is_the_operators(self, make_generator: MakeGenerator) -> None:
         async with over(make_generator(served_model_name="mine")) as http:

@@ -17,19 +17,10 @@ from service.engine.request import SamplingParams, Stats
 from service.errors import EngineFailed
 from service.model import Checkpoint
 from service.settings import Settings
-from tests.api.generate.conftest import MakeGenerator
-from tests.api.generate.doubles import Dying
-from tests.api.generate.helpers import (
-    PROMPT,
-    ask,
-    body,
-    essence,
-    eventually,
-    frames,
-    over,
-    page,
-    streamed,
-)
+from tests.api.conftest import MakeGenerator
+from tests.api.doubles import Dying
+from tests.api.generate.helpers import PROMPT, ask, body, essence, frames, streamed
+from tests.api.helpers import eventually, over, page
 
 #: every mode, with knobs that make it work for its tokens
 MODES: list[dict[str, Any]] = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
@@ -11,11 +12,13 @@ import jsonschema
 import pytest
 
 from service.api.answers import BlockFrame, Done, GenerateAnswer
+from service.api.openapi import DECODING, OPENAI, OPERATION
 from service.api.schemas import EXAMPLES, KNOBS, REQUESTS
 from service.api.validation import parse_generate
 from service.decode.registry import MODES
-from tests.api.generate.doubles import Scripted
-from tests.api.generate.helpers import GENERATE, body, over, refused
+from tests.api.doubles import Scripted
+from tests.api.generate.helpers import GENERATE, body, refused
+from tests.api.helpers import over
 
 NAMES = {"static": {"tokens_per_step"}, "dynamic": {"threshold"}, "remask": {"threshold"}}
 
@@ -76,9 +79,26 @@ def test_errors_and_frames_are_there(schema: dict[str, Any]) -> None:
 
 async def test_a_second_page_is_the_same(http: httpx.AsyncClient, schema: dict[str, Any]) -> None:
     assert (await http.get("/openapi.json")).json() == schema
+
+
+async def test_the_page_needs_nothing_from_elsewhere(http: httpx.AsyncClient) -> None:
     page = await http.get("/docs")
     assert page.status_code == 200
     assert "text/html" in page.headers["content-type"]
+    assert not re.search(r"""["'(](?:https?:)?//""", page.text)
+    assets = re.findall(r"""(?:href|src)=["']([^"']+)""", page.text)
+    assert {asset.rpartition(".")[2] for asset in assets} == {"css", "js", "png"}
+    for asset in [*assets, "/openapi.json"]:
+        answer = await http.get(asset)
+        assert answer.status_code == 200, asset
+        assert answer.content
+    assert (await http.get("/docs/static/nope.js")).json()["error"]["code"] == "not_found"
+    assert (await http.get("/redoc")).status_code == 404  # FastAPI's own, from elsewhere
+
+
+def test_every_route_stands_below_a_heading(schema: dict[str, Any]) -> None:
+    tags = [tuple(route["tags"]) for methods in schema["paths"].values() for route in methods.values()]
+    assert set(tags) == {(DECODING,), (OPENAI,), (OPERATION,)}
 
 
 def test_examples_are_of_the_schema(schema: dict[str, Any]) -> None:

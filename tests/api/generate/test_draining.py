@@ -12,9 +12,10 @@ from service.api.backend import LocalBackend
 from service.api.generator import Generator
 from service.api.ingress import Ingress
 from service.settings import Settings
-from tests.api.generate.conftest import MakeGenerator
-from tests.api.generate.doubles import Held, Visitor
-from tests.api.generate.helpers import GENERATE, ask, body, client, eventually, problem, refused
+from tests.api.conftest import MakeGenerator
+from tests.api.doubles import Held, Visitor
+from tests.api.generate.helpers import GENERATE, ask, body, problem, refused
+from tests.api.helpers import client, eventually
 
 
 @pytest.fixture

@@ -13,8 +13,9 @@ from service.api.answers import ErrorAnswer
 from service.api.sse import KEEP_ALIVE, KEEP_ALIVE_S, frame, with_keep_alive
 from service.api.wire import Chunk, Ending, Failure
 from service.errors import NotReady
-from tests.api.generate.doubles import STATS, Scripted
-from tests.api.generate.helpers import assert_shape, body, frames, over, page
+from tests.api.doubles import STATS, Scripted
+from tests.api.generate.helpers import body, frames
+from tests.api.helpers import assert_shape, over, page
 
 FIRST = Chunk(0, "a", (1,), STATS)
 

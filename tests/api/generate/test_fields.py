@@ -11,9 +11,10 @@ import httpx
 import pytest
 
 from service.api.wire import Ending
-from tests.api.generate.conftest import MakeGenerator
-from tests.api.generate.doubles import CARD, STATS, Scripted
-from tests.api.generate.helpers import CASES, EOS, PROMPT, UNKNOWN, ask, body, essence, frames, over, streamed, words
+from tests.api.conftest import MakeGenerator
+from tests.api.doubles import CARD, STATS, Scripted
+from tests.api.generate.helpers import CASES, EOS, PROMPT, UNKNOWN, ask, body, essence, frames, streamed, words
+from tests.api.helpers import over
 
 FIRST = CASES[0]["token_ids"]
 

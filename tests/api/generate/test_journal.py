@@ -20,9 +20,10 @@ from service.api.journal import Journal, JournaledAnswers
 from service.api.logs import log_formatter
 from service.api.validation import parse_generate, to_work
 from service.settings import Settings
-from tests.api.generate.conftest import MakeGenerator
-from tests.api.generate.doubles import Scripted, Visitor
-from tests.api.generate.helpers import GENERATE, PROMPT, ask, body, over
+from tests.api.conftest import MakeGenerator
+from tests.api.doubles import Scripted, Visitor
+from tests.api.generate.helpers import GENERATE, PROMPT, ask, body
+from tests.api.helpers import over
 
 MARK, KEY = "xylophone", "sk-tambourine"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -69,7 +70,7 @@ class TestTheLine:
         }
 
     async def test_of_several_answers_adds_them_up(self, http: httpx.AsyncClient, lines: Lines) -> None:
-        request = {"model": "sdar-mrp-random-a", "prompt": [PROMPT, PROMPT], "max_tokens": 8, "mode": "static"}
+        request = {"model": "golden", "prompt": [PROMPT, PROMPT], "max_tokens": 8, "mode": "static"}
         choices = (await http.post(COMPLETIONS, json=request)).json()["choices"]
         (line,) = lines()
         assert (line["answers"], line["completion_tokens"], line["tokens_per_forward"]) == (2, 16, 1.0)
@@ -160,8 +161,8 @@ class TestNothingMore:
     BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
         (GENERATE, {"prompt": f"w1 {MARK}", "max_new_tokens": 8}),
         (GENERATE, {"prompt_token_ids": PROMPT, "max_new_tokens": 8, "stop": MARK, "return_trace": True}),
-        (COMPLETIONS, {"model": "sdar-mrp-random-a", "prompt": f"w1 {MARK}", "echo": True, "max_tokens": 8}),
-        (COMPLETIONS, {"model": "sdar-mrp-random-a", "prompt": PROMPT, "logprobs": 1, "max_tokens": 8, "user": MARK}),
+        (COMPLETIONS, {"model": "golden", "prompt": f"w1 {MARK}", "echo": True, "max_tokens": 8}),
+        (COMPLETIONS, {"model": "golden", "prompt": PROMPT, "logprobs": 1, "max_tokens": 8, "user": MARK}),
     )
 
     @pytest.mark.usefixtures("a_loop_that_tells_all")
@@ -186,12 +187,12 @@ class TestNothingMore:
             (GENERATE, json.dumps({"messages": [{"role": MARK, "content": MARK, MARK: 1}]})),
             (GENERATE, json.dumps({"prompt_token_ids": [*PROMPT, 10**6]})),
             (GENERATE, json.dumps({"prompt_token_ids": [*PROMPT, 1.5]})),
-            (GENERATE, json.dumps({"messages": [{"role": "user", "content": MARK}]})),  # no chat template
+            (GENERATE, json.dumps({"messages": [{"role": "user", "content": MARK}], "max_new_tokens": 5000})),
             (GENERATE, f'{{"prompt": "{MARK}'),
             (GENERATE, f'"{MARK}"'),
-            (COMPLETIONS, json.dumps({"model": "sdar-mrp-random-a", "prompt": [MARK, 1]})),
-            (CHAT, json.dumps({"model": "sdar-mrp-random-a", "messages": [{"role": "user", "content": [MARK]}]})),
-            (CHAT, json.dumps({"model": "sdar-mrp-random-a", "messages": [], "logit_bias": {MARK: 1}})),
+            (COMPLETIONS, json.dumps({"model": "golden", "prompt": [MARK, 1]})),
+            (CHAT, json.dumps({"model": "golden", "messages": [{"role": "user", "content": [MARK]}]})),
+            (CHAT, json.dumps({"model": "golden", "messages": [], "logit_bias": {MARK: 1}})),
         ],
     )
     async def test_of_refusals(
@@ -215,7 +216,7 @@ class TestNothingMore:
         bug = RuntimeError(MARK)
         bug.__cause__ = cause
         async with over(Scripted(bug)) as http:
-            request = {"prompt": MARK, "stream": stream} | ({"model": "scripted"} if path == COMPLETIONS else {})
+            request = {"prompt": MARK, "stream": stream} | ({"model": "golden"} if path == COMPLETIONS else {})
             response = await http.post(path, json=request, headers={"X-Request-Id": "r1"})
         assert response.status_code == 500
         said = silent(heard())

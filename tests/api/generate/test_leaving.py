@@ -14,9 +14,10 @@ from service.api.deployments import LeavingNoticed
 from service.api.generator import Generator
 from service.api.ingress import Ingress
 from service.settings import Settings
-from tests.api.generate.conftest import MakeGenerator
-from tests.api.generate.doubles import Held, Visitor
-from tests.api.generate.helpers import CASES, ask, body, client, eventually, golden_body, over, page, read_frames
+from tests.api.conftest import MakeGenerator
+from tests.api.doubles import Held, Visitor
+from tests.api.generate.helpers import CASES, ask, body, golden_body, read_frames
+from tests.api.helpers import client, eventually, over, page
 
 LONG = body(max_new_tokens=1900, ignore_eos=True)
 

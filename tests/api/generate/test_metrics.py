@@ -15,9 +15,14 @@ from service.api.backend import LocalBackend
 from service.api.exposition import expose
 from service.api.generator import Generator
 from service.api.metrics import METRICS, Registry
+from service.api.observer import ReplicaMetrics
 from service.api.wire import Answer, Failure, ModelCard, Snapshot, Status, Work
-from tests.api.generate.conftest import MakeGenerator
-from tests.api.generate.helpers import CASES, GENERATE, ask, body, golden_body, over, page, streamed
+from service.engine import BlockEvent, GenerationRequest
+from service.engine.observer import EngineState
+from service.engine.request import Forwards, Stats
+from tests.api.conftest import MakeGenerator
+from tests.api.generate.helpers import CASES, GENERATE, ask, body, golden_body, streamed
+from tests.api.helpers import over, page
 
 FORWARDS = ("prefill", "denoise", "verify", "commit", "mrp")
 
@@ -153,6 +158,41 @@ class TestCounters:
         for reason, count in counts.items():
             assert metrics("mrp_request_rejected_total", reason=reason, replica="i0") == count
         assert metrics("mrp_request_rejected_total") == 5
+
+
+class TestEnds:
+    def test_time_in_the_ingress_counts(self) -> None:
+        metrics = ReplicaMetrics()
+        for index, seconds in enumerate((2.0, 3.0)):
+            metrics.on_event(REQUEST, block(index, seconds))
+        assert value(metrics, "mrp_time_to_first_block_seconds_sum") == 10 + 2
+        assert value(metrics, "mrp_inter_block_latency_seconds_sum") == 1
+
+    def test_a_continued_answer_has_one_prompt_and_one_first_block(self) -> None:
+        metrics = ReplicaMetrics()
+        metrics.on_event(replace(REQUEST, num_continued=1), block(0, 2.0))
+        assert value(metrics, "mrp_generation_tokens_total") == 1
+        assert value(metrics, "mrp_prompt_tokens_total") == 0
+        assert value(metrics, "mrp_time_to_first_block_seconds_count") == 0
+
+    def test_an_abort_is_counted_and_not_timed(self) -> None:
+        metrics = ReplicaMetrics()
+        metrics.finished("static", "abort", Stats())
+        assert value(metrics, "mrp_request_success_total") == 1
+        for name in ("e2e_request_latency_seconds", "request_queue_time_seconds", "tokens_per_forward"):
+            assert value(metrics, f"mrp_{name}_count") == 0
+
+
+REQUEST = GenerationRequest("1", (1, 2, 3), waited_s=10.0)
+
+
+def block(index: int, seconds: float) -> BlockEvent:
+    return BlockEvent("1", index, (5,), Stats(Forwards(denoise=1), total_s=seconds))
+
+
+def value(metrics: ReplicaMetrics, name: str) -> float:
+    families = metrics.families(EngineState(0, 0, 0, 1))
+    return sum(value for family in families for sample, _, value in family.samples if sample == name)
 
 
 class TestGauges:

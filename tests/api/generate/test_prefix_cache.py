@@ -5,8 +5,9 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from tests.api.generate.conftest import MakeGenerator
-from tests.api.generate.helpers import CASES, PROMPT, ask, body, frames, golden_body, over, page, refused
+from tests.api.conftest import MakeGenerator
+from tests.api.generate.helpers import CASES, PROMPT, ask, body, frames, golden_body, refused
+from tests.api.helpers import over, page
 
 COMPLETIONS = "/v1/completions"
 CACHED = len(PROMPT)  # one block

@@ -10,9 +10,10 @@ from service.api.generator import Generator
 from service.api.openai.convert import plan_chat
 from service.api.wire import Ending
 from service.errors import InvalidRequest
-from tests.api.generate.conftest import MakeGenerator
-from tests.api.generate.doubles import CARD, STATS, Scripted
-from tests.api.generate.helpers import ask, body, over, refused
+from tests.api.conftest import MakeGenerator
+from tests.api.doubles import CARD, STATS, Scripted
+from tests.api.generate.helpers import ask, body, refused
+from tests.api.helpers import over
 
 
 @pytest.mark.parametrize(("given", "priority"), [({}, 5), ({"priority": 0}, 0), ({"priority": 9}, 9)])

@@ -23,8 +23,9 @@ from service.api.tracing import Tracing, start_tracing
 from service.errors import SettingsError
 from service.model import Checkpoint
 from service.settings import Settings
-from tests.api.generate.doubles import Visitor
-from tests.api.generate.helpers import GENERATE, PROMPT, ask, body, client, frames
+from tests.api.doubles import Visitor
+from tests.api.generate.helpers import GENERATE, PROMPT, ask, body, frames
+from tests.api.helpers import client
 
 CLIENTS = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 Spans = Callable[[], list[ReadableSpan]]
@@ -113,7 +114,7 @@ async def test_the_request_is_described_in_the_names_for_generative_ai(http: htt
     attributes = dict(only(spans(), SERVER).attributes or {})
     expected = {
         "gen_ai.operation.name": "text_completion",
-        "gen_ai.request.model": "sdar-mrp-random-a",
+        "gen_ai.request.model": "golden",
         "gen_ai.request.max_tokens": 16,
         "gen_ai.request.seed": 17,
         "gen_ai.response.id": answer["id"].removeprefix("gen-"),
@@ -181,7 +182,7 @@ async def test_no_span_quotes_the_request(http: httpx.AsyncClient, spans: Spans)
 
 
 async def test_several_answers_share_a_span(http: httpx.AsyncClient, spans: Spans) -> None:
-    request = {"model": "sdar-mrp-random-a", "prompt": PROMPT, "max_tokens": 8, "n": 2, "temperature": 1.0}
+    request = {"model": "golden", "prompt": PROMPT, "max_tokens": 8, "n": 2, "temperature": 1.0}
     usage = (await http.post("/v1/completions", json=request)).json()["usage"]
     found = spans()
     server = only(found, "POST /v1/completions")

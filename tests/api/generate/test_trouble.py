@@ -6,20 +6,10 @@ import pytest
 
 from service.api.generator import Generator
 from service.errors import EngineFailed, NotReady, QueueFull
-from tests.api.generate.conftest import MakeGenerator
-from tests.api.generate.doubles import Scripted, stop_the_clock
-from tests.api.generate.helpers import (
-    CASES,
-    GENERATE,
-    PROMPT,
-    ask,
-    body,
-    over,
-    problem,
-    refused,
-    streamed,
-    words,
-)
+from tests.api.conftest import MakeGenerator
+from tests.api.doubles import Scripted, stop_the_clock
+from tests.api.generate.helpers import CASES, GENERATE, PROMPT, ask, body, problem, refused, streamed, words
+from tests.api.helpers import over
 
 
 class TestLoad:

@@ -1,32 +1,18 @@
-"""Bodies to send, streams to read, and replicas that say what a test wants."""
+"""Bodies to send to OpenAI's routes, streams to read."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
 
-from service.api.wire import Answer, Chunk, Ending, Failure, ModelCard, Snapshot, Status, Work
+from service.api.wire import Chunk, Ending
 from service.engine.request import Stats
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPT = [443, 286, 438, 473, 399, 238, 231, 260]
-
-CARD = ModelCard(
-    name="golden",
-    block_size=4,
-    vocab_size=64,
-    max_model_len=256,
-    mrp=None,
-    modes=("static", "dynamic"),
-    default_mode="static",
-    defaults={"static": {"tokens_per_step": 1}, "dynamic": {"threshold": 0.9}},
-    chat=True,
-    places=64,
-)
 
 
 def completion(**fields: Any) -> dict[str, Any]:
@@ -79,48 +65,3 @@ def chunk(index: int = 0, text: str = "a") -> Chunk:
 
 def ending(reason: Any = "length") -> Ending:
     return Ending(reason, 3, 1, Stats(cached_tokens=1))
-
-
-class Scripted:
-    """A backend whose every request gets the same items, a bare exception raised; after them it hangs, if told to."""
-
-    def __init__(self, *items: Chunk | Ending | Failure | Exception, hangs: bool = False) -> None:
-        self.items, self.hangs = items, hangs
-        self.works: list[Work] = []
-        self.live = 0
-        self.all_hang = asyncio.Event()
-        self.waiting_for = 1
-
-    async def card(self) -> ModelCard:
-        return CARD
-
-    async def stream(self, work: Work) -> AsyncGenerator[Chunk | Ending | Failure]:
-        self.works.append(work)
-        self.live += 1
-        try:
-            for item in self.items:
-                if isinstance(item, Exception):
-                    raise item
-                yield item
-            if self.hangs:
-                if self.live == self.waiting_for:
-                    self.all_hang.set()
-                await asyncio.Event().wait()
-        finally:
-            self.live -= 1
-
-    async def complete(self, work: Work) -> Answer | Failure:
-        text = ""
-        async for item in self.stream(work):
-            if isinstance(item, Failure):
-                return item
-            if isinstance(item, Ending):
-                return Answer(text, (1,), item)
-            text += item.text
-        raise AssertionError("the script has no ending")
-
-    async def statuses(self) -> list[Status]:
-        return [Status("r0", None, CARD)]
-
-    async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
-        return [own], []

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 
-from service.api.backend import Backend, LocalBackend
 from service.api.generator import Generator, load_generator
-from service.api.ingress import Ingress
 from service.settings import Settings
-from tests.api.generate.doubles import Dying
+from tests.api.doubles import Dying
+from tests.api.helpers import over
 from tests.api.openai.helpers import CHAT, COMPLETIONS, ask, chat, completion, frames
 
 BODIES = [
@@ -28,11 +26,6 @@ def other(settings: Settings) -> Iterator[Generator]:
     generator = load_generator("r1", settings)
     yield generator
     generator.close()
-
-
-def client(backend: Backend) -> httpx.AsyncClient:
-    app = Ingress("i0", Settings(), backend).app(answers_request_id=True)
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
 
 
 def essence(value: Any) -> Any:
@@ -62,12 +55,12 @@ async def test_streams_cut_after_every_block(
     generator: Generator, other: Generator, path: str, body: dict[str, Any]
 ) -> None:
     body = body if "stream_options" in body else body | {"stream_options": {"include_usage": True}}
-    async with client(LocalBackend(other)) as http:
+    async with over(other) as http:
         whole = by_choice(await frames(http, path, body))
     answers = len(whole) - 1
     for after in range(9):
         backend = Dying(generator, other, after)
-        async with client(backend) as http:
+        async with over(backend) as http:
             assert by_choice(await frames(http, path, body)) == whole, after
         if len(backend.works) == answers:
             break
@@ -77,7 +70,7 @@ async def test_streams_cut_after_every_block(
 @pytest.mark.parametrize(("path", "body"), BODIES)
 async def test_whole_answers(generator: Generator, other: Generator, path: str, body: dict[str, Any]) -> None:
     body = {name: value for name, value in body.items() if name != "stream_options"}
-    async with client(LocalBackend(other)) as http:
+    async with over(other) as http:
         whole = await ask(http, path, body)
-    async with client(Dying(generator, other, after=0)) as http:
+    async with over(Dying(generator, other, after=0)) as http:
         assert essence(await ask(http, path, body)) == essence(whole)

@@ -12,7 +12,9 @@ from service.api.backend import LocalBackend
 from service.api.generator import Generator
 from service.api.ingress import Ingress
 from service.settings import Settings
-from tests.api.openai.helpers import CHAT, COMPLETIONS, Scripted, ask, chat, completion, refused
+from tests.api.doubles import Scripted
+from tests.api.helpers import over
+from tests.api.openai.helpers import CHAT, COMPLETIONS, ask, chat, completion, refused
 
 
 @pytest.mark.parametrize(
@@ -79,7 +81,7 @@ async def test_an_unknown_model_is_404_naming_the_one_there_is(http: httpx.Async
 
 
 async def test_bodies_that_are_none(http: httpx.AsyncClient) -> None:
-    for content, status in ((b"{", 422), (b"[]", 422), (b'{"prompt": "' + b"w" * 70000 + b'"}', 413)):
+    for content, status in ((b"{", 422), (b"[]", 422), (b'{"prompt": "' + b"w" * 2**20 + b'"}', 413)):
         response = await http.post(COMPLETIONS, content=content)
         assert (response.status_code, response.json()["error"]["type"]) == (status, "invalid_request_error")
 
@@ -146,8 +148,6 @@ async def test_other_routes_have_none(http: httpx.AsyncClient) -> None:
 
 
 async def test_bugs_have_a_type_too() -> None:
-    app = Ingress("i0", Settings(), Scripted(RuntimeError("bug"))).app(answers_request_id=True)
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-        response = await client.post(COMPLETIONS, json=completion())
+    async with over(Scripted(RuntimeError("bug"))) as http:
+        response = await http.post(COMPLETIONS, json=completion())
     assert (response.status_code, response.json()["error"]["type"]) == (500, "server_error")

@@ -6,7 +6,6 @@ import asyncio
 import json
 from typing import Any
 
-import httpx
 import pytest
 
 from service.api.ingress import Ingress
@@ -14,17 +13,14 @@ from service.api.openai.concurrent import all_of, merged
 from service.api.wire import Failure
 from service.errors import DeadlineExceeded, NotReady, QueueFull
 from service.settings import Settings
-from tests.api.openai.helpers import CHAT, COMPLETIONS, Scripted, ask, chat, choices, chunk, completion, ending, frames
+from tests.api.doubles import Scripted
+from tests.api.helpers import over
+from tests.api.openai.helpers import CHAT, COMPLETIONS, ask, chat, choices, chunk, completion, ending, frames
 from tests.api.openai.helpers import refused as refusal
 
 
-def client(backend: Scripted) -> httpx.AsyncClient:
-    app = Ingress("i0", Settings(), backend).app(answers_request_id=True)
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
-
-
 async def test_a_time_out_is_length_and_ours_in_the_stats() -> None:
-    async with client(Scripted(chunk(), ending("timeout"))) as http:
+    async with over(Scripted(chunk(), ending("timeout"))) as http:
         (choice,) = (await ask(http, CHAT, chat()))["choices"]
         assert (choice["finish_reason"], choice["stats"]["finish_reason"]) == ("length", "timeout")
         last = choices(await frames(http, CHAT, chat()))[-1]
@@ -34,7 +30,7 @@ async def test_a_time_out_is_length_and_ours_in_the_stats() -> None:
 @pytest.mark.parametrize("lost", [Failure(NotReady("the replica was lost")), NotReady("the replica was lost")])
 async def test_an_error_in_the_midst_is_a_frame_and_no_done(lost: Failure | NotReady) -> None:
     backend = Scripted(chunk(), lost)
-    async with client(backend) as http:
+    async with over(backend) as http:
         response = await http.post(COMPLETIONS, json=completion(stream=True, n=3))
         events = [json.loads(event.removeprefix("data: ")) for event in response.text.strip().split("\n\n")]
         error = events[-1]["error"]
@@ -47,7 +43,7 @@ async def test_an_error_in_the_midst_is_a_frame_and_no_done(lost: Failure | NotR
 
 
 async def test_a_bug_in_the_midst_is_a_frame_that_tells_nothing() -> None:
-    async with client(Scripted(chunk(), ZeroDivisionError("secret"))) as http:
+    async with over(Scripted(chunk(), ZeroDivisionError("secret"))) as http:
         response = await http.post(COMPLETIONS, json=completion(stream=True))
     *_, last = [json.loads(event.removeprefix("data: ")) for event in response.text.strip().split("\n\n")]
     assert last["error"]["code"] == "internal_error"
@@ -58,7 +54,7 @@ async def test_a_bug_in_the_midst_is_a_frame_that_tells_nothing() -> None:
 @pytest.mark.parametrize("error", [QueueFull("full", retry_after=2.5), DeadlineExceeded("too late")])
 async def test_an_error_before_the_first_block_has_its_status(error: Any, stream: bool) -> None:
     backend = Scripted(Failure(error))
-    async with client(backend) as http:
+    async with over(backend) as http:
         response = await http.post(CHAT, json=chat(stream=stream, n=4))
         assert response.status_code == error.status
         assert response.headers.get("retry-after") == ("3" if error.retry_after else None)
@@ -67,7 +63,7 @@ async def test_an_error_before_the_first_block_has_its_status(error: Any, stream
 
 async def test_one_request_may_ask_for_many_at_once() -> None:
     backend = Scripted(chunk(), ending())
-    async with client(backend) as http:
+    async with over(backend) as http:
         answer = await ask(http, COMPLETIONS, completion(prompt=["w1", "w2"], n=3, seed=1))
         assert answer["usage"] == {
             "prompt_tokens": 6,
