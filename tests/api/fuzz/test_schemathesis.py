@@ -59,8 +59,9 @@ def _fill(part: Any, model: dict[str, Any]) -> None:
         if isinstance(properties, dict) and isinstance(properties.get("n"), dict):  # an OpenAI body
             properties["model"] = {"const": model["id"]}
             properties["n"] = {**properties["n"], "maximum": 4}  # 128 answers a case would take long
-        for item in part.values():
-            _fill(item, model)
+        for name, item in part.items():
+            if name != "stop_token_ids":  # any id may be there; one that no token has ends nothing
+                _fill(item, model)
 
 
 def violations(url: str, max_examples: int, phases: tuple[str, ...]) -> tuple[Counter[str], list[str]]:
