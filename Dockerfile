@@ -21,7 +21,7 @@ ENV PATH=/opt/mrp-serve/bin:$PATH
 # torch alone first: it is most of the image and changes least. What came is checked, since pip takes whatever build of
 # the version the index has.
 COPY constraints.txt ./
-RUN pip install -c constraints.txt ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} torch
+RUN ${TORCH_INDEX:+env PIP_INDEX_URL="$TORCH_INDEX"} pip install -c constraints.txt torch
 RUN case "$DEVICE" in \
       cpu) python -c 'import torch; assert torch.version.cuda is None, "a CUDA build of torch came: set TORCH_INDEX"' ;; \
       cuda) python -c 'import torch; assert torch.version.cuda, "a CPU build of torch came: leave TORCH_INDEX out"' ;; \
