@@ -1,0 +1,115 @@
+"""When requests start: levels over time, Poisson arrivals and recorded ones.
+
+A profile says how much load there is when: users of a closed loop, requests a second of an open one. Ramps, steps,
+spikes and soaks are all profiles. Open arrivals do not depend on answers, and a request's time counts from its arrival,
+sent late or not: a server that stalls is charged for everybody who wanted to come meanwhile. No clock is read here.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Stage:
+    """So many seconds from one level to another."""
+
+    seconds: float
+    first: float
+    last: float
+
+    def level(self, at: float) -> float:
+        """The level after so many seconds of the stage."""
+        return self.first + (self.last - self.first) * at / self.seconds
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request is due so many seconds after the start, in the stage of that number."""
+
+    at: float
+    stage: int
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Stages, one after the other."""
+
+    stages: tuple[Stage, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Profile:
+        """`SECONDS:LEVEL` or `SECONDS:FROM-TO`, with commas between: `30:5,10:50,30:5` is a spike."""
+        try:
+            stages = tuple(_stage(part) for part in text.split(","))
+        except ValueError as error:
+            raise ValueError(
+                f"levels {text!r} ({error}); allowed: SECONDS:LEVEL or SECONDS:FROM-TO, separated by commas"
+            ) from None
+        return cls(stages)
+
+    @property
+    def seconds(self) -> float:
+        """How long it takes."""
+        return sum(stage.seconds for stage in self.stages)
+
+    def stage(self, at: float) -> int | None:
+        """The number of the stage at a time; None behind the end."""
+        end = 0.0
+        for number, stage in enumerate(self.stages):
+            end += stage.seconds
+            if at < end:
+                return number
+        return None
+
+    def level(self, at: float) -> float:
+        """The level at a time; 0 behind the end."""
+        number = self.stage(at)
+        if number is None:
+            return 0.0
+        return self.stages[number].level(at - sum(stage.seconds for stage in self.stages[:number]))
+
+    def scaled(self, factor: float) -> Profile:
+        """All levels times a factor."""
+        return Profile(tuple(Stage(s.seconds, s.first * factor, s.last * factor) for s in self.stages))
+
+    def __str__(self) -> str:
+        return ",".join(
+            f"{s.seconds:g}:{s.first:.4g}" + (f"-{s.last:.4g}" if s.last != s.first else "") for s in self.stages
+        )
+
+
+def _stage(text: str) -> Stage:
+    seconds, _, levels = text.strip().partition(":")
+    first, _, last = levels.partition("-")
+    stage = Stage(float(seconds), float(first), float(last or first))
+    if stage.seconds <= 0 or min(stage.first, stage.last) < 0:
+        raise ValueError("seconds must be above 0 and levels not below")
+    return stage
+
+
+def poisson(profile: Profile, share: float, draw: random.Random) -> Iterator[Arrival]:
+    """Arrivals at a profile's rate times `share`; independent sources of 1/n each add up to the whole."""
+    highest = share * max(max(stage.first, stage.last) for stage in profile.stages)
+    at = 0.0
+    while highest > 0:
+        at += draw.expovariate(highest)
+        if (stage := profile.stage(at)) is None:
+            return
+        # thinning: a candidate at the highest rate stays with the share that the rate is of it
+        if draw.random() * highest < share * profile.level(at):
+            yield Arrival(at, stage)
+
+
+def trace(path: Path, index: int = 0, count: int = 1) -> list[Arrival]:
+    """Recorded arrivals: JSON lines, each a number of seconds or an object with `at`; every `count`-th from `index`."""
+    with path.open(encoding="utf-8") as lines:
+        values = [json.loads(line) for line in lines if line.strip()]
+    times = sorted(float(value["at"] if isinstance(value, dict) else value) for value in values)
+    if not times:
+        raise ValueError(f"{path} holds no arrivals")
+    return [Arrival(at - times[0], 0) for at in times[index::count]]

@@ -1,0 +1,235 @@
+"""What a client saw of one request: both protocols' answers, whole or streamed, become one `Observation`.
+
+Bytes come in with the time at which they came; nothing here reads a clock or a socket, nor knows locust. A `Reader`
+never raises on what a server sends: a malformed, broken off or refused answer is an observation with an `error`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+BROKEN_OFF = "the stream broke off"
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Route:
+    """Where a request goes and how its answer is read."""
+
+    path: str
+    stream: bool
+    openai: bool
+
+    @property
+    def name(self) -> str:
+        """As statistics show it."""
+        return f"{self.path} ({'stream' if self.stream else 'json'})"
+
+
+@dataclass
+class Observation:
+    """What a client saw. Times are seconds of one clock; `due` is when the request was meant to start.
+
+    `blocks` are arrivals with their tokens; `status` 0: there was no answer at all.
+    """
+
+    route: Route
+    mode: str
+    due: float
+    began: float
+    ended: float = 0.0
+    status: int = 0
+    error: str = ""
+    finish: str = ""
+    retry_after: float | None = None
+    blocks: list[tuple[float, int]] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    prompt_tokens: int = 0
+    tokens: int = 0
+    cached_tokens: int = 0
+    tokens_per_forward: float | None = None
+
+    @property
+    def ok(self) -> bool:
+        """It ended as a whole answer."""
+        return self.status == 200 and not self.error
+
+    @property
+    def first_block_s(self) -> float | None:
+        """From the intended start to the first block; a whole answer does not show it."""
+        return self.blocks[0][0] - self.due if self.route.stream and self.blocks else None
+
+    @property
+    def gaps_s(self) -> list[float]:
+        """From each block to the next, of a stream."""
+        times = [at for at, _ in self.blocks] if self.route.stream else []
+        return [after - before for before, after in itertools.pairwise(times)]
+
+    @property
+    def total_s(self) -> float:
+        """From the intended start to the end."""
+        return self.ended - self.due
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """As this client saw it, its waiting included."""
+        return self.tokens / self.total_s if self.ok and self.tokens and self.total_s > 0 else None
+
+    def fail(self, error: str, at: float) -> None:
+        """It ended without a whole answer; the first reason counts."""
+        self.error, self.ended = self.error or error, at
+
+
+class Reader(ABC):
+    """Reads one answer into an observation: `refused`, `whole`, or `line` for each line and then `end`."""
+
+    def __init__(self, seen: Observation) -> None:
+        self.seen = seen
+        self._event, self._complete = "", False
+
+    def refused(self, body: bytes, retry_after: str | None, at: float) -> None:
+        """An answer whose status is not 200."""
+        self.seen.retry_after = _number(retry_after)
+        self.seen.fail(said(body), at)
+
+    def whole(self, body: bytes, at: float) -> None:
+        """An answer that is not streamed."""
+        self.seen.ended = at
+        try:
+            self._whole(json.loads(body), at)
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            self.seen.fail(f"malformed answer: {type(error).__name__}: {error}", at)
+
+    def line(self, line: bytes, at: float) -> None:
+        """One line of a stream; what is neither event nor data is a comment or an empty line."""
+        line = line.rstrip(b"\r\n")
+        if line.startswith(b"event:"):
+            self._event = line[6:].strip().decode("utf-8", "replace")
+        elif line.startswith(b"data:"):
+            try:
+                self._frame(self._event, line[5:].strip(), at)
+            except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+                self.seen.fail(f"malformed frame: {type(error).__name__}: {error}", at)
+
+    def end(self, at: float) -> None:
+        """The connection gives no more of the stream."""
+        self.seen.ended = at
+        if not self._complete:
+            self.seen.fail(BROKEN_OFF, at)
+
+    @abstractmethod
+    def _whole(self, answer: Json, at: float) -> None: ...
+
+    @abstractmethod
+    def _frame(self, event: str, data: bytes, at: float) -> None: ...
+
+    def _block(self, token_ids: list[int], text: str, at: float) -> None:
+        self.seen.blocks.append((at, len(token_ids)))
+        self.seen.token_ids += token_ids
+        self.seen.text += text
+
+    def _ending(self, usage: Json, stats: Json, finish: str) -> None:
+        seen = self.seen
+        seen.finish = stats.get("finish_reason", finish)
+        seen.prompt_tokens, seen.tokens = usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
+        details = usage.get("prompt_tokens_details") or {}
+        seen.cached_tokens = stats.get("cached_tokens", details.get("cached_tokens") or 0)
+        seen.tokens_per_forward = stats.get("tokens_per_forward")
+
+
+class NativeReader(Reader):
+    """Answers of POST /generate."""
+
+    def _whole(self, answer: Json, at: float) -> None:
+        self._block(answer["token_ids"], answer["text"], at)
+        self._ending(answer["usage"], answer["stats"], answer["finish_reason"])
+
+    def _frame(self, event: str, data: bytes, at: float) -> None:
+        content = json.loads(data)
+        if event == "block":
+            self._block(content["token_ids"], content["text"], at)
+        elif event == "done":
+            self._ending(content["usage"], content["stats"], content["finish_reason"])
+            self._complete = True
+        else:
+            self.seen.fail(_told(content), at)
+
+
+class OpenAiReader(Reader):
+    """Answers of OpenAI's routes, from this service or another; counts may come in frames of their own."""
+
+    def __init__(self, seen: Observation) -> None:
+        super().__init__(seen)
+        self._usage: Json = {}
+        self._stats: Json = {}
+        self._finish = ""
+
+    def _whole(self, answer: Json, at: float) -> None:
+        choice = answer["choices"][0]
+        text = choice["text"] if "text" in choice else choice["message"]["content"]
+        self._block(choice.get("token_ids") or [], text or "", at)
+        self._ending(answer.get("usage") or {}, choice.get("stats") or {}, choice["finish_reason"] or "")
+        self._share_tokens()
+
+    def _frame(self, event: str, data: bytes, at: float) -> None:  # noqa: ARG002 - these frames have no names
+        if data == b"[DONE]":
+            self._complete = True
+            self._ending(self._usage, self._stats, self._finish)
+            self._share_tokens()
+            return
+        content = json.loads(data)
+        if "error" in content:
+            self.seen.fail(_told(content), at)
+            return
+        self._usage = content.get("usage") or self._usage
+        for choice in content["choices"]:
+            self._choice(choice, at)
+
+    def _choice(self, choice: Json, at: float) -> None:
+        text = choice["text"] if "text" in choice else choice["delta"].get("content")
+        token_ids = choice.get("token_ids") or []
+        if text or token_ids:
+            self._block(token_ids, text or "", at)
+        self._stats = choice.get("stats") or self._stats
+        self._finish = choice.get("finish_reason") or self._finish
+
+    def _share_tokens(self) -> None:
+        """Servers that send no token ids tell only the sum: every frame counts alike."""
+        seen = self.seen
+        if seen.blocks and not seen.token_ids:
+            share, rest = divmod(seen.tokens, len(seen.blocks))
+            seen.blocks = [(at, share + (number < rest)) for number, (at, _) in enumerate(seen.blocks)]
+        seen.tokens = seen.tokens or len(seen.token_ids)
+
+
+def reader(seen: Observation) -> Reader:
+    """The reader of the observation's route."""
+    return (OpenAiReader if seen.route.openai else NativeReader)(seen)
+
+
+def said(body: bytes) -> str:
+    """What an error's body says, in the service's shape or as it is."""
+    try:
+        return _told(json.loads(body))
+    except (ValueError, TypeError, AttributeError):
+        return body[:200].decode("utf-8", "replace") or "an empty answer"
+
+
+def _told(content: Json) -> str:
+    error = content.get("error")
+    if not isinstance(error, dict):
+        return json.dumps(content)[:200]
+    return f"{error.get('code') or error.get('type') or 'error'}: {error.get('message')}"
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:  # a date is allowed, too
+        return None

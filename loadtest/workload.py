@@ -1,0 +1,154 @@
+"""What is asked: prompts, lengths and modes by distribution, the same for the same seed and number.
+
+Request `n` does not depend on which others were asked before it, so concurrency does not change what is asked.
+Bodies are those of POST /generate; `for_openai` turns one into a body of OpenAI's routes. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Json = dict[str, Any]
+
+#: asks for no mode: the server's own
+DEFAULT_MODE = "default"
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How many tokens are asked for."""
+
+    kind: Literal["fixed", "uniform", "lognormal"]
+    first: float
+    second: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> Lengths:
+        """`fixed:64`, `uniform:16-128` or `lognormal:48-0.5` (median, sigma)."""
+        kind, _, numbers = text.partition(":")
+        first, _, second = numbers.partition("-")
+        try:
+            lengths = cls(kind, float(first), float(second or 0))  # type: ignore[arg-type] - checked below
+        except ValueError:
+            lengths = None
+        if lengths is None or kind not in {"fixed", "uniform", "lognormal"} or lengths.first < 1:
+            raise ValueError(f"lengths {text!r}; allowed: fixed:N, uniform:FROM-TO, lognormal:MEDIAN-SIGMA")
+        return lengths
+
+    def draw(self, draw: random.Random) -> int:
+        """One length, at least 1."""
+        if self.kind == "fixed":
+            return int(self.first)
+        if self.kind == "uniform":
+            return draw.randint(int(self.first), max(int(self.first), int(self.second)))
+        return max(1, round(self.first * draw.lognormvariate(0.0, self.second)))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A mode with its knobs, and how often it is asked for beside others."""
+
+    label: str
+    knobs: tuple[tuple[str, Any], ...]
+    weight: float
+
+
+def plans(text: str) -> tuple[Plan, ...]:
+    """`static:1,speculative@mrp_steps=2:3`: modes, knobs behind an @ (several with +), weights behind a colon."""
+    return tuple(_plan(part.strip()) for part in text.split(","))
+
+
+def _plan(text: str) -> Plan:
+    head, _, weight = text.partition(":")
+    mode, _, knobs = head.partition("@")
+    try:
+        pairs = [(name, json.loads(value)) for name, value in (knob.split("=") for knob in knobs.split("+") if knob)]
+        plan = Plan(head, (*([] if mode == DEFAULT_MODE else [("mode", mode)]), *pairs), float(weight or 1))
+    except ValueError:
+        plan = None
+    if plan is None or not mode or plan.weight <= 0:
+        raise ValueError(f"mode {text!r}; allowed: MODE[@KNOB=VALUE[+KNOB=VALUE]][:WEIGHT], weights above 0")
+    return plan
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request: the label of its mode and its body."""
+
+    label: str
+    body: Json
+
+
+@dataclass(frozen=True)
+class Workload:
+    """The distribution of requests."""
+
+    prompts: tuple[Json, ...]
+    plans: tuple[Plan, ...]
+    lengths: Lengths
+    temperature: float = 0.0
+    exact: bool = False
+    seed: int = 17
+
+    def request(self, number: int, source: str = "0") -> Asked:
+        """Request `number` of a source."""
+        draw = random.Random(f"{self.seed}/{source}/{number}")
+        plan = draw.choices(self.plans, [plan.weight for plan in self.plans])[0]
+        body = {
+            **draw.choice(self.prompts),
+            "max_new_tokens": self.lengths.draw(draw),
+            "temperature": self.temperature,
+            "seed": draw.randrange(2**40),
+            **dict(plan.knobs),
+        }
+        return Asked(plan.label, body | {"ignore_eos": True} if self.exact else body)
+
+
+def for_openai(body: Json, model: str) -> Json:
+    """The same request for OpenAI's routes; a prompt goes to completions, messages to chats."""
+    rest = {name: value for name, value in body.items() if name != "max_new_tokens"}
+    return {"model": model, **rest, "max_tokens": body["max_new_tokens"]}
+
+
+def heldout_prompts() -> tuple[Json, ...]:
+    """The demo's held-out problems, as chats of one message."""
+    from service.demo.problems import heldout_problems
+
+    return tuple(_chat(problem.prompt) for problem in heldout_problems())
+
+
+def read_prompts(path: Path) -> tuple[Json, ...]:
+    """JSON lines, each with `messages` or `prompt` and nothing else that is read."""
+    with path.open(encoding="utf-8") as lines:
+        values = [json.loads(line) for line in lines if line.strip()]
+    return checked_prompts(values, str(path))
+
+
+def checked_prompts(values: Sequence[Json], where: str) -> tuple[Json, ...]:
+    """The part of each that is the prompt."""
+    found = tuple({name: value[name] for name in ("messages", "prompt") if name in value} for value in values)
+    if not found:
+        raise ValueError(f"{where} holds no prompts")
+    for number, prompt in enumerate(found, 1):
+        if len(prompt) != 1:
+            raise ValueError(f"{where}, line {number}: {sorted(prompt)} are given, allowed is one: messages or prompt")
+    return found
+
+
+def as_prompt(prompt: Json) -> Json:
+    """For a route that takes texts: the last message's content."""
+    return prompt if "prompt" in prompt else {"prompt": prompt["messages"][-1]["content"]}
+
+
+def as_messages(prompt: Json) -> Json:
+    """For a route that takes chats: the text as the user's message."""
+    return prompt if "messages" in prompt else _chat(prompt["prompt"])
+
+
+def _chat(text: str) -> Json:
+    return {"messages": [{"role": "user", "content": text}]}

@@ -1,0 +1,5 @@
+"""The service in this process, for what is read of its answers."""
+
+from tests.api.conftest import app, checkpoint, generator, http, settings
+
+__all__ = ["app", "checkpoint", "generator", "http", "settings"]
