@@ -47,6 +47,7 @@ def build(args: Settings) -> Application:
     ingress: Any = serve.deployment(
         IngressDeployment,
         name="Ingress",
+        num_replicas=args.num_ingresses,  # Serve spreads them over the nodes
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=_INGRESS_REQUESTS,
         health_check_period_s=_HEALTH_CHECK_S,

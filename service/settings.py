@@ -82,6 +82,7 @@ class Settings(BaseSettings):
     )
     api_keys_file: Path | None = Field(None, description="YAML list of hashed keys, with names, weights and limits")
     num_replicas: Count = Field(1, description="replicas of the model")
+    num_ingresses: Count = Field(1, description="processes that take requests; each has an equal share of the limits")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "warning", description="of the service and Serve; info: a line for every request"
     )
@@ -107,6 +108,10 @@ class Settings(BaseSettings):
     def places(self) -> int:
         """Requests a replica takes at once: those it decodes and, so that it never idles, some that wait in it."""
         return self.max_running + max(1, self.max_running // 4)
+
+    def share(self, whole: int) -> int:
+        """What of a number that holds for the service each of its ingresses has, so that all have at least it."""
+        return -(-whole // self.num_ingresses)
 
     @field_validator("api_keys", mode="before")
     @classmethod

@@ -146,6 +146,12 @@ def test_settings_are_frozen_and_cross_processes() -> None:
     assert pickle.loads(pickle.dumps(settings)) == settings
 
 
+def test_the_shares_of_all_ingresses_are_at_least_the_whole() -> None:
+    settings = Settings(num_ingresses=3)
+    assert [settings.share(whole) for whole in (1, 3, 80, 81)] == [1, 1, 27, 27]
+    assert Settings().share(80) == 80
+
+
 @pytest.mark.parametrize(
     ("values", "name"),
     [

@@ -46,6 +46,12 @@ def test_an_update_starts_new_replicas_first_where_there_is_room_or_but_one(monk
     assert ingress._deployment_config.max_surge_percent > 0
 
 
+def test_there_are_as_many_ingresses_as_are_asked_for():
+    ingress = app.build(Settings(device="cpu", num_ingresses=3))._bound_deployment
+    assert ingress.num_replicas == 3
+    assert ingress.init_args[1]._bound_deployment.num_replicas == 1
+
+
 @pytest.mark.parametrize(("device", "gpus"), [("cpu", 0), ("cuda", 1), ("cuda:1", 1)])
 def test_a_replica_asks_for_a_gpu_only_where_it_uses_one(device, gpus):
     generator = app.build(Settings(device=device))._bound_deployment.init_args[1]

@@ -1,17 +1,24 @@
-"""A second service: what it listens on, and how it ends: in time for those that finish, with an error for the rest."""
+"""A second service, of two ingresses: what it listens on, how one of them dies, and how all of it ends.
+
+In time for those that finish, with an error for the rest.
+"""
 
 import json
+import os
 import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from ray.serve.generated.serve_pb2 import ASGIRequest
 from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
 
 from tests.service.conftest import GOLDEN, Service
-from tests.service.processes import public_ports
+from tests.service.processes import command, descendants, public_ports
+from tests.service.test_serve import eventually, sample
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 SHORT = {"prompt_token_ids": [1, 2, 3], "max_new_tokens": 64, "mode": "static", "ignore_eos": True}
@@ -20,14 +27,20 @@ _DRAIN_S = 2
 
 
 class Reader(threading.Thread):
-    """Reads a stream to its end; `begun` when its first block has come."""
+    """Reads a stream to its end, or until it is `broken` off; `begun` when its first block has come."""
 
     def __init__(self, service, request):
         super().__init__()
         self.service, self.request = service, {**request, "stream": True}
-        self.begun, self.lines = threading.Event(), []
+        self.begun, self.lines, self.broken = threading.Event(), [], False
 
     def run(self):
+        try:
+            self._read()
+        except httpx.RemoteProtocolError:  # the server closed it in the midst
+            self.broken = True
+
+    def _read(self):
         with httpx.stream("POST", f"{self.service.url}/generate", json=self.request, timeout=60) as response:
             for line in response.iter_lines():
                 self.lines.append(line)
@@ -42,7 +55,8 @@ class Reader(threading.Thread):
 
 @pytest.fixture(scope="module")
 def open_to_all():
-    running = Service("--model", GOLDEN, "--host", "0.0.0.0", "--drain-timeout-s", _DRAIN_S, "--max-running", 64)
+    flags = ("--host", "0.0.0.0", "--drain-timeout-s", _DRAIN_S, "--max-running", 64, "--num-ingresses", 2)
+    running = Service("--model", GOLDEN, *flags)
     running.wait_until_ready()
     yield running
     running.process.kill()
@@ -53,11 +67,80 @@ def test_only_the_service_listens_to_others_and_ray_asks_for_its_token(open_to_a
     ports = public_ports(open_to_all.process.pid)
     assert "ProxyActor" in ports.pop(open_to_all.port)
     assert ports, "Serve's replicas have a port each; if they do not any more, docs/security.md can say so"
-    for port, command in ports.items():
-        assert command.startswith("ray::ServeReplica"), (port, command)
+    for port, listener in ports.items():
+        assert listener.startswith("ray::ServeReplica"), (port, listener)
         with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, pytest.raises(grpc.RpcError) as refused:
             ASGIServiceStub(channel).HandleRequest(ASGIRequest(), timeout=10)
         assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.fixture
+def client(open_to_all):
+    with httpx.Client(base_url=open_to_all.url, timeout=60) as opened:
+        yield opened
+
+
+def ingresses_of(service):
+    """The processes of the ingresses among those the service started."""
+    started = descendants(service.process.pid)
+    return [process for process in started if command(process).startswith("ray::ServeReplica:mrp:Ingress")]
+
+
+def named(client, metric):
+    """The ingresses that have a metric."""
+    families = text_string_to_metric_families(client.get("/metrics").text)
+    return {s.labels["replica"] for family in families for s in family.samples if s.name == f"mrp_{metric}"}
+
+
+def test_requests_spread_over_the_ingresses_and_any_of_them_tells_of_all(open_to_all, client):
+    eventually(lambda: len(named(client, "queue_blocks_left")) == 2, "two ingresses never came")
+    sent = 0
+
+    def refused_by(ingress):
+        return sample(client, "request_rejected_total", replica=ingress, reason="invalid_request")
+
+    def ask(_):
+        assert httpx.post(f"{open_to_all.url}/generate", json={}, timeout=60).status_code == 422
+
+    both = named(client, "queue_blocks_left")
+    while not all(map(refused_by, both)):
+        assert sent < 200, "all requests come to one ingress"
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(ask, range(4)))
+        sent += 4
+    assert {sum(map(refused_by, both)) for _ in range(8)} == {sent}
+    reader = [Reader(open_to_all, LONG) for _ in range(4)]
+    for one in reader:
+        one.start()
+    assert all(one.begun.wait(60) for one in reader)
+    seen = [sample(client, "num_requests_running") for _ in range(4)]
+    waiting = sample(client, "num_requests_waiting")
+    for one in reader:
+        one.join()
+    assert seen == [4] * 4
+    assert waiting == 0
+    assert client.get("/health").json()["replicas_ready"] == 1
+
+
+def test_a_dead_ingress_takes_its_own_connections_with_it_and_no_others(open_to_all, client):
+    streams = [Reader(open_to_all, {**LONG, "max_new_tokens": 1000}) for _ in range(12)]
+    for reader in streams:
+        reader.start()
+    assert all(reader.begun.wait(60) for reader in streams)
+    assert all(
+        sample(client, "queue_blocks_left", replica=ingress) > 0 for ingress in named(client, "queue_blocks_left")
+    )
+    victim, _ = ingresses_of(open_to_all)
+    os.kill(victim, signal.SIGKILL)
+    eventually(
+        lambda: httpx.post(f"{open_to_all.url}/generate", json=SHORT, timeout=60).status_code == 200, "no answer"
+    )
+    for reader in streams:
+        reader.join()
+    whole = [reader.last[0] == "done" for reader in streams if not reader.broken]
+    assert all(whole)
+    assert 0 < len(whole) < len(streams)
+    eventually(lambda: len(named(client, "queue_blocks_left")) == 2, "the ingress was not replaced", 60)
 
 
 def test_sigterm_lets_streams_finish_and_cuts_those_that_take_too_long(open_to_all):

@@ -65,7 +65,10 @@ class Job:
 
 
 class Door:
-    """The one door of an ingress. `clock` is monotonic, `wall` the clock of `Work.arrived`."""
+    """The one door of an ingress, with its share of places and limits: no ingress knows of the others' requests.
+
+    `clock` is monotonic, `wall` the clock of `Work.arrived`.
+    """
 
     def __init__(
         self,
@@ -73,19 +76,20 @@ class Door:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._clock, self._wall = clock, wall
+        self._clock, self._wall, self._share = clock, wall, settings.share
         self._meter = Meter(clock)
         self._queue: FairQueue[Waiter] = FairQueue(settings.priority_aging_s)
         self._gate = Gate(self._queue, self._meter)
-        self._desk = Desk(self._queue, self._meter, Marks(settings.max_queue_s, settings.max_waiting), clock)
-        self._limits = RateLimits(clock)
+        marks = Marks(settings.max_queue_s, settings.share(settings.max_waiting))
+        self._desk = Desk(self._queue, self._meter, marks, clock)
+        self._limits = RateLimits(clock, settings.num_ingresses)
         self._block_size = 1
         self._jobs: set[Job] = set()
 
     def serves(self, card: ModelCard) -> None:
         """What the replicas serve now, and how many places they have."""
         self._block_size = card.block_size
-        self._gate.resize(card.places)
+        self._gate.resize(self._share(card.places))
 
     def admit(self, visit: Visit, works: Sequence[Work]) -> list[Work]:
         """The works of a request that may come in, as its key's. RateLimited or QueueFull when it may not."""

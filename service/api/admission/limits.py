@@ -39,10 +39,10 @@ class Bucket:
 
 
 class RateLimits:
-    """The buckets of all keys that have limits."""
+    """The buckets of all keys that have limits. Each of `sharers` of the same limits has an equal part of them."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float], sharers: int = 1) -> None:
+        self._clock, self._sharers = clock, sharers
         self._requests: dict[str, Bucket] = {}
         self._tokens: dict[str, Bucket] = {}
 
@@ -54,7 +54,7 @@ class RateLimits:
         ):
             if per_minute is None:
                 continue
-            bucket = buckets.setdefault(key.name, Bucket(per_minute, self._clock))
+            bucket = buckets.setdefault(key.name, Bucket(per_minute / self._sharers, self._clock))
             if wait_s := bucket.wait_s(amount):
                 raise RateLimited(
                     f"key {key.name!r} may have {per_minute} {what} a minute; in {wait_s:.1f} s there is room again",

@@ -1,4 +1,4 @@
-"""A simulated service behind the real door: replicas of known speed, clients that come, obey or leave."""
+"""A simulated service behind the real door of every ingress: replicas of known speed, clients that obey or leave."""
 
 from __future__ import annotations
 
@@ -66,12 +66,17 @@ class Log:
 
 
 class Service:
-    """`places` requests at a time, each at `pace` blocks a second, so `places × pace` in all."""
+    """`places` requests at a time, each at `pace` blocks a second, so `places × pace` in all.
+
+    Every attempt of a client comes to one of the ingresses at random, as proxies spread them.
+    """
 
     def __init__(self, places: int, pace: float, lengths: Lengths, seed: int = 1, **settings: Any) -> None:
-        self.pace, self.lengths, self.random = pace, lengths, random.Random(seed)
+        self.pace, self.lengths = pace, lengths
+        self.random, self.spread = random.Random(seed), random.Random(seed)
         loop = asyncio.get_running_loop()
-        self.door = Door(Settings(**settings), loop.time, loop.time)
+        made = Settings(**settings)
+        self.doors = [Door(made, loop.time, loop.time) for _ in range(made.num_ingresses)]
         self.card: ModelCard = replace(CARD, places=places)
         self.log = Log()
         self.capacity = places * pace
@@ -80,7 +85,8 @@ class Service:
         """So many places are left; what runs goes on."""
         self.card = replace(self.card, places=places)
         self.capacity = places * self.pace
-        self.door.serves(self.card)
+        for door in self.doors:
+            door.serves(self.card)
 
     async def request(self, key: ApiKey = ANYBODY, obeys: bool = True, tries: int = 50) -> Client:
         """One client's way."""
@@ -91,29 +97,30 @@ class Service:
         number = len(self.log.clients)
         while client.attempts < tries:
             client.attempts += 1
-            if self.let_in(number, client, key):
-                await self.serve(number, client, key)
+            door = self.spread.choice(self.doors)
+            if self.let_in(door, number, client, key):
+                await self.serve(door, number, client, key)
                 return client
             if not obeys:
                 return client
             await asyncio.sleep(self.log.retry_after[-1] + self.random.uniform(0.01, 0.2))
         return client
 
-    def let_in(self, number: int, client: Client, key: ApiKey) -> bool:
-        self.door.serves(self.card)
+    def let_in(self, door: Door, number: int, client: Client, key: ApiKey) -> bool:
+        door.serves(self.card)
         self.log.retries += client.attempts > 1
         try:
-            self.door.admit(Visit(key, "10.0.0.1", "/generate", str(number).encode()), [work(number, client.asked)])
+            door.admit(Visit(key, "10.0.0.1", "/generate", str(number).encode()), [work(number, client.asked)])
         except QueueFull as refusal:
             self.log.retry_after.append(max(1, math.ceil(refusal.retry_after or 0)))
             return False
         self.log.retries_let_in += client.attempts > 1
         return True
 
-    async def serve(self, number: int, client: Client, key: ApiKey) -> None:
+    async def serve(self, door: Door, number: int, client: Client, key: ApiKey) -> None:
         let_in, streams = now(), self.random.random() < self.lengths.streams
         one = replace(work(number, client.asked), tenant=key.name, weight=key.weight)
-        async with self.door.place(one) as job:
+        async with door.place(one) as job:
             client.waited_s = now() - let_in
             for block in range(client.decoded):
                 await asyncio.sleep(1 / self.pace)

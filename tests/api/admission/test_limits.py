@@ -80,6 +80,22 @@ class TestLimits:
         clock.now += math.ceil(caught.value.retry_after or 0)
         limits.check(key, 0)
 
+    def test_sharers_have_equal_parts_of_a_limit(self, clock: Clock) -> None:
+        key, let_in = ApiKey("a", b"a", requests_per_minute=60), 0
+        sharers = [RateLimits(clock, 3) for _ in range(3)]
+        for second in range(120):
+            for limits in sharers:
+                for _ in range(5 if second else 60):
+                    try:
+                        limits.check(key, 0)
+                    except RateLimited as refused:
+                        assert "60 requests a minute" in refused.message  # noqa: PT017
+                        continue
+                    limits.count_request("a")
+                    let_in += 1
+            clock.now += 1
+        assert let_in == pytest.approx(60 + 119, abs=3)
+
     def test_tokens_are_corrected(self, clock: Clock) -> None:
         limits, key = RateLimits(clock), ApiKey("a", b"a", tokens_per_minute=100)
         limits.check(key, 80)

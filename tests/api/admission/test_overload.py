@@ -78,6 +78,15 @@ def test_half_the_replicas_die() -> None:
     assert log.retries_let_in >= 0.5 * log.retries
 
 
+@pytest.mark.parametrize("ingresses", [2, 4])
+def test_several_ingresses_fill_the_replicas_and_each_keeps_its_own_promises(ingresses: int) -> None:
+    """Who comes back comes to another ingress as often as not and is a newcomer there: nobody is lost, only later."""
+    service, log = run(overload(ALIKE, obeys=True, num_ingresses=ingresses))
+    assert log.goodput(5, SECONDS) >= 0.95 * service.capacity
+    assert all(client.ended is not None for client in log.clients)
+    assert log.retries_let_in >= 0.6 * log.retries
+
+
 def test_below_capacity_nobody_is_refused() -> None:
     _, log = run(overload(MIXED, obeys=True, times=0.8))
     assert log.retry_after == []
