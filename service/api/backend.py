@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from service.api.generator import Generator
 from service.api.wire import Answer, Chunk, Ending, Failure, ModelCard, Snapshot, Status, Work
 from service.errors import NotReady
+
+if TYPE_CHECKING:
+    from service.api.generator import Generator
 
 Items = AsyncGenerator[Chunk | Ending | Failure]
 

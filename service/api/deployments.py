@@ -1,7 +1,7 @@
 """The two Serve deployments: `Ingress` (HTTP, CPU) in front of `Generator` (the model, its device).
 
 Thin on purpose: what they do is in `ingress.py` and `generator.py`, which know nothing of Ray. Serve
-makes these classes from `service.app:build`.
+makes these classes from `service.app:build`. The processes of ingresses never import torch.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncGenerator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from ray import serve
 from ray.exceptions import TaskCancelledError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.generator import Generator, load_generator
 from service.api.ingress import Ingress
 from service.api.logs import install_logs
 from service.api.ray_backend import RayBackend
 from service.api.tracing import start_tracing
 from service.api.wire import Answer, Chunk, Ending, Failure, Snapshot, Status, Work
-from service.model.options import pick_threads
 from service.settings import Settings
+
+if TYPE_CHECKING:
+    from service.api.generator import Generator
 
 _log = logging.getLogger("ray.serve")
 
@@ -38,6 +38,11 @@ class GeneratorDeployment:
     """One replica of the model. Serve starts it, checks its health and routes requests to it."""
 
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it
+        import torch
+
+        from service.api.generator import load_generator
+        from service.model.options import pick_threads
+
         install_logs(settings)
         torch.set_num_threads(pick_threads(settings.torch_threads))
         self._generator = await asyncio.to_thread(load_generator, _replica_name(), settings)

@@ -1,10 +1,26 @@
-"""The engine: continuous batching over paged KV, usable as a library and by the service."""
+"""The engine: continuous batching over paged KV, usable as a library and by the service.
+
+What needs torch is imported when it is first asked for: an ingress, which knows requests and statistics only, has none.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from service.engine.config import EngineConfig
-from service.engine.engine import Engine
 from service.engine.observer import EngineState, Observer, StepReport
 from service.engine.request import BlockEvent, Completion, Forwards, GenerationRequest, SamplingParams, Stats
-from service.engine.worker import EngineWorker
+
+if TYPE_CHECKING:
+    from service.engine.engine import Engine
+    from service.engine.worker import EngineWorker
+else:
+
+    def __getattr__(name: str) -> type:
+        modules = {"Engine": "service.engine.engine", "EngineWorker": "service.engine.worker"}
+        if name not in modules:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(modules[name]), name)
+
 
 __all__ = [
     "BlockEvent",

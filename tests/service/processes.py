@@ -32,6 +32,12 @@ def command(process):
         return ""
 
 
+def processes_of(service, deployment):
+    """Those of a deployment among the processes that a service started."""
+    title = f"ray::ServeReplica:mrp:{deployment}"
+    return [process for process in descendants(service.process.pid) if command(process).startswith(title)]
+
+
 def public_ports(ancestor):
     """Port -> command of the process that listens on it for others than this machine."""
     sockets = {}

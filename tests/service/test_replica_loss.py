@@ -1,4 +1,4 @@
-"""Replicas that die or hang under requests: their answers are those of a quiet run, after a pause."""
+"""Replicas that die or hang, and ingresses: answers are those of a quiet run; an ingress breaks its connections."""
 
 import json
 import os
@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from tests.service.conftest import GOLDEN, Service
-from tests.service.processes import command, descendants
-from tests.service.test_serve import sample
+from tests.service.processes import processes_of
+from tests.service.test_serve import eventually, holders, sample
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
 LONG = {"prompt_token_ids": [1, 2, 3], "max_new_tokens": 400, "temperature": 0.7, "seed": 3, "ignore_eos": True}
@@ -21,8 +21,7 @@ MODES = ("static", "speculative", "remask")
 
 def replicas_of(service):
     """The processes of the model among those the service started."""
-    started = descendants(service.process.pid)
-    return [process for process in started if command(process).startswith("ray::ServeReplica:mrp:Generator")]
+    return processes_of(service, "Generator")
 
 
 def until(client, status, replicas=1):
@@ -97,8 +96,8 @@ def hit_one_of_two(client, service, number):
 
 @pytest.fixture(scope="module")
 def pair():
-    """A service of two replicas and a client of it."""
-    running = Service("--model", GOLDEN, "--num-replicas", 2)
+    """A service of two replicas behind two ingresses, and a client of it."""
+    running = Service("--model", GOLDEN, "--num-replicas", 2, "--num-ingresses", 2)
     limits = httpx.Limits(max_connections=64)
     try:
         running.wait_until_ready()
@@ -139,3 +138,30 @@ def test_one_of_two_replicas_dies_and_no_request_notices(pair):
 def test_one_of_two_replicas_hangs_and_no_request_fails(pair):
     service, client = pair
     assert hit_one_of_two(client, service, signal.SIGSTOP) < 60
+
+
+def ended(stream):
+    """Whether a stream came to its end; False: its connection broke."""
+    try:
+        return bool(stream.read())
+    except httpx.RemoteProtocolError:
+        return False
+
+
+def test_a_dead_ingress_takes_its_own_connections_with_it_and_no_others(pair):
+    service, client = pair
+    eventually(lambda: len(holders(client, "queue_blocks_left")) == 2, "two ingresses never came")
+    streams = [Streamed(client, {**LONG, "max_new_tokens": 1000, "mode": "static"}) for _ in range(12)]
+    with ThreadPoolExecutor(12) as pool:
+        reading = [pool.submit(ended, stream) for stream in streams]
+        assert all(stream.began.wait(60) for stream in streams)
+        assert all(sample(client, "queue_blocks_left", replica=name) for name in holders(client, "queue_blocks_left"))
+        victim, _ = processes_of(service, "Ingress")
+        os.kill(victim, signal.SIGKILL)
+        statuses = []
+        eventually(lambda: statuses.append(client.post("/generate", json=LONG).status_code) or 200 in statuses, "none")
+        outcomes = {future.result() for future in reading}
+    print(f"requests after the end of an ingress: {statuses}")  # noqa: T201 - shown by -s
+    assert outcomes == {True, False}
+    eventually(lambda: len(holders(client, "queue_blocks_left")) == 2, "the ingress was not replaced", 60)
+    eventually(lambda: sample(client, "num_requests_running") == 0, "requests of the dead ingress go on")

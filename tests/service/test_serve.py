@@ -42,6 +42,12 @@ def sample(client, name, **labels):
     return sum(s.value for s in samples if all(s.labels.get(key) == value for key, value in labels.items()))
 
 
+def holders(client, name):
+    """The processes, by their label `replica`, that have a metric."""
+    families = text_string_to_metric_families(client.get("/metrics").text)
+    return {s.labels["replica"] for family in families for s in family.samples if s.name == f"mrp_{name}"}
+
+
 def eventually(condition, what, seconds=20):
     """Waits for a condition that must come true."""
     deadline = time.monotonic() + seconds
