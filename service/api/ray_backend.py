@@ -43,6 +43,7 @@ class RayBackend:
         self._card: ModelCard | None = None
         self._card_until = 0.0
         self._statuses: list[Status] = []
+        self._replicas: list[Snapshot] = []
         self._last_words = ""
         self._asking = asyncio.Lock()
 
@@ -102,10 +103,11 @@ class RayBackend:
         raise NotReady(f"{why}{self._last_words}", retry_after=5.0)
 
     async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
-        """The metrics of all processes that answer."""
+        """The metrics of all processes that answer; while a replica hangs, what all of them said last."""
         asked = (_of_all(handle, "snapshot", Snapshot) for handle in (self._ingress, self._generator))
         ingresses, replicas = await asyncio.gather(*asked, return_exceptions=True)
-        return _known(ingresses) or [own], _known(replicas)
+        self._replicas = _known(replicas, self._replicas)
+        return _known(ingresses, []) or [own], self._replicas
 
     def _heard(self, item: _T) -> _T:
         """Keeps what a replica said of its end; its process is gone by the time somebody asks."""
@@ -124,11 +126,12 @@ async def _of_all(handle: DeploymentHandle[Any], method: str, kind: type[_T]) ->
     return [result for result in results if isinstance(result, kind)]
 
 
-def _known(answers: list[_T] | BaseException) -> list[_T]:
+def _known(answers: list[_T] | BaseException, before: list[_T]) -> list[_T]:
+    """The answers, or those before if somebody did not answer."""
     if isinstance(answers, list):
         return answers
     if isinstance(answers, TimeoutError):
-        return []
+        return before
     raise answers
 
 

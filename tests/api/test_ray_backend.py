@@ -227,9 +227,20 @@ async def test_metrics_come_from_all_processes() -> None:
     asked = backend(Handle(control=lambda method: [replica]), Handle(control=lambda method: [here, there]))
     assert await asked.snapshots(here) == ([here, there], [replica])
 
-    def hangs(method: str) -> list[Any]:
-        raise TimeoutError
-
-    assert await backend(Handle(control=hangs), Handle(control=lambda method: [there])).snapshots(here) == ([there], [])
     alone = backend(Handle(), Handle())
     assert await alone.snapshots(here) == ([here], [])
+
+
+async def test_the_last_metrics_hold_while_a_replica_hangs() -> None:
+    """Else the dashboard would be empty, and the alert of no replica pending, when there is most to see."""
+    here, replica = Snapshot("here", 0, ()), Snapshot("r0", 0, ())
+    said: list[list[Any] | Exception] = [TimeoutError(), [replica], TimeoutError(), []]
+
+    def control(method: str) -> list[Any]:
+        answer = said.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    asked = backend(Handle(control=control), Handle(control=lambda method: [here]))
+    assert [(await asked.snapshots(here))[1] for _ in range(4)] == [[], [replica], [replica], []]
