@@ -14,6 +14,7 @@ import ray
 import torch
 from ray import serve
 from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
 
 from service.api.deployments import GeneratorDeployment, IngressDeployment
 from service.settings import Settings
@@ -28,6 +29,10 @@ _HEALTH_CHECK_S = 1.0
 _HANGS_S = 6.0
 #: replicas more than there should be while an update goes on, at least one
 _SURGE_PERCENT = 20
+#: by name, for Serve imports and pickles it
+_PREFIX_ROUTER = "service.api.routing.prefix_router.PrefixRouter"
+#: share of its places that a replica may be ahead of the others because of what it has cached
+_SLACK = 1 / 16
 
 
 def build(args: Settings) -> Application:
@@ -44,6 +49,7 @@ def build(args: Settings) -> Application:
         health_check_period_s=_HEALTH_CHECK_S,
         health_check_timeout_s=_HANGS_S,
         max_surge_percent=_SURGE_PERCENT if args.num_replicas == 1 or _room_for_one_more(args) else 0,
+        request_router_config=_routing(args),
         **_stopping(args),
     )
     ingress: Any = serve.deployment(
@@ -66,6 +72,15 @@ def _stopping(args: Settings) -> dict[str, Any]:
         "graceful_shutdown_timeout_s": args.request_timeout_s,
         "graceful_shutdown_wait_loop_s": 0.5,
     }
+
+
+def _routing(args: Settings) -> RequestRouterConfig:
+    """How requests find their replica. What shares no cached prefix gains nothing by sharing a replica."""
+    if args.routing == "load" or not args.prefix_cache:
+        return RequestRouterConfig()
+    slack = max(1, round(args.places * _SLACK))
+    chosen: dict[str, Any] = {"request_router_class": _PREFIX_ROUTER, "request_router_kwargs": {"slack": slack}}
+    return RequestRouterConfig(**chosen)
 
 
 def _room_for_one_more(args: Settings) -> bool:

@@ -83,6 +83,10 @@ class Settings(BaseSettings):
     api_keys_file: Path | None = Field(None, description="YAML list of hashed keys, with names, weights and limits")
     num_replicas: Count = Field(1, description="replicas of the model")
     num_ingresses: Count = Field(1, description="processes that take requests; each has an equal share of the limits")
+    routing: Literal["prefix", "load"] = Field(
+        "prefix",
+        description="prefix: to the replica that has the prompt's beginning; load, or without prefix_cache: any",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "warning", description="of the service and Serve; info: a line for every request"
     )

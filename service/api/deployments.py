@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.ingress import Ingress
 from service.api.logs import install_logs
+from service.api.metrics import Registry
 from service.api.ray_backend import RayBackend
 from service.api.tracing import start_tracing
 from service.api.wire import Answer, Chunk, Ending, Failure, Snapshot, Status, Work
@@ -101,7 +102,9 @@ class IngressDeployment:
         install_logs(settings)
         context = serve.get_replica_context()
         own = serve.get_deployment_handle(context.deployment, context.app_name)
-        self._ingress = Ingress(_replica_name(), settings, RayBackend(generator, own), start_tracing(settings))
+        registry = Registry("ingress")
+        backend = RayBackend(generator, own, lambda how: registry.add("request_routed_total", by=how))
+        self._ingress = Ingress(_replica_name(), settings, backend, start_tracing(settings), registry)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return LeavingNoticed(self._ingress.app(answers_request_id=False))

@@ -94,7 +94,8 @@ class _Attempts:
         self._made += 1
         self._count(error)
         # A name of its own: the replica that is asked may still be busy with letting go of the last attempt.
-        self.work = replace(self._first, request_id=f"{self._first.request_id}.{self._made}", resume=self._resume())
+        name = f"{self._first.request_id}.{self._made}"
+        self.work = replace(self._first, request_id=name, resume=self._resume(), attempt=self._made)
         await asyncio.sleep(pause)
 
     def _resume(self) -> Resume:

@@ -27,6 +27,7 @@ from service.api.middleware import BodyLimit, RequestId, given_key
 from service.api.openai.problems import error_writer
 from service.api.openai.routes import Upstream, openai_router
 from service.api.openapi import OPENAI, OPERATION, documented, errors, generate_docs
+from service.api.routing.affinity import HOW
 from service.api.streams import Exchange, event_stream, first_of
 from service.api.tracing import Tracing, telemetry
 from service.api.validation import parse_generate, parse_json, to_work
@@ -36,13 +37,25 @@ from service.settings import Settings
 
 
 class Ingress:
-    """Its settings, the replicas behind it, its counters. `name` tells it apart in metrics."""
+    """Its settings, the replicas behind it, its counters. `name` tells it apart in metrics.
 
-    def __init__(self, name: str, settings: Settings, backend: Backend, tracing: Tracing | None = None) -> None:
+    `registry`: where the backend counts too, if it does.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        backend: Backend,
+        tracing: Tracing | None = None,
+        registry: Registry | None = None,
+    ) -> None:
         self._name, self._settings, self._backend, self._tracing = name, settings, backend, tracing
-        self._registry = Registry("ingress")
+        self._registry = registry or Registry("ingress")
         for reason in REASONS:
             self._registry.add("request_failovers_total", 0, reason=reason)
+        for how in HOW:
+            self._registry.add("request_routed_total", 0, by=how)
         replicas = Failover(backend, settings.max_failovers, self._count_failover)
         self._answers = JournaledAnswers(replicas, settings.model_name)
         self._keys, self._door = KeyRing.load(settings), Door(settings)

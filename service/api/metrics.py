@@ -48,6 +48,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("request_rejected_total", "counter", "Requests answered with an error", ("reason",), where="ingress"),
     Metric("request_failovers_total", "counter", "Further attempts at a request, by why", ("reason",), where="ingress"),
+    Metric("request_routed_total", "counter", "Requests by what their replica was chosen by", ("by",), where="ingress"),
     Metric("queue_blocks_left", "gauge", "Blocks still to decode for all who are in, estimated", where="ingress"),
     Metric("queue_blocks_per_second", "gauge", "Blocks a second while all places are taken", where="ingress"),
     Metric("prompt_tokens_total", "counter", "Prompt tokens, cached ones included"),

@@ -18,6 +18,7 @@ from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from service.api.backend import Items, serving
+from service.api.routing.report import Listener, told
 from service.api.serve_state import why_none
 from service.api.wire import Answer, Failure, ModelCard, Snapshot, Status, Work, too_late
 from service.errors import EngineFailed, NotReady, QueueFull, ReplicaLost
@@ -36,10 +37,13 @@ _T = TypeVar("_T")
 
 
 class RayBackend:
-    """Implements `Backend` over the handles of the two deployments of one application."""
+    """Implements `Backend` over the handles of the two deployments of one application.
 
-    def __init__(self, generator: DeploymentHandle[Any], ingress: DeploymentHandle[Any]) -> None:
-        self._generator, self._ingress = generator, ingress
+    `routed` is told how every request has found its replica.
+    """
+
+    def __init__(self, generator: DeploymentHandle[Any], ingress: DeploymentHandle[Any], routed: Listener) -> None:
+        self._generator, self._ingress, self._routed = generator, ingress, routed
         self._card: ModelCard | None = None
         self._card_until = 0.0
         self._statuses: list[Status] = []
@@ -52,7 +56,8 @@ class RayBackend:
     async def complete(self, work: Work) -> Answer | Failure:
         """The whole answer; cancelling cancels the replica's task."""
         with _errors(work):
-            response: Any = self._generator.complete.remote(work)
+            with told(self._routed):
+                response: Any = self._generator.complete.remote(work)
             try:
                 async with asyncio.timeout(_time_left(work)):
                     return cast(Answer | Failure, self._heard(await response))
@@ -63,7 +68,8 @@ class RayBackend:
     async def stream(self, work: Work) -> Items:
         """The answer block by block; closing cancels the replica's task."""
         with _errors(work):
-            items: Any = self._generator.options(stream=True).stream.remote(work)
+            with told(self._routed):
+                items: Any = self._generator.options(stream=True).stream.remote(work)
             try:
                 async with asyncio.timeout(_time_left(work)):
                     item = await anext(items)

@@ -32,6 +32,7 @@ from service.errors import InvalidRequest
 PROMPTS = ("prompt", "prompt_token_ids", "messages")
 MAX_STOPS = 16
 MAX_SALT = 256
+MAX_CACHE_KEY = 512
 MAX_NEW_TOKENS = 2**31 - 1  # no model is as long; what is said of a length stays readable
 
 StopText = Annotated[str, Field(min_length=1)]
@@ -94,6 +95,9 @@ class GenerateCommon(BaseModel):
     return_trace: bool = Field(False, description="the denoising history")
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None = Field(
         None, description="share cached prompts only with requests of the same salt"
+    )
+    prompt_cache_key: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_KEY)] | None = Field(
+        None, description="a name for requests that begin alike, such as a session's: they go to the same replica"
     )
     priority: int = Field(
         DEFAULT_PRIORITY, ge=HIGHEST_PRIORITY, le=LOWEST_PRIORITY, description="who waits less; 0 is soonest"

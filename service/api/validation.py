@@ -73,6 +73,7 @@ def to_work(request: GenerateCommon, card: ModelCard, timeout_limit_s: float) ->
         return_trace=request.return_trace,
         cache_salt=request.cache_salt or "",
         priority=request.priority,
+        session=request.prompt_cache_key or "",
     )
 
 

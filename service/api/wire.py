@@ -41,8 +41,8 @@ class Work:
 
     `arrived`: wall clock of the ingress, so that `timeout_s` and the times in the statistics count from
     there, the time in queues included. `stop_token_ids` are added to the checkpoint's eos. `tenant`: whose
-    API key it came with, by name; `weight`: that key's share. `resume`: the answer's beginning, which is not to
-    be sent again.
+    API key it came with, by name; `weight`: that key's share. `session`: works of the same one are best sent to the
+    same replica. `resume`: the answer's beginning, which is not to be sent again; `attempt`: how many were lost.
     """
 
     request_id: str
@@ -63,8 +63,10 @@ class Work:
     priority: int = DEFAULT_PRIORITY
     tenant: str = ""
     weight: float = 1.0
+    session: str = ""
     origin: Origin = Origin()
     resume: Resume = Resume()
+    attempt: int = 0
 
 
 def too_late(work: Work) -> DeadlineExceeded:

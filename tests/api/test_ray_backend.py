@@ -75,7 +75,7 @@ class Handle:
 
 
 def backend(handle: Handle, ingress: Handle | None = None) -> RayBackend:
-    return RayBackend(handle, ingress or Handle())  # type: ignore[arg-type]
+    return RayBackend(handle, ingress or Handle(), lambda how: None)  # type: ignore[arg-type]
 
 
 def task_error() -> RayTaskError:

@@ -85,3 +85,17 @@ def service(log_file):
 def client(service):
     with httpx.Client(base_url=service.url, timeout=60, headers={"authorization": "Bearer second"}) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def pair():
+    """A service of two replicas behind two ingresses, and a client of it."""
+    running = Service("--model", GOLDEN, "--num-replicas", 2, "--num-ingresses", 2)
+    limits = httpx.Limits(max_connections=64)
+    try:
+        running.wait_until_ready()
+        with httpx.Client(base_url=running.url, timeout=120, limits=limits) as opened:
+            yield running, opened
+    finally:
+        status, said = running.stop()
+    assert status == 0, said

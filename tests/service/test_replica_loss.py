@@ -7,10 +7,8 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
 
-from tests.service.conftest import GOLDEN, Service
 from tests.service.processes import processes_of
 from tests.service.test_serve import eventually, holders, sample
 
@@ -92,20 +90,6 @@ def hit_one_of_two(client, service, number):
     pause = max(stream.pause for stream in streams)
     print(f"longest pause after signal {number} to one of two replicas: {pause:.1f} s")  # noqa: T201 - shown by -s
     return pause
-
-
-@pytest.fixture(scope="module")
-def pair():
-    """A service of two replicas behind two ingresses, and a client of it."""
-    running = Service("--model", GOLDEN, "--num-replicas", 2, "--num-ingresses", 2)
-    limits = httpx.Limits(max_connections=64)
-    try:
-        running.wait_until_ready()
-        with httpx.Client(base_url=running.url, timeout=120, limits=limits) as opened:
-            yield running, opened
-    finally:
-        status, said = running.stop()
-    assert status == 0, said
 
 
 def test_the_only_replica_dies_and_its_stream_goes_on_with_the_next(client, service):

@@ -28,6 +28,7 @@ PASSED: frozenset[str] = frozenset(
         "return_trace",
         "cache_salt",
         "priority",
+        "prompt_cache_key",
         "mode",
         *KNOBS,
     }
@@ -61,7 +62,6 @@ NO_OPS: Mapping[str, tuple[Any, ...]] = {
 HINTS: frozenset[str] = frozenset(
     {
         "metadata",
-        "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
         "safety_identifier",

@@ -129,6 +129,7 @@ async def test_the_contracts_fields_are_all_there_are() -> None:
         "timeout_s",
         "return_trace",
         "cache_salt",
+        "prompt_cache_key",
         "prompt",
         "prompt_token_ids",
         "messages",
