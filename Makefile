@@ -14,10 +14,10 @@ audit := $(VENV)-audit
 code := service tests $(wildcard training loadtest)
 
 .DELETE_ON_ERROR:
-.PHONY: help install serve test lint check audit format clean
+.PHONY: help install serve loadtest test lint check audit format clean
 
 help:
-	@echo "make serve | test | check | audit | lint | format | install | clean      (ARGS=\"...\" is passed on)"
+	@echo "make serve | test | loadtest | check | audit | lint | format | install | clean      (ARGS=\"...\" is passed on)"
 
 install: $(stamp)
 
@@ -29,6 +29,9 @@ $(stamp): pyproject.toml constraints.txt
 
 serve: $(stamp)
 	$(bin)/mrp-serve serve $(ARGS)
+
+loadtest: $(stamp)
+	$(bin)/python -m loadtest.run $(ARGS)
 
 test: $(stamp)
 	tests/loopback $(bin)/python -m pytest $(ARGS)

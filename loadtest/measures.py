@@ -51,7 +51,7 @@ class Measures:
         gevent.spawn(self._keep)
 
     def level(self, at: float, stage: int, level: float) -> None:
-        """The closed loop is at a new level."""
+        """A new stage begins."""
         self._add(Level(round(self._clock.wall(at), 4), stage, level))
 
     def unfinished(self, seen: Observation, stage: int | None) -> None:

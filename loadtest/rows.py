@@ -65,7 +65,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Level:
-    """From here on the closed loop has so many users."""
+    """From here on there are so many users, or requests a second."""
 
     at: float
     stage: int
@@ -120,13 +120,15 @@ def append(path: Path, rows: Iterable[dict[str, Any]]) -> None:
         file.write(text)
 
 
+def from_json(values: dict[str, Any]) -> Row:
+    """A row as it was written."""
+    return _KINDS[values["row"]](**{name: value for name, value in values.items() if name != "row"})
+
+
 def read(path: Path) -> Iterator[Row]:
-    """The rows of a file; a last line that is still being written is left out."""
+    """The rows of a file."""
     with path.open(encoding="utf-8") as lines:
-        for line in lines:
-            if line.endswith("\n"):
-                values = json.loads(line)
-                yield _KINDS[values.pop("row")](**values)
+        yield from (from_json(json.loads(line)) for line in lines)
 
 
 def _ms(seconds: float) -> float:

@@ -17,7 +17,7 @@ _AT_ONCE = 100.0  # locust warns above
 
 
 class Levels(LoadTestShape):
-    """Follows a plan; `changed` is told of each new stage of a closed loop with its level."""
+    """Follows a plan; `changed` is told of each new stage with its level."""
 
     abstract = True  # locust would make one without arguments
     use_common_options = True
@@ -37,14 +37,14 @@ class Levels(LoadTestShape):
         at = self.get_run_time()
         if at >= (self._plan.seconds or 0.0):
             return self._finish(at - (self._plan.seconds or 0.0))
-        if self._plan.loop != "closed" or self._plan.profile is None:
+        profile = self._plan.profile
+        if profile is None:  # recorded arrivals
             return self._sources(), _AT_ONCE
-        stage, level = self._plan.profile.stage(at), self._plan.profile.level(at)
+        stage, level = profile.stage(at), profile.level(at)
         if stage is not None and stage != self._stage:
             self._stage = stage
             self._changed(time.perf_counter(), stage, level)
-        users = max(1, round(level))
-        return users, _AT_ONCE
+        return (max(1, round(level)) if self._plan.loop == "closed" else self._sources()), _AT_ONCE
 
     def _finish(self, since: float) -> Tick | None:
         """Nobody asks anything new; ends when all are answered. A master that quit sooner would lose their rows."""

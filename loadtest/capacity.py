@@ -1,0 +1,164 @@
+"""`python -m loadtest.capacity`: the highest rate of random arrivals at which a service keeps its objective.
+
+p95 of the time to first block and p95 of the time between blocks must hold, and nearly every request be answered. The
+rate is found by bisection between one that holds and one that does not; the result is confirmed by a longer run. Probes
+are random and machines are shared: `--repeats 3` decides by majority.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadtest.chaos.common import options, say, service
+from loadtest.driver import Driver
+from loadtest.report.figures import capacity as draw
+from loadtest.run import line
+from loadtest.scenario import Run, Slo
+from loadtest.summary import Point, points
+
+_MOST_LOST = 0.01
+_STEP = 1.3
+_MOST_STEPS = 16
+_WARM_S = 3.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The objective of the percentiles."""
+
+    first_block_p95_ms: float
+    gap_p95_ms: float
+
+    def broken(self, point: Point) -> str:
+        """Why a point does not hold; empty if it does."""
+        lost = point.failed + point.unfinished
+        if lost > _MOST_LOST * point.requests:
+            return f"{lost} of {point.requests} requests lost"
+        for name in ("first_block_p95_ms", "gap_p95_ms"):
+            if (getattr(point, name) or 0.0) > getattr(self, name):
+                return f"{name} {getattr(point, name):.0f} > {getattr(self, name):g}"
+        return "" if point.requests else "no requests"
+
+
+async def highest(holds: Callable[[float], Awaitable[bool]], first: float, tolerance: float) -> float:
+    """The highest rate that holds, up to `tolerance` (0.05: 5 %); 0 if none does.
+
+    Steps away from `first` until a rate that holds and one that does not are known, then halves (geometrically).
+    """
+    low, high = 0.0, math.inf
+    rate = first
+    for _ in range(_MOST_STEPS):
+        if await holds(rate):
+            low = rate
+        else:
+            high = rate
+        if high <= low * (1 + tolerance):
+            break
+        rate = low * _STEP if high == math.inf else high / _STEP if low == 0 else math.sqrt(low * high)
+    return low
+
+
+async def confirmed(holds: Callable[[float], Awaitable[bool]], rate: float, tolerance: float) -> float:
+    """The rate, or less in steps of the tolerance, at which a longer run holds, too."""
+    for _ in range(_MOST_STEPS):
+        if rate <= 0 or await holds(rate):
+            return rate
+        rate /= 1 + tolerance
+    return 0.0
+
+
+@dataclass
+class Probe:
+    """Runs a rate and judges it; keeps every point."""
+
+    driver: Driver
+    like: Run
+    limits: Limits
+    repeats: int
+    tried: list[Point]
+
+    async def run(self, rate: float, seconds: float) -> bool:
+        """Whether the rate holds in most of the repeats."""
+        held = 0
+        for number in range(self.repeats):
+            name = f"{self.like.name}-{len(self.tried)}"
+            values = {**vars(self.like), "name": name, "levels": f"{seconds:g}:{rate:.4g}", "loop": "open"}
+            point = await self._point(Run(**values | {"workload_seed": self.like.workload_seed + number}))
+            self.tried.append(point)
+            why = self.limits.broken(point)
+            held += not why
+            say(f"{line(point)}: {why or 'holds'}")
+        return held > self.repeats / 2
+
+    async def most(self) -> float:
+        """Requests a second that a closed loop gets: where to begin."""
+        values = {**vars(self.like), "name": f"{self.like.name}-closed", "levels": "8:32"}
+        point = await self._point(Run(**values))
+        say(line(point))
+        return max(0.1, point.requests_per_s)
+
+    async def _point(self, run: Run) -> Point:
+        record = await self.driver.drive(run, lambda _: None)
+        every = points(run, record.rows, record.samples, Slo(), _WARM_S)
+        return next(point for point in every if not point.part)
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = options(__doc__.splitlines()[0])
+    parser.add_argument("--modes", default="default")
+    parser.add_argument("--lengths", default="uniform:16-64")
+    parser.add_argument("--prompts", default="", help="JSON lines with messages or prompt")
+    parser.add_argument("--users", default="StreamUser", help="StreamUser, ChatStreamUser or CompletionStreamUser")
+    parser.add_argument("--first-block-p95-ms", type=float, default=500.0)
+    parser.add_argument("--gap-p95-ms", type=float, default=300.0)
+    parser.add_argument("--seconds", type=float, default=15.0, help="length of a probe; the last one is twice as long")
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--tolerance", type=float, default=0.07)
+    parser.add_argument("--api-key", default="")
+    parser.add_argument("--out", type=Path, default=Path("loadtest-capacity"))
+    return parser.parse_args(arguments)
+
+
+async def run(arguments: argparse.Namespace) -> int:
+    (arguments.out / "raw").mkdir(parents=True, exist_ok=True)
+    limits = Limits(arguments.first_block_p95_ms, arguments.gap_p95_ms)
+    like = Run(
+        "capacity", "1:1", arguments.users, arguments.modes, lengths=arguments.lengths, prompts=arguments.prompts
+    )
+    async with service(arguments) as running:
+        driver = Driver(running.url, arguments.out / "raw", arguments.api_key)
+        probe = Probe(driver, like, limits, arguments.repeats, [])
+        first = 0.7 * await probe.most()
+        rate = await highest(lambda rate: probe.run(rate, arguments.seconds), first, arguments.tolerance)
+        rate = await confirmed(lambda rate: probe.run(rate, 2 * arguments.seconds), rate, arguments.tolerance)
+    return conclude(arguments, limits, probe.tried, rate)
+
+
+def conclude(arguments: argparse.Namespace, limits: Limits, tried: Sequence[Point], rate: float) -> int:
+    """Says and writes what was found; exit status 1 if no rate holds."""
+    picture = arguments.out / "capacity.png"
+    draw(tried, (limits.first_block_p95_ms, limits.gap_p95_ms), rate, picture)
+    last = tried[-1]
+    result = {
+        "capacity_requests_per_s": round(rate, 2),
+        "modes": arguments.modes,
+        "lengths": arguments.lengths,
+        "objective": vars(limits),
+        "at_capacity": vars(last) if rate else None,
+        "probes": [{"rate": point.level, "broken": limits.broken(point)} for point in tried],
+    }
+    (arguments.out / "capacity.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
+    say(f"capacity: {rate:.3g} requests a second ({last.tokens_per_s:.0f} tokens/s); {picture}")
+    print(json.dumps(result), flush=True)
+    return 0 if rate else 1
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(run(parse())))

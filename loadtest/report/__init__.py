@@ -1,0 +1,1 @@
+"""Points become pictures and one page that needs nothing else."""

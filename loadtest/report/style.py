@@ -1,0 +1,67 @@
+"""How every picture looks: Okabe and Ito's colours, which colour-blind readers tell apart, and own markers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+GREY = "#666666"
+_STYLE = {
+    "font.size": 11,
+    "axes.titlesize": 12,
+    "axes.titleweight": "bold",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#dddddd",
+    "grid.linewidth": 0.7,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 6,
+    "legend.frameon": False,
+    "figure.facecolor": "white",
+}
+
+
+@contextmanager
+def picture(path: Path, panels: int = 1) -> Iterator[list[Axes]]:
+    """Axes side by side, saved as a PNG. Without pyplot: nothing global, no display."""
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(6.2 * panels, 4.4), layout="constrained")
+        axes = figure.subplots(1, panels, squeeze=False)[0]
+        yield list(axes)
+        figure.savefig(path, dpi=110)
+
+
+def series(number: int) -> dict[str, str]:
+    """Colour and marker of the n-th series."""
+    return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
+
+
+def levels(axes: Axes, values: Sequence[float], label: str) -> None:
+    """An axis of concurrency: doubling, with a tick at every level that was measured."""
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(sorted(set(values))))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_xlabel(label)
+
+
+def milliseconds(axes: Axes, label: str) -> None:
+    """A logarithmic axis of times, with plain numbers."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.yaxis.set_minor_formatter(FuncFormatter(_halves))
+    axes.set_ylabel(label)
+
+
+def _halves(value: float, _: int) -> str:
+    first = f"{value:e}"[0]
+    return f"{value:,.0f}" if first in "25" else ""
