@@ -36,9 +36,14 @@ _SLACK = 1 / 16
 
 
 def build(args: Settings) -> Application:
-    """The two deployments, bound to each other."""
+    """The application."""
+    return compose(args, GeneratorDeployment)
+
+
+def compose(args: Settings, replica: type) -> Application:
+    """The two deployments, bound to each other. `replica`: the class behind the ingresses."""
     generator: Any = serve.deployment(
-        GeneratorDeployment,
+        replica,
         name="Generator",
         num_replicas=args.num_replicas,
         ray_actor_options={"num_cpus": 1, "num_gpus": 1 if wants_gpu(args.device) else 0},

@@ -11,10 +11,13 @@ import logging
 import os
 import time
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from service.errors import SettingsError
 from service.settings import Settings
+
+if TYPE_CHECKING:
+    from ray.serve import Application
 
 _APPLICATION = "mrp"
 _OBJECT_STORE_BYTES = 200 * 2**20
@@ -36,8 +39,8 @@ _ENVIRONMENT = {
 }
 
 
-def start(settings: Settings) -> None:
-    """Starts Ray and Serve's proxy. Nothing of the model is loaded yet."""
+def start(settings: Settings, num_cpus: int | None = None) -> None:
+    """Starts Ray and Serve's proxy. Nothing of the model is loaded yet. `num_cpus`: what Ray is to believe there is."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     import ray
@@ -46,6 +49,7 @@ def start(settings: Settings) -> None:
     talkative = settings.log_level == "debug" and settings.log_format == "text"
     ray.init(
         address="local",
+        num_cpus=num_cpus,
         include_dashboard=False,
         object_store_memory=_OBJECT_STORE_BYTES,
         _node_ip_address="127.0.0.1",
@@ -64,8 +68,8 @@ def start(settings: Settings) -> None:
     )
 
 
-def deploy(settings: Settings) -> None:
-    """Deploys the application, or a changed one over it; returns when it serves.
+def deploy(settings: Settings, application: Application | None = None) -> None:
+    """Deploys the application, or a changed one over it, or the one that is given; returns when it serves.
 
     SettingsError when it cannot, with the last line of what a replica failed of.
     """
@@ -74,12 +78,12 @@ def deploy(settings: Settings) -> None:
     from service.api.serve_state import last_line
     from service.app import build
 
-    target = serve.RunTarget(build(settings), name=_APPLICATION, route_prefix="/")
+    target = serve.RunTarget(application or build(settings), name=_APPLICATION, route_prefix="/")
     serve.run_many([target], wait_for_applications_running=False)
-    while (application := serve.status().applications[_APPLICATION]).status != "RUNNING":
-        broken = [deployment.message for deployment in application.deployments.values() if _broken(deployment)]
-        if broken or application.status == "DEPLOY_FAILED":
-            raise SettingsError(f"the service did not start: {last_line((broken or [application.message])[0])}")
+    while (seen := serve.status().applications[_APPLICATION]).status != "RUNNING":
+        broken = [deployment.message for deployment in seen.deployments.values() if _broken(deployment)]
+        if broken or seen.status == "DEPLOY_FAILED":
+            raise SettingsError(f"the service did not start: {last_line((broken or [seen.message])[0])}")
         time.sleep(_POLL_S)
 
 

@@ -1,0 +1,141 @@
+"""Clients of a fleet: each asks again as soon as it is answered. Knows HTTP only.
+
+aiohttp, since the clients share the machine's few cores with what they measure: a request costs it a fraction of what
+it costs httpx.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What clients ask for: `tokens` on average, from half to one and a half times as many, `stream`ed or whole."""
+
+    tokens: int
+    stream: bool
+    seed: int = 17
+
+    def body(self, draw: random.Random | None) -> dict[str, Any]:
+        """One request; of exactly `tokens` without a draw."""
+        tokens = self.tokens if draw is None else draw.randint(max(1, self.tokens // 2), self.tokens + self.tokens // 2)
+        return {"prompt": "go on", "max_new_tokens": tokens, "stream": self.stream, "mode": "static"}
+
+
+@dataclass
+class Seen:
+    """One answer: seconds to its first block (or all of it), to its end, and what the engine says it took itself."""
+
+    status: int
+    first_s: float = 0.0
+    total_s: float = 0.0
+    engine_first_s: float = 0.0
+    blocks: int = 0
+
+
+@dataclass
+class Counted:
+    """What happened in a window."""
+
+    seconds: float = 0.0
+    answers: int = 0
+    blocks: int = 0
+    tokens: float = 0.0
+    client_cpu_s: float = 0.0
+    statuses: dict[int, int] = field(default_factory=dict)
+
+
+def session(url: str) -> aiohttp.ClientSession:
+    """As many connections as there are clients."""
+    timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
+    return aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
+
+
+async def ask(http: aiohttp.ClientSession, body: dict[str, Any]) -> Seen:
+    """Asks once and reads the whole answer."""
+    began = time.perf_counter()
+    async with http.post("/generate", json=body) as response:
+        if response.status != 200:
+            await response.read()
+            return Seen(response.status)
+        if not body["stream"]:
+            stats = (await response.json())["stats"]
+            total_s = time.perf_counter() - began
+            return Seen(200, total_s, total_s, (stats["total_ms"] - stats["queue_ms"]) / 1e3, 1)
+        return await _streamed(response, began)
+
+
+async def _streamed(response: aiohttp.ClientResponse, began: float) -> Seen:
+    seen = Seen(200)
+    async for line in response.content:
+        if line.startswith(b"event: block"):
+            seen.blocks += 1
+            seen.first_s = seen.first_s or time.perf_counter() - began
+        elif seen.blocks == 1 and not seen.engine_first_s and line.startswith(b"data: "):
+            stats = json.loads(line.removeprefix(b"data: "))["stats"]
+            seen.engine_first_s = (stats["total_ms"] - stats["queue_ms"]) / 1e3
+    seen.total_s = time.perf_counter() - began
+    return seen
+
+
+class Crowd:
+    """So many clients in a closed loop; `window` counts what happens for a while."""
+
+    def __init__(self, http: aiohttp.ClientSession, asked: Asked, clients: int) -> None:
+        self._http, self._asked, self._clients = http, asked, clients
+        self._draw = random.Random(asked.seed)
+        self._counted = Counted()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Crowd:
+        self._tasks = [asyncio.create_task(self._client()) for _ in range(self._clients)]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def window(self, seconds: float) -> Counted:
+        """What happens in so many seconds; tokens are those the replicas count, of unfinished answers, too."""
+        before, began = await tokens_decoded(self._http), time.monotonic()
+        self._counted, cpu = Counted(), time.thread_time()
+        await asyncio.sleep(seconds)
+        counted, counted.client_cpu_s = self._counted, time.thread_time() - cpu
+        after = await tokens_decoded(self._http)
+        counted.seconds = time.monotonic() - began
+        counted.tokens = after - before
+        return counted
+
+    async def _client(self) -> None:
+        while True:
+            try:
+                seen = await ask(self._http, self._asked.body(self._draw))
+            except aiohttp.ClientError:
+                seen = Seen(0)
+            counted = self._counted
+            counted.statuses[seen.status] = counted.statuses.get(seen.status, 0) + 1
+            counted.answers += seen.status == 200
+            counted.blocks += seen.blocks
+            if seen.status != 200:
+                await asyncio.sleep(1.0)
+
+
+async def tokens_decoded(http: aiohttp.ClientSession) -> float:
+    """Tokens that all replicas have decoded by now."""
+    async with http.get("/metrics") as response:
+        page = await response.text()
+    lines = [line for line in page.splitlines() if line.startswith("mrp_generation_tokens_total{")]
+    families = text_string_to_metric_families("\n".join(lines) + "\n")
+    return sum(sample.value for family in families for sample in family.samples)
