@@ -58,7 +58,7 @@ class ClockDeployment:
         self._registry.add("generation_tokens_total", tokens, mode="speculative")
         self._registry.set("num_requests_running", len(engine.running))
         self._registry.set("num_requests_waiting", len(engine.waiting))
-        return Snapshot(self._name, self._in_flight, self._registry.families())
+        return Snapshot(self._name, self._in_flight, self._registry.families(self._name))
 
     async def check_health(self) -> None:
         """It is well."""

@@ -177,7 +177,8 @@ class Generator:
 
     def snapshot(self) -> Snapshot:
         """Its metrics now."""
-        return Snapshot(self._replica, self._in_flight, self._metrics.families(self._worker.state()))
+        families = self._metrics.families(self._worker.state(), self._replica)
+        return Snapshot(self._replica, self._in_flight, families)
 
     def close(self) -> None:
         """Stops the engine; requests in flight fail with ReplicaStopping."""

@@ -75,7 +75,7 @@ class Ingress:
         """Its metrics now."""
         self._registry.set("queue_blocks_left", self._door.blocks_left)
         self._registry.set("queue_blocks_per_second", self._door.blocks_per_second)
-        return Snapshot(self._name, self._in_flight, self._registry.families())
+        return Snapshot(self._name, self._in_flight, self._registry.families(self._name))
 
     def _add_routes(self, app: FastAPI) -> None:
         locked = [Depends(self._authorize)]

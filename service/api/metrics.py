@@ -6,10 +6,13 @@ registry, the ingress its own; `exposition.py` merges the snapshots of all proce
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import Metric as Exposed
+from prometheus_client.registry import Collector
 
 from service.api.wire import Family
 
@@ -126,18 +129,26 @@ class Registry:
         histogram = self._histograms[name]
         (histogram.labels(**labels) if labels else histogram).observe(value)
 
-    def families(self) -> tuple[Family, ...]:
-        """All metrics with their present values."""
-        return tuple(
-            Family(
-                family.name,
-                family.documentation,
-                family.type,
-                tuple(
-                    (sample.name, dict(sample.labels), sample.value)
-                    for sample in family.samples
-                    if not sample.name.endswith("_created")
-                ),
-            )
-            for family in self._registry.collect()
-        )
+    def families(self, replica: str) -> tuple[Family, ...]:
+        """All metrics with their present values, told apart by the label `replica`."""
+        return tuple(_family(metric, replica) for metric in self._registry.collect())
+
+
+class _One(Collector):
+    """One metric, as a registry of its own."""
+
+    def __init__(self, metric: Exposed) -> None:
+        self._metric = metric
+
+    def collect(self) -> Iterator[Exposed]:
+        yield self._metric
+
+
+def _family(metric: Exposed, replica: str) -> Family:
+    """The metric in text, less the times at which its samples were made."""
+    named = Exposed(metric.name, metric.documentation, metric.type)
+    for sample in metric.samples:
+        if not sample.name.endswith("_created"):
+            named.add_sample(sample.name, {**sample.labels, "replica": replica}, sample.value)
+    written, kind, *samples = generate_latest(_One(named)).decode().splitlines(keepends=True)
+    return Family(metric.name, written + kind, "".join(samples))

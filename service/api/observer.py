@@ -60,12 +60,12 @@ class ReplicaMetrics:
         if stats.decoded_tokens:
             self._registry.observe("tokens_per_forward", stats.tokens_per_forward, mode=mode)
 
-    def families(self, state: EngineState) -> tuple[Family, ...]:
-        """All metrics now; the gauges are read off the engine's state."""
+    def families(self, state: EngineState, replica: str) -> tuple[Family, ...]:
+        """All metrics now, of the replica of that name; the gauges are read off the engine's state."""
         self._registry.set("num_requests_running", state.num_running)
         self._registry.set("num_requests_waiting", state.num_waiting)
         self._registry.set("kv_cache_usage_perc", state.kv_usage)
-        return self._registry.families()
+        return self._registry.families(replica)
 
     def _steps(self, mode: str, event: BlockEvent) -> None:
         for step in event.steps:

@@ -153,12 +153,14 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One metric of one process: its name, help, type and samples (name, labels, value)."""
+    """One metric of one process as Prometheus text: the lines of its help and type, those of its samples.
+
+    Written where it is counted: an ingress has only to put together what many replicas say.
+    """
 
     name: str
-    documentation: str
-    kind: str
-    samples: tuple[tuple[str, Mapping[str, str], float], ...]
+    head: str
+    samples: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 from pydantic import BaseModel
 from starlette.types import ASGIApp
 
 from service.api.backend import Backend, LocalBackend
 from service.api.generator import Generator
 from service.api.ingress import Ingress
+from service.api.wire import Family
 from service.settings import Settings
 
 
@@ -33,13 +35,23 @@ async def page(http: httpx.AsyncClient) -> Callable[..., float]:
     """GET /metrics as page(name, **labels): the sum of a metric's samples that have these labels."""
     response = await http.get("/metrics")
     assert response.status_code == 200
-    families = text_string_to_metric_families(response.text)
-    samples = [sample for family in families for sample in family.samples]
+    samples = list(samples_of(response.text))
 
     def read(name: str, **labels: str) -> float:
         return sum(one.value for one in samples if one.name == name and labels.items() <= one.labels.items())
 
     return read
+
+
+def samples_of(text: str) -> Iterator[Sample]:
+    """All samples of a page."""
+    return (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+
+
+def read(families: Iterable[Family], name: str) -> float:
+    """The sum of a metric's samples in one process."""
+    text = "".join(family.head + family.samples for family in families)
+    return sum(sample.value for sample in samples_of(text) if sample.name == name)
 
 
 def assert_shape(model: type[BaseModel], value: object) -> None:

@@ -104,7 +104,7 @@ def test_time_goes_on_while_nobody_looks() -> None:
 
 def test_a_stand_in_shows_all_metrics_and_the_places_of_a_replica() -> None:
     names = {f"mrp_{metric.name.removesuffix('_total')}" for metric in METRICS if metric.where == "replica"}
-    families = full_registry().families()
+    families = full_registry().families("r0")
     assert {family.name for family in families} == names
     assert all(family.samples for family in families)
     assert card(Settings(max_running=8), 4).places == 10

@@ -22,7 +22,7 @@ from service.engine.observer import EngineState
 from service.engine.request import Forwards, Stats
 from tests.api.conftest import MakeGenerator
 from tests.api.generate.helpers import CASES, GENERATE, ask, body, golden_body, streamed
-from tests.api.helpers import over, page
+from tests.api.helpers import over, page, read
 
 FORWARDS = ("prefill", "denoise", "verify", "commit", "mrp")
 
@@ -191,8 +191,8 @@ def block(index: int, seconds: float) -> BlockEvent:
 
 
 def value(metrics: ReplicaMetrics, name: str) -> float:
-    families = metrics.families(EngineState(0, 0, 0, 1))
-    return sum(value for family in families for sample, _, value in family.samples if sample == name)
+    families = metrics.families(EngineState(0, 0, 0, 1), "r0")
+    return read(families, name)
 
 
 class TestGauges:
@@ -243,7 +243,7 @@ class TestReplicas:
         assert metrics("mrp_e2e_request_latency_seconds_bucket", le="+Inf", replica="r1") == 2
 
     def test_what_no_replica_has_yet_waits_in_the_queue(self) -> None:
-        families = Registry("replica").families()
+        families = Registry("replica").families("r0")
         replicas = [Snapshot("r0", 3, families), Snapshot("r1", 1, families)]
         for in_hand, queued in ((9, 5), (4, 0), (2, 0)):
             ingresses = [Snapshot("i0", in_hand - 1, ()), Snapshot("i1", 1, ())]
@@ -252,5 +252,5 @@ class TestReplicas:
             assert content.count("# TYPE mrp_num_requests_waiting gauge") == 1
 
     def test_a_page_without_replicas(self) -> None:
-        content = expose([Snapshot("i0", 2, Registry("ingress").families())], []).decode()
+        content = expose([Snapshot("i0", 2, Registry("ingress").families("i0"))], []).decode()
         assert "mrp_request_rejected_total" in content
