@@ -127,10 +127,14 @@ async def saturate(
         counted = await crowd.window(arguments.seconds)
         cpu = {role: seconds - before[role] for role, seconds in running.cpu_s().items()}
     cpu["client"] = counted.client_cpu_s
-    rate = counted.tokens / counted.seconds
+    decoded, answered = counted.decoded / counted.seconds, counted.answered / counted.seconds
     return {
-        "tokens_per_s": round(rate, 1),
-        "of_the_clocks_own": round(rate / own, 4),
+        "clocks_tokens_per_s": round(own, 1),
+        "decoded_tokens_per_s": round(decoded, 1),
+        "answered_tokens_per_s": round(answered, 1),
+        "decoded_share": round(decoded / own, 4),
+        "answered_share": round(answered / own, 4),
+        "loaded_metrics_ms": round(1e3 * counted.metrics_s),
         "requests_per_s": round(counted.answers / counted.seconds, 2),
         "blocks_per_s": round(counted.blocks / counted.seconds, 1),
         "statuses": counted.statuses,

@@ -83,6 +83,7 @@ def fleet(speed: Speed, most_replicas: int, **settings: object) -> Iterator[Flee
     from service.cli import cluster
 
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # not a process for every CPU it thinks there is
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's is 15; the clients, which share the cores, have 0
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "clock.json"
         speed.save(path)

@@ -46,12 +46,14 @@ class Seen:
 
 @dataclass
 class Counted:
-    """What happened in a window."""
+    """What happened in a window. `decoded`: tokens, as the replicas count them; `answered`: of whole answers."""
 
     seconds: float = 0.0
     answers: int = 0
     blocks: int = 0
-    tokens: float = 0.0
+    decoded: float = 0.0
+    answered: int = 0
+    metrics_s: float = 0.0
     client_cpu_s: float = 0.0
     statuses: dict[int, int] = field(default_factory=dict)
 
@@ -108,25 +110,29 @@ class Crowd:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def window(self, seconds: float) -> Counted:
-        """What happens in so many seconds; tokens are those the replicas count, of unfinished answers, too."""
+        """What happens in so many seconds."""
         before, began = await tokens_decoded(self._http), time.monotonic()
         self._counted, cpu = Counted(), time.thread_time()
         await asyncio.sleep(seconds)
         counted, counted.client_cpu_s = self._counted, time.thread_time() - cpu
+        counted.seconds, self._counted = time.monotonic() - began, Counted()
         after = await tokens_decoded(self._http)
-        counted.seconds = time.monotonic() - began
-        counted.tokens = after - before
+        counted.metrics_s = time.monotonic() - began - counted.seconds
+        # Both pages are of the moment at which they came, as far as it can be known.
+        counted.decoded = (after - before) * counted.seconds / (counted.seconds + counted.metrics_s)
         return counted
 
     async def _client(self) -> None:
         while True:
+            body = self._asked.body(self._draw)
             try:
-                seen = await ask(self._http, self._asked.body(self._draw))
+                seen = await ask(self._http, body)
             except aiohttp.ClientError:
                 seen = Seen(0)
             counted = self._counted
             counted.statuses[seen.status] = counted.statuses.get(seen.status, 0) + 1
             counted.answers += seen.status == 200
+            counted.answered += body["max_new_tokens"] if seen.status == 200 else 0
             counted.blocks += seen.blocks
             if seen.status != 200:
                 await asyncio.sleep(1.0)
