@@ -21,7 +21,7 @@ from service.settings import Settings
 
 #: requests one ingress may have in hand; they wait there, nothing is computed
 _INGRESS_REQUESTS = 4096
-#: what the ingress asks the replicas themselves takes a place for a moment; a full replica must have one for that
+#: what an ingress asks the replicas themselves takes a place for a moment; a full replica must have one for that
 _QUESTIONS = 4
 #: a dead replica is noticed by its requests at once, by Serve, which replaces it, after this
 _HEALTH_CHECK_S = 1.0
@@ -49,7 +49,7 @@ def compose(args: Settings, replica: type) -> Application:
         ray_actor_options={"num_cpus": 1, "num_gpus": 1 if wants_gpu(args.device) else 0},
         # The engine has the next requests at hand when places get free; the others wait in Serve,
         # which gives them to whichever replica, new ones included, has room first.
-        max_ongoing_requests=args.places + _QUESTIONS,
+        max_ongoing_requests=args.places + _QUESTIONS * args.num_ingresses,
         max_queued_requests=args.max_waiting + _INGRESS_REQUESTS,  # a backstop: the ingress refuses before
         health_check_period_s=_HEALTH_CHECK_S,
         health_check_timeout_s=_HANGS_S,
