@@ -3,20 +3,23 @@
     applications: [{name: mrp, import_path: "service.app:build", args: {model: …, num_replicas: 2}}]
 
 `args` are settings (settings.py); an unknown one is an error. What Serve itself can set by deployment
-(autoscaling, resources) is said in the file under `deployments: [{name: Generator, …}]`.
+(resources) is said in the file under `deployments: [{name: Generator, …}]`, the policy of scaling, which sees both
+deployments, under `autoscaling_policy` of the application (api/scaling.py).
 """
 
 # No `from __future__ import annotations` here: Serve makes `Settings` of a deployment file's `args` only when the
 # annotation of `build` is the class itself.
+import warnings
 from typing import Any
 
 import ray
 import torch
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
 from service.api.deployments import GeneratorDeployment, IngressDeployment
+from service.api.scaling import GENERATOR
 from service.settings import Settings
 
 #: requests one ingress may have in hand; they wait there, nothing is computed
@@ -33,6 +36,11 @@ _SURGE_PERCENT = 20
 _PREFIX_ROUTER = "service.api.routing.prefix_router.PrefixRouter"
 #: share of its places that a replica may be ahead of the others because of what it has cached
 _SLACK = 1 / 16
+#: how often Serve's controller is told what is wanted, and how far back it looks, which must be longer
+_TOLD_EVERY_S = 1.0
+_LOOK_BACK_S = 5.0
+#: where no policy is named, Serve scales by requests: so many of a replica's places shall be taken
+_PLACES_TAKEN = 0.8
 
 
 def build(args: Settings) -> Application:
@@ -44,8 +52,8 @@ def compose(args: Settings, replica: type) -> Application:
     """The two deployments, bound to each other. `replica`: the class behind the ingresses."""
     generator: Any = serve.deployment(
         replica,
-        name="Generator",
-        num_replicas=args.num_replicas,
+        name=GENERATOR,
+        **_replicas(args),
         ray_actor_options={"num_cpus": 1, "num_gpus": 1 if wants_gpu(args.device) else 0},
         # The engine has the next requests at hand when places get free; the others wait in Serve,
         # which gives them to whichever replica, new ones included, has room first.
@@ -53,14 +61,14 @@ def compose(args: Settings, replica: type) -> Application:
         max_queued_requests=args.max_waiting + _INGRESS_REQUESTS,  # a backstop: the ingress refuses before
         health_check_period_s=_HEALTH_CHECK_S,
         health_check_timeout_s=_HANGS_S,
-        max_surge_percent=_SURGE_PERCENT if args.num_replicas == 1 or _room_for_one_more(args) else 0,
+        max_surge_percent=_SURGE_PERCENT if args.num_replicas <= 1 or _room_for_one_more(args) else 0,
         request_router_config=_routing(args),
         **_stopping(args),
     )
     ingress: Any = serve.deployment(
         IngressDeployment,
         name="Ingress",
-        num_replicas=args.num_ingresses,  # Serve spreads them over the nodes
+        **_ingresses(args),  # Serve spreads them over the nodes
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=_INGRESS_REQUESTS,
         health_check_period_s=_HEALTH_CHECK_S,
@@ -69,6 +77,36 @@ def compose(args: Settings, replica: type) -> Application:
     )
     application: Application = ingress.bind(args, generator.bind(args))
     return application
+
+
+def _replicas(args: Settings) -> dict[str, Any]:
+    """How many replicas of the model. One is started first where there may be none, so that it is seen to work."""
+    if not args.autoscaled:
+        return {"num_replicas": args.num_replicas}
+    return {
+        "autoscaling_config": _autoscaling(
+            min_replicas=args.num_replicas,
+            max_replicas=args.most_replicas,
+            initial_replicas=None if args.num_replicas else 1,
+            target_ongoing_requests=_PLACES_TAKEN * args.places,
+            upscale_delay_s=args.upscale_delay_s,
+            downscale_delay_s=args.downscale_delay_s,
+        )
+    }
+
+
+def _ingresses(args: Settings) -> dict[str, Any]:
+    """How many ingresses: a fixed number. Serve asks only deployments that may be scaled for what they report."""
+    if not args.autoscaled:
+        return {"num_replicas": args.num_ingresses}
+    return {"autoscaling_config": _autoscaling(min_replicas=args.num_ingresses, max_replicas=args.num_ingresses)}
+
+
+def _autoscaling(**options: Any) -> AutoscalingConfig:
+    with warnings.catch_warnings():
+        # Ray calls metrics_interval_s deprecated; the variables it names instead are read by nothing in 2.60.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return AutoscalingConfig(metrics_interval_s=_TOLD_EVERY_S, look_back_period_s=_LOOK_BACK_S, **options)
 
 
 def _stopping(args: Settings) -> dict[str, Any]:

@@ -11,6 +11,7 @@ MrpServeError
 ├── RateLimited            429  the API key has used up its requests or tokens of this minute
 ├── EngineFailed           500  the engine thread stopped on an unexpected error while it had the request
 ├── NotReady               503  loading, draining, or no replica
+│   ├── Asleep             503  no replica runs, as it should be while nobody asks; asking starts one
 │   ├── ReplicaLost        503  the replica died before the answer was complete
 │   └── ReplicaStopping    503  the replica stops, or its engine has; another one can take the request
 ├── OutOfMemory            503  a step of the request found no memory on the device; others go on
@@ -111,6 +112,12 @@ class NotReady(MrpServeError):
 
     status = 503
     code = "not_ready"
+
+
+class Asleep(NotReady):
+    """No replica runs because nobody has asked for long; a request that waits starts one."""
+
+    code = "asleep"
 
 
 class ReplicaLost(NotReady):

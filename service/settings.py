@@ -13,10 +13,10 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from service.errors import SettingsError
@@ -81,7 +81,21 @@ class Settings(BaseSettings):
         (), repr=False, description="comma-separated keys or `sha256:<hex>`; none and no file: open"
     )
     api_keys_file: Path | None = Field(None, description="YAML list of hashed keys, with names, weights and limits")
-    num_replicas: Count = Field(1, description="replicas of the model")
+    num_replicas: Annotated[int, Field(ge=0)] = Field(
+        1, description="replicas of the model; the fewest where max_replicas is more (0: none while nobody asks)"
+    )
+    max_replicas: Count | None = Field(
+        None, description="the most replicas, as many as the waiting work wants; default: always num_replicas"
+    )
+    target_queue_s: Annotated[Finite, Field(gt=0)] = Field(
+        10.0, description="seconds in which the replicas wanted would work off what waits"
+    )
+    upscale_delay_s: Annotated[Finite, Field(ge=0)] = Field(
+        5.0, description="seconds for which more replicas must be wanted before they are started"
+    )
+    downscale_delay_s: Annotated[Finite, Field(ge=0)] = Field(
+        300.0, description="seconds for which fewer replicas must be wanted before some are stopped"
+    )
     num_ingresses: Count = Field(1, description="processes that take requests; each has an equal share of the limits")
     routing: Literal["prefix", "load"] = Field(
         "prefix",
@@ -116,6 +130,30 @@ class Settings(BaseSettings):
     def share(self, whole: int) -> int:
         """What of a number that holds for the service each of its ingresses has, so that all have at least it."""
         return -(-whole // self.num_ingresses)
+
+    @property
+    def most_replicas(self) -> int:
+        """Replicas of the model at most."""
+        return self.num_replicas if self.max_replicas is None else self.max_replicas
+
+    @property
+    def autoscaled(self) -> bool:
+        """Whether the number of replicas follows the work."""
+        return self.most_replicas > self.num_replicas
+
+    @model_validator(mode="after")
+    def _replicas_fit(self) -> Self:
+        if self.max_replicas is None and not self.num_replicas:
+            raise SettingsError(
+                "num_replicas is 0, which is allowed with max_replicas only: nothing would ever be answered",
+                param="num_replicas",
+            )
+        if self.max_replicas is not None and self.max_replicas < self.num_replicas:
+            raise SettingsError(
+                f"max_replicas is {self.max_replicas}, allowed is num_replicas ({self.num_replicas}) or more",
+                param="max_replicas",
+            )
+        return self
 
     @field_validator("api_keys", mode="before")
     @classmethod

@@ -106,6 +106,12 @@ def test_an_empty_key_is_refused() -> None:
         ({"mrp_scale": float("nan")}, "mrp_scale is nan: .*finite"),
         ({"mrp_scale": "-inf"}, "mrp_scale is '-inf': .*finite"),
         ({"config": "/no/such/file"}, "/no/such/file cannot be read"),
+        ({"num_replicas": -1}, "num_replicas is -1"),
+        ({"num_replicas": 0}, "num_replicas is 0, which is allowed with max_replicas only"),
+        ({"num_replicas": 3, "max_replicas": 2}, r"max_replicas is 2, allowed is num_replicas \(3\) or more"),
+        ({"num_replicas": 0, "max_replicas": 0}, "max_replicas is 0"),
+        ({"target_queue_s": 0}, "target_queue_s is 0"),
+        ({"upscale_delay_s": -1}, "upscale_delay_s is -1"),
     ],
 )
 def test_a_wrong_value_is_named_with_what_is_allowed(values: dict[str, Any], message: str) -> None:
@@ -162,3 +168,18 @@ def test_the_shares_of_all_ingresses_are_at_least_the_whole() -> None:
 )
 def test_the_served_name(values: dict[str, Any], name: str) -> None:
     assert Settings(**values).model_name == name
+
+
+@pytest.mark.parametrize(
+    ("values", "fewest", "most", "autoscaled"),
+    [
+        ({}, 1, 1, False),
+        ({"num_replicas": 3}, 3, 3, False),
+        ({"num_replicas": 2, "max_replicas": 2}, 2, 2, False),
+        ({"max_replicas": 4}, 1, 4, True),
+        ({"num_replicas": 0, "max_replicas": 1}, 0, 1, True),
+    ],
+)
+def test_how_many_replicas_there_may_be(values: dict[str, Any], fewest: int, most: int, autoscaled: bool) -> None:
+    settings = Settings(**values)
+    assert (settings.num_replicas, settings.most_replicas, settings.autoscaled) == (fewest, most, autoscaled)

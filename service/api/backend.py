@@ -22,7 +22,7 @@ class Backend(Protocol):
     """The replicas that generate. Every method may raise errors of ours."""
 
     async def card(self) -> ModelCard:
-        """What is served. NotReady while no replica can generate, with the reason."""
+        """What is served. NotReady while no replica can generate, with the reason; Asleep if that is intended."""
 
     async def complete(self, work: Work) -> Answer | Failure:
         """The whole answer; cancelling aborts the request."""

@@ -21,6 +21,7 @@ from service.api.ingress import Ingress
 from service.api.logs import install_logs
 from service.api.metrics import Registry
 from service.api.ray_backend import RayBackend
+from service.api.scaling import WANTED
 from service.api.tracing import start_tracing
 from service.api.wire import Answer, Chunk, Ending, Failure, Snapshot, Status, Work
 from service.settings import Settings
@@ -103,7 +104,12 @@ class IngressDeployment:
         context = serve.get_replica_context()
         own = serve.get_deployment_handle(context.deployment, context.app_name)
         registry = Registry("ingress")
-        backend = RayBackend(generator, own, lambda how: registry.add("request_routed_total", by=how))
+        backend = RayBackend(
+            generator,
+            own,
+            lambda how: registry.add("request_routed_total", by=how),
+            may_sleep=settings.num_replicas == 0,
+        )
         self._ingress = Ingress(_replica_name(), settings, backend, start_tracing(settings), registry)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -112,6 +118,10 @@ class IngressDeployment:
     async def snapshot(self) -> Snapshot:
         """Its metrics now."""
         return self._ingress.snapshot()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve, which hands it to scaling.py."""
+        return {WANTED: self._ingress.replicas_wanted}
 
     async def drain(self) -> int:
         """No new requests from now on; how many are in hand."""

@@ -14,10 +14,12 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp
 
 from service.api import problems
+from service.api.admission.demand import FEWEST
 from service.api.admission.door import Door, Visit
 from service.api.admission.keys import KeyRing
 from service.api.answers import Health, Live, Models, answer_json, models_json
 from service.api.backend import Backend, serving
+from service.api.cards import Cards
 from service.api.draining import DrainGate, Draining
 from service.api.exposition import CONTENT_TYPE, expose
 from service.api.failover import REASONS, Answering, Failover
@@ -32,7 +34,7 @@ from service.api.streams import Exchange, event_stream, first_of
 from service.api.tracing import Tracing, telemetry
 from service.api.validation import parse_generate, parse_json, to_work
 from service.api.wire import Answer, ModelCard, Snapshot, Work
-from service.errors import MrpServeError, Unauthorized
+from service.errors import Asleep, MrpServeError, Unauthorized
 from service.settings import Settings
 
 
@@ -52,6 +54,8 @@ class Ingress:
     ) -> None:
         self._name, self._settings, self._backend, self._tracing = name, settings, backend, tracing
         self._registry = registry or Registry("ingress")
+        self._registry.set("replicas_least", settings.num_replicas)
+        self._registry.set("replicas_most", settings.most_replicas)
         for reason in REASONS:
             self._registry.add("request_failovers_total", 0, reason=reason)
         for how in HOW:
@@ -59,6 +63,7 @@ class Ingress:
         replicas = Failover(backend, settings.max_failovers, self._count_failover)
         self._answers = JournaledAnswers(replicas, settings.model_name)
         self._keys, self._door = KeyRing.load(settings), Door(settings)
+        self._cards = Cards(backend, self._door, settings.request_timeout_s)
         self._in_flight = 0
         self.draining = Draining()
 
@@ -71,8 +76,14 @@ class Ingress:
         gate = DrainGate(limited, self.draining, self._count_rejected)
         return RequestId(Journal(gate), answer=answers_request_id)
 
+    @property
+    def replicas_wanted(self) -> float:
+        """How many replicas would do what is asked for here in good time; more than none for any request."""
+        return max(self._door.replicas_wanted, FEWEST if self._cards.somebody_waits else 0.0)
+
     def snapshot(self) -> Snapshot:
         """Its metrics now."""
+        self._registry.set("replicas_wanted", self.replicas_wanted)
         self._registry.set("queue_blocks_left", self._door.blocks_left)
         self._registry.set("queue_blocks_per_second", self._door.blocks_per_second)
         return Snapshot(self._name, self._in_flight, self._registry.families(self._name))
@@ -119,8 +130,11 @@ class Ingress:
 
     async def _health(self) -> Response:
         self.draining.check()
-        statuses = await self._backend.statuses()
-        serving(statuses)
+        try:
+            statuses = await self._backend.statuses()
+            serving(statuses)
+        except Asleep:  # whoever asks is sent here still: nothing else wakes it
+            statuses = []
         return JSONResponse({"status": "ok", "replicas_ready": sum(status.failure is None for status in statuses)})
 
     async def _metrics(self) -> Response:
@@ -143,16 +157,15 @@ class Ingress:
         return self._door.admit(visit, works)
 
     async def _card(self) -> ModelCard:
-        card = await self._backend.card()
-        self._door.serves(card)
-        return card
+        async with self.draining.until_cut():
+            return await self._cards.card()
 
     # --- answers -----------------------------------------------------------------------------------
 
     async def _complete(self, work: Work) -> Answer:
         self._in_flight += 1
         try:
-            async with self.draining.until_cut(), self._door.place(work) as job:
+            async with self.draining.until_cut(), self._door.place(work, self._cards.watch) as job:
                 answer = await self._answers.complete(work)
                 job.take(answer)
                 return answer
@@ -174,7 +187,7 @@ class Ingress:
 
     async def _placed(self, work: Work) -> Answering:
         """The items of an answer, once there is a place for it."""
-        async with self._door.place(work) as job, aclosing(self._answers.stream(work)) as items:
+        async with self._door.place(work, self._cards.watch) as job, aclosing(self._answers.stream(work)) as items:
             async for item in items:
                 job.take(item)
                 yield item

@@ -19,9 +19,9 @@ from ray.serve.handle import DeploymentHandle
 
 from service.api.backend import Items, serving
 from service.api.routing.report import Listener, told
-from service.api.serve_state import why_none
+from service.api.serve_state import is_asleep, why_none
 from service.api.wire import Answer, Failure, ModelCard, Snapshot, Status, Work, too_late
-from service.errors import EngineFailed, NotReady, QueueFull, ReplicaLost
+from service.errors import Asleep, EngineFailed, NotReady, QueueFull, ReplicaLost
 
 _log = logging.getLogger(__name__)
 
@@ -39,11 +39,18 @@ _T = TypeVar("_T")
 class RayBackend:
     """Implements `Backend` over the handles of the two deployments of one application.
 
-    `routed` is told how every request has found its replica.
+    `routed` is told how every request has found its replica. `may_sleep`: having no replicas may be intended.
     """
 
-    def __init__(self, generator: DeploymentHandle[Any], ingress: DeploymentHandle[Any], routed: Listener) -> None:
-        self._generator, self._ingress, self._routed = generator, ingress, routed
+    def __init__(
+        self,
+        generator: DeploymentHandle[Any],
+        ingress: DeploymentHandle[Any],
+        routed: Listener,
+        *,
+        may_sleep: bool = False,
+    ) -> None:
+        self._generator, self._ingress, self._routed, self._may_sleep = generator, ingress, routed, may_sleep
         self._card: ModelCard | None = None
         self._card_until = 0.0
         self._statuses: list[Status] = []
@@ -93,7 +100,7 @@ class RayBackend:
             return self._card
 
     async def statuses(self) -> list[Status]:
-        """One for every replica that answers. NotReady with what Serve says when none does.
+        """One for every replica that answers. NotReady with what Serve says when none does, Asleep when none should.
 
         One replica that hangs hides what all others say. Until Serve has removed it, what they said last holds.
         """
@@ -105,6 +112,8 @@ class RayBackend:
         if self._statuses:
             return self._statuses
         self._card_until, handle = 0.0, self._generator
+        if self._may_sleep and await asyncio.to_thread(is_asleep, handle.app_name, handle.deployment_name):
+            raise Asleep("no replica runs while nobody asks; one starts for the next request", retry_after=_RETRY_S)
         why = await asyncio.to_thread(why_none, handle.app_name, handle.deployment_name)
         raise NotReady(f"{why}{self._last_words}", retry_after=5.0)
 

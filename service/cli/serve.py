@@ -94,6 +94,12 @@ def _check(settings: Settings) -> None:
     if tracing := start_tracing(settings):
         tracing.close()
     KeyRing.load(settings)
+    if settings.autoscaled:
+        raise SettingsError(
+            f"max_replicas is {settings.max_replicas}: this program runs a fixed number of replicas, num_replicas; "
+            "Serve scales what `serve run deploy/serve.yaml` deploys (docs/deploy.md)",
+            param="max_replicas",
+        )
     parse_config(read_config(resolve(settings.model)), block_size=settings.block_size)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -12,13 +12,15 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
+from service.api.admission.demand import Demand, Load
 from service.api.admission.desk import Desk, Marks
 from service.api.admission.gate import Gate, Waiter
 from service.api.admission.keys import ApiKey
 from service.api.admission.limits import RateLimits
-from service.api.admission.meter import Meter
+from service.api.admission.meter import Meter, Moment
 from service.api.wire import Answer, Chunk, Ending, Failure, ModelCard, Work, too_late
 from service.engine.fair_queue import Claim, FairQueue
+from service.errors import MrpServeError
 from service.settings import Settings
 
 
@@ -38,30 +40,30 @@ class Visit:
 
 
 class Job:
-    """One answer in its place: what has been decoded of it. Told of every item, or of the whole."""
+    """One answer: what has been decoded of it. Told of every item, or of the whole. `begun`: when it got its place."""
 
     def __init__(self, asked: int, block_size: int, meter: Meter) -> None:
         self.asked, self.decoded, self.tokens = asked, 0, 0
+        self.begun: Moment | None = None
         self.ended = False
         self._block_size, self._meter = block_size, meter
 
     def take(self, item: Answer | Chunk | Ending | Failure) -> None:
         """An item of the stream, or the whole answer."""
         if isinstance(item, Answer):
-            self._came(-(-item.ending.completion_tokens // self._block_size))
+            self.decoded = -(-item.ending.completion_tokens // self._block_size)
+            if self.begun is not None:
+                self._meter.decoded_since(self.begun, self.decoded)
             item = item.ending
         if isinstance(item, Chunk):
-            self._came(1)
+            self.decoded += 1
+            self._meter.decoded(1)
             self.tokens += len(item.token_ids)
         elif isinstance(item, Ending):
             self.tokens, self.ended = item.prompt_tokens + item.completion_tokens, True
             self._meter.answered(self.asked, self.decoded)
         else:
             self.ended = True
-
-    def _came(self, blocks: int) -> None:
-        self.decoded += blocks
-        self._meter.decoded(blocks)
 
 
 class Door:
@@ -83,6 +85,7 @@ class Door:
         marks = Marks(settings.max_queue_s, settings.share(settings.max_waiting))
         self._desk = Desk(self._queue, self._meter, marks, clock)
         self._limits = RateLimits(clock, settings.num_ingresses)
+        self._demand = Demand(settings.places, settings.target_queue_s, clock)
         self._block_size = 1
         self._jobs: set[Job] = set()
 
@@ -90,6 +93,10 @@ class Door:
         """What the replicas serve now, and how many places they have."""
         self._block_size = card.block_size
         self._gate.resize(self._share(card.places))
+
+    def turn_away(self, error: MrpServeError) -> None:
+        """There is no replica and none will come: who waits is told so."""
+        self._gate.turn_away(error)
 
     def admit(self, visit: Visit, works: Sequence[Work]) -> list[Work]:
         """The works of a request that may come in, as its key's. RateLimited or QueueFull when it may not."""
@@ -102,14 +109,19 @@ class Door:
         return works
 
     @asynccontextmanager
-    async def place(self, work: Work) -> AsyncIterator[Job]:
-        """A place at a replica for as long as the context lasts. DeadlineExceeded when the work's time is up before."""
+    async def place(self, work: Work, on_wait: Callable[[], None] = lambda: None) -> AsyncIterator[Job]:
+        """A place at a replica for as long as the context lasts. DeadlineExceeded when the work's time is up before.
+
+        `on_wait` is called if it has to be waited for.
+        """
         job = Job(self._blocks(work), self._block_size, self._meter)
         charged = self._tokens(work)
         self._limits.take_tokens(work.tenant, charged)
         self._jobs.add(job)
+        self._demand.came(job.asked)
         try:
-            await self._enter(work)
+            await self._enter(work, on_wait)
+            job.begun = self._meter.moment()
             try:
                 yield job
             finally:
@@ -119,9 +131,9 @@ class Door:
             if job.ended:
                 self._limits.take_tokens(work.tenant, job.tokens - charged)
 
-    async def _enter(self, work: Work) -> None:
+    async def _enter(self, work: Work, on_wait: Callable[[], None]) -> None:
         try:
-            await self._gate.enter(self._claim(work), work.timeout_s - (self._wall() - work.arrived))
+            await self._gate.enter(self._claim(work), work.timeout_s - (self._wall() - work.arrived), on_wait)
         except TimeoutError:
             raise too_late(work) from None
 
@@ -135,6 +147,19 @@ class Door:
     def blocks_per_second(self) -> float:
         """The measured rate; 0 until it is known."""
         return self._meter.rate or 0.0
+
+    @property
+    def somebody_waits(self) -> bool:
+        """Whether a request waits for a place."""
+        return len(self._queue) > 0
+
+    @property
+    def replicas_wanted(self) -> float:
+        """How many replicas would do what is asked for here in good time."""
+        ratio = self._meter.ratio
+        waiting = sum(job.asked for job in self._jobs if job.begun is None) * ratio
+        load = Load(len(self._jobs), self._gate.used, waiting, self._meter.rate_of_place)
+        return self._demand.wanted(load, ratio)
 
     def _claim(self, work: Work) -> Claim:
         waited_s = max(0.0, self._wall() - work.arrived)

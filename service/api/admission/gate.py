@@ -1,16 +1,18 @@
 """The places at the replicas: as many requests are let through as there are, the others wait in a fair queue.
 
-A place is given on as soon as its request ends, however it ends; who waits is woken by that and by nothing else.
-Knows no HTTP and no request but its claim.
+A place is given on as soon as its request ends, however it ends; who waits is woken by that and by `resize`. Knows no
+HTTP and no request but its claim.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from service.api.admission.meter import Meter
 from service.engine.fair_queue import Claim, FairQueue
+from service.errors import MrpServeError
 
 
 @dataclass(eq=False, slots=True)
@@ -39,13 +41,17 @@ class Gate:
             self._places = places
             self._changed()
 
-    async def enter(self, claim: Claim, timeout_s: float) -> None:
-        """Waits for a place and takes it; `leave` must follow. TimeoutError when there is none for `timeout_s`."""
+    async def enter(self, claim: Claim, timeout_s: float, on_wait: Callable[[], None] = lambda: None) -> None:
+        """Waits for a place and takes it; `leave` must follow. TimeoutError when there is none for `timeout_s`.
+
+        `on_wait` is called if there is none now.
+        """
         waiter = Waiter()
         self._queue.push(waiter, claim)
         try:
             self._changed()
             if not waiter.has_place:
+                on_wait()
                 async with asyncio.timeout(timeout_s):
                     await waiter.turn
         except BaseException:
@@ -54,6 +60,13 @@ class Gate:
             else:
                 self._queue.remove(waiter)
             raise
+
+    def turn_away(self, error: MrpServeError) -> None:
+        """There are no places and none will come: who waits is told so."""
+        if not self._places:
+            for waiter in self._queue:
+                if not waiter.turn.done():
+                    waiter.turn.set_exception(error)
 
     def leave(self) -> None:
         """Gives a place on."""

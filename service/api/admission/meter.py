@@ -8,12 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 #: seconds at full load, and requests, after which an observation counts for 1/e
 _MEMORY_S = 20.0
 _MEMORY_REQUESTS = 100.0
 #: seconds at full load from which on the rate is believed
 _FIRST_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When something began: `at` by the clock, `full` in seconds at full load."""
+
+    at: float
+    full: float
 
 
 class Meter:
@@ -27,6 +36,10 @@ class Meter:
 
     def occupied(self, used: int, places: int) -> None:
         """From now on so many of so many places are taken."""
+        self._pass()
+        self._places, self._full = places, used >= places > 0
+
+    def _pass(self) -> None:
         now = self._clock()
         if self._full and now > self._since:
             passed = now - self._since
@@ -34,12 +47,24 @@ class Meter:
             self._blocks *= kept
             self._place_seconds = self._place_seconds * kept + self._places * _MEMORY_S * (1 - kept)
             self._full_seconds += passed
-        self._since, self._places, self._full = now, places, used >= places > 0
+        self._since = now
 
     def decoded(self, blocks: float) -> None:
         """Blocks came; what comes while places are free says nothing of the most there could be."""
         if self._full:
             self._blocks += blocks
+
+    def moment(self) -> Moment:
+        """Now."""
+        self._pass()
+        return Moment(self._clock(), self._full_seconds)
+
+    def decoded_since(self, begun: Moment, blocks: float) -> None:
+        """Blocks came evenly since then, of which one hears only now; those at full load count, as if heard of then."""
+        now = self.moment()
+        if now.full > begun.full:
+            counted = _MEMORY_S * (1 - math.exp((begun.full - now.full) / _MEMORY_S))
+            self._blocks += blocks * counted / (now.at - begun.at)
 
     def answered(self, asked: float, decoded: float) -> None:
         """A request that asked for so many blocks ended with an answer of so many."""
@@ -53,9 +78,15 @@ class Meter:
         return self._decoded / self._asked if self._asked else 1.0
 
     @property
-    def rate(self) -> float | None:
-        """Blocks a second of all places together; None until it is known."""
-        self.occupied(self._places if self._full else 0, self._places)
+    def rate_of_place(self) -> float | None:
+        """Blocks a second of one place while all are taken; None until it is known."""
+        self._pass()
         if self._full_seconds < _FIRST_S or not self._blocks:
             return None
-        return self._blocks / self._place_seconds * self._places
+        return self._blocks / self._place_seconds
+
+    @property
+    def rate(self) -> float | None:
+        """Blocks a second of all places together; None until it is known, and while there are none."""
+        rate = self.rate_of_place
+        return rate * self._places if rate is not None and self._places else None

@@ -62,6 +62,38 @@ class TestRate:
         passes(meter, clock, 50, 8.0)
         meter.occupied(4, 2)
         assert meter.rate == pytest.approx(4.0, rel=0.02)
+        meter.occupied(4, 0)
+        assert meter.rate is None
+        assert meter.rate_of_place == pytest.approx(2.0, rel=0.02)
+
+
+class TestWholeAnswers:
+    """Of which one hears when they are complete."""
+
+    @pytest.mark.parametrize(("before", "full", "after"), [(0, 10, 0), (5, 10, 0), (0, 10, 30), (4, 40, 4)])
+    def test_what_was_decoded_at_full_load_counts(self, clock: Clock, before: float, full: float, after: float) -> None:
+        """Four places at 2 blocks a second each, all in use for a part of the time only."""
+        meter = Meter(clock)
+        meter.occupied(3, 4)
+        first = [meter.moment() for _ in range(3)]
+        clock.now += before
+        meter.occupied(4, 4)
+        last = meter.moment()
+        clock.now += full
+        meter.decoded_since(last, 2 * full)
+        meter.occupied(3, 4)
+        clock.now += after
+        for begun in first:
+            meter.decoded_since(begun, 2 * (clock.now - begun.at))
+        assert meter.rate_of_place == pytest.approx(2.0, rel=0.01)
+
+    def test_what_was_decoded_beside_free_places_does_not(self, clock: Clock) -> None:
+        meter = Meter(clock)
+        meter.occupied(3, 4)
+        begun = meter.moment()
+        clock.now += 10
+        meter.decoded_since(begun, 20)
+        assert meter.rate is None
 
 
 class TestRatio:
