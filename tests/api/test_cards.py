@@ -115,7 +115,7 @@ class TestAsleep:
         assert problem(await asleep.asking(timeout_s=0.05), 504)["code"] == "deadline_exceeded"
 
     async def test_a_bad_request_is_refused_without_waking_it(self, asleep: Hall) -> None:
-        problem(await asleep.asking(mode="speculative"), 422)
+        problem(await asleep.asking(temperature=-1), 422)
         assert (await asleep.http.get("/v1/models")).json()["data"][0]["id"] == CARD.name
         assert asleep.ingress.replicas_wanted == 0
 

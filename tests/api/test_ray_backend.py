@@ -18,7 +18,7 @@ from service.api.ray_backend import RayBackend
 from service.api.wire import Answer, Chunk, Ending, Failure, ModelCard, Resume, Snapshot, Status, Work
 from service.decode.params import Static
 from service.engine.request import SamplingParams, Stats
-from service.errors import DeadlineExceeded, EngineFailed, MrpServeError, NotReady, QueueFull, ReplicaLost
+from service.errors import Asleep, DeadlineExceeded, EngineFailed, MrpServeError, NotReady, QueueFull, ReplicaLost
 
 CARD = ModelCard("m", 4, 64, 256, None, ("static",), "static", {"static": {"tokens_per_step": 1}}, chat=False)
 ANSWER = Answer("a", (1,), Ending("length", 1, 1, Stats()))
@@ -171,6 +171,30 @@ async def test_without_a_replica_it_says_what_serve_says(error: Exception, monke
     with pytest.raises(NotReady, match=r"2 starting\): no GPU is free") as caught:
         await backend(Handle(control=none)).card()
     assert caught.value.retry_after
+
+
+@pytest.mark.parametrize(
+    ("status", "states", "asleep"),
+    [
+        ("HEALTHY", {}, True),
+        ("UPSCALING", {"STARTING": 1}, True),
+        ("DOWNSCALING", {"STOPPING": 1}, True),
+        ("HEALTHY", {"RUNNING": 1}, False),  # it has just died
+        ("UPDATING", {"STARTING": 1}, False),
+        ("UNHEALTHY", {"STARTING": 1}, False),
+        ("DEPLOY_FAILED", {}, False),
+    ],
+)
+async def test_sleep_is_told_from_failure(
+    status: str, states: dict[str, int], asleep: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = SimpleNamespace(replica_states=states, message="", status=status)
+    overview = SimpleNamespace(applications={"mrp": SimpleNamespace(deployments={"Generator": deployment})})
+    monkeypatch.setattr(serve_state.serve, "status", lambda: overview)
+    for may_sleep in (True, False):
+        with pytest.raises(NotReady) as caught:
+            await RayBackend(Handle(), Handle(), may_sleep=may_sleep).card()  # type: ignore[arg-type]
+        assert isinstance(caught.value, Asleep) is (asleep and may_sleep)
 
 
 async def test_a_lost_replica_is_noticed_before_the_next_request_waits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """What deployment files rely on: the import path, typed arguments, the two deployments."""
 
+import importlib
 import inspect
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from pydantic import ValidationError
 from ray.serve.schema import ServeDeploySchema
 
 from service import app
+from service.api.scaling import policy
 from service.settings import Settings
 
 CONFIG = yaml.safe_load((Path(__file__).parents[2] / "deploy" / "serve.yaml").read_text())
@@ -56,3 +58,36 @@ def test_there_are_as_many_ingresses_as_are_asked_for():
 def test_a_replica_asks_for_a_gpu_only_where_it_uses_one(device, gpus):
     generator = app.build(Settings(device=device))._bound_deployment.init_args[1]
     assert generator._bound_deployment.ray_actor_options["num_gpus"] == gpus
+
+
+def deployed(**settings):
+    """The options of the two deployments."""
+    ingress = app.build(Settings(device="cpu", **settings))._bound_deployment
+    return ingress.init_args[1]._bound_deployment, ingress
+
+
+def test_a_fixed_number_of_replicas_is_not_scaled():
+    for deployment in deployed(num_replicas=3):
+        assert deployment._deployment_config.autoscaling_config is None
+    assert deployed(num_replicas=3)[0].num_replicas == 3
+
+
+@pytest.mark.parametrize(("fewest", "first"), [(2, None), (0, 1)])
+def test_replicas_are_scaled_within_the_settings(fewest, first):
+    generator, ingress = deployed(
+        num_replicas=fewest, max_replicas=5, num_ingresses=2, upscale_delay_s=3, downscale_delay_s=70, max_running=8
+    )
+    scaling = generator._deployment_config.autoscaling_config
+    assert (scaling.min_replicas, scaling.max_replicas, scaling.initial_replicas) == (fewest, 5, first)
+    assert (scaling.upscale_delay_s, scaling.downscale_delay_s) == (3, 70)
+    assert scaling.target_ongoing_requests == 8  # of ten places; what counts where no policy is named
+    fixed = ingress._deployment_config.autoscaling_config
+    assert (fixed.min_replicas, fixed.max_replicas) == (2, 2)
+    for config in (scaling, fixed):
+        assert config.metrics_interval_s <= 1 < config.look_back_period_s
+
+
+def test_the_serve_config_names_our_policy():
+    [application] = ServeDeploySchema.model_validate(CONFIG).applications
+    module, name = application.autoscaling_policy["policy_function"].split(":")
+    assert getattr(importlib.import_module(module), name) is policy
