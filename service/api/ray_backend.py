@@ -47,7 +47,6 @@ class RayBackend:
         generator: DeploymentHandle[Any],
         ingress: DeploymentHandle[Any],
         routed: Listener,
-        *,
         may_sleep: bool = False,
     ) -> None:
         self._generator, self._ingress, self._routed, self._may_sleep = generator, ingress, routed, may_sleep

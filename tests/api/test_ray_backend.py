@@ -74,8 +74,8 @@ class Handle:
         return SimpleNamespace(results_async=results_async)
 
 
-def backend(handle: Handle, ingress: Handle | None = None) -> RayBackend:
-    return RayBackend(handle, ingress or Handle(), lambda how: None)  # type: ignore[arg-type]
+def backend(handle: Handle, ingress: Handle | None = None, may_sleep: bool = False) -> RayBackend:
+    return RayBackend(handle, ingress or Handle(), lambda how: None, may_sleep)  # type: ignore[arg-type]
 
 
 def task_error() -> RayTaskError:
@@ -193,7 +193,7 @@ async def test_sleep_is_told_from_failure(
     monkeypatch.setattr(serve_state.serve, "status", lambda: overview)
     for may_sleep in (True, False):
         with pytest.raises(NotReady) as caught:
-            await RayBackend(Handle(), Handle(), may_sleep=may_sleep).card()  # type: ignore[arg-type]
+            await backend(Handle(), may_sleep=may_sleep).card()
         assert isinstance(caught.value, Asleep) is (asleep and may_sleep)
 
 

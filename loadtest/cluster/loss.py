@@ -1,0 +1,116 @@
+"""A node is killed under load: one with a replica of the model, or the one with the only ingress.
+
+    python -m loadtest.cluster.loss > docs/results/cluster-loss-replica.json
+    python -m loadtest.cluster.loss --of ingress > docs/results/cluster-loss-ingress.json
+
+Every request was answered before in a quiet run, with the same seed. Nothing may be lost with a replica; with the only
+ingress its requests are, and the script says how many and for how long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from typing import Any
+
+import httpx
+
+from loadtest.chaos.common import demo_prompts, metrics, percentile, ready, report, requests, say
+from loadtest.chaos.kill import Tally, load, quiet_run
+from loadtest.cluster.nodes import Nodes, deployed, replicas_by_state
+
+SETTINGS = {"device": "cpu", "torch_threads": 1, "max_running": 8, "num_replicas": 2, "max_replicas": 3}
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--of", choices=("replica", "ingress"), default="replica")
+    parser.add_argument("--concurrency", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--before-s", type=float, default=8.0)
+    parser.add_argument("--after-s", type=float, default=15.0, help="load once all replicas are back")
+    parser.add_argument("--seed", type=int, default=17)
+    return parser.parse_args()
+
+
+def victim(nodes: Nodes, of: str) -> Any:
+    """A node to kill, never the head."""
+    ingress, model = nodes.with_replica_of("Ingress"), nodes.with_replica_of("Generator")
+    chosen = ingress if of == "ingress" else [node for node in model if node not in ingress]
+    chosen = [node for node in chosen if node is not nodes.nodes[0]]
+    if not chosen:
+        raise SystemExit("no node but the head has what is to be killed")
+    return chosen[0]
+
+
+async def run(nodes: Nodes, arguments: argparse.Namespace) -> int:
+    async with httpx.AsyncClient(base_url=nodes.url, timeout=180, limits=httpx.Limits(max_connections=None)) as http:
+        await ready(http, 2)
+        bodies = requests(48, arguments.seed, arguments.tokens, demo_prompts())
+        pairs = list(zip(bodies, await quiet_run(http, bodies), strict=True))
+        tally, ended = Tally(), asyncio.Event()
+        clients = [
+            asyncio.create_task(load(http, pairs[first:] + pairs[:first], tally, ended))
+            for first in range(0, 48, 48 // arguments.concurrency)
+        ]
+        await asyncio.sleep(arguments.before_s)
+        node, began = victim(nodes, arguments.of), time.monotonic()
+        before = tally.answered
+        await asyncio.to_thread(nodes.kill, node)
+        say(f"the node was killed; {before} answers before")
+        await _back(http)
+        back_s = time.monotonic() - began
+        say(f"two replicas behind an ingress again after {back_s:.1f} s")
+        await asyncio.sleep(arguments.after_s)
+        ended.set()
+        await asyncio.gather(*clients)
+        totals = await metrics(http)
+    return conclude(arguments, tally, back_s, totals)
+
+
+async def _back(http: httpx.AsyncClient) -> None:
+    """Serve has noticed the loss and has made it good, and an ingress says so."""
+    for _ in range(100):  # until it is noticed; a loss that is made good sooner is not waited for for ever
+        if (await asyncio.to_thread(replicas_by_state)).get("RUNNING", 0) < 2 or not await _healthy(http):
+            break
+        await asyncio.sleep(0.1)
+    await ready(http, 2)
+
+
+async def _healthy(http: httpx.AsyncClient) -> bool:
+    try:
+        return (await http.get("/health", timeout=5)).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def conclude(arguments: argparse.Namespace, tally: Tally, back_s: float, totals: dict[str, float]) -> int:
+    failed = sum(tally.failed.values())
+    result = {
+        "killed": f"the node of {'the only ingress' if arguments.of == 'ingress' else 'a replica'}",
+        "settings": SETTINGS,
+        "concurrency": arguments.concurrency,
+        "answered": tally.answered,
+        "failed": failed,
+        "failures": dict(tally.failed.most_common(8)),
+        "differing": len(tally.differing),
+        "all_back_after_s": round(back_s, 1),
+        "longest_pause_s": percentile(tally.pauses, 1.0),
+        "longest_answer_s": percentile(tally.totals, 1.0),
+        **{name: value for name, value in totals.items() if "failover" in name},
+    }
+    broken = [f"{failed} requests failed"] if failed and arguments.of == "replica" else []
+    broken += [f"{len(tally.differing)} answers differ"] if tally.differing else []
+    return report("loss", result, broken)
+
+
+def main() -> int:
+    arguments = parse()
+    with deployed(SETTINGS, ingress_on="worker" if arguments.of == "ingress" else "head") as nodes:
+        return asyncio.run(run(nodes, arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""Three Ray nodes on this machine, each with room for one replica of the model, and deploy/serve.yaml on them.
+
+All nodes have one address, so there is one proxy, the head's. Knows Ray and the Serve config, nothing of load.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from loadtest.chaos.common import ROOT, Running, free_port, processes
+
+APPLICATION = "mrp"
+_OBJECT_STORE_BYTES = 100 * 2**20
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The cluster and the service on it. The first node is the head."""
+
+    cluster: Any
+    nodes: Sequence[Any]
+    url: str
+
+    def with_replica_of(self, deployment: str) -> list[Any]:
+        """The nodes that run a replica of a deployment."""
+        return [node for node in self.nodes if node.any_processes_alive() and _replicas(node, deployment)]
+
+    def kill(self, node: Any) -> None:
+        """As if its machine had lost its power."""
+        self.cluster.remove_node(node, allow_graceful=False)
+
+
+def _replicas(node: Any, deployment: str) -> list[int]:
+    [raylet] = node.all_processes["raylet"]
+    return processes(Running("", raylet.process.pid), f"{APPLICATION}:{deployment}")
+
+
+@contextmanager
+def deployed(arguments: Mapping[str, Any], ingress_on: str = "head") -> Iterator[Nodes]:
+    """The service with these settings on three nodes, its ingress on the `head` or on a `worker`."""
+    from service.cli.cluster import _ENVIRONMENT
+
+    os.environ.update({name: value for name, value in _ENVIRONMENT.items() if name != "RAY_AUTH_MODE"})
+    os.environ["PYTHONPATH"] = str(ROOT)
+    # a folder of its own: nobody else's `ray.init` shall find this cluster
+    os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="mrp")
+    import ray
+    from ray.cluster_utils import Cluster
+
+    common = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": _OBJECT_STORE_BYTES, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args={**common, "resources": {"head": 1}})
+    try:
+        workers = [cluster.add_node(**common, resources={"worker": 1}) for _ in range(2)]
+        cluster.wait_for_nodes()
+        ray.init(address=cluster.address, log_to_driver=False)
+        url = _deploy(cluster.address, arguments, ingress_on)
+        yield Nodes(cluster, [cluster.head_node, *workers], url)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def _deploy(address: str, arguments: Mapping[str, Any], ingress_on: str) -> str:
+    """deploy/serve.yaml with other arguments, as `serve run` takes it."""
+    config = yaml.safe_load((ROOT / "deploy" / "serve.yaml").read_text())
+    [application] = config["applications"]
+    application["args"] |= arguments
+    application["deployments"] = [
+        {"name": "Ingress", "ray_actor_options": {"num_cpus": 0, "resources": {ingress_on: 0.01}}}
+    ]
+    port = free_port()
+    config |= {"proxy_location": "HeadOnly", "http_options": {"host": "127.0.0.1", "port": port}}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "serve.yaml"
+        path.write_text(yaml.safe_dump(config))
+        command = [Path(sys.executable).with_name("serve"), "run", "--address", address, "--non-blocking", str(path)]
+        subprocess.run(command, check=True, stdout=sys.stderr, cwd=folder, timeout=300)  # noqa: S603 - Ray's program
+    return f"http://127.0.0.1:{port}"
+
+
+def replicas_by_state() -> dict[str, int]:
+    """What Serve says of the model's replicas."""
+    from ray import serve
+
+    application = serve.status().applications.get(APPLICATION)
+    deployment = application and application.deployments.get("Generator")
+    return {str(state.value): count for state, count in deployment.replica_states.items()} if deployment else {}
+
+
+def wait_until(condition: Any, what: str, timeout_s: float = 180.0) -> float:
+    """Polls until it holds; the seconds that took."""
+    began = time.monotonic()
+    while not condition():
+        if time.monotonic() - began > timeout_s:
+            raise SystemExit(f"{what}: not within {timeout_s:.0f} s")
+        time.sleep(0.1)
+    return time.monotonic() - began

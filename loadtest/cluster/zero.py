@@ -1,0 +1,73 @@
+"""From no replica to one and back, several times: how long the first request waits.
+
+python -m loadtest.cluster.zero > docs/results/cluster-zero.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import Any
+
+import httpx
+
+from loadtest.chaos.common import percentile, report, say
+from loadtest.cluster.nodes import deployed, replicas_by_state, wait_until
+
+SETTINGS = {
+    "device": "cpu",
+    "torch_threads": 1,
+    "num_replicas": 0,
+    "max_replicas": 2,
+    "upscale_delay_s": 1.0,
+    "downscale_delay_s": 5.0,
+}
+BODY = {"messages": [{"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."}], "seed": 17}
+
+
+def sleeps(http: httpx.Client) -> bool:
+    """No replica, by intention."""
+    health = http.get("/health")
+    return health.status_code == 200 and health.json()["replicas_ready"] == 0 and not replicas_by_state()
+
+
+def once(http: httpx.Client) -> dict[str, Any]:
+    """Waits until the service sleeps, looks, and wakes it."""
+    asleep_s = wait_until(lambda: sleeps(http), "asleep")
+    routes = {path: http.get(path).status_code for path in ("/health", "/v1/models", "/metrics")}
+    routes["a bad request"] = http.post("/generate", json={**BODY, "temperature": -1}).status_code
+    still = sleeps(http)
+    began = time.monotonic()
+    first = http.post("/generate", json=BODY)
+    cold_s = time.monotonic() - began
+    began = time.monotonic()
+    http.post("/generate", json=BODY)
+    say(f"asleep after {asleep_s:.1f} s, answered after {cold_s:.1f} s, then after {time.monotonic() - began:.3f} s")
+    return {
+        "asleep_after_s": round(asleep_s, 1),
+        "asleep": routes,
+        "woken_by_them": not still,
+        "cold_s": round(cold_s, 2),
+        "warm_s": round(time.monotonic() - began, 3),
+        "status": first.status_code,
+        "text": first.json().get("text"),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--times", type=int, default=3)
+    arguments = parser.parse_args()
+    with deployed(SETTINGS) as nodes, httpx.Client(base_url=nodes.url, timeout=120) as http:
+        wait_until(lambda: http.get("/health").status_code == 200, "deployed")
+        rows = [once(http) for _ in range(arguments.times)]
+    cold = [row["cold_s"] for row in rows]
+    broken = [f"status {row['status']}" for row in rows if row["status"] != 200]
+    broken += ["it was woken by what should not"] if any(row["woken_by_them"] for row in rows) else []
+    result = {"settings": SETTINGS, "median_cold_s": percentile(cold, 0.5), "longest_cold_s": max(cold), "rows": rows}
+    return report("zero", result, broken)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
