@@ -41,9 +41,9 @@ class Cluster:
         args = Settings(max_running=RUNNING, max_waiting=100_000, **settings)
         config = _replicas(args)["autoscaling_config"]
         target = config.initial_replicas or config.min_replicas
-        service = Service(target * args.places, PACE, Lengths(lambda _: BLOCKS), max_waiting=100_000,
-                          max_running=RUNNING)  # fmt: skip
-        service.door.serves(service.card)
+        lengths = Lengths(lambda _: BLOCKS)
+        service = Service(0, PACE, lengths, max_waiting=100_000, max_running=RUNNING, num_ingresses=args.num_ingresses)
+        service.shrink(target * args.places)
         return cls(service, config, args.places, target, target)
 
     @property
@@ -76,11 +76,11 @@ class Cluster:
             self.service.shrink(replicas * self.places)
 
     def _contexts(self, state: dict[str, Any]) -> dict[str, AutoscalingContext]:
-        wanted = self.service.door.replicas_wanted
-        report = {WANTED: {"i0": [SimpleNamespace(timestamp=now(), value=wanted)]}}
+        doors = self.service.doors
+        said = {f"i{n}": [SimpleNamespace(timestamp=now(), value=d.replicas_wanted)] for n, d in enumerate(doors)}
         return {
             "generator": context(GENERATOR, self.ready, self.target, self.config, state),
-            "ingress": context("Ingress", 1, 1, None, {}, report),
+            "ingress": context("Ingress", len(doors), len(doors), None, {}, {WANTED: said}),
         }
 
     async def load(self, replicas: float, seconds: float, evenly: bool = True) -> None:
@@ -174,3 +174,13 @@ def test_to_nothing_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = scaled(monkeypatch, sleep_and_wake, num_replicas=0, max_replicas=2, downscale_delay_s=60.0)
     assert waits[0] == pytest.approx(STARTS_S, abs=1.5)
     assert [target for _, target in cluster.targets] == [0, 1, 0]
+
+
+def test_several_ingresses_want_together_about_what_one_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def a_quarter_of_an_hour(cluster: Cluster) -> None:
+        await cluster.load(1.5, 900)
+
+    cluster = scaled(monkeypatch, a_quarter_of_an_hour, num_replicas=1, max_replicas=8, num_ingresses=3)
+    # chance makes one of three queues longer, so it may be one more than in test_a_constant_load_settles
+    assert cluster.target in {2, 3}
+    assert len(cluster.targets) <= 4
