@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import statistics
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -200,6 +199,6 @@ async def test_a_decision_costs_little(count: int) -> None:
         [await decisions_us(kind, count, prompts) for kind in (PowerOfTwoChoicesRequestRouter, PrefixRouter)]
         for _ in range(5)
     ]
-    default, ours = (statistics.median(times) for times in zip(*rounds, strict=True))
+    default, ours = (min(times) for times in zip(*rounds, strict=True))  # machines are shared
     print(f"{count} replicas, prompts of 10,000 characters: default {default:.0f} us, by prefix {ours:.0f} us")  # noqa: T201
     assert ours < default + 2000
