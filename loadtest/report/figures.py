@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -16,6 +17,14 @@ RATE = "requests a second that arrive (Poisson)"
 
 Measure = Callable[[Point], float | None]
 Runs = dict[str, list[Point]]
+
+
+@dataclass(frozen=True)
+class Course:
+    """Memory over time: seconds, and MiB of each process at each."""
+
+    at: list[float]
+    mib: list[dict[str, float]]
 
 
 def throughput(runs: Runs, slo: Slo, path: Path) -> None:
@@ -154,3 +163,25 @@ def capacity(tried: Sequence[Point], limits: tuple[float, float], rate: float, p
             axes.set_xlabel(RATE)
             axes.set_title(title)
         both[0].legend()
+
+
+def soak(parts: Sequence[Point], seconds: float, memory: Course, path: Path) -> None:
+    """Times, throughput and memory of each process over the minutes of a soak."""
+    minutes = [(number + 0.5) * seconds / len(parts) / 60 for number in range(len(parts))]
+    with style.picture(path, 3) as [times, tokens, held]:
+        lines = {"first_block_p50_ms": "first block", "gap_p50_ms": "between blocks", "total_p50_ms": "whole answer"}
+        for number, (measure, label) in enumerate(lines.items()):
+            times.plot(minutes, [getattr(part, measure) for part in parts], label=label, **style.series(number))
+        tokens.plot(minutes, [part.tokens_per_s for part in parts], **style.series(0))
+        for number, name in enumerate(sorted({name for mib in memory.mib for name in mib})):
+            known = [(at / 60, mib[name]) for at, mib in zip(memory.at, memory.mib, strict=True) if name in mib]
+            held.plot(*zip(*known, strict=True), label=name.partition(" ")[0], color=style.COLOURS[number % 7])
+        for axes, title, unit in (
+            (times, "Times, p50", "milliseconds"),
+            (tokens, "Throughput", "tokens a second"),
+            (held, "Resident memory", "MiB"),
+        ):
+            axes.set(title=title, ylabel=unit, xlabel="minutes after the warm-up", xlim=(0, seconds / 60))
+            axes.set_ylim(bottom=0)
+        times.legend()
+        held.legend()

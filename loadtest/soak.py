@@ -1,0 +1,140 @@
+"""`python -m loadtest.soak`: steady load of all modes for twenty minutes. No error, flat memory, no drift.
+
+The time after the warm-up is cut into quarters. Memory of a process may grow from the second quarter to the last by a
+few per cent (the first fills caches); median times and throughput of the last quarter are compared with the first's.
+The service must be on this machine, as its processes' memory is read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from loadtest import scenario as scenarios
+from loadtest.chaos.common import Running, memory_mib, options, processes, report, say, service
+from loadtest.driver import Driver, Record
+from loadtest.report.figures import Course, soak
+from loadtest.rows import Request
+from loadtest.scenario import Run, Slo
+from loadtest.summary import Point, Window, point, windows
+
+_EVERY_S = 5.0
+_SLICES = 40
+_NAMES = ("Generator", "Ingress", "ProxyActor")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """MiB of each of the service's processes at a time."""
+
+    at: float
+    mib: dict[str, float]
+
+
+class Watch:
+    """Looks at memory while the load runs, and says how far it is."""
+
+    def __init__(self, running: Running, seconds: float) -> None:
+        self._running, self._seconds = running, seconds
+        self._began = time.time()
+        self.seen: list[Memory] = []
+
+    def look(self, record: Record) -> None:
+        """Called about once a second; every few it looks."""
+        now = time.time()
+        if self.seen and now - self.seen[-1].at < _EVERY_S:
+            return
+        found = {
+            f"{name} {process}": memory_mib(process) for name in _NAMES for process in processes(self._running, name)
+        }
+        self.seen.append(Memory(now, found))
+        if len(self.seen) % 12 == 0:
+            asked = sum(isinstance(row, Request) for row in record.rows)
+            say(f"  {now - self._began:.0f} of {self._seconds:.0f} s: {asked} requests, {sum(found.values()):.0f} MiB")
+
+
+def growth(seen: Sequence[Memory]) -> dict[str, float]:
+    """By what share each process that lived throughout grew, from the second quarter's median to the last's."""
+    quarter = len(seen) // 4
+    early, late = seen[quarter : 2 * quarter], seen[-quarter:]
+    names = set.intersection(*(set(memory.mib) for memory in [*early, *late])) if quarter else set()
+    return {
+        name: statistics.median(m.mib[name] for m in late) / statistics.median(m.mib[name] for m in early) - 1
+        for name in sorted(names)
+    }
+
+
+def slices(run: Run, window: Window, requests: Sequence[Request], count: int) -> list[Point]:
+    """The window in equal parts."""
+    seconds = window.seconds / count
+    parts = [
+        replace(window, since=window.since + number * seconds, until=window.since + (number + 1) * seconds)
+        for number in range(count)
+    ]
+    return [point(run, part, requests, Slo()) for part in parts]
+
+
+def drift(quarters: Sequence[Point]) -> dict[str, float]:
+    """Change from the first quarter to the last, as a share; times of streams and throughput."""
+    measures = ("first_block_p50_ms", "gap_p50_ms", "total_p50_ms", "tokens_per_s")
+    pairs = {name: (getattr(quarters[0], name), getattr(quarters[-1], name)) for name in measures}
+    return {name: last / first - 1 for name, (first, last) in pairs.items() if first and last}
+
+
+def parse() -> argparse.Namespace:
+    parser = options(__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--users", type=int, default=8)
+    parser.add_argument("--grow", type=float, default=0.05, help="share by which memory may grow")
+    parser.add_argument("--drift", type=float, default=0.25, help="share by which times or throughput may change")
+    parser.add_argument("--out", type=Path, default=Path("loadtest-soak"))
+    return parser.parse_args()
+
+
+async def run(arguments: argparse.Namespace) -> int:
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    [wanted] = scenarios.read("soak").runs
+    wanted = replace(wanted, levels=f"{60 * arguments.minutes:g}:{arguments.users}", workload_seed=arguments.seed)
+    async with service(arguments) as running:
+        watch = Watch(running, wanted.profile.seconds)
+        record = await Driver(running.url, arguments.out).drive(wanted, watch.look)
+    return conclude(arguments, record, watch.seen)
+
+
+def conclude(arguments: argparse.Namespace, record: Record, memory: Sequence[Memory]) -> int:
+    """Checks, says, draws."""
+    requests = [row for row in record.rows if isinstance(row, Request)]
+    [window] = windows(record.run, record.rows, warm_s=30.0)
+    [whole] = slices(record.run, window, requests, 1)
+    changes, grown = drift(slices(record.run, window, requests, 4)), growth(memory)
+    failed = sum(not row.ok for row in requests)
+    result: dict[str, Any] = {
+        "minutes": arguments.minutes,
+        "users": arguments.users,
+        "requests": len(requests),
+        "failed": failed,
+        "tokens_per_s": round(whole.tokens_per_s),
+        "first_block_p50_ms": whole.first_block_p50_ms,
+        "first_block_p95_ms": whole.first_block_p95_ms,
+        "drift": {name: round(value, 3) for name, value in changes.items()},
+        "memory_mib": {name: round(value) for name, value in (memory[-1].mib if memory else {}).items()},
+        "memory_growth": {name: round(value, 4) for name, value in grown.items()},
+    }
+    broken = [f"{failed} requests failed"] if failed else []
+    broken += [f"{name} changed by {value:+.0%}" for name, value in changes.items() if abs(value) > arguments.drift]
+    broken += [f"{name} grew by {value:.1%}" for name, value in grown.items() if value > arguments.grow]
+    broken += [] if grown else ["no process was seen throughout"]
+    course = Course([m.at - window.since for m in memory], [m.mib for m in memory])
+    soak(slices(record.run, window, requests, _SLICES), window.seconds, course, arguments.out / "soak.png")
+    return report("soak", result, broken)
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(run(parse())))

@@ -1,0 +1,35 @@
+"""The engine alone, asked as the service is; what is concluded from both."""
+
+import argparse
+import itertools
+import json
+
+import pytest
+
+from loadtest.overhead import Alone, Lone, conclude, workload
+
+ARGUMENTS = argparse.Namespace(
+    mode="speculative@mrp_steps=2", threads=1, concurrency=4, short=8, seed=17, ratio=0.9, more_ms=3.0
+)
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return Alone(None, threads=1, max_running=8)
+
+
+def test_the_engine_alone_takes_the_bodies_of_requests(alone):
+    bodies = (workload(ARGUMENTS, 16).request(number).body for number in itertools.count())
+    assert alone.tokens_per_s(bodies, together=4, seconds=0.5) > 0
+    assert alone.seconds(next(bodies)) > 0
+
+
+@pytest.mark.parametrize(
+    ("http", "lone_s", "broken"),
+    [(95.0, 0.012, 0), (85.0, 0.012, 1), (95.0, 0.014, 1), (85.0, 0.014, 2)],
+)
+def test_limits_decide(capsys, http, lone_s, broken):
+    status = conclude(ARGUMENTS, [(100.0, http)] * 3, [Lone(0.010, lone_s, 0.011)] * 5)
+    said = json.loads(capsys.readouterr().out)
+    assert (status, len(said["broken"])) == (int(broken > 0), broken)
+    assert (said["ratio"], said["lone_more_ms"]) == (http / 100, round(1000 * (lone_s - 0.010), 2))
