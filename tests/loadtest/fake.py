@@ -30,6 +30,7 @@ class Fake:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else small frames wait for one another
     fake: Fake
 
     def log_message(self, *_):
