@@ -95,7 +95,7 @@ def replicas_by_state() -> dict[str, int]:
 
     application = serve.status().applications.get(APPLICATION)
     deployment = application and application.deployments.get("Generator")
-    return {str(state.value): count for state, count in deployment.replica_states.items()} if deployment else {}
+    return {str(state): count for state, count in deployment.replica_states.items() if count} if deployment else {}
 
 
 def wait_until(condition: Any, what: str, timeout_s: float = 180.0) -> float:

@@ -32,6 +32,12 @@ def sleeps(http: httpx.Client) -> bool:
     return health.status_code == 200 and health.json()["replicas_ready"] == 0 and not replicas_by_state()
 
 
+def awake(http: httpx.Client) -> bool:
+    """The replica that is started first runs."""
+    health = http.get("/health")
+    return health.status_code == 200 and health.json()["replicas_ready"] > 0
+
+
 def once(http: httpx.Client) -> dict[str, Any]:
     """Waits until the service sleeps, looks, and wakes it."""
     asleep_s = wait_until(lambda: sleeps(http), "asleep")
@@ -51,7 +57,7 @@ def once(http: httpx.Client) -> dict[str, Any]:
         "cold_s": round(cold_s, 2),
         "warm_s": round(time.monotonic() - began, 3),
         "status": first.status_code,
-        "text": first.json().get("text"),
+        "answer": first.json().get("text") or first.text[:200],
     }
 
 
@@ -60,7 +66,7 @@ def main() -> int:
     parser.add_argument("--times", type=int, default=3)
     arguments = parser.parse_args()
     with deployed(SETTINGS) as nodes, httpx.Client(base_url=nodes.url, timeout=120) as http:
-        wait_until(lambda: http.get("/health").status_code == 200, "deployed")
+        wait_until(lambda: awake(http), "deployed and awake")
         rows = [once(http) for _ in range(arguments.times)]
     cold = [row["cold_s"] for row in rows]
     broken = [f"status {row['status']}" for row in rows if row["status"] != 200]

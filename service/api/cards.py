@@ -44,6 +44,11 @@ class Cards:
         except Asleep:
             return await self._first()
 
+    def learn(self, card: ModelCard) -> None:
+        """This is served now; somebody who asks for health hears it, too."""
+        self._last = card
+        self._door.serves(card)
+
     def watch(self) -> None:
         """Somebody waits for a place: looks for new ones until nobody does."""
         if self._watch is None or self._watch.done():
@@ -76,10 +81,10 @@ class Cards:
     async def _look(self) -> ModelCard:
         """What is served now. Asleep while that was never known."""
         try:
-            self._last = await self._backend.card()
+            card = await self._backend.card()
         except Asleep:
             if self._last is None:
                 raise
-            self._last = replace(self._last, places=0)
-        self._door.serves(self._last)
-        return self._last
+            card = replace(self._last, places=0)
+        self.learn(card)
+        return card

@@ -132,7 +132,7 @@ class Ingress:
         self.draining.check()
         try:
             statuses = await self._backend.statuses()
-            serving(statuses)
+            self._cards.learn(serving(statuses))
         except Asleep:  # whoever asks is sent here still: nothing else wakes it
             statuses = []
         return JSONResponse({"status": "ok", "replicas_ready": sum(status.failure is None for status in statuses)})

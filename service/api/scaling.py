@@ -33,7 +33,10 @@ def policy(
     for deployment, context in contexts.items():
         if context.deployment_name == GENERATOR:
             # Requests that nobody tells of may be on any replica: none is stopped.
-            decisions[deployment] = wanted if complete else max(wanted, float(context.target_num_replicas))
+            fewest = 0.0 if complete else float(context.target_num_replicas)
+            if context.target_num_replicas and not context.current_num_replicas:
+                fewest = max(fewest, 1.0)  # the first one starts, even if that takes longer than the delay
+            decisions[deployment] = max(wanted, fewest)
     return decisions, {}
 
 

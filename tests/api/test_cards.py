@@ -156,6 +156,13 @@ class TestNeverAwake:
             assert (await task).status_code == 200
         assert hall.ingress._cards.somebody_waits is False
 
+    async def test_who_asks_for_health_teaches_it(self) -> None:
+        hall = Hall(1)
+        async with hall.http:
+            assert (await hall.http.get("/health")).json()["replicas_ready"] == 1
+            hall.backend.says = ASLEEP
+            assert (await hall.http.get("/v1/models")).status_code == 200
+
     async def test_but_not_for_ever(self) -> None:
         hall = Hall(ASLEEP, request_timeout_s=0.05)
         async with hall.http:

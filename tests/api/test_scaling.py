@@ -21,6 +21,7 @@ def deployment(name: str, running: list[str], target: int, reports: dict[str, tu
     return SimpleNamespace(
         deployment_name=name,
         running_replicas=running,
+        current_num_replicas=len(running),
         target_num_replicas=target,
         current_time=NOW,
         raw_metrics={WANTED: series} if series else {},
@@ -31,7 +32,7 @@ def decided(*ingresses: tuple[str, float, float], running: int | None = None, ta
     reports = {name: (age, said) for name, age, said in ingresses}
     names = [name for name, *_ in ingresses]
     ingress = deployment("Ingress", names[:running], running or len(names), reports)
-    decisions, state = policy({"i": ingress, "g": deployment(GENERATOR, [], target, {})})
+    decisions, state = policy({"i": ingress, "g": deployment(GENERATOR, ["g0"], target, {})})
     assert decisions.keys() == {"g"}
     assert state == {}
     return decisions["g"]
@@ -70,6 +71,15 @@ def test_while_one_is_being_replaced_there_are_not_fewer() -> None:
         "g": deployment(GENERATOR, [], 2, {}),
     }
     assert policy(contexts)[0] == {"g": 2}
+
+
+@pytest.mark.parametrize(("running", "target", "then"), [([], 0, 0), ([], 1, 1), ([], 4, 1), (["g0"], 1, 0)])
+def test_the_first_one_starts_even_if_it_is_wanted_no_more(running: list[str], target: int, then: int) -> None:
+    contexts = {
+        "i": deployment("Ingress", ["a"], 1, {"a": (1.0, 0.0)}),
+        "g": deployment(GENERATOR, running, target, {}),
+    }
+    assert policy(contexts)[0] == {"g": then}
 
 
 def test_an_application_of_fixed_size_is_left_alone() -> None:
