@@ -216,6 +216,7 @@ async def test_a_whole_answer_is_asked_for_again(error: Failure | Exception) -> 
     asked = Asked(Attempts(error, error, answer))
     assert await asked.failover.complete(work()) == answer
     assert [sent.request_id for sent in asked.attempts.works] == ["id", "id.1", "id.2"]
+    assert [sent.attempt for sent in asked.attempts.works] == [0, 1, 2]
     assert all(sent.resume == Resume() and sent.sampling.seed == 7 for sent in asked.attempts.works)
     assert len(asked.counted) == 2
 

@@ -91,3 +91,14 @@ def test_the_serve_config_names_our_policy():
     [application] = ServeDeploySchema.model_validate(CONFIG).applications
     module, name = application.autoscaling_policy["policy_function"].split(":")
     assert getattr(importlib.import_module(module), name) is policy
+
+
+@pytest.mark.parametrize(
+    ("changed", "by_prefix"), [({}, True), ({"routing": "load"}, False), ({"prefix_cache": False}, False)]
+)
+def test_requests_go_where_their_prefix_is_if_that_is_asked_for_and_of_use(changed, by_prefix):
+    generator = app.build(Settings(device="cpu", max_running=64, **changed))._bound_deployment.init_args[1]
+    router = generator._bound_deployment._deployment_config.request_router_config
+    assert router.is_default_request_router() is not by_prefix
+    assert router.request_router_kwargs == ({"slack": 5} if by_prefix else {})
+    assert router.get_request_router_class().__name__.startswith("Prefix") is by_prefix

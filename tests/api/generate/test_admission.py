@@ -149,13 +149,20 @@ class TestQueue:
     async def test_the_answers_of_one_request_wait_like_any(self, held: tuple[Counting, Held]) -> None:
         async with over(held[0], served_model_name="golden") as http:
             model = (await http.get("/v1/models")).json()["data"][0]["id"]
-            wanted = {"model": model, "prompt": [1, 2, 3], "n": 5, "max_tokens": 4, "priority": 2}
+            wanted = {
+                "model": model,
+                "prompt": [1, 2, 3],
+                "n": 5,
+                "max_tokens": 4,
+                "priority": 2,
+                "prompt_cache_key": "k",
+            }
             task = asyncio.ensure_future(http.post("/v1/completions", json=wanted))
             await queued(http, 3)
             assert (await page(http))("mrp_queue_blocks_left") == 5
             held[1].released.set()
             assert len((await task).json()["choices"]) == 5
-        assert {work.priority for work in held[0].asked} == {2}
+        assert {(work.priority, work.session) for work in held[0].asked} == {(2, "k")}
 
 
 @pytest.fixture

@@ -61,3 +61,5 @@ async def test_switched_off(make_generator: MakeGenerator) -> None:
 @pytest.mark.parametrize("salt", ["", "x" * 257, 1])
 async def test_salts_that_are_none(http: httpx.AsyncClient, salt: object) -> None:
     assert (await refused(http, body(cache_salt=salt)))["param"] == "cache_salt"
+    key = salt * 2 if isinstance(salt, str) else salt
+    assert (await refused(http, body(prompt_cache_key=key)))["param"] == "prompt_cache_key"
