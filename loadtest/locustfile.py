@@ -30,7 +30,10 @@ __all__ = ["ChatStreamUser", "ChatUser", "CompletionStreamUser", "CompletionUser
 
 @events.init_command_line_parser.add_listener
 def _options(parser: argparse.ArgumentParser) -> None:
-    options.add(parser)
+    actions = options.add(parser)
+    for name in ("rows", "sources"):
+        actions[name].include_in_web_ui = False  # of the command, not of a run
+    actions["api_key"].is_secret = True
 
 
 @events.init.add_listener

@@ -16,24 +16,27 @@ from loadtest.workload import Lengths, Workload, heldout_prompts, plans, read_pr
 LOOPS = ("closed", "open", "trace")
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Adds the options to locust's."""
-    group = parser.add_argument_group("mrp-serve", "what is asked, and when")
-    group.add_argument("--modes", default="default", help="MODE[@KNOB=VALUE[+…]][:WEIGHT],… (default: the server's)")
-    group.add_argument("--lengths", default="uniform:16-64", help="fixed:N, uniform:FROM-TO or lognormal:MEDIAN-SIGMA")
-    group.add_argument("--exact", action="store_true", help="answers do not stop before that length")
-    group.add_argument("--prompts", default="", help="JSON lines with messages or prompt (default: held-out problems)")
-    group.add_argument("--temperature", type=float, default=0.0)
-    group.add_argument("--workload-seed", type=int, default=17)
-    group.add_argument("--loop", choices=LOOPS, default="closed", help="users, arrivals at a rate, or recorded ones")
-    group.add_argument("--levels", default="", help="SECONDS:LEVEL or SECONDS:FROM-TO,…; users, or requests a second")
-    group.add_argument("--trace", default="", help="JSON lines of arrival times in seconds, for --loop trace")
-    group.add_argument("--think-s", type=float, default=0.0, help="mean pause of a user of the closed loop")
-    group.add_argument("--timeout-s", type=float, default=120.0, help="longest silence of the service")
-    group.add_argument("--model", default="", help="for OpenAI's routes (default: the first of /v1/models)")
-    group.add_argument("--api-key", default="", help="sent as bearer token")
-    group.add_argument("--rows", default="", help="file for a JSON line for each request")
-    group.add_argument("--sources", type=int, default=0, help=argparse.SUPPRESS)
+def add(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    """Adds the options to locust's; not as a group, which its page would not show. Each by its name."""
+    make = parser.add_argument
+    actions = [
+        make("--modes", default="default", help="MODE[@KNOB=VALUE[+…]][:WEIGHT],… (default: the server's)"),
+        make("--lengths", default="uniform:16-64", help="fixed:N, uniform:FROM-TO or lognormal:MEDIAN-SIGMA"),
+        make("--exact", action="store_true", help="answers do not stop before that length"),
+        make("--prompts", default="", help="JSON lines with messages or prompt (default: held-out problems)"),
+        make("--temperature", type=float, default=0.0),
+        make("--workload-seed", type=int, default=17),
+        make("--loop", choices=LOOPS, default="closed", help="users, arrivals at a rate, or recorded ones"),
+        make("--levels", default="", help="SECONDS:LEVEL or SECONDS:FROM-TO,…; users, or requests a second"),
+        make("--trace", default="", help="JSON lines of arrival times in seconds, for --loop trace"),
+        make("--think-s", type=float, default=0.0, help="mean pause of a user of the closed loop"),
+        make("--timeout-s", type=float, default=120.0, help="longest silence of the service"),
+        make("--model", default="", help="for OpenAI's routes (default: the first of /v1/models)"),
+        make("--api-key", default="", help="sent as bearer token"),
+        make("--rows", default="", help="file for a JSON line for each request"),
+        make("--sources", type=int, default=0, help=argparse.SUPPRESS),
+    ]
+    return {action.dest: action for action in actions}
 
 
 @dataclass(frozen=True)

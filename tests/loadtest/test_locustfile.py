@@ -1,11 +1,15 @@
 """locust itself, as its own process, against a service of known behaviour."""
 
 import csv
+import socket
 import subprocess
 import sys
+import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
 from loadtest import rows
@@ -108,6 +112,46 @@ def test_refusals_are_failures_and_waited_out(tmp_path):
     refused = requests(found)
     assert 2 <= len(refused) <= 12  # Retry-After is 0.2 s
     assert {(row.status, row.error) for row in refused} == {(429, "busy: later")}
+
+
+def test_the_web_page_asks_for_our_options_and_shows_our_measures():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    fake = Fake()
+    with serve(fake) as url, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as page:
+        command = [sys.executable, "-m", "locust", "-f", "loadtest/locustfile.py", "--host", url]
+        command += ["--web-host", "127.0.0.1", "--web-port", str(port), "StreamUser"]
+        process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+        try:
+            form = eventually(lambda: page.get("/").text)
+            assert '"modes": {' in form
+            assert '"rows": {' not in form
+            asked = {
+                "user_count": 2,
+                "spawn_rate": 2,
+                "host": url,
+                "modes": "remask@threshold=0.5",
+                "temperature": "0.5",
+            }
+            assert page.post("/swarm", data=asked).json()["success"]
+            eventually(lambda: "TTFB ms" in page.get("/stats/requests").text)
+        finally:
+            process.terminate()
+            process.wait(30)
+    body = fake.asked[0][1]
+    assert (body["mode"], body["threshold"], body["temperature"]) == ("remask", 0.5, 0.5)
+
+
+def eventually(what):
+    """What it gives once that is something."""
+    deadline = time.monotonic() + 45
+    while time.monotonic() < deadline:
+        with suppress(httpx.TransportError):
+            if found := what():
+                return found
+        time.sleep(0.1)
+    pytest.fail("nothing within 45 s")
 
 
 def test_wrong_options_end_it_with_one_line(tmp_path):
