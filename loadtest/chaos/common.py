@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -23,6 +24,8 @@ from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
+
+from loadtest.protocol import Observation, Reader, Route, reader
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATE = "/generate"
@@ -228,60 +231,29 @@ def demo_prompts() -> list[str]:
 async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Outcome:
     """Asks once and reads the whole answer, streamed or not."""
     began = time.monotonic()
+    seen = Observation(Route(GENERATE, bool(body.get("stream")), openai=False), body.get("mode", ""), began, began)
     try:
-        outcome = await (_streamed if body.get("stream") else _whole)(client, body)
+        async with client.stream("POST", GENERATE, json=body) as response:
+            seen.status = response.status_code
+            await _read(response, reader(seen))
     except httpx.TransportError as error:
-        outcome = Outcome(0, error=f"{type(error).__name__}: {error}")
-    outcome.total_s = time.monotonic() - began
-    return outcome
+        return Outcome(0, error=f"{type(error).__name__}: {error}", total_s=time.monotonic() - began)
+    frames = [began, *(at for at, _ in seen.blocks), *([seen.ended] if seen.route.stream else [])]
+    gaps = [after - before for before, after in itertools.pairwise(frames)]
+    total = time.monotonic() - began
+    return Outcome(seen.status, seen.token_ids, seen.text, seen.error, seen.finish, total, gaps, seen.retry_after)
 
 
-async def _whole(client: httpx.AsyncClient, body: dict[str, Any]) -> Outcome:
-    began = time.monotonic()
-    response = await client.post(GENERATE, json=body)
+async def _read(response: httpx.Response, into: Reader) -> None:
     if response.status_code != 200:
-        return _refused(response)
-    answer = response.json()
-    outcome = Outcome(200, answer["token_ids"], answer["text"], finish=answer["finish_reason"])
-    outcome.gaps = [time.monotonic() - began]
-    return outcome
-
-
-async def _streamed(client: httpx.AsyncClient, body: dict[str, Any]) -> Outcome:
-    last = time.monotonic()
-    async with client.stream("POST", GENERATE, json=body) as response:
-        if response.status_code != 200:
-            await response.aread()
-            return _refused(response)
-        outcome, event = Outcome(200, error="the stream broke off"), ""
-        async for line in response.aiter_lines():
-            if line.startswith("event: "):
-                event = line.removeprefix("event: ")
-            elif line.startswith("data: "):
-                _take(outcome, event, json.loads(line.removeprefix("data: ")))
-                outcome.gaps.append(time.monotonic() - last)
-                last = time.monotonic()
-        return outcome
-
-
-def _take(outcome: Outcome, event: str, data: dict[str, Any]) -> None:
-    if event == "block":
-        outcome.tokens += data["token_ids"]
-        outcome.text += data["text"]
-    elif event == "done":
-        outcome.finish, outcome.error = data["finish_reason"], ""
+        body = await response.aread()
+        into.refused(body, response.headers.get("retry-after"), time.monotonic())
+    elif not into.seen.route.stream:
+        into.whole(await response.aread(), time.monotonic())
     else:
-        outcome.error = f"{data['error']['code']}: {data['error']['message']}"
-
-
-def _refused(response: httpx.Response) -> Outcome:
-    try:
-        detail = response.json()["error"]
-        said = f"{detail['code']}: {detail['message']}"
-    except (ValueError, KeyError, TypeError):
-        said = response.text[:200]
-    after = response.headers.get("retry-after")
-    return Outcome(response.status_code, error=said, retry_after=float(after) if after else None)
+        async for line in response.aiter_lines():
+            into.line(line.encode(), time.monotonic())
+        into.end(time.monotonic())
 
 
 # --- what a script says ----------------------------------------------------------------------------

@@ -1,0 +1,35 @@
+"""What chaos scripts make of an answer, at a service of known behaviour."""
+
+import httpx
+import pytest
+
+from loadtest.chaos.common import ask
+from loadtest.protocol import BROKEN_OFF
+from tests.loadtest.fake import Fake, serve
+
+
+async def asked(fake, **body):
+    with serve(fake) as url:
+        async with httpx.AsyncClient(base_url=url) as client:
+            return await ask(client, {"mode": "static", "stream": True} | body)
+
+
+@pytest.mark.parametrize(("stream", "gaps"), [(True, 3), (False, 1)])
+async def test_an_answer(stream, gaps):
+    outcome = await asked(Fake(block_s=0.05), stream=stream)
+    assert outcome.ok
+    assert (len(outcome.tokens), outcome.finish, len(outcome.gaps)) == (8, "length", gaps)
+    assert sum(outcome.gaps) <= outcome.total_s
+    if stream:
+        assert min(outcome.gaps) > 0.02
+
+
+async def test_a_refusal():
+    outcome = await asked(Fake(status=429))
+    assert (outcome.status, outcome.error, outcome.retry_after, outcome.ok) == (429, "busy: later", 0.2, False)
+
+
+async def test_a_stream_that_breaks():
+    outcome = await asked(Fake(breaks=True))
+    assert not outcome.ok
+    assert outcome.error == BROKEN_OFF or outcome.status == 0
