@@ -9,6 +9,7 @@ deployments, under `autoscaling_policy` of the application (api/scaling.py).
 
 # No `from __future__ import annotations` here: Serve makes `Settings` of a deployment file's `args` only when the
 # annotation of `build` is the class itself.
+import math
 import warnings
 from typing import Any
 
@@ -26,6 +27,8 @@ from service.settings import Settings
 _INGRESS_REQUESTS = 4096
 #: what an ingress asks the replicas themselves takes a place for a moment; a full replica must have one for that
 _QUESTIONS = 4
+#: how many times its share of all requests routers may give a replica: the ingresses count places of all together
+_UNEVEN = 1.25
 #: a dead replica is noticed by its requests at once, by Serve, which replaces it, after this
 _HEALTH_CHECK_S = 1.0
 #: a replica that does not answer a health check for so long three times in a row is killed
@@ -55,9 +58,9 @@ def compose(args: Settings, replica: type) -> Application:
         name=GENERATOR,
         **_replicas(args),
         ray_actor_options={"num_cpus": 1, "num_gpus": 1 if wants_gpu(args.device) else 0},
-        # The engine has the next requests at hand when places get free; the others wait in Serve,
-        # which gives them to whichever replica, new ones included, has room first.
-        max_ongoing_requests=args.places + _QUESTIONS * args.num_ingresses,
+        # The engine has the next requests at hand when places get free; the others wait in the ingresses, or in
+        # Serve, which gives them to whichever replica, new ones included, has room first.
+        max_ongoing_requests=math.ceil(_UNEVEN * args.places) + _QUESTIONS * args.num_ingresses,
         max_queued_requests=args.max_waiting + _INGRESS_REQUESTS,  # a backstop: the ingress refuses before
         health_check_period_s=_HEALTH_CHECK_S,
         health_check_timeout_s=_HANGS_S,

@@ -30,7 +30,8 @@ class Asked:
     def body(self, draw: random.Random | None) -> dict[str, Any]:
         """One request; of exactly `tokens` without a draw."""
         tokens = self.tokens if draw is None else draw.randint(max(1, self.tokens // 2), self.tokens + self.tokens // 2)
-        return {"prompt": "go on", "max_new_tokens": tokens, "stream": self.stream, "mode": "static"}
+        prompt = "go on" if draw is None else f"{draw.getrandbits(64):x} " * 20
+        return {"prompt": prompt, "max_new_tokens": tokens, "stream": self.stream, "mode": "static"}
 
 
 @dataclass

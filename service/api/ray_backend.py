@@ -25,9 +25,10 @@ from service.errors import Asleep, EngineFailed, NotReady, QueueFull, ReplicaLos
 
 _log = logging.getLogger(__name__)
 
-#: how long a control call to the replicas may take, and for how long its answer is believed
+#: how long a control call to the replicas may take; for how long its answer is new, and for how long it is believed
 _CONTROL_S = 3.0
 _FRESH_S = 1.0
+_BELIEVED_S = 3.0
 #: how much later than the engine the ingress gives up
 _GRACE_S = 5.0
 #: when a client may try again
@@ -51,7 +52,8 @@ class RayBackend:
     ) -> None:
         self._generator, self._ingress, self._routed, self._may_sleep = generator, ingress, routed, may_sleep
         self._card: ModelCard | None = None
-        self._card_until = 0.0
+        self._card_since = 0.0
+        self._renewing: asyncio.Task[None] | None = None
         self._statuses: list[Status] = []
         self._replicas: list[Snapshot] = []
         self._last_words = ""
@@ -90,13 +92,37 @@ class RayBackend:
     # --- the replicas ------------------------------------------------------------------------------
 
     async def card(self) -> ModelCard:
-        """What is served; asked at most once a second."""
-        async with self._asking:
-            if self._card is None or time.monotonic() >= self._card_until:
-                self._card = None
-                self._card = serving(await self.statuses())
-                self._card_until = time.monotonic() + _FRESH_S
-            return self._card
+        """What is served; asked at most once a second.
+
+        Requests that follow each other do not wait for that: many replicas need a while to answer.
+        """
+        if self._card is None or self._card_is_older_than(_BELIEVED_S):
+            async with self._asking:
+                if self._card is None or self._card_is_older_than(_FRESH_S):
+                    await self._ask_for_card()
+        elif self._card_is_older_than(_FRESH_S) and self._renewing is None:
+            self._renewing = asyncio.create_task(self._renew())
+        if self._card is None:
+            raise AssertionError("a card that was asked for is neither there nor refused")
+        return self._card
+
+    def _card_is_older_than(self, seconds: float) -> bool:
+        return time.monotonic() >= self._card_since + seconds
+
+    async def _ask_for_card(self) -> None:
+        self._card = None
+        self._card = serving(await self.statuses())
+        self._card_since = time.monotonic()
+
+    async def _renew(self) -> None:
+        """Asks beside the requests. Whatever goes wrong, the next request asks itself, and is told."""
+        try:
+            card = serving(await self.statuses())
+            self._card, self._card_since = card, time.monotonic()
+        except Exception:  # noqa: BLE001
+            self._card = None
+        finally:
+            self._renewing = None
 
     async def statuses(self) -> list[Status]:
         """One for every replica that answers. NotReady with what Serve says when none does, Asleep when none should.
@@ -110,7 +136,7 @@ class RayBackend:
             _log.warning("a replica does not answer within %s s", _CONTROL_S)
         if self._statuses:
             return self._statuses
-        self._card_until, handle = 0.0, self._generator
+        self._card, handle = None, self._generator
         if self._may_sleep and await asyncio.to_thread(is_asleep, handle.app_name, handle.deployment_name):
             raise Asleep("no replica runs while nobody asks; one starts for the next request", retry_after=_RETRY_S)
         why = await asyncio.to_thread(why_none, handle.app_name, handle.deployment_name)

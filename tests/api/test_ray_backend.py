@@ -19,6 +19,7 @@ from service.api.wire import Answer, Chunk, Ending, Failure, ModelCard, Resume, 
 from service.decode.params import Static
 from service.engine.request import SamplingParams, Stats
 from service.errors import Asleep, DeadlineExceeded, EngineFailed, MrpServeError, NotReady, QueueFull, ReplicaLost
+from tests.api.helpers import eventually
 
 CARD = ModelCard("m", 4, 64, 256, None, ("static",), "static", {"static": {"tokens_per_step": 1}}, chat=False)
 ANSWER = Answer("a", (1,), Ending("length", 1, 1, Stats()))
@@ -152,6 +153,23 @@ async def test_the_card_is_asked_for_once_a_second() -> None:
     assert handle.calls == 1
 
 
+async def test_requests_do_not_wait_while_the_card_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_backend, "_FRESH_S", 0.0)
+    monkeypatch.setattr(ray_backend, "why_none", lambda *names: "gone")
+    one, other = (Status(name, None, CARD) for name in ("r0", "r1"))
+    said = [[one], [one, other], [], []]
+    handle = Handle(control=lambda method: said.pop(0))
+    asked = backend(handle)
+    assert (await asked.card()).places == 1
+    assert [(await asked.card()).places for _ in range(5)] == [1] * 5
+    await eventually(lambda: asked._renewing is None)
+    assert handle.calls == 2
+    assert (await asked.card()).places == 2
+    await eventually(lambda: asked._renewing is None)
+    with pytest.raises(NotReady, match="gone"):
+        await asked.card()
+
+
 async def test_replicas_that_failed_or_do_not_answer_are_told_apart() -> None:
     mixed = Handle(control=lambda method: [ActorDiedError(), Status("r1", "broken", CARD), Status("r2", None, CARD)])
     assert [status.replica for status in await backend(mixed).statuses()] == ["r1", "r2"]
@@ -199,6 +217,7 @@ async def test_sleep_is_told_from_failure(
 
 async def test_a_lost_replica_is_noticed_before_the_next_request_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_backend, "_FRESH_S", 0.0)
+    monkeypatch.setattr(ray_backend, "_BELIEVED_S", 0.0)
     answers = [[Status("r0", None, CARD)], []]
     asked = backend(Handle(control=lambda method: answers.pop(0)))
     monkeypatch.setattr(ray_backend, "why_none", lambda app, deployment: "gone")
@@ -210,6 +229,7 @@ async def test_a_lost_replica_is_noticed_before_the_next_request_waits(monkeypat
 async def test_what_replicas_said_last_holds_while_one_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Serve's answer is all or nothing."""
     monkeypatch.setattr(ray_backend, "_FRESH_S", 0.0)
+    monkeypatch.setattr(ray_backend, "_BELIEVED_S", 0.0)
     monkeypatch.setattr(ray_backend, "why_none", lambda *names: "gone")
     said: list[list[Any] | Exception] = [[Status("r0", None, CARD)], TimeoutError(), TimeoutError(), []]
 

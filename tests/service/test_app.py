@@ -48,6 +48,13 @@ def test_an_update_starts_new_replicas_first_where_there_is_room_or_but_one(monk
     assert ingress._deployment_config.max_surge_percent > 0
 
 
+@pytest.mark.parametrize(("ingresses", "ongoing"), [(1, 104), (3, 112)])
+def test_a_full_replica_has_room_for_questions(ingresses, ongoing):
+    """80 places, a quarter more because routers are uneven, four questions of every ingress."""
+    generator = app.build(Settings(device="cpu", num_ingresses=ingresses))._bound_deployment.init_args[1]
+    assert generator._bound_deployment.max_ongoing_requests == ongoing
+
+
 def test_there_are_as_many_ingresses_as_are_asked_for():
     ingress = app.build(Settings(device="cpu", num_ingresses=3))._bound_deployment
     assert ingress.num_replicas == 3
