@@ -158,7 +158,8 @@ def main() -> int:
             say(f"{replicas} replicas serve after {time.monotonic() - began:.0f} s")
             rows.append(asyncio.run(measure(running, replicas, speed, arguments)))
             say(json.dumps(rows[-1]))
-    result = {"speed": asdict(speed), "arguments": {k: str(v) for k, v in vars(arguments).items()}, "rows": rows}
+    asked = {name: value.name if isinstance(value, Path) else value for name, value in vars(arguments).items()}
+    result = {"speed": asdict(speed), "arguments": asked, "rows": rows}
     print(json.dumps(result))
     if arguments.output:
         arguments.output.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
