@@ -104,7 +104,7 @@ class ClockEngine:
         self.waiting.append(job)
         self._changed.set()
         try:
-            while job.told < tokens:
+            while True:
                 told, at = await job.news.get()
                 yield job, told, at
                 if told == tokens:

@@ -80,7 +80,7 @@ async def ask(http: aiohttp.ClientSession, body: dict[str, Any]) -> Seen:
 
 
 async def _streamed(response: aiohttp.ClientResponse, began: float) -> Seen:
-    seen = Seen(200)
+    seen = Seen(0)  # until its end is there
     async for line in response.content:
         if line.startswith(b"event: block"):
             seen.blocks += 1
@@ -88,6 +88,8 @@ async def _streamed(response: aiohttp.ClientResponse, began: float) -> Seen:
         elif seen.blocks == 1 and not seen.engine_first_s and line.startswith(b"data: "):
             stats = json.loads(line.removeprefix(b"data: "))["stats"]
             seen.engine_first_s = (stats["total_ms"] - stats["queue_ms"]) / 1e3
+        elif line.startswith(b"event: done"):
+            seen.status = 200
     seen.total_s = time.perf_counter() - began
     return seen
 

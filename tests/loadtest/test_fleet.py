@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import pytest
 
-from loadtest.fleet.clock import ClockEngine, Speed
+from loadtest.fleet.clock import ClockEngine, Job, Speed
 from loadtest.fleet.replica import card, full_registry
 from service.api.metrics import METRICS
 from service.settings import Settings
@@ -86,20 +87,26 @@ def test_who_leaves_makes_room() -> None:
     assert run(main()) == pytest.approx(0.2)
 
 
-def test_time_goes_on_while_nobody_looks() -> None:
-    """A process that sleeps through ten answers tells of them late and goes on where the table says."""
+@pytest.mark.parametrize("every", [4, 20])
+def test_time_goes_on_while_nobody_looks(every: int) -> None:
+    """A process that sleeps through ten answers tells of them late, all of it, and when the table says it was."""
 
-    async def main() -> float:
+    async def main() -> list[tuple[int, float]]:
         time = 0.0
         engine = ClockEngine(SPEED, 1, lambda: time)
-        jobs = [engine.decode(20, 20) for _ in range(10)]
-        told = [asyncio.ensure_future(anext(job)) for job in jobs]
+
+        async def all_of(job: AsyncGenerator[tuple[Job, int, float]]) -> list[tuple[int, float]]:
+            return [(told, at) async for _, told, at in job]
+
+        asked = [asyncio.ensure_future(all_of(engine.decode(20, every))) for _ in range(10)]
         await asyncio.sleep(0)
         time = 5.0
         engine.advance()
-        return max([at for _, _, at in await asyncio.gather(*told)])
+        return [one for answer in await asyncio.gather(*asked) for one in answer]
 
-    assert run(main()) == pytest.approx(1.0)
+    told = run(main())
+    assert [count for count, _ in told] == [*range(every, 21, every)] * 10
+    assert max(at for _, at in told) == pytest.approx(1.0)
 
 
 def test_a_stand_in_shows_all_metrics_and_the_places_of_a_replica() -> None:
