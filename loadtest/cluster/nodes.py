@@ -61,9 +61,10 @@ def deployed(arguments: Mapping[str, Any], ingress_on: str = "head") -> Iterator
     common = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": _OBJECT_STORE_BYTES, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args={**common, "resources": {"head": 1}})
     try:
+        # first of all: a driver belongs to a node, here to the head, and ends with it
+        ray.init(address=cluster.address, log_to_driver=False)
         workers = [cluster.add_node(**common, resources={"worker": 1}) for _ in range(2)]
         cluster.wait_for_nodes()
-        ray.init(address=cluster.address, log_to_driver=False)
         url = _deploy(cluster.address, arguments, ingress_on)
         yield Nodes(cluster, [cluster.head_node, *workers], url)
     finally:
