@@ -18,27 +18,23 @@ def why_none(app_name: str, deployment_name: str) -> str:
 
 
 def is_asleep(app_name: str, deployment_name: str) -> bool:
-    """Whether a deployment that may have no replicas has none because none is wanted, or not yet again.
+    """Whether a deployment that may have no replicas, and of which none answers, has none because none is wanted.
 
-    Not while it is deployed, nor when a replica was lost or does not start.
+    Or not yet again, up to the moment in which Serve counts the first one and routers do not know it. Not while it is
+    deployed, nor once Serve knows that a replica was lost or does not start.
     """
     deployment = serve.status().applications[app_name].deployments[deployment_name]
-    return deployment.status in {"HEALTHY", "UPSCALING", "DOWNSCALING"} and not _states(deployment).get("running")
+    return deployment.status in {"HEALTHY", "UPSCALING", "DOWNSCALING"}
 
 
 def describe(deployment: Any) -> str:
     """A deployment without a replica that answers."""
-    states = _states(deployment)
+    states = {str(getattr(state, "value", state)).lower(): count for state, count in deployment.replica_states.items()}
     others = ", ".join(f"{count} {state}" for state, count in states.items() if count and state != "running")
     found = f"{states.get('running', 0)} of {sum(states.values())} replicas run{f' ({others})' if others else ''}"
     failure = last_line(deployment.message)
     state = "given up" if deployment.status == "DEPLOY_FAILED" else "loading"
     return f"no replica can generate: {state}, {found}{f': {failure}' if failure else ''}"
-
-
-def _states(deployment: Any) -> dict[str, int]:
-    """How many replicas are in which state."""
-    return {str(getattr(state, "value", state)).lower(): count for state, count in deployment.replica_states.items()}
 
 
 def last_line(message: str) -> str:

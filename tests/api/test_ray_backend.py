@@ -197,7 +197,7 @@ async def test_without_a_replica_it_says_what_serve_says(error: Exception, monke
         ("HEALTHY", {}, True),
         ("UPSCALING", {"STARTING": 1}, True),
         ("DOWNSCALING", {"STOPPING": 1}, True),
-        ("HEALTHY", {"RUNNING": 1}, False),  # it has just died
+        ("HEALTHY", {"RUNNING": 1}, True),  # it has just started; routers do not know it yet
         ("UPDATING", {"STARTING": 1}, False),
         ("UNHEALTHY", {"STARTING": 1}, False),
         ("DEPLOY_FAILED", {}, False),
