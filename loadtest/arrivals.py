@@ -52,6 +52,14 @@ class Profile:
             ) from None
         return cls(stages)
 
+    @classmethod
+    def recorded(cls, path: Path) -> Profile:
+        """One stage as long as a trace, at its mean rate."""
+        arrivals = trace(path)
+        seconds = max(arrivals[-1].at, 0.001)
+        rate = len(arrivals) / seconds
+        return cls((Stage(seconds, rate, rate),))
+
     @property
     def seconds(self) -> float:
         """How long it takes."""

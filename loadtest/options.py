@@ -65,8 +65,11 @@ class Plan:
             raise ValueError("--loop open without --levels; allowed: --levels SECONDS:RATE,…")
         if options.loop == "trace" and not options.trace:
             raise ValueError("--loop trace without --trace; allowed: --trace FILE")
+        recorded = Path(options.trace) if options.loop == "trace" else None
         profile = Profile.parse(options.levels) if options.levels else None
-        return cls(workload, options.loop, profile, Path(options.trace) if options.trace else None, options.think_s)
+        return cls(
+            workload, options.loop, Profile.recorded(recorded) if recorded else profile, recorded, options.think_s
+        )
 
     def recorded(self, index: int, count: int) -> list[Arrival]:
         """The arrivals of one of `count` sources that share a trace."""
@@ -77,6 +80,4 @@ class Plan:
     @property
     def seconds(self) -> float | None:
         """How long arrivals or levels go on; None: until locust is told to stop."""
-        if self.loop == "trace":
-            return self.recorded(0, 1)[-1].at
         return self.profile.seconds if self.profile else None

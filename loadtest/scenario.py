@@ -32,7 +32,7 @@ class Run:
     """One start of locust."""
 
     name: str
-    levels: str
+    levels: str = ""
     users: str = "StreamUser"
     modes: str = DEFAULT_MODE
     loop: str = "closed"
@@ -47,8 +47,8 @@ class Run:
 
     @property
     def profile(self) -> Profile:
-        """Its levels."""
-        return Profile.parse(self.levels)
+        """Its levels; recorded arrivals are one."""
+        return Profile.recorded(Path(self.trace)) if self.loop == "trace" else Profile.parse(self.levels)
 
     @property
     def needs(self) -> set[str]:

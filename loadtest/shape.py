@@ -35,11 +35,9 @@ class Levels(LoadTestShape):
     def tick(self) -> Tick | None:
         """Users and how many to start a second; None ends the run."""
         at = self.get_run_time()
-        if at >= (self._plan.seconds or 0.0):
-            return self._finish(at - (self._plan.seconds or 0.0))
+        if at >= self._plan.profile.seconds:
+            return self._finish(at - self._plan.profile.seconds)
         profile = self._plan.profile
-        if profile is None:  # recorded arrivals
-            return self._sources(), _AT_ONCE
         stage, level = profile.stage(at), profile.level(at)
         if stage is not None and stage != self._stage:
             self._stage = stage

@@ -29,7 +29,7 @@ class Result:
     @property
     def arrivals(self) -> dict[str, list[Point]]:
         """Open loops."""
-        return self._of(lambda run: run.loop == "open")
+        return self._of(lambda run: run.loop != "closed")
 
     @property
     def pairs(self) -> list[tuple[Point, Point]]:

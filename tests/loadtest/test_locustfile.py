@@ -101,6 +101,8 @@ def test_a_trace_is_followed(tmp_path):
     with serve(Fake()) as url:
         done, found = locust(url, tmp_path, "StreamUser", "--loop", "trace", "--trace", recorded)
     assert done.returncode == 0, done.stderr
+    [level] = [row for row in found if isinstance(row, rows.Level)]
+    assert level.level == 2.0
     times = sorted(row.at for row in requests(found))
     assert [at - times[0] for at in times] == pytest.approx([0, 0.5, 1.5], abs=0.01)
 

@@ -47,6 +47,15 @@ def test_rates_are_multiples_of_another_runs():
     assert (run.levels, run.of) == ("5:4,5:8-16", "")
 
 
+def test_recorded_arrivals_are_one_level(tmp_path):
+    file = tmp_path / "trace.jsonl"
+    file.write_text("0\n1\n4\n")
+    run = parse({"title": "t", "runs": [{"name": "a", "loop": "trace", "trace": str(file)}]}, "x").runs[0]
+    assert str(run.profile) == "4:0.75"
+    plan = options.Plan.of(locusts_options(run))
+    assert (plan.profile, plan.seconds) == (run.profile, 4.0)
+
+
 def test_what_a_run_needs():
     assert Run("x", "5:1", modes="static:1,remask@threshold=0.5:2,default").needs == {"static", "remask"}
 
@@ -58,7 +67,7 @@ def test_what_a_run_needs():
         ({"title": "t", "runs": [{"name": "a", "levels": "5:1"}] * 2}, "every name once"),
         ({"title": "t", "runs": [{"name": "a", "levels": "x"}]}, "allowed: SECONDS:LEVEL"),
         ({"title": "t", "runs": [{"name": "a", "levels": "5:1", "speed": 3}]}, "speed in run; allowed: name"),
-        ({"title": "t", "runs": [{"name": "a"}]}, "levels"),
+        ({"title": "t", "runs": [{"name": "a"}]}, "levels ''"),
         ({"title": "t", "runs": [{"name": "a", "levels": "5:1", "of": "b"}]}, "does not come before"),
         ({"title": "t", "colour": 1, "runs": [{"name": "a", "levels": "5:1"}]}, "colour in scenario; allowed: title"),
         (
