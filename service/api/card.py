@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from service.api.wire import ModelCard
-from service.decode.registry import MODES, default_params, make_params
+from service.decode.registry import MODES, default_knobs, default_params
 from service.errors import SettingsError
 from service.model import ModelConfig
 from service.settings import Settings
@@ -13,14 +13,14 @@ from service.settings import Settings
 
 def make_card(settings: Settings, config: ModelConfig, max_model_len: int, chat: bool) -> ModelCard:
     """The card of a replica. SettingsError when the default mode needs an MRP that is not there."""
-    modes = tuple(name for name, params in MODES.items() if config.mrp or not params.needs_mrp)
+    modes = tuple(name for name, params in MODES.items() if config.mrp or params.served_without_mrp)
     default = settings.default_mode or default_params(config.mrp is not None).mode
     if default not in modes:
         raise SettingsError(
             f"default_mode is {default!r}, this checkpoint has no MRP and serves {', '.join(modes)}",
             param="default_mode",
         )
-    steps = config.mrp.default_steps if config.mrp else 1
+    steps = config.mrp.default_steps if config.mrp else 0
     return ModelCard(
         name=settings.model_name,
         block_size=config.block_size,
@@ -29,13 +29,7 @@ def make_card(settings: Settings, config: ModelConfig, max_model_len: int, chat:
         mrp=asdict(config.mrp) if config.mrp else None,
         modes=modes,
         default_mode=default,
-        defaults={name: mode_defaults(name, steps) for name in modes},
+        defaults={name: default_knobs(name, steps) for name in modes},
         chat=chat,
         places=settings.places,
     )
-
-
-def mode_defaults(mode: str, mrp_steps: int) -> dict[str, int | float]:
-    """The knobs a request of the mode has when it names none: `mrp_steps` is the checkpoint's."""
-    defaults: dict[str, int | float] = asdict(make_params(mode, {}))
-    return defaults | ({"mrp_steps": mrp_steps} if "mrp_steps" in defaults else {})

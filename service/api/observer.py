@@ -69,9 +69,11 @@ class ReplicaMetrics:
 
     def _steps(self, mode: str, event: BlockEvent) -> None:
         for step in event.steps:
-            by_mrp = step.revealed_by_mrp
-            self._registry.add("tokens_revealed_total", by_mrp, mode=mode, source="mrp")
-            self._registry.add("tokens_revealed_total", len(step.revealed) - by_mrp, mode=mode, source="backbone")
+            proposed = step.proposed
+            self._registry.add(
+                "tokens_revealed_total", proposed, mode=mode, source="mrp" if step.kind == "mrp" else "draft"
+            )
+            self._registry.add("tokens_revealed_total", len(step.revealed) - proposed, mode=mode, source="backbone")
             self._registry.add("tokens_remasked_total", len(step.revoked))
             self._registry.add("spec_decode_num_draft_tokens_total", len(step.drafted))
             self._registry.add("spec_decode_num_accepted_tokens_total", step.accepted)

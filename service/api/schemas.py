@@ -46,9 +46,17 @@ StopTexts = Annotated[
 
 #: knob -> its type and range; None means the default: the checkpoint's `mrp_steps`, else the mode's own
 KNOBS: Mapping[str, Any] = {
-    "tokens_per_step": Annotated[int, Field(ge=1, description="tokens revealed a forward, at most the block size")],
-    "threshold": Annotated[float, Field(gt=0, le=1, description="confidence a token needs")],
-    "mrp_steps": Annotated[int, Field(ge=1, description="picks of MRP a forward; default: the checkpoint's")],
+    "tokens_per_step": Annotated[int, Field(ge=1, description="tokens revealed a step, at most the block size")],
+    "threshold": Annotated[
+        float,
+        Field(gt=0, le=1, description="confidence a token needs; speculative: of the dynamic rule that is verified"),
+    ],
+    "mrp_steps": Annotated[
+        int, Field(ge=0, description="picks of MRP a forward; default: the checkpoint's; 0: drafts without MRP")
+    ],
+    "max_drafts": Annotated[
+        int, Field(ge=1, description="states verified a forward, a tree; default: a chain of mrp_steps drafts")
+    ],
 }
 
 

@@ -34,7 +34,8 @@ class Plan:
     @property
     def name(self) -> str:
         """Such as `speculative mrp_steps=4`."""
-        knobs = [f"{knob.name}={getattr(self.params, knob.name)}" for knob in fields(self.params)]
+        given = {knob.name: getattr(self.params, knob.name) for knob in fields(self.params)}
+        knobs = [f"{name}={value}" for name, value in given.items() if value is not None]
         return " ".join([self.params.mode, *knobs])
 
 

@@ -38,7 +38,7 @@ def _facts(checkpoint: Checkpoint) -> dict[str, str]:
     backbone = sum(weight.numel() for weight in checkpoint.backbone.parameters())
     module = sum(weight.numel() for weight in checkpoint.mrp.parameters()) if checkpoint.mrp else 0
     page = PagedCache.bytes_per_page(config, checkpoint.dtype)
-    modes = [name for name, params in MODES.items() if mrp or not params.needs_mrp]
+    modes = [name for name, params in MODES.items() if mrp or params.served_without_mrp]
     kind = (
         f"{mrp.num_layers} layers, {'residual' if mrp.residual else 'direct'}, scale {mrp.scale:g}" if mrp else "none"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,6 +26,7 @@ def command(
     tokens_per_step: Annotated[int | None, typer.Option(help="static: tokens revealed per forward.")] = None,
     threshold: Annotated[float | None, typer.Option(help="dynamic, remask: confidence needed.")] = None,
     mrp_steps: Annotated[int | None, typer.Option(help="direct, speculative: MRP steps per forward.")] = None,
+    max_drafts: Annotated[int | None, typer.Option(help="speculative: states verified per forward, a tree.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
     temperature: Annotated[float, typer.Option(min=0)] = 0.0,
     top_p: float = 1.0,
@@ -45,7 +46,9 @@ def command(
     use_threads(threads)
     checkpoint = load(model, device, dtype, block_size)
     codec = TextCodec.load(checkpoint.path)
-    given = {"tokens_per_step": tokens_per_step, "threshold": threshold, "mrp_steps": mrp_steps}
+    given = {
+        "tokens_per_step": tokens_per_step, "threshold": threshold, "mrp_steps": mrp_steps, "max_drafts": max_drafts
+    }  # fmt: skip
     ids = codec.encode(prompt) if raw else codec.encode_chat([{"role": "user", "content": prompt}])
     request = GenerationRequest(
         "cli",
@@ -62,12 +65,11 @@ def command(
 
 def _params(mode: str | None, knobs: dict[str, int | float], mrp: MrpConfig | None) -> ModeParams:
     """The mode asked for, or the server's default; MRP steps default to the checkpoint's."""
-    from service.decode.registry import MODES, default_params, make_params
+    from service.decode.registry import MODES, default_knobs, default_params, make_params
 
-    steps = mrp.default_steps if mrp else 1
     name = mode or default_params(mrp is not None).mode
-    uses_steps = name in MODES and any(knob.name == "mrp_steps" for knob in fields(MODES[name]))
-    return make_params(name, {"mrp_steps": steps, **knobs} if uses_steps else knobs)
+    defaults = default_knobs(name, mrp.default_steps if mrp else 0) if name in MODES else {}
+    return make_params(name, {**defaults, **knobs})
 
 
 def _run(engine: Engine, request: GenerationRequest) -> list[BlockEvent]:

@@ -67,7 +67,7 @@ class Step:
     """What one decision did to a block: the unit of traces, and what all statistics are folded from.
 
     `kind`: whose output was decided on (`denoise`: one backbone row, `verify`: several, `mrp`).
-    `drafted`: picks that were put to verification; the first `accepted` of them stand among `revealed`.
+    `drafted`: picks that were put to verification; the first `accepted` of them are the first of `revealed`.
     """
 
     kind: StepKind
@@ -77,8 +77,8 @@ class Step:
     accepted: int = 0
 
     @property
-    def revealed_by_mrp(self) -> int:
-        """How many of the revealed tokens were MRP's proposals."""
+    def proposed(self) -> int:
+        """How many of the revealed tokens did not come from the forward of the backbone: MRP's, and accepted drafts."""
         return len(self.revealed) if self.kind == "mrp" else self.accepted
 
 

@@ -9,11 +9,11 @@ scripted oracle.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
 from typing import Any
 
-from service.decode.block import Block, Canvas, Pick
+from service.decode.block import MASKED, Block, Canvas, Pick
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,15 @@ class Reading:
         if count == 1:
             return (max(self.picks, key=lambda pick: pick.confidence),)
         return tuple(sorted(self.picks, key=lambda pick: -pick.confidence)[:count])
+
+    def above(self, threshold: float) -> tuple[Pick, ...]:
+        """The picks of confidence > `threshold`; if there is none, the most confident."""
+        return tuple(pick for pick in self.picks if pick.confidence > threshold) or self.most_confident()
+
+    def of(self, block: Block) -> Reading:
+        """What it says of the positions that are masked in `block`, a later state than the one that was read."""
+        tokens = block.tokens
+        return replace(self, picks=tuple(pick for pick in self.picks if tokens[pick.position] == MASKED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +68,3 @@ Query = Evaluate | Refine
 Decoding = Generator[Query, tuple[Reading, ...], None]
 #: policy(canvas, params of the mode) -> the generator that decodes the canvas's block.
 Policy = Callable[[Canvas, Any], Decoding]
-
-
-def above(picks: Iterable[Pick], threshold: float) -> tuple[Pick, ...]:
-    """The picks whose confidence is greater than the threshold."""
-    return tuple(pick for pick in picks if pick.confidence > threshold)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 
 from service.decode import params as modes
 from service.decode.block import Canvas
@@ -27,6 +27,9 @@ POLICIES: dict[type[ModeParams], Policy] = {
 #: mode name -> its params class
 MODES: dict[str, type[ModeParams]] = {params.mode: params for params in POLICIES}
 
+#: states that a checkpoint without MRP verifies in `speculative`
+_SELF_DRAFTS = 4
+
 
 def decode_block(canvas: Canvas, params: ModeParams) -> Decoding:
     """Starts the policy of the params' mode on a canvas."""
@@ -42,6 +45,14 @@ def make_params(mode: str, knobs: Mapping[str, int | float]) -> ModeParams:
         if knob not in used:
             raise InvalidRequest(f"mode {mode!r} does not use {knob}; its knobs are {', '.join(used)}", param=knob)
     return MODES[mode](**knobs)  # type: ignore[arg-type]
+
+
+def default_knobs(mode: str, mrp_steps: int) -> dict[str, int | float]:
+    """The knobs of a mode when a request names none. `mrp_steps`: the checkpoint's, 0 if it has no MRP."""
+    knobs = {name: value for name, value in asdict(make_params(mode, {})).items() if value is not None}
+    if "mrp_steps" in knobs:
+        knobs |= {"mrp_steps": mrp_steps} if mrp_steps else {"mrp_steps": 0, "max_drafts": _SELF_DRAFTS}
+    return knobs
 
 
 def default_params(has_mrp: bool, mrp_steps: int = 1) -> ModeParams:

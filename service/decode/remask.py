@@ -2,14 +2,14 @@
 
 from service.decode.block import Canvas, Pick
 from service.decode.params import Remask
-from service.decode.policy import Decoding, Evaluate, Refine, above
+from service.decode.policy import Decoding, Evaluate, Refine
 
 
 def remask(canvas: Canvas, params: Remask) -> Decoding:
     """Decodes the canvas's block. Only reveals of the present step can be revoked, never all of them."""
     while not canvas.block.complete:
         (reading,) = yield Evaluate((canvas.block,))
-        canvas.reveal("denoise", above(reading.picks, params.threshold) or reading.most_confident())
+        canvas.reveal("denoise", reading.above(params.threshold))
         fresh = canvas.steps[-1].revealed
         if len(fresh) == 1:
             continue

@@ -11,9 +11,11 @@ from service.model.config import ModelConfig
 def validate(request: GenerationRequest, model: ModelConfig, max_model_len: int) -> None:
     """Raises InvalidRequest, or a subclass, saying what was received and what is allowed."""
     if request.params.needs_mrp and model.mrp is None:
-        served = ", ".join(name for name, params in MODES.items() if not params.needs_mrp)
+        served = ", ".join(name for name, params in MODES.items() if params.served_without_mrp)
         raise ModeNotAvailable(
-            f"mode {request.params.mode!r} needs MRP and this checkpoint has none; it serves {served}", param="mode"
+            f"mode {request.params.mode!r} needs MRP and this checkpoint has none; it serves {served}"
+            " (speculative with mrp_steps 0)",
+            param="mode",
         )
     request.params.check(model.block_size)
     _check_prompt(request.prompt_token_ids, model)

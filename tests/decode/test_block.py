@@ -54,6 +54,6 @@ def test_a_canvas_records_its_steps() -> None:
 
 def test_who_proposed_a_steps_tokens() -> None:
     picks = (Pick(0, 1, 0.5), Pick(1, 2, 0.5))
-    assert Step("mrp", picks).revealed_by_mrp == 2
-    assert Step("denoise", picks).revealed_by_mrp == 0
-    assert Step("verify", picks, drafted=picks[:1], accepted=1).revealed_by_mrp == 1
+    assert Step("mrp", picks).proposed == 2
+    assert Step("denoise", picks).proposed == 0
+    assert Step("verify", picks, drafted=picks[:1], accepted=1).proposed == 1

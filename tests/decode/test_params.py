@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from service.decode.params import Direct, Dynamic, ModeParams, Remask, Speculative, Static
-from service.decode.registry import MODES, POLICIES, default_params, make_params
+from service.decode.registry import MODES, POLICIES, default_knobs, default_params, make_params
 from service.errors import InvalidRequest
 
 BLOCK = 8
@@ -18,9 +18,34 @@ def test_counts_go_from_one_to_the_block_size(kind: type, knob: str) -> None:
     for value in (1, BLOCK):
         kind(**{knob: value}).check(BLOCK)
     for value in (0, -1, BLOCK + 1):
-        with pytest.raises(InvalidRequest, match=rf"^{knob} is {value}, allowed are 1 to 8") as caught:
+        with pytest.raises(InvalidRequest, match=rf"^{knob} is {value}, ") as caught:
             kind(**{knob: value}).check(BLOCK)
         assert caught.value.param == knob
+
+
+def test_a_tree_of_drafts_needs_no_mrp_and_a_chain_does() -> None:
+    for params in (Speculative(0, max_drafts=1), Speculative(BLOCK, max_drafts=BLOCK)):
+        params.check(BLOCK)
+    assert not Speculative(0, max_drafts=1).needs_mrp
+    assert Speculative(1, max_drafts=4).needs_mrp
+    for wrong, said in (
+        (Speculative(0), "^mrp_steps is 0, then max_drafts is needed"),
+        (Speculative(-1, max_drafts=2), "^mrp_steps is -1, allowed are 0 to 8"),
+        (Speculative(1, max_drafts=0), "^max_drafts is 0, allowed are 1 to 8"),
+        (Speculative(1, max_drafts=9), "^max_drafts is 9, allowed are 1 to 8"),
+        (Speculative(tokens_per_step=9), "^tokens_per_step is 9, allowed are 1 to 8"),
+        (Speculative(threshold=0.0), "^threshold is 0.0, allowed is"),
+        (Speculative(threshold=0.5, tokens_per_step=2), "^threshold is 0.5 and tokens_per_step is 2, allowed is one"),
+    ):
+        with pytest.raises(InvalidRequest, match=said):
+            wrong.check(BLOCK)
+
+
+def test_a_checkpoint_says_which_knobs_are_used_when_none_is_named() -> None:
+    assert default_knobs("speculative", 4) == {"mrp_steps": 4}
+    assert default_knobs("speculative", 0) == {"mrp_steps": 0, "max_drafts": 4}
+    assert default_knobs("dynamic", 4) == {"threshold": 0.9}
+    assert default_knobs("direct", 3) == {"mrp_steps": 3}
 
 
 @pytest.mark.parametrize("kind", [Dynamic, Remask])
@@ -39,8 +64,9 @@ def test_every_mode_has_a_name_of_its_own_and_a_policy() -> None:
     assert all(MODES[kind.mode] is kind for kind in POLICIES)
 
 
-def test_only_static_and_dynamic_do_without_mrp() -> None:
-    assert {name for name, kind in MODES.items() if not kind.needs_mrp} == {"static", "dynamic"}
+def test_without_mrp_nothing_can_be_refined() -> None:
+    assert {name for name, kind in MODES.items() if kind.served_without_mrp} == {"static", "dynamic", "speculative"}
+    assert {name for name, kind in MODES.items() if not kind().needs_mrp} == {"static", "dynamic"}
 
 
 @pytest.mark.parametrize("params", [kind() for kind in MODES.values()])

@@ -135,6 +135,40 @@ class TestSpeculative:
         assert recorded == {p: confidence for p, (_, confidence) in FOUR.items()}
 
 
+class TestTree:
+    def test_without_mrp_the_last_reading_drafts(self) -> None:
+        done = run(masked_block(4), Speculative(0, max_drafts=2), fixed(FOUR))
+        block = Block((M, 11, M, M))
+        first, second = block.reveal([Pick(2, 12, 0)]), block.reveal([Pick(2, 12, 0), Pick(3, 13, 0)])
+        assert done.evaluations[1].states == (block, first, second)
+        assert len(done.evaluations) == 2
+        assert done.refinements == []
+
+    def test_close_calls_are_both_verified(self) -> None:
+        """Two picks of nearly the same confidence: which of them is next is not known, so both ways are read."""
+        close = fixed({0: (10, 0.5), 1: (11, 0.99), 2: (12, 0.70), 3: (13, 0.69)})
+        other = fixed({0: (10, 0.5), 1: (11, 0.99), 2: (12, 0.69), 3: (13, 0.70)})
+        block = Block((M, 11, M, M))
+        for truth in (close, other):
+            done = run(masked_block(4), Speculative(1, max_drafts=3), truth, close)
+            states = done.evaluations[1].states
+            assert {block.reveal([Pick(2, 12, 0)]), block.reveal([Pick(3, 13, 0)])} < set(states)
+            assert len(done.evaluations) == 2, "both orders lead through states that were read"
+
+    def test_mrp_looks_at_the_likeliest_state_it_has_not_seen_on_what_it_said_before(self) -> None:
+        said = fixed(FOUR)
+        done = run(masked_block(4), Speculative(2, max_drafts=2), said, said)
+        first, second = done.refinements[:2]
+        assert first.state == Block((M, 11, M, M))
+        assert second.state == Block((M, 11, 12, M))
+        assert second.after.picks == tuple(Pick(p, *FOUR[p]) for p in first.state.masked)
+
+    def test_dynamic_steps_can_be_drafted_too(self) -> None:
+        done = run(masked_block(4), Speculative(2, threshold=0.65), fixed(FOUR), fixed(FOUR))
+        assert done.revealed == [[(1, 11), (2, 12)], [(3, 13), (0, 10)]]
+        assert len(done.evaluations) == 2
+
+
 class TestRemask:
     def test_a_doubtful_fresh_reveal_is_masked_again(self) -> None:
         doubts = {**FOUR, 2: (0, 0.2)}

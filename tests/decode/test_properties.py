@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict, replace
 from itertools import pairwise
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from service.decode.block import Block, Pick
 from service.decode.params import Direct, Dynamic, ModeParams, Remask, Speculative, Static
+from service.decode.policy import Refine
 from tests.decode.oracle import Run, fixed, masked_block, mostly, random_oracle, run
 
 SEEDS = st.integers(0, 2**32)
@@ -19,6 +21,8 @@ PARAMS = st.one_of(
     st.builds(Dynamic, st.floats(0.05, 1)),
     st.builds(Direct, st.integers(1, 6)),
     st.builds(Speculative, st.integers(1, 6)),
+    st.builds(Speculative, st.integers(0, 6), st.integers(1, 12), st.integers(1, 3)),
+    st.builds(Speculative, st.integers(0, 6), st.integers(1, 12), st.none(), st.floats(0.05, 1)),
     st.builds(Remask, st.floats(0.05, 1)),
 )
 
@@ -47,12 +51,54 @@ def test_speculative_is_static_for_any_model_in_no_more_forwards(
     assert len(speculative.evaluations) <= len(static.evaluations)
 
 
+@settings(max_examples=300)
+@given(
+    blocks(), SEEDS, SEEDS, st.integers(0, 12), st.integers(1, 12), st.sampled_from(["right", "mostly", "wild"]),
+    st.one_of(st.builds(Static, st.integers(1, 4)), st.builds(Dynamic, st.floats(0.05, 1))),
+)  # fmt: skip
+def test_any_drafts_verified_against_any_rule_give_what_the_rule_gives(
+    block: Block, seed: int, other: int, steps: int, drafts: int, quality: str, plain: Static | Dynamic
+) -> None:
+    truth, wild = random_oracle(seed), random_oracle(other)
+    drafter = {"right": truth, "mostly": mostly(truth, wild, seed), "wild": wild}[quality]
+    wanted = run(block, plain, truth)
+    for max_drafts in (drafts, None):
+        params = replace(Speculative(steps, max_drafts), **asdict(plain))
+        if max_drafts is None and steps == 0:
+            continue
+        done = run(block, params, truth, drafter)
+        assert picks(done) == picks(wanted)
+        assert len(done.evaluations) <= len(wanted.evaluations)
+        assert all(len(query.states) <= 1 + (max_drafts or steps) for query in done.evaluations)
+        assert all(len(set(query.states)) == len(query.states) for query in done.evaluations)
+        assert not any(state.complete for query in done.evaluations for state in query.states)
+        if not params.needs_mrp:
+            assert done.refinements == []
+
+
 @settings(max_examples=50)
 @given(blocks(), SEEDS, st.integers(1, 12))
 def test_drafts_that_are_all_right_save_all_the_forwards_they_can(block: Block, seed: int, steps: int) -> None:
     said = random_oracle(seed)(block)
     done = run(block, Speculative(steps), fixed(said), fixed(said))
     assert len(done.evaluations) == 1 + math.ceil((len(block.masked) - 1) / (steps + 1))
+
+
+@settings(max_examples=100)
+@given(blocks(), SEEDS, SEEDS, st.integers(1, 5), st.integers(1, 12))
+def test_a_tree_asks_mrp_as_often_as_it_may_and_never_twice_about_a_state(
+    block: Block, seed: int, other: int, steps: int, drafts: int
+) -> None:
+    done = run(block, Speculative(steps, drafts), random_oracle(seed), random_oracle(other))
+    asked: list[Block] = []
+    for query in done.queries:
+        if isinstance(query, Refine):
+            asked.append(query.state)
+        else:
+            assert len(asked) <= steps
+            assert len(set(asked)) == len(asked)
+            assert set(asked) <= set(query.states)
+            asked = []
 
 
 @settings(max_examples=200)
@@ -86,7 +132,7 @@ def test_remask_keeps_a_fresh_reveal_in_every_step(block: Block, seed: int, othe
             assert set(step.revoked) < {pick.position for pick in before.revealed}
 
 
-@pytest.mark.parametrize("params", [Static(), Dynamic(), Direct(2), Speculative(3), Remask(0.5)])
+@pytest.mark.parametrize("params", [Static(), Dynamic(), Direct(2), Speculative(3), Speculative(2, 6), Remask(0.5)])
 def test_at_every_evaluation_what_is_revealed_is_final(params: ModeParams) -> None:
     """The engine may stop a request there and send what stands."""
     for seed in range(30):

@@ -16,6 +16,7 @@ from service.engine import Engine, GenerationRequest, SamplingParams
 from service.model import load_checkpoint
 
 TEMPERATURES = (0.0, 0.7, 1.2)
+DRAFTED = (Speculative(1), Speculative(2), Speculative(4), Speculative(0, 8), Speculative(1, 4), Speculative(3, 12))
 COMPANIONS = (Static(), Static(2), Dynamic(0.5), Direct(2), Speculative(4), Remask(0.5))
 
 
@@ -44,7 +45,7 @@ def differing(engine, codec, count):
     for temperature in TEMPERATURES:
         todo = list(requests(engine, codec, count, temperature))
         expected = [engine.generate([request])[0].token_ids for request in todo]
-        drafted = [replace(request, params=Speculative(rng.choice((1, 2, 4)))) for request in todo]
+        drafted = [replace(request, params=rng.choice(DRAFTED)) for request in todo]
         for number, request in enumerate(drafted):
             compared += 1
             if engine.generate([request])[0].token_ids != expected[number]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -121,7 +122,15 @@ def request(
 
 def random_params(rng: random.Random, block_size: int) -> ModeParams:
     count, threshold = rng.randint(1, block_size), rng.choice([0.05, 0.2, 0.4, 0.7, 1.0])
-    return rng.choice([Static(count), Dynamic(threshold), Direct(count), Speculative(count), Remask(threshold)])
+    plain = rng.choice([Static(count), Dynamic(threshold)])
+    return rng.choice([plain, Direct(count), Speculative(count), drafted(rng, plain, block_size), Remask(threshold)])
+
+
+def drafted(rng: random.Random, plain: Static | Dynamic, block_size: int) -> Speculative:
+    """`speculative` whose output is that of `plain`: a chain or a tree of any size, with and without MRP."""
+    tree = rng.random() < 0.7
+    steps, states = rng.randint(0 if tree else 1, block_size), rng.randint(1, block_size)
+    return Speculative(steps, states if tree else None, **asdict(plain))
 
 
 def random_sampling(rng: random.Random, temperatures: Sequence[float] = (0, 0, 0.7, 1.2)) -> SamplingParams:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from service.decode.params import Direct, Dynamic, Remask, Speculative, Static
 from service.engine import Completion, Engine, EngineConfig, GenerationRequest, SamplingParams
 from service.model import Checkpoint, LoadOptions, load_checkpoint
-from tests.engine.helpers import checked, random_requests, random_sampling
+from tests.engine.helpers import checked, drafted, random_requests, random_sampling
 from tests.reference import Reference
 from tests.tiny import GOLDEN, GOLDEN_NAMES, tiny_checkpoint
 
@@ -73,15 +73,16 @@ def test_in_float32_every_forward_agrees_with_a_full_recomputation(name: str) ->
 
 
 def pairs(seed: int, checkpoint: Checkpoint, temperature: float, count: int) -> list[GenerationRequest]:
-    """Each request once as static and once as speculative, and others of other modes between them."""
+    """Each request once as static or dynamic and once as speculative, and others of other modes between them."""
     rng = random.Random(seed)
     requests = []
     for number in range(count):
         prompt = tuple(rng.choices(range(500), k=rng.randint(1, 20)))
         sampling = random_sampling(rng, [temperature])
-        one = GenerationRequest(f"static {number}", prompt, Static(), sampling, rng.randint(8, 24), frozenset([510]))
+        plain = rng.choice([Static(), Static(), Static(2), Dynamic(0.3)])
+        one = GenerationRequest(f"plain {number}", prompt, plain, sampling, rng.randint(8, 24), frozenset([510]))
         other = replace(
-            one, request_id=f"speculative {number}", params=Speculative(rng.randint(1, checkpoint.config.block_size))
+            one, request_id=f"speculative {number}", params=drafted(rng, plain, checkpoint.config.block_size)
         )
         noise = replace(one, request_id=f"other {number}", params=rng.choice([Direct(2), Dynamic(0.3), Remask(0.3)]))
         requests += [one, other, noise]
@@ -93,10 +94,10 @@ def assert_pairs(requests: list[GenerationRequest], done: list[Completion], coun
     """Returns how many forwards speculative saved."""
     by_id, saved = {completion.request_id: completion for completion in done}, 0
     for number in range(count):
-        static, speculative = by_id[f"static {number}"], by_id[f"speculative {number}"]
-        assert speculative.token_ids == static.token_ids
-        assert speculative.finish_reason == static.finish_reason
-        used = [one.stats.forwards.denoise + one.stats.forwards.verify for one in (static, speculative)]
+        plain, speculative = by_id[f"plain {number}"], by_id[f"speculative {number}"]
+        assert speculative.token_ids == plain.token_ids
+        assert speculative.finish_reason == plain.finish_reason
+        used = [one.stats.forwards.denoise + one.stats.forwards.verify for one in (plain, speculative)]
         assert used[1] <= used[0]
         saved += used[0] - used[1]
     return saved
@@ -104,7 +105,7 @@ def assert_pairs(requests: list[GenerationRequest], done: list[Completion], coun
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.2])
 @pytest.mark.parametrize("name", GOLDEN_NAMES)
-def test_speculative_is_static_at_any_temperature_in_any_batch(name: str, temperature: float) -> None:
+def test_speculative_is_what_it_verifies_at_any_temperature_in_any_batch(name: str, temperature: float) -> None:
     checkpoint = golden(name, torch.float64)
     requests = pairs(7, checkpoint, temperature, 8)
     done = Engine(checkpoint, EngineConfig(max_rows=48, kv_cache_tokens=2048)).generate(requests)
@@ -115,7 +116,7 @@ def test_speculative_is_static_at_any_temperature_in_any_batch(name: str, temper
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.2])
 @pytest.mark.parametrize("name", GOLDEN_NAMES)
-def test_speculative_is_static_for_thousands_of_requests(name: str, temperature: float, seed: int) -> None:
+def test_speculative_is_what_it_verifies_for_thousands_of_requests(name: str, temperature: float, seed: int) -> None:
     checkpoint = golden(name, torch.float64)
     requests = pairs(1000 + seed, checkpoint, temperature, 40)
     done = Engine(checkpoint, EngineConfig(max_rows=256, kv_cache_tokens=8192)).generate(requests)

@@ -1,0 +1,133 @@
+"""What `speculative` puts to verification: states that a block's decoding is likely to pass through.
+
+`chain` is the published way: one draft after the other, each from MRP (MRP paper, speculative decoding). `tree`
+spends a number of states and of MRP forwards where a model of the likelihood says that they pay; without
+MRP it drafts from the backbone's last reading alone, as FreeDave's self-drafting does. Neither touches what comes
+out: drafts are only ever compared with what the backbone says.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count, islice
+
+from service.decode.block import MASKED, Block, Pick
+from service.decode.policy import Query, Reading, Refine
+from service.decode.rules import MostConfident, Rule
+
+#: a state -> the picks that lead to it from the state before
+Drafts = Mapping[Block, tuple[Pick, ...]]
+Drafting = Generator[Query, tuple[Reading, ...], Drafts]
+
+#: A pick is the likelier the next one the higher the power of its odds: of the state that was read, and of a later one
+#: that nothing has been said of yet. Tuned on held-out problems of the demo that no reported number uses.
+_FRESH, _STALE = 4.0, 2.0
+#: picks that are tried after a state
+_WIDTH = 4
+_SURE = 1 - 1e-7
+
+
+def chain(block: Block, reading: Reading, steps: int, rule: Rule, *, first: bool) -> Drafting:
+    """`steps` states, or up to a complete one, each the one before and a draft; `reading`: of the state before `block`.
+
+    The first draft of a block is MRP's (`first`), later rounds begin with what `reading` says is next.
+    """
+    drafts: dict[Block, tuple[Pick, ...]] = {}
+    picks = () if first else rule(reading.of(block))
+    while len(drafts) < steps and not block.complete:
+        if not picks:
+            (reading,) = yield Refine(reading, block)
+            picks = rule(reading)
+        block = block.reveal(picks)
+        drafts[block], picks = picks, ()
+    return drafts
+
+
+def tree(block: Block, reading: Reading, forwards: int, states: int, rule: Rule) -> Drafting:
+    """The `states` likeliest states after `block`, found with at most `forwards` of MRP.
+
+    `reading` is of the state before. Every forward of MRP looks at the likeliest state that it has not seen; a state
+    that it has not seen goes on by what was said of the one before. No state is complete: nothing is to be verified.
+    """
+    sources = {block: _Source.of(block, reading.of(block), _STALE)}
+    seen: set[Block] = set()
+    for _ in range(forwards):
+        unseen = next((node for node in _grow(block, sources, states, rule) if node.state not in seen), None)
+        if unseen is None:
+            break
+        (refined,) = yield Refine(unseen.source.reading, unseen.state)
+        sources[unseen.state] = _Source.of(unseen.state, refined, _FRESH)
+        seen.add(unseen.state)
+    return {node.state: node.picks for node in _grow(block, sources, states, rule)[1:]}
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What was said of a state. `ranked`: weights of its picks to be the next, highest first."""
+
+    reading: Reading
+    ranked: tuple[tuple[float, Pick], ...]
+
+    @classmethod
+    def of(cls, state: Block, reading: Reading, sharpness: float) -> _Source:
+        picks = (pick for pick in reading.picks if state.tokens[pick.position] == MASKED)
+        weighted = ((_odds(pick.confidence) ** sharpness, pick) for pick in picks)
+        return cls(reading, tuple(sorted(weighted, key=lambda entry: -entry[0])))
+
+    def after(self, state: Block, rule: Rule) -> Iterator[tuple[float, tuple[Pick, ...]]]:
+        """What may be revealed next in a state that goes on from the one that was read, and how likely that is."""
+        if rule != MostConfident(1):
+            yield 1.0, rule(self.reading.of(state))
+            return
+        left = [entry for entry in self.ranked if state.tokens[entry[1].position] == MASKED]
+        total = sum(weight for weight, _ in left)
+        for weight, pick in islice(left, _WIDTH):
+            yield weight / total, (pick,)
+
+
+@dataclass(slots=True)
+class _Node:
+    """A state that may be met. `likelihood` adds up over the chosen ways to it; `picks` ends the likeliest of them.
+
+    `source`: what its future is read from; inherited if nothing was said of the state itself.
+    """
+
+    state: Block
+    source: _Source
+    picks: tuple[Pick, ...] = ()
+    likelihood: float = 0.0
+    _best: float = 0.0
+
+    def met_by(self, likelihood: float, picks: tuple[Pick, ...], source: _Source) -> None:
+        """Another way leads here."""
+        self.likelihood += likelihood
+        if likelihood > self._best:
+            self._best, self.picks, self.source = likelihood, picks, source
+
+
+def _grow(root: Block, sources: Mapping[Block, _Source], states: int, rule: Rule) -> list[_Node]:
+    """The root and the likeliest `states` states after it, each behind one that leads to it."""
+    nodes = {root: _Node(root, sources[root], likelihood=1.0)}
+    number, chosen = count(), dict[Block, _Node]()
+    heap = [(-1.0, next(number), root)]
+    while heap and len(chosen) <= states:
+        _, _, state = heapq.heappop(heap)
+        if state in chosen:
+            continue
+        node = chosen[state] = nodes[state]
+        source = sources.get(state, node.source)
+        for likelihood, picks in source.after(state, rule):
+            following = state.reveal(picks)
+            if following.complete:
+                continue
+            child = nodes.setdefault(following, _Node(following, source))
+            child.met_by(node.likelihood * likelihood, picks, source)
+            heapq.heappush(heap, (-child.likelihood, next(number), following))
+    return list(chosen.values())
+
+
+def _odds(confidence: float) -> float:
+    sure = min(confidence, _SURE)
+    return sure / (1 - sure)
