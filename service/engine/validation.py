@@ -11,11 +11,10 @@ from service.model.config import ModelConfig
 def validate(request: GenerationRequest, model: ModelConfig, max_model_len: int) -> None:
     """Raises InvalidRequest, or a subclass, saying what was received and what is allowed."""
     if request.params.needs_mrp and model.mrp is None:
-        served = ", ".join(name for name, params in MODES.items() if params.served_without_mrp)
+        plain = [name for name, params in MODES.items() if not params().needs_mrp]
+        served = ", ".join([*plain, "speculative with mrp_steps 0"])
         raise ModeNotAvailable(
-            f"mode {request.params.mode!r} needs MRP and this checkpoint has none; it serves {served}"
-            " (speculative with mrp_steps 0)",
-            param="mode",
+            f"mode {request.params.mode!r} needs MRP and this checkpoint has none; it serves {served}", param="mode"
         )
     request.params.check(model.block_size)
     _check_prompt(request.prompt_token_ids, model)

@@ -40,7 +40,7 @@ class TestGolden:
         assert stats["tokens_per_forward"] == round((tokens + stopped) / decoding, 4)
         backbone = decoding + forwards["prefill"] + forwards["commit"]
         assert stats["tokens_per_forward_total"] == round((tokens + stopped) / backbone, 4)
-        assert (forwards["mrp"] > 0) == MODES[case["mode"]].needs_mrp
+        assert (forwards["mrp"] > 0) == MODES[case["mode"]]().needs_mrp
         assert (stats["drafts_proposed"] > 0) == (case["mode"] == "speculative")
         assert 0 <= stats["drafts_accepted"] <= stats["drafts_proposed"]
         assert 0 <= stats["queue_ms"] <= stats["first_block_ms"] <= stats["total_ms"]

@@ -128,24 +128,22 @@ class TestUnknownFields:
     @pytest.mark.parametrize(
         ("mode", "knob", "users", "own"),
         [
-            ("static", {"threshold": 0.5}, "dynamic, remask", "tokens_per_step"),
+            ("static", {"threshold": 0.5}, "dynamic, speculative, remask", "tokens_per_step"),
             ("static", {"mrp_steps": 2}, "direct, speculative", "tokens_per_step"),
-            ("dynamic", {"tokens_per_step": 2}, "static", "threshold"),
+            ("dynamic", {"tokens_per_step": 2}, "static, speculative", "threshold"),
             ("dynamic", {"mrp_steps": 2}, "direct, speculative", "threshold"),
-            ("direct", {"threshold": 0.5}, "dynamic, remask", "mrp_steps"),
-            ("speculative", {"tokens_per_step": 2}, "static", "mrp_steps"),
-            ("speculative", {"threshold": 0.5}, "dynamic, remask", "mrp_steps"),
+            ("direct", {"threshold": 0.5}, "dynamic, speculative, remask", "mrp_steps"),
+            ("direct", {"max_drafts": 4}, "speculative", "mrp_steps"),
             ("remask", {"mrp_steps": 2}, "direct, speculative", "threshold"),
-            (None, {"threshold": 0.5}, "dynamic, remask", "mrp_steps"),
         ],
     )
     async def test_a_knob_of_another_mode(
-        self, http: httpx.AsyncClient, mode: str | None, knob: dict[str, Any], users: str, own: str
+        self, http: httpx.AsyncClient, mode: str, knob: dict[str, Any], users: str, own: str
     ) -> None:
         (name,) = knob
         detail = await refused(http, body(mode=mode, **knob))
         assert detail["param"] == name
-        wanted = f"mode {mode or 'speculative'!r} does not use {name} ({users} do); its knobs are {own}"
+        wanted = f"mode {mode!r} does not use {name} ({users} do); its knobs are {own}"
         assert detail["message"] == wanted
 
     @pytest.mark.parametrize("mode", ["fast", "", "STATIC", 5, [], {}, True])

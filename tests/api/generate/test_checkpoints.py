@@ -48,23 +48,32 @@ class TestWithoutMrp:
         self, make_generator: MakeGenerator, bare: Checkpoint, mode: str
     ) -> None:
         async with over(make_generator("r0", bare)) as http:
-            detail = await refused(http, body(mode=mode))
+            detail = await refused(http, body(mode=mode, **({} if mode == "remask" else {"mrp_steps": 1})))
         assert (detail["code"], detail["param"]) == ("mode_not_available", "mode")
         has_none = f"mode {mode!r} needs MRP and this checkpoint has none"
-        assert detail["message"] == f"{has_none}; it serves static, dynamic"
+        assert detail["message"] == f"{has_none}; it serves static, dynamic, speculative with mrp_steps 0"
+
+    async def test_speculative_drafts_without_mrp(self, make_generator: MakeGenerator, bare: Checkpoint) -> None:
+        async with over(make_generator("r0", bare)) as http:
+            static, drafted = await ask(http, body(mode="static")), await ask(http, body(mode="speculative"))
+        assert drafted["token_ids"] == static["token_ids"]
+        assert drafted["stats"]["forwards"]["verify"] > 0 == drafted["stats"]["forwards"]["mrp"]
+        assert drafted["stats"]["drafts_accepted"] > 0
 
     async def test_the_default_is_static(self, make_generator: MakeGenerator, bare: Checkpoint) -> None:
         async with over(make_generator("r0", bare)) as http:
             (model,) = (await http.get("/v1/models")).json()["data"]
             answer = await ask(http, body(mode=None))
             assert "tokens_per_step" in (await refused(http, body(mode=None, mrp_steps=2)))["message"]
-        assert (model["mrp"], model["modes"], model["default_mode"]) == (None, ["static", "dynamic"], "static")
-        assert model["defaults"].keys() == {"static", "dynamic"}
+        served = ["static", "dynamic", "speculative"]
+        assert (model["mrp"], model["modes"], model["default_mode"]) == (None, served, "static")
+        assert model["defaults"].keys() == set(served)
+        assert model["defaults"]["speculative"] == {"mrp_steps": 0, "max_drafts": 4}
         assert answer["mode"] == "static"
         assert answer["token_ids"] == CASES[0]["token_ids"]
 
     def test_a_default_mode_it_has_not(self, make_generator: MakeGenerator, bare: Checkpoint) -> None:
-        wanted = "default_mode is 'remask', this checkpoint has no MRP and serves static, dynamic"
+        wanted = "default_mode is 'remask', this checkpoint has no MRP and serves static, dynamic, speculative"
         with pytest.raises(SettingsError, match=wanted):
             make_generator("r0", bare, default_mode="remask")
 

@@ -20,7 +20,13 @@ from tests.api.doubles import Scripted
 from tests.api.generate.helpers import GENERATE, body, refused
 from tests.api.helpers import over
 
-NAMES = {"static": {"tokens_per_step"}, "dynamic": {"threshold"}, "remask": {"threshold"}}
+NAMES = {
+    "static": {"tokens_per_step"},
+    "dynamic": {"threshold"},
+    "direct": {"mrp_steps"},
+    "speculative": {"mrp_steps", "max_drafts", "tokens_per_step", "threshold"},
+    "remask": {"threshold"},
+}
 
 
 @pytest.fixture
@@ -58,7 +64,7 @@ def test_the_body_is_told_apart_by_mode(schema: dict[str, Any]) -> None:
     for mode, reference in wanted["discriminator"]["mapping"].items():
         model = schema["components"]["schemas"][reference.rpartition("/")[2]]
         assert model["additionalProperties"] is False
-        assert model["properties"].keys() & KNOBS.keys() == NAMES.get(mode, {"mrp_steps"})
+        assert model["properties"].keys() & KNOBS.keys() == NAMES[mode]
         assert model["properties"]["max_new_tokens"]["default"] == 256
     unnamed = schema["components"]["schemas"]["GenerateDefault"]
     assert {"$ref": "#/components/schemas/GenerateDefault"} in wanted["oneOf"]

@@ -123,9 +123,9 @@ class TestCounters:
         revealed: Counter[tuple[str, str]] = Counter()
         for mode, step in steps:
             by_place.update(range(step["accepted"]))
-            by_mrp = len(step["revealed"]) if step["kind"] == "mrp" else step["accepted"]
-            revealed[mode, "mrp"] += by_mrp
-            revealed[mode, "backbone"] += len(step["revealed"]) - by_mrp
+            proposed = len(step["revealed"]) if step["kind"] == "mrp" else step["accepted"]
+            revealed[mode, "mrp" if step["kind"] == "mrp" else "draft"] += proposed
+            revealed[mode, "backbone"] += len(step["revealed"]) - proposed
         name = "mrp_spec_decode_num_accepted_tokens_per_pos_total"
         assert by_place.total() == metrics(name)
         for place, count in by_place.items():
