@@ -26,6 +26,7 @@ SETTINGS = {
     "max_running": 4,
     "num_replicas": 1,
     "max_replicas": 3,
+    "target_queue_s": 4.0,
     "upscale_delay_s": 2.0,
     "downscale_delay_s": 15.0,
 }
@@ -34,7 +35,7 @@ THOUGHT_S = 1.0
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--clients", type=int, default=24, help="at the high step; at the low ones it is one")
+    parser.add_argument("--clients", type=int, default=40, help="at the high step; at the low ones it is one")
     parser.add_argument("--low-s", type=float, default=15.0, help="the first step")
     parser.add_argument("--high-s", type=float, default=60.0, help="the second step")
     parser.add_argument("--back-s", type=float, default=150.0, help="the last step, at most")

@@ -1,10 +1,12 @@
 """How many replicas the requests of one ingress want, from what comes, what waits and what is being decoded.
 
-    wanted = come / rate / 0.8 + waiting / (rate × target_queue_s)      at least the places taken / places of a replica
+    wanted = come / rate / 0.8 + waiting / (rate × target_queue_s)
+    at least the places taken / places of a replica, / 0.8 while somebody waits
 
 in blocks (a second), `rate` that of a replica at full load. The first part keeps up with what comes, the second works
-off what has piled up; without the third a burst that has been let in would lose the replicas under it. What comes
-counts, not what is decoded: replicas that work off a queue decode all they can, however many they are.
+off what has piled up. Without the last a burst that has been let in would lose the replicas under it, and full replicas
+with a short queue would be noticed only when the average of what comes says so. What comes counts, not what is
+decoded: replicas that work off a queue decode all they can, however many they are.
 Knows no replicas and decides nothing: scaling.py adds the ingresses up, Serve waits and keeps the bounds.
 """
 
@@ -52,7 +54,8 @@ class Demand:
         else:
             rate = load.rate_of_place * self._places
             flow = self._remembered() * ratio / _MEMORY_S / rate / _UTILIZATION
-            wanted = max(taken, flow + load.waiting_blocks / (rate * self._target_queue_s))
+            full = taken / _UTILIZATION if load.waiting_blocks else taken
+            wanted = max(full, flow + load.waiting_blocks / (rate * self._target_queue_s))
         return max(wanted, FEWEST) if load.in_hand else wanted if wanted > FEWEST else 0.0
 
     def _remembered(self) -> float:

@@ -65,6 +65,7 @@ def test_replicas_are_not_taken_from_who_has_a_place(demand: Demand) -> None:
     assert demand.wanted(load(25, 25), 1.0) == pytest.approx(2.5)
 
 
-def test_working_off_a_queue_wants_no_more_than_the_queue_does(demand: Demand, clock: Clock) -> None:
-    """Three replicas at full load, whose speed says nothing of how many are needed."""
-    assert demand.wanted(load(36, 30, 60), 1.0) == pytest.approx(3.0)
+def test_full_replicas_before_which_somebody_waits_want_another_one(demand: Demand) -> None:
+    """However short the queue; what is decoded meanwhile says nothing of how many are needed."""
+    assert demand.wanted(load(11, 10, 16), 1.0) == pytest.approx(1.25)
+    assert demand.wanted(load(36, 30, 60), 1.0) == pytest.approx(3.75)
