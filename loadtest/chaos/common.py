@@ -126,20 +126,20 @@ def processes(running: Running, name: str) -> list[int]:
     """Processes of a deployment (`Generator`, `Ingress`) or of Serve (`ProxyActor`), of this service."""
     parents = _parents()
     found = [process for process in parents if running.pid in _ancestors(process, parents)]
-    titles = {process: _read(process, "cmdline") for process in found}
+    titles = {process: _of_process(process, "cmdline") for process in found}
     return sorted(process for process, title in titles.items() if title.startswith("ray::") and name in title)
 
 
 def memory_mib(process: int) -> float:
     """Resident memory of a process."""
-    pages = int((_read(process, "statm") or "0 0").split()[1])
+    pages = int((_of_process(process, "statm") or "0 0").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def _parents() -> dict[int, int]:
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
-        if stat := _read(int(folder.name), "stat"):
+        if stat := _of_process(int(folder.name), "stat"):
             found[int(folder.name)] = int(stat.rpartition(")")[2].split()[1])
     return found
 
@@ -151,7 +151,7 @@ def _ancestors(process: int, parents: dict[int, int]) -> set[int]:
     return found
 
 
-def _read(process: int, name: str) -> str:
+def _of_process(process: int, name: str) -> str:
     try:
         return (Path("/proc") / str(process) / name).read_text(errors="replace")
     except OSError:  # it has ended
@@ -162,7 +162,7 @@ def _listener(url: str) -> int | None:
     """The `mrp-serve serve` of this machine that was told to listen on the URL's port."""
     port = str(httpx.URL(url).port)
     for process in _parents():
-        words = _read(process, "cmdline").split("\0")
+        words = _of_process(process, "cmdline").split("\0")
         if "serve" in words and port in words:
             return process
     return None
