@@ -45,7 +45,8 @@ def victim(nodes: Nodes, of: str) -> Any:
     return chosen[0]
 
 
-async def run(nodes: Nodes, arguments: argparse.Namespace) -> int:
+async def run(nodes: Nodes, arguments: argparse.Namespace) -> tuple[Tally, float, dict[str, float]]:
+    """What became of the requests, the seconds until all was back, the service's metrics."""
     async with httpx.AsyncClient(base_url=nodes.url, timeout=180, limits=httpx.Limits(max_connections=None)) as http:
         await ready(http, 2)
         bodies = requests(48, arguments.seed, arguments.tokens, demo_prompts())
@@ -66,8 +67,7 @@ async def run(nodes: Nodes, arguments: argparse.Namespace) -> int:
         await asyncio.sleep(arguments.after_s)
         ended.set()
         await asyncio.gather(*clients)
-        totals = await metrics(http)
-    return conclude(arguments, tally, back_s, totals)
+        return tally, back_s, await metrics(http)
 
 
 async def _back(http: httpx.AsyncClient) -> None:
@@ -109,7 +109,8 @@ def conclude(arguments: argparse.Namespace, tally: Tally, back_s: float, totals:
 def main() -> int:
     arguments = parse()
     with deployed(SETTINGS, ingress_on="worker" if arguments.of == "ingress" else "head") as nodes:
-        return asyncio.run(run(nodes, arguments))
+        outcome = asyncio.run(run(nodes, arguments))
+    return conclude(arguments, *outcome)
 
 
 if __name__ == "__main__":

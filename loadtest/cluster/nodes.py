@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,8 @@ def deployed(arguments: Mapping[str, Any], ingress_on: str = "head") -> Iterator
         workers = [cluster.add_node(**common, resources={"worker": 1}) for _ in range(2)]
         cluster.wait_for_nodes()
         url = _deploy(cluster.address, arguments, ingress_on)
-        yield Nodes(cluster, [cluster.head_node, *workers], url)
+        with redirect_stdout(sys.stderr):  # Ray tells there of nodes that died; standard output is for the result alone
+            yield Nodes(cluster, [cluster.head_node, *workers], url)
     finally:
         ray.shutdown()
         cluster.shutdown()
