@@ -103,9 +103,11 @@ class IngressDeployment:
         install_logs(settings)
         context = serve.get_replica_context()
         own = serve.get_deployment_handle(context.deployment, context.app_name)
+        asked = serve.get_deployment_handle(generator.deployment_name, context.app_name)
         registry = Registry("ingress")
         backend = RayBackend(
             generator,
+            asked,
             own,
             lambda how: registry.add("request_routed_total", by=how),
             may_sleep=settings.num_replicas == 0,

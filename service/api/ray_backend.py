@@ -38,19 +38,23 @@ _T = TypeVar("_T")
 
 
 class RayBackend:
-    """Implements `Backend` over the handles of the two deployments of one application.
+    """Implements `Backend` over handles of the two deployments of one application.
 
-    `routed` is told how every request has found its replica. `may_sleep`: having no replicas may be intended.
+    `asked`: a second handle of the generator, for questions to all replicas. A handle keeps a count of the requests at
+    every replica and forgets one it has not touched for a while; questions would keep a wrong one alive. `routed` is
+    told how every request has found its replica. `may_sleep`: having no replicas may be intended.
     """
 
     def __init__(
         self,
         generator: DeploymentHandle[Any],
+        asked: DeploymentHandle[Any],
         ingress: DeploymentHandle[Any],
         routed: Listener,
         may_sleep: bool = False,
     ) -> None:
-        self._generator, self._ingress, self._routed, self._may_sleep = generator, ingress, routed, may_sleep
+        self._generator, self._asked, self._ingress = generator, asked, ingress
+        self._routed, self._may_sleep = routed, may_sleep
         self._card: ModelCard | None = None
         self._card_since = 0.0
         self._renewing: asyncio.Task[None] | None = None
@@ -130,7 +134,7 @@ class RayBackend:
         One replica that hangs hides what all others say. Until Serve has removed it, what they said last holds.
         """
         try:
-            self._statuses = await _of_all(self._generator, "status", Status)
+            self._statuses = await _of_all(self._asked, "status", Status)
             self._last_words = "" if self._statuses else self._last_words
         except TimeoutError:
             _log.warning("a replica does not answer within %s s", _CONTROL_S)
@@ -144,7 +148,7 @@ class RayBackend:
 
     async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
         """The metrics of all processes that answer; while a replica hangs, what all of them said last."""
-        asked = (_of_all(handle, "snapshot", Snapshot) for handle in (self._ingress, self._generator))
+        asked = (_of_all(handle, "snapshot", Snapshot) for handle in (self._ingress, self._asked))
         ingresses, replicas = await asyncio.gather(*asked, return_exceptions=True)
         self._replicas = _known(replicas, self._replicas)
         return _known(ingresses, []) or [own], self._replicas

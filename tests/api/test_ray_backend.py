@@ -76,7 +76,7 @@ class Handle:
 
 
 def backend(handle: Handle, ingress: Handle | None = None, may_sleep: bool = False) -> RayBackend:
-    return RayBackend(handle, ingress or Handle(), lambda how: None, may_sleep)  # type: ignore[arg-type]
+    return RayBackend(handle, handle, ingress or Handle(), lambda how: None, may_sleep)  # type: ignore[arg-type]
 
 
 def task_error() -> RayTaskError:
