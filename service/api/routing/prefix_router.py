@@ -12,6 +12,7 @@ nothing but the class.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,7 @@ from ray.serve._private.request_router.replica_wrapper import RunningReplica
 
 from service.api.routing.affinity import Affinity, Choice
 from service.api.routing.keys import PrefixKeys, prefix_keys
+from service.api.routing.loads import Loads
 from service.api.routing.report import report
 from service.api.wire import Work
 
@@ -41,47 +43,32 @@ class PrefixRouter(PowerOfTwoChoicesRequestRouter):
     def initialize_state(self, **kwargs: Any) -> None:
         """`slack`: requests above the mean that a replica may always have."""
         self._affinity = Affinity(kwargs["slack"])
+        self._loads = Loads(time.monotonic)
         self._by_name: dict[str, RunningReplica] = {}
-        self._loads: dict[str, int] = {}
-        self._promised: dict[str, int] = {}
 
-    # --- loads: as Serve's cache has them, but not forgotten after 10 s, and counted from the choice on --
+    # --- loads ---------------------------------------------------------------------------------------
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """The replicas there are from now on."""
         self._by_name = {replica.replica_id.unique_id: replica for replica in replicas}
-        self._loads = {name: self._loads.get(name, 0) for name in self._by_name}
-        self._promised = {name: self._promised.get(name, 0) for name in self._by_name}
+        self._loads.are(self._by_name)
         super().update_replicas(replicas)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         """A replica that no request shall go to any more."""
         self._by_name.pop(replica_id.unique_id, None)
-        self._loads.pop(replica_id.unique_id, None)
+        self._loads.lost(replica_id.unique_id)
         super().on_replica_actor_died(replica_id)
 
     def on_new_queue_len_info(self, replica_id: ReplicaID, num_ongoing_requests: int) -> None:
-        """A replica has said how many requests it has, of other ingresses too."""
-        if (name := replica_id.unique_id) in self._loads:
-            self._loads[name] = num_ongoing_requests + self._promised[name]
+        """A replica that was asked to take a request says how many it has, of other ingresses too."""
+        self._loads.said(replica_id.unique_id, num_ongoing_requests)
         super().on_new_queue_len_info(replica_id, num_ongoing_requests)
-
-    def on_send_request(self, replica_id: ReplicaID) -> None:
-        """A request is on its way, or a call to all replicas, which was not promised."""
-        if self._promised.get(replica_id.unique_id):
-            self._promised[replica_id.unique_id] -= 1
-        else:
-            self._count(replica_id, 1)
-        super().on_send_request(replica_id)
 
     def decrement_queue_len_cache(self, replica_id: ReplicaID) -> None:
         """A request has ended."""
-        self._count(replica_id, -1)
+        self._loads.ended(replica_id.unique_id)
         super().decrement_queue_len_cache(replica_id)
-
-    def _count(self, replica_id: ReplicaID, change: int) -> None:
-        if (name := replica_id.unique_id) in self._loads:
-            self._loads[name] = max(0, self._loads[name] + change)
 
     # --- routing -----------------------------------------------------------------------------------
 
@@ -92,18 +79,19 @@ class PrefixRouter(PowerOfTwoChoicesRequestRouter):
         by_load = await super().choose_replicas(candidate_replicas, pending_request)
         work = pending_request.args[0] if pending_request is not None and pending_request.args else None
         # A further attempt asks no one in particular: who lost the last one may look idle and still be known.
-        if pending_request is None or not isinstance(work, Work) or work.attempt or not self._loads:
+        if pending_request is None or not isinstance(work, Work) or work.attempt or not self._by_name:
             return by_load
         routing = pending_request.routing_context
         if not isinstance(routing, _Routing):
             routing = pending_request.routing_context = _Routing(should_backoff=True, keys=prefix_keys(work))
-        routing.choice = self._affinity.choose(routing.keys, self._loads)
+        routing.choice = self._affinity.choose(routing.keys, self._loads.now())
         return [*([self._by_name[name]] for name in routing.choice.replicas), *by_load]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
         """A replica has taken the request: it has the prefix from now on."""
         super().on_request_routed(pending_request, replica_id, result)
         routing, name = pending_request.routing_context, replica_id.unique_id
+        self._loads.took(name)
         if not isinstance(routing, _Routing) or routing.choice is None:
             return
         self._affinity.learn(routing.keys, name)
@@ -120,11 +108,5 @@ class PrefixRouter(PowerOfTwoChoicesRequestRouter):
                 self._record_queue_wait_time(pending)
                 self._remove_pending_request_from_indices(pending)
                 pending.future.set_result(replica)
-                self._promise(replica.replica_id)
+                self._loads.promised(replica.replica_id.unique_id)
                 return
-
-    def _promise(self, replica_id: ReplicaID) -> None:
-        """Requests that come at the same time are to see each other: none of them is sent yet."""
-        if (name := replica_id.unique_id) in self._promised:
-            self._promised[name] += 1
-            self._loads[name] += 1

@@ -170,10 +170,10 @@ async def test_loads_are_remembered_longer_than_serve_does() -> None:
     async with serving(*replicas(2)) as serve:
         ends = [await serve.send(work(text=TEXT)) for _ in range(6)]
         serve.router._replica_queue_len_cache._cache.clear()
-        assert sorted(serve.router._loads.values()) == [3, 3]
+        assert sorted(serve.router._loads.now().values()) == [3, 3]
         for end in ends:
             end()
-        assert sorted(serve.router._loads.values()) == [0, 0]
+        assert sorted(serve.router._loads.now().values()) == [0, 0]
 
 
 async def test_a_call_that_is_no_work_goes_by_load() -> None:
