@@ -6,6 +6,7 @@ All nodes have one address, so there is one proxy, the head's. Knows Ray and the
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -71,6 +72,7 @@ def deployed(arguments: Mapping[str, Any], ingress_on: str = "head") -> Iterator
     finally:
         ray.shutdown()
         cluster.shutdown()
+        shutil.rmtree(os.environ["RAY_TMPDIR"], ignore_errors=True)
 
 
 def _deploy(address: str, arguments: Mapping[str, Any], ingress_on: str) -> str:
