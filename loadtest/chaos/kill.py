@@ -8,23 +8,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import itertools
 import os
 import random
 import signal
 import sys
 import time
-from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any
 
 import httpx
 
 from loadtest.chaos.common import (
-    Outcome,
     Running,
-    ask,
     demo_prompts,
     metrics,
     options,
@@ -36,31 +30,7 @@ from loadtest.chaos.common import (
     say,
     service,
 )
-
-
-@dataclass
-class Tally:
-    """What became of all requests under kills."""
-
-    answered: int = 0
-    failed: Counter[str] = field(default_factory=Counter)
-    differing: list[dict[str, Any]] = field(default_factory=list)
-    first_blocks: list[float] = field(default_factory=list)
-    pauses: list[float] = field(default_factory=list)
-    totals: list[float] = field(default_factory=list)
-
-    def count(self, body: dict[str, Any], quiet: Outcome, outcome: Outcome) -> None:
-        """Compares an answer with that of the quiet run."""
-        if not outcome.ok:
-            self.failed[f"{'stream' if body['stream'] else 'unary'} {outcome.status} {outcome.error}"[:160]] += 1
-            return
-        self.answered += 1
-        self.totals.append(outcome.total_s)
-        if body["stream"]:
-            self.first_blocks += outcome.gaps[:1]
-            self.pauses += outcome.gaps[1:]
-        if (outcome.tokens, outcome.text, outcome.finish) != (quiet.tokens, quiet.text, quiet.finish):
-            self.differing.append({name: body[name] for name in ("mode", "temperature", "seed", "stream")})
+from loadtest.chaos.steady import Tally, clients
 
 
 def parse() -> argparse.Namespace:
@@ -74,33 +44,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--stopped-s", type=float, default=15.0, help="how long a stopped replica is left stopped")
     parser.add_argument("--settle-s", type=float, default=2.0, help="load before each kill")
     return parser.parse_args()
-
-
-async def quiet_run(client: httpx.AsyncClient, bodies: list[dict[str, Any]]) -> list[Outcome]:
-    """The undisturbed answers, a few at a time."""
-    limit = asyncio.Semaphore(8)
-
-    async def one(body: dict[str, Any]) -> Outcome:
-        async with limit:
-            return await ask(client, body)
-
-    outcomes = await asyncio.gather(*map(one, bodies))
-    if bad := [outcome for outcome in outcomes if not outcome.ok]:
-        raise SystemExit(f"{len(bad)} requests failed without any kill, the first with {bad[0]}")
-    return list(outcomes)
-
-
-async def load(
-    client: httpx.AsyncClient, pairs: list[tuple[dict[str, Any], Outcome]], tally: Tally, ended: asyncio.Event
-) -> None:
-    """One of the concurrent clients: asks the next request as soon as it has its answer."""
-    for body, quiet in itertools.cycle(pairs):
-        if ended.is_set():
-            return
-        outcome = await ask(client, body)
-        tally.count(body, quiet, outcome)
-        if not outcome.ok:
-            await asyncio.sleep(0.2)  # a refused client that asks again at once would count the same outage often
 
 
 async def disturb(client: httpx.AsyncClient, running: Running, arguments: argparse.Namespace) -> list[float]:
@@ -143,15 +86,8 @@ async def run(arguments: argparse.Namespace) -> int:
         async with httpx.AsyncClient(base_url=running.url, timeout=180, limits=limits) as client:
             await ready(client, arguments.replicas)
             bodies = requests(arguments.bodies, arguments.seed, arguments.tokens, demo_prompts())
-            pairs = list(zip(bodies, await quiet_run(client, bodies), strict=True))
-            tally, ended = Tally(), asyncio.Event()
-            clients = [
-                asyncio.create_task(load(client, pairs[first:] + pairs[:first], tally, ended))
-                for first in (number % len(pairs) for number in range(arguments.concurrency))
-            ]
-            recoveries = await disturb(client, running, arguments)
-            ended.set()
-            await asyncio.gather(*clients)
+            async with clients(client, bodies, arguments.concurrency) as tally:
+                recoveries = await disturb(client, running, arguments)
             totals = await metrics(client)
     return conclude(arguments, tally, recoveries, totals)
 
@@ -175,10 +111,7 @@ def conclude(arguments: argparse.Namespace, tally: Tally, recoveries: list[float
         "longest_recovery_s": percentile(recoveries, 1.0),
         **{name: value for name, value in totals.items() if "failover" in name or "continu" in name},
     }
-    broken = [f"{failed} requests failed"] if failed else []
-    broken += [f"{len(tally.differing)} answers differ"] if tally.differing else []
-    broken += [] if tally.answered else ["nothing was answered"]
-    return report("kill", result, broken)
+    return report("kill", result, tally.broken)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,92 @@
+"""Clients whose answers are known: each request was answered before in a quiet run, with the same seed.
+
+Whatever a script does to the service meanwhile, what these clients get must not differ.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from loadtest.chaos.common import Outcome, ask
+
+
+@dataclass
+class Tally:
+    """What became of all requests."""
+
+    answered: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
+    differing: list[dict[str, Any]] = field(default_factory=list)
+    first_blocks: list[float] = field(default_factory=list)
+    pauses: list[float] = field(default_factory=list)
+    totals: list[float] = field(default_factory=list)
+
+    def count(self, body: dict[str, Any], quiet: Outcome, outcome: Outcome) -> None:
+        """Compares an answer with that of the quiet run."""
+        if not outcome.ok:
+            self.failed[f"{'stream' if body['stream'] else 'unary'} {outcome.status} {outcome.error}"[:160]] += 1
+            return
+        self.answered += 1
+        self.totals.append(outcome.total_s)
+        if body["stream"]:
+            self.first_blocks += outcome.gaps[:1]
+            self.pauses += outcome.gaps[1:]
+        if (outcome.tokens, outcome.text, outcome.finish) != (quiet.tokens, quiet.text, quiet.finish):
+            self.differing.append({name: body[name] for name in ("mode", "temperature", "seed", "stream")})
+
+    @property
+    def broken(self) -> list[str]:
+        """What must not be."""
+        failed = sum(self.failed.values())
+        broken = [f"{failed} requests failed"] if failed else []
+        broken += [f"{len(self.differing)} answers differ"] if self.differing else []
+        return broken + ([] if self.answered else ["nothing was answered"])
+
+
+@asynccontextmanager
+async def clients(client: httpx.AsyncClient, bodies: list[dict[str, Any]], concurrency: int) -> AsyncIterator[Tally]:
+    """So many clients in a closed loop, after a quiet run and until the context ends."""
+    pairs = list(zip(bodies, await quiet_run(client, bodies), strict=True))
+    tally, ended = Tally(), asyncio.Event()
+    tasks = [
+        asyncio.create_task(load(client, pairs[first:] + pairs[:first], tally, ended))
+        for first in (number % len(pairs) for number in range(concurrency))
+    ]
+    yield tally
+    ended.set()
+    await asyncio.gather(*tasks)
+
+
+async def quiet_run(client: httpx.AsyncClient, bodies: list[dict[str, Any]]) -> list[Outcome]:
+    """The undisturbed answers, a few at a time."""
+    limit = asyncio.Semaphore(8)
+
+    async def one(body: dict[str, Any]) -> Outcome:
+        async with limit:
+            return await ask(client, body)
+
+    outcomes = await asyncio.gather(*map(one, bodies))
+    if bad := [outcome for outcome in outcomes if not outcome.ok]:
+        raise SystemExit(f"{len(bad)} requests failed undisturbed, the first with {bad[0]}")
+    return list(outcomes)
+
+
+async def load(
+    client: httpx.AsyncClient, pairs: list[tuple[dict[str, Any], Outcome]], tally: Tally, ended: asyncio.Event
+) -> None:
+    """One of the concurrent clients: asks the next request as soon as it has its answer."""
+    for body, quiet in itertools.cycle(pairs):
+        if ended.is_set():
+            return
+        outcome = await ask(client, body)
+        tally.count(body, quiet, outcome)
+        if not outcome.ok:
+            await asyncio.sleep(0.2)  # a refused client that asks again at once would count the same outage often
