@@ -47,6 +47,12 @@ def make_params(mode: str, knobs: Mapping[str, int | float]) -> ModeParams:
     return MODES[mode](**knobs)  # type: ignore[arg-type]
 
 
+def served_without_mrp() -> list[str]:
+    """What a checkpoint without MRP serves, as errors say it: modes, with the knob that one needs for it."""
+    served = [params for params in MODES.values() if params.served_without_mrp]
+    return [f"{params.mode} with mrp_steps 0" if params().needs_mrp else params.mode for params in served]
+
+
 def default_knobs(mode: str, mrp_steps: int) -> dict[str, int | float]:
     """The knobs of a mode when a request names none. `mrp_steps`: the checkpoint's, 0 if it has no MRP."""
     knobs = {name: value for name, value in asdict(make_params(mode, {})).items() if value is not None}

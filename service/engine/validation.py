@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.decode.registry import MODES
+from service.decode.registry import served_without_mrp
 from service.engine.request import GenerationRequest
 from service.errors import InvalidRequest, ModeNotAvailable, PromptTooLong
 from service.model.config import ModelConfig
@@ -11,8 +11,7 @@ from service.model.config import ModelConfig
 def validate(request: GenerationRequest, model: ModelConfig, max_model_len: int) -> None:
     """Raises InvalidRequest, or a subclass, saying what was received and what is allowed."""
     if request.params.needs_mrp and model.mrp is None:
-        plain = [name for name, params in MODES.items() if not params().needs_mrp]
-        served = ", ".join([*plain, "speculative with mrp_steps 0"])
+        served = ", ".join(served_without_mrp())
         raise ModeNotAvailable(
             f"mode {request.params.mode!r} needs MRP and this checkpoint has none; it serves {served}", param="mode"
         )

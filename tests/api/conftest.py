@@ -18,6 +18,7 @@ from service.api.generator import Generator, load_generator
 from service.api.ingress import Ingress
 from service.model import Checkpoint, load_checkpoint
 from service.settings import Settings
+from tests.api.clock import Clock
 from tests.api.helpers import client
 from tests.tiny import GOLDEN
 
@@ -35,6 +36,11 @@ def give_template(folder: Path) -> Path:
     config = folder / "tokenizer_config.json"
     config.write_text(json.dumps(json.loads(config.read_text("utf-8")) | {"chat_template": TEMPLATE}), "utf-8")
     return folder
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture(scope="session")

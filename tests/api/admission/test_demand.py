@@ -5,18 +5,7 @@ from __future__ import annotations
 import pytest
 
 from service.api.admission.demand import FEWEST, Demand, Load
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+from tests.api.clock import Clock
 
 
 def load(in_hand: int = 0, placed: int = 0, waiting: float = 0.0, rate: float | None = 2.0) -> Load:

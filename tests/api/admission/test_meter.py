@@ -5,18 +5,7 @@ from __future__ import annotations
 import pytest
 
 from service.api.admission.meter import Meter
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+from tests.api.clock import Clock
 
 
 def passes(meter: Meter, clock: Clock, seconds: float, blocks_a_second: float) -> None:

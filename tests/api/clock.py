@@ -1,0 +1,10 @@
+"""A clock that is told the time."""
+
+
+class Clock:
+    """Seconds; `now` is set by the test."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
