@@ -50,9 +50,9 @@ class Affinity:
         """Where a prompt goes. `loads`: requests at every replica there is, at least one."""
         latest = self._table.holders(keys.session, loads)[-1:] if keys.session is not None else ()
         holders = self._table.longest(keys, LEAST_SHARE, loads)
-        if not latest and not holders:
-            return Choice(self._by_load(keys.home, list(loads), loads), "load")
         bound = self.bound(loads)
+        if not latest and not holders:
+            return Choice(self._unknown(keys, loads, bound), "load")
         for known in (latest, holders):
             if free := [name for name in known if loads[name] + 1 <= bound]:
                 return Choice((self._least_loaded(free, loads, keys.home),), "prefix")
@@ -67,6 +67,15 @@ class Affinity:
         """The most requests a replica may have, the new one included, to get it for what it has."""
         mean = (sum(loads.values()) + 1) / len(loads)
         return max(BOUND * mean, mean + self._slack)
+
+    def _unknown(self, keys: PrefixKeys, loads: Mapping[str, float], bound: float) -> tuple[str, ...]:
+        """Where a prompt goes of which nothing is known. A named session goes home if it can.
+
+        By load two ingresses that see it for the first time in different moments would disagree for good.
+        """
+        if keys.session is not None and loads[home := self._home(keys.session, list(loads))] + 1 <= bound:
+            return (home,)
+        return self._by_load(keys.home, list(loads), loads)
 
     def _by_load(self, home: int | None, names: Sequence[str], loads: Mapping[str, float]) -> tuple[str, ...]:
         """The power of two choices. The first is the key's home: other ingresses find the same one."""

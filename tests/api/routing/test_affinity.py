@@ -121,6 +121,19 @@ def test_ingresses_that_know_nothing_of_each_other_find_the_same_replica() -> No
             fleet.loads = dict.fromkeys(fleet.loads, 0)
 
 
+def test_ingresses_that_see_other_loads_agree_on_a_named_session() -> None:
+    """One of them takes a replica for busier than it is, for the moment."""
+    for number in range(20):
+        first, second = Fleet(2, slack=2, seed=1), Fleet(2, slack=2, seed=2)
+        keys = prompt("a", session=f"s{number}")
+        taken, _ = first.route(keys)
+        second.loads[taken] += 1
+        assert second.route(keys)[0] == taken
+        busy = Fleet(2, slack=2)
+        busy.loads[taken] = 9
+        assert busy.route(keys)[0] != taken
+
+
 @pytest.mark.parametrize("count", [4, 64])
 def test_homes_are_even_and_do_not_cost_balance(count: int) -> None:
     """New prompts: what is taken by home or by chance is as even as with two random choices."""
