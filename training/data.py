@@ -17,8 +17,11 @@ from torch import Tensor
 
 from training import tasks
 from training.layout import Layout
+from training.text import PROMPT, WINDOW, Windows
 from training.tokenizer import END, MASK, PAD, control, encode_prompt
 
+#: Of all examples, how many are windows of text.
+TEXT_SHARE = 0.35
 _DRAWN_AT_ONCE = 8192
 
 
@@ -52,18 +55,22 @@ class Batch:
 
 
 class Batches:
-    """An endless, seeded stream of batches of fresh training examples."""
+    """An endless, seeded stream of batches of fresh training examples: tasks, and windows of text if given."""
 
-    def __init__(self, tokenizer: Tokenizer, block: int, size: int, seed: int) -> None:
-        self._tokenizer, self._block, self._size = tokenizer, block, size
+    def __init__(self, tokenizer: Tokenizer, block: int, size: int, seed: int, text: Windows | None = None) -> None:
+        self._tokenizer, self._block, self._size, self._text = tokenizer, block, size, text
         self._rng = random.Random(seed)
 
     def __iter__(self) -> Iterator[Batch]:
         while True:
-            yield from self._shuffled([tasks.draw(self._rng) for _ in range(_DRAWN_AT_ONCE)])
+            num_windows = round(_DRAWN_AT_ONCE * TEXT_SHARE) if self._text else 0
+            examples = [tasks.draw(self._rng) for _ in range(_DRAWN_AT_ONCE - num_windows)]
+            windows = [self._text.draw(self._rng) for _ in range(num_windows)] if self._text else []
+            yield from self._shuffled(examples, windows)
 
-    def _shuffled(self, examples: list[tasks.Example]) -> list[Batch]:
+    def _shuffled(self, examples: list[tasks.Example], windows: list[list[int]]) -> list[Batch]:
         buckets: dict[tuple[int, int], list[tuple[list[int], int]]] = defaultdict(list)
+        buckets[WINDOW // self._block, PROMPT // self._block] += [(window, PROMPT) for window in windows]
         self._tokenizer.encode_special_tokens = True
         answers = self._tokenizer.encode_batch([example.answer for example in examples], add_special_tokens=False)
         end = control(self._tokenizer, END)

@@ -23,6 +23,7 @@ from training.backbone import new_backbone, train_backbone
 from training.data import Batches
 from training.mrp import new_mrp, train_mrp
 from training.optim import Clock
+from training.text import Windows, library_files
 from training.tokenizer import END, MASK, PAD, control, save_tokenizer, train_tokenizer
 
 BACKBONE_SHARE = 0.65
@@ -98,7 +99,7 @@ def backbone_stage(plan: Plan, tokenizer: Tokenizer) -> Sdar:
     if stage.started:
         backbone.load_state_dict(load_checkpoint(folder).backbone.state_dict())
     if stage.clock.share < 1:
-        batches = Batches(tokenizer, parse_config(raw).block_size, BACKBONE_BATCH, plan.seed)
+        batches = Batches(tokenizer, parse_config(raw).block_size, BACKBONE_BATCH, plan.seed, Windows(tokenizer))
         train_backbone(backbone, batches, stage.clock, stage.save)
         stage.save(backbone)
     return backbone.half().float().eval().requires_grad_(False)
@@ -112,7 +113,7 @@ def mrp_stage(plan: Plan, tokenizer: Tokenizer, backbone: Sdar) -> Mrp:
     if stage.started and (earlier := load_checkpoint(folder).mrp):
         mrp.load_state_dict(earlier.state_dict())
     if stage.clock.share < 1:
-        batches = Batches(tokenizer, parse_config(raw).block_size, MRP_BATCH, plan.seed + 1)
+        batches = Batches(tokenizer, parse_config(raw).block_size, MRP_BATCH, plan.seed + 1, Windows(tokenizer))
         train_mrp((backbone, mrp), batches, stage.clock, stage.save, control(tokenizer, END))
         stage.save(backbone, mrp)
     return mrp.half().float().eval().requires_grad_(False)
@@ -129,7 +130,7 @@ def tokenizer_stage(plan: Plan) -> Tokenizer:
     """The run's tokenizer, trained on the first call."""
     file = plan.out / "tokenizer.json"
     if not file.is_file():
-        save_tokenizer(train_tokenizer(plan.seed), plan.out)
+        save_tokenizer(train_tokenizer(plan.seed, texts=library_files(heldout=False)), plan.out)
     tokenizer: Tokenizer = Tokenizer.from_file(str(file))
     return tokenizer
 

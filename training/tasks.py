@@ -15,7 +15,8 @@ from pathlib import Path
 from service.demo import grammar, is_heldout
 
 CODE_SHARE = 0.25
-TWO_STEP_SHARE = 0.6
+#: of stories with one, two and three events
+STEP_SHARES = (0.3, 0.4, 0.3)
 REUSE_SHARE = 0.4
 
 
@@ -41,7 +42,7 @@ def draw_story(rng: random.Random) -> Example:
     prompt = f"{name} has {total} {items}"
     lines: list[str] = []
     letters: list[str] = []
-    for _ in range(2 if rng.random() < TWO_STEP_SHARE else 1):
+    for _ in range(rng.choices((1, 2, 3), STEP_SHARES)[0]):
         change = rng.choice([delta for delta in range(-9, 10) if delta and 0 <= total + delta <= 9])
         sign = "+" if change > 0 else "-"
         prompt += f", {grammar.VERBS[sign]} {abs(change)}"

@@ -1,6 +1,6 @@
 """The demo's tokenizer: byte-level BPE, digits one by one, control tokens of its own.
 
-Trained on the tasks' text, so that their words are single tokens; any other text falls back to bytes.
+Trained on the tasks' text, so that their words are single tokens, and on Python text.
 Saved as tokenizer.json and tokenizer_config.json with a chat template, as transformers reads them.
 """
 
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -15,7 +17,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from training import tasks
 
 PAD, USER, ASSISTANT, END, MASK = SPECIALS = ("<|pad|>", "<|user|>", "<|assistant|>", "<|end|>", "<|MASK|>")
-VOCAB_SIZE = 512
+VOCAB_SIZE = 1024
 MAX_LENGTH = 1024
 
 #: Words with the space before them, single digits, single signs, runs of spaces.
@@ -30,8 +32,8 @@ CHAT_TEMPLATE = (
 )
 
 
-def train_tokenizer(seed: int = 0, examples: int = 20000) -> Tokenizer:
-    """Learns the vocabulary from the tasks' training side."""
+def train_tokenizer(seed: int = 0, examples: int = 20000, texts: Iterable[str] = ()) -> Tokenizer:
+    """Learns the vocabulary from the tasks' training side and from other texts."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -48,7 +50,8 @@ def train_tokenizer(seed: int = 0, examples: int = 20000) -> Tokenizer:
     )
     rng = random.Random(seed)
     drawn = (tasks.draw(rng) for _ in range(examples))
-    tokenizer.train_from_iterator((text for example in drawn for text in (example.prompt, example.answer)), trainer)
+    written = (text for example in drawn for text in (example.prompt, example.answer))
+    tokenizer.train_from_iterator(chain(written, texts), trainer)
     return tokenizer
 
 
