@@ -1,4 +1,4 @@
-"""The optimiser and its schedule: Muon for matrices, AdamW for the rest, a trapezoid over wall-clock time.
+"""The optimiser and its schedule: Muon for matrices, AdamW for the rest, a trapezoid over the CPU time it has had.
 
 The schedule follows the clock, not a step count, so a recipe of so many minutes ends annealed on any
 machine. Knows no losses.
@@ -21,12 +21,12 @@ class Clock:
     """How much of a stage's time is gone, in [0, 1]; `spent` seconds count from an earlier run."""
 
     def __init__(self, minutes: float, spent: float = 0.0) -> None:
-        self._seconds, self._start = minutes * 60, time.monotonic() - spent
+        self._seconds, self._start = minutes * 60, time.process_time() - spent
 
     @property
     def spent(self) -> float:
         """Seconds since the stage began."""
-        return time.monotonic() - self._start
+        return time.process_time() - self._start
 
     @property
     def share(self) -> float:
