@@ -18,15 +18,18 @@ _FLOOR = 0.01
 
 
 class Clock:
-    """How much of a stage's time is gone, in [0, 1]; `spent` seconds count from an earlier run."""
+    """How much of a stage's time is gone, in [0, 1]; `spent` seconds count from an earlier run.
+
+    It counts the CPU time of a thread, so a busy machine or a pause takes nothing from the result.
+    """
 
     def __init__(self, minutes: float, spent: float = 0.0) -> None:
-        self._seconds, self._start = minutes * 60, time.process_time() - spent
+        self._seconds, self._start = minutes * 60, _thread_seconds() - spent
 
     @property
     def spent(self) -> float:
-        """Seconds since the stage began."""
-        return time.process_time() - self._start
+        """Seconds the stage has had."""
+        return _thread_seconds() - self._start
 
     @property
     def share(self) -> float:
@@ -62,3 +65,7 @@ class Optimiser:
                 group["lr"] = rate
             part.step()
         self.steps += 1
+
+
+def _thread_seconds() -> float:
+    return time.process_time() / torch.get_num_threads()

@@ -99,7 +99,8 @@ def backbone_stage(plan: Plan, tokenizer: Tokenizer) -> Sdar:
     if stage.started:
         backbone.load_state_dict(load_checkpoint(folder).backbone.state_dict())
     if stage.clock.share < 1:
-        batches = Batches(tokenizer, parse_config(raw).block_size, BACKBONE_BATCH, plan.seed, Windows(tokenizer))
+        windows = Windows(tokenizer, library_files(heldout=False))
+        batches = Batches(tokenizer, parse_config(raw).block_size, BACKBONE_BATCH, plan.seed, windows)
         train_backbone(backbone, batches, stage.clock, stage.save)
         stage.save(backbone)
     return backbone.half().float().eval().requires_grad_(False)
@@ -113,7 +114,8 @@ def mrp_stage(plan: Plan, tokenizer: Tokenizer, backbone: Sdar) -> Mrp:
     if stage.started and (earlier := load_checkpoint(folder).mrp):
         mrp.load_state_dict(earlier.state_dict())
     if stage.clock.share < 1:
-        batches = Batches(tokenizer, parse_config(raw).block_size, MRP_BATCH, plan.seed + 1, Windows(tokenizer))
+        windows = Windows(tokenizer, library_files(heldout=False))
+        batches = Batches(tokenizer, parse_config(raw).block_size, MRP_BATCH, plan.seed + 1, windows)
         train_mrp((backbone, mrp), batches, stage.clock, stage.save, control(tokenizer, END))
         stage.save(backbone, mrp)
     return mrp.half().float().eval().requires_grad_(False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -38,10 +38,10 @@ def is_heldout(name: str) -> bool:
 
 
 class Windows:
-    """Windows of `WINDOW` tokens of running text, drawn at random places of random files."""
+    """Windows of `WINDOW` tokens of running text, drawn at random places of files that are long enough."""
 
-    def __init__(self, tokenizer: Tokenizer, *, heldout: bool = False) -> None:
-        encoded = (encode_text(tokenizer, text) for text in library_files(heldout=heldout))
+    def __init__(self, tokenizer: Tokenizer, texts: Iterable[str]) -> None:
+        encoded = (encode_text(tokenizer, text) for text in texts)
         self._files = [tokens for tokens in encoded if len(tokens) >= WINDOW]
         self._lengths = [len(tokens) for tokens in self._files]
 
