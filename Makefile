@@ -24,7 +24,7 @@ install: $(stamp)
 $(stamp): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.11, 3.12 or 3.13 found; name one: make PYTHON=/path/to/python" >&2; exit 1; }
 	@$(bin)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
-	$(bin)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,loadtest,tracing]'
+	$(bin)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,loadtest,tracing,train]'
 	@touch $@
 
 serve: $(stamp)

@@ -17,6 +17,7 @@ MrpServeError
 ├── OutOfMemory            503  a step of the request found no memory on the device; others go on
 ├── DeadlineExceeded       504  the time limit passed before the first token
 ├── CheckpointError         –   a checkpoint cannot be loaded; the message names the file or weight
+├── DataError               –   a file of training data cannot be used; the message names file and line
 └── SettingsError           –   a setting or configuration value is not allowed
 
 Knows nothing of HTTP libraries: `status` is a number the ingress puts on the wire.
@@ -150,6 +151,12 @@ class CheckpointError(MrpServeError):
     """A checkpoint cannot be loaded."""
 
     code = "checkpoint_error"
+
+
+class DataError(MrpServeError):
+    """A file of training data cannot be used; the message names file and line."""
+
+    code = "data_error"
 
 
 class SettingsError(MrpServeError):

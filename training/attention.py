@@ -7,6 +7,7 @@ of later blocks can read a clean prefix computed once. Knows no model.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 #: layer -> keys and values `[B, T, kv_heads, D]`
@@ -31,10 +32,22 @@ class DenseAttention:
         if layer in self._prefix:
             earlier_k, earlier_v = self._prefix[layer]
             k, v = torch.cat([earlier_k, k], 1), torch.cat([earlier_v, v], 1)
-        groups = q.shape[2] // k.shape[2]
-        keys = k.transpose(1, 2).repeat_interleave(groups, 1)
-        values = v.transpose(1, 2).repeat_interleave(groups, 1)
-        # Written out: on a CPU the fused kernel's backward pass is three times slower at these lengths.
-        scores = q.transpose(1, 2) @ keys.transpose(2, 3) * q.shape[-1] ** -0.5
-        weights = scores.masked_fill(~self._mask, -torch.inf).softmax(-1).to(v.dtype)
-        return torch.matmul(weights, values).transpose(1, 2).flatten(2)
+        attend = fused if q.is_cuda else written_out
+        return attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), self._mask).transpose(1, 2).flatten(2)
+
+
+def written_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """q `[B, heads, T, D]`, k and v `[B, kv_heads, S, D]`, mask `[T, S]` -> `[B, heads, T, D]`.
+
+    On a CPU the fused kernel's backward pass is three times slower at the demo's lengths.
+    """
+    groups = q.shape[1] // k.shape[1]
+    keys, values = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    scores = q @ keys.transpose(2, 3) * q.shape[-1] ** -0.5
+    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1).to(v.dtype)
+    return torch.matmul(weights, values)
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """As `written_out`, without the scores in memory."""
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)

@@ -90,10 +90,18 @@ class Batches:
         """rows: tokens and prompt length, all of one number of blocks, answer and prompt alike."""
         tokens, prompt = rows[0]
         layout = Layout(-(-len(tokens) // self._block) * self._block, prompt // self._block * self._block, self._block)
-        pad = control(self._tokenizer, PAD)
-        padded = torch.tensor([tokens + [pad] * (layout.length - len(tokens)) for tokens, _ in rows])
-        place = torch.arange(layout.first, layout.length)[None]
-        starts = torch.tensor([prompt for _, prompt in rows])[:, None]
-        ends = torch.tensor([len(tokens) for tokens, _ in rows])[:, None]
-        answer, tail = (place >= starts) & (place < ends), place >= ends
-        return Batch(layout, padded, answer, tail, control(self._tokenizer, MASK))
+        return collate(rows, layout, control(self._tokenizer, PAD), control(self._tokenizer, MASK))
+
+
+def collate(rows: list[tuple[list[int], int]], layout: Layout, pad_id: int, mask_id: int) -> Batch:
+    """rows: tokens and where the answer begins. They fit into the layout; what is left of it is padding.
+
+    Blocks of padding are not masked: nothing is decoded there. The rest of the block of an answer's end is its tail.
+    """
+    padded = torch.tensor([tokens + [pad_id] * (layout.length - len(tokens)) for tokens, _ in rows])
+    place = torch.arange(layout.first, layout.length)[None]
+    starts = torch.tensor([prompt for _, prompt in rows])[:, None]
+    ends = torch.tensor([len(tokens) for tokens, _ in rows])[:, None]
+    closed = (ends + layout.block - 1) // layout.block * layout.block
+    answer, tail = (place >= starts) & (place < ends), (place >= ends) & (place < closed)
+    return Batch(layout, padded, answer, tail, mask_id)

@@ -5,6 +5,8 @@ All functions take logits or hidden states at hand and know neither trajectories
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,13 +17,25 @@ ORDER_SHARPNESS = 1.5
 _CLIP = (-6.0, 12.0)
 
 
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What the losses beside the plain divergence weigh; 0 leaves one out.
+
+    `next_pick`: the teacher's next pick counts 1 + this among the positions. `order`, `revision`: of their losses.
+    """
+
+    next_pick: float = 0.0
+    order: float = 0.0
+    revision: float = 0.0
+
+
 def exact_logits(backbone: Sdar, hidden: Tensor) -> Tensor:
-    """hidden `[..., H]` -> fp32 logits `[..., V]`, also under autocast.
+    """hidden `[..., H]` -> fp32 logits `[..., V]` as the head's own weights give them, also under autocast.
 
     bf16 logits differ in steps of 0.06 at 12, more than what orders two nearly certain positions.
     """
     with torch.autocast(hidden.device.type, enabled=False):
-        return backbone.logits(hidden.float())
+        return backbone.logits(hidden.to(backbone.lm_head.weight.dtype)).float()
 
 
 def divergence(teacher: Tensor, student: Tensor) -> Tensor:

@@ -1,20 +1,26 @@
 """The optimiser and its schedule: Muon for matrices, AdamW for the rest, a trapezoid over the CPU time it has had.
 
-The schedule follows the clock, not a step count, so a recipe of so many minutes ends annealed on any
-machine. Knows no losses.
+The demo's schedule follows the clock, not a step count, so a recipe of so many minutes ends annealed on any
+machine; `Steps` is for runs that must repeat. Knows no losses.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-_WARMUP_STEPS = 150
-_FLAT_SHARE = 0.4
-_FLOOR = 0.01
+
+class Progress(Protocol):
+    """What a schedule follows: a clock, or the number of updates."""
+
+    @property
+    def share(self) -> float:
+        """The share of the training that is over, in [0, 1]."""
 
 
 class Clock:
@@ -37,16 +43,47 @@ class Clock:
         return min(1.0, self.spent / self._seconds)
 
 
+class Steps:
+    """How much of a training of so many updates is over; the schedule of runs that must repeat to the bit."""
+
+    def __init__(self, total: int, done: int = 0) -> None:
+        self._total, self.done = total, done
+
+    @property
+    def share(self) -> float:
+        """The share of the updates that are over."""
+        return min(1.0, self.done / self._total)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Learning rate: up over `warmup` updates, flat until `flat` of the training, then down to `floor` of the peak."""
+
+    rate: float
+    warmup: int = 150
+    flat: float = 0.4
+    floor: float = 0.01
+
+    def at(self, step: int, share: float) -> float:
+        """The rate of an update, `step` of them being done."""
+        decay = max(self.floor, min(1.0, (1 - share) / (1 - self.flat)))
+        return self.rate * min(1.0, (step + 1) / max(1, self.warmup)) * decay
+
+
 class Optimiser:
     """Muon over the layers' matrices, AdamW over embeddings, heads and norms, one learning rate."""
 
-    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], rate: float) -> None:
+    def __init__(
+        self, named: Iterable[tuple[str, nn.Parameter]], schedule: Schedule | float, clip: float = 1.0
+    ) -> None:
         matrices: list[nn.Parameter] = []
         others: list[nn.Parameter] = []
         for name, parameter in named:
             inner = parameter.dim() == 2 and not name.startswith(("embed_tokens", "lm_head"))
             (matrices if inner else others).append(parameter)
-        self._rate, self._parameters, self.steps = rate, matrices + others, 0
+        self._schedule = schedule if isinstance(schedule, Schedule) else Schedule(schedule)
+        self.parameters, self.steps, self._clip = matrices + others, 0, clip
+        rate = self._schedule.rate
         self._parts: list[torch.optim.Optimizer] = [
             torch.optim.Muon(matrices, lr=rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),
             torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.98), weight_decay=0.0),
@@ -54,17 +91,34 @@ class Optimiser:
 
     def step(self, loss: Tensor, share: float) -> None:
         """One update; `share` is the clock's."""
+        self.forget()
+        loss.backward()
+        self.update(share)
+
+    def forget(self) -> None:
+        """Clears the gradients."""
         for part in self._parts:
             part.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(self._parameters, 1.0)
-        decay = max(_FLOOR, min(1.0, (1 - share) / (1 - _FLAT_SHARE)))
-        rate = self._rate * min(1.0, (self.steps + 1) / _WARMUP_STEPS) * decay
+
+    def update(self, share: float) -> None:
+        """One update by the gradients gathered since `forget`."""
+        nn.utils.clip_grad_norm_(self.parameters, self._clip)
+        rate = self._schedule.at(self.steps, share)
         for part in self._parts:
             for group in part.param_groups:
                 group["lr"] = rate
             part.step()
         self.steps += 1
+
+    def state(self) -> dict[str, Any]:
+        """Everything a later `load` needs to go on to the bit."""
+        return {"steps": self.steps, "parts": [part.state_dict() for part in self._parts]}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Takes the state of an optimiser over the same parameters."""
+        self.steps = state["steps"]
+        for part, saved in zip(self._parts, state["parts"], strict=True):
+            part.load_state_dict(saved)
 
 
 def _thread_seconds() -> float:

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from service.model import Sdar
-from training.attention import DenseAttention
 from training.losses import divergence, exact_logits
-from training.rollout import Step, Trajectory, backbone_logits, masked_positions
+from training.rollout import EndIds, Step, Trajectory, backbone_logits, look, masked_positions
 
 _LOWEST_THRESHOLD, _THRESHOLD_SPAN = 0.12, 0.5
 _SAMPLED_SHARE = 0.25
@@ -25,7 +24,7 @@ _ALSO_DOUBTED_SHARE = 0.12
 Refine = Callable[[Tensor, Tensor], Tensor]
 
 
-def revision_loss(refine: Refine, backbone: Sdar, trajectory: Trajectory, end_id: int) -> Tensor:
+def revision_loss(refine: Refine, backbone: Sdar, trajectory: Trajectory, end_id: EndIds) -> Tensor:
     """KL between the backbone's opinion of some parallel reveals and MRP's, one state per call."""
     step = trajectory.steps[int(torch.rand(()).item() ** 2 * (len(trajectory.steps) - 1))]
     masked = masked_positions(step.tokens, trajectory.batch, end_id)
@@ -33,7 +32,7 @@ def revision_loss(refine: Refine, backbone: Sdar, trajectory: Trajectory, end_id
     doubted = choose_doubted(revealed, trajectory.batch.layout.block)
     if not doubted.any():
         return torch.zeros(())
-    teacher = second_opinion(backbone, trajectory, torch.where(doubted, trajectory.batch.mask_id, tokens))
+    teacher = look(backbone, trajectory, torch.where(doubted, trajectory.batch.mask_id, tokens))
     student = refine(tokens, step.hidden)
     return divergence(exact_logits(backbone, teacher[doubted]), exact_logits(backbone, student[doubted])).mean()
 
@@ -58,12 +57,3 @@ def choose_doubted(revealed: Tensor, block: int) -> Tensor:
     draw = torch.rand(revealed.shape).masked_fill(~revealed, -1).unflatten(1, (-1, block))
     one = torch.zeros_like(draw).scatter(2, draw.argmax(-1, keepdim=True), 1.0).flatten(1) > 0
     return revealed & (one | (torch.rand(revealed.shape) < _ALSO_DOUBTED_SHARE))
-
-
-@torch.no_grad()
-def second_opinion(backbone: Sdar, trajectory: Trajectory, tokens: Tensor) -> Tensor:
-    """The backbone's hidden states of other tokens in the trajectory's blocks, `[B, N, H]`."""
-    layout = trajectory.batch.layout
-    attend = DenseAttention(layout.mask(1)[layout.clean :], trajectory.prefix)
-    hidden: Tensor = backbone(tokens, layout.positions(1)[:, layout.clean :], attend)
-    return hidden

@@ -7,7 +7,7 @@ tokens of step `i+1` on one side, hidden states `i+1` on the other. Knows no los
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from torch import Tensor
 from service.model import Sdar
 from training.attention import DenseAttention, Prefix
 from training.data import Batch
+
+#: One end token, or several as `[n]`.
+EndIds = int | Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +61,13 @@ def pick(logits: Tensor, masked: Tensor, block: int, sampled: Tensor | None = No
     return place, token.gather(1, place)
 
 
-def masked_positions(tokens: Tensor, batch: Batch, end_id: int) -> Tensor:
-    """Positions still to decode `[B, N]`: masks that no end token of their block stands before."""
-    ends: Tensor = (tokens == end_id).unflatten(1, (-1, batch.layout.block))
+def masked_positions(tokens: Tensor, batch: Batch, end_id: EndIds) -> Tensor:
+    """Positions still to decode `[B, N]`: masks that no end token of the answer stands before in their block.
+
+    An end token of the prompt (of an earlier turn, in the block where the answer begins) ends nothing.
+    """
+    decoded = batch.answer | batch.tail
+    ends: Tensor = (torch.isin(tokens, end_id) & decoded).unflatten(1, (-1, batch.layout.block))
     behind: Tensor = (ends.cumsum(-1) > 0).flatten(1)
     return (tokens == batch.mask_id) & ~behind
 
@@ -73,18 +80,23 @@ def backbone_logits(backbone: Sdar, hidden: Tensor, mask_id: int) -> Tensor:
 
 
 @torch.no_grad()
-def roll_out(backbone: Sdar, batch: Batch, end_id: int, sampled_share: float = 0.0) -> Trajectory:
-    """Decodes every answer block; a share of the rows samples its tokens."""
+def open_batch(backbone: Sdar, batch: Batch) -> Trajectory:
+    """A trajectory without steps: the clean prefix, read once."""
     layout = batch.layout
-    positions, mask = layout.positions(1), layout.mask(1)
-    clean = DenseAttention(mask[: layout.clean, : layout.clean])
-    clean_hidden = backbone(batch.clean, positions[:, : layout.clean], clean)
+    clean = DenseAttention(layout.mask(1)[: layout.clean, : layout.clean])
+    clean_hidden = backbone(batch.clean, layout.positions(1)[:, : layout.clean], clean)
+    return Trajectory(batch, clean_hidden, clean.kept, ())
+
+
+@torch.no_grad()
+def roll_out(backbone: Sdar, batch: Batch, end_id: EndIds, sampled_share: float = 0.0) -> Trajectory:
+    """Decodes every answer block; a share of the rows samples its tokens."""
+    layout, opened = batch.layout, open_batch(backbone, batch)
     tokens = batch.masked(batch.answer)
     sampled = torch.rand(len(tokens)) < sampled_share
     steps = []
     for _ in range(layout.block):
-        attend = DenseAttention(mask[layout.clean :], clean.kept)
-        hidden = backbone(tokens, positions[:, layout.clean :], attend)
+        hidden = look(backbone, opened, tokens)
         masked = masked_positions(tokens, batch, end_id)
         place, token = pick(backbone_logits(backbone, hidden, batch.mask_id), masked, layout.block, sampled)
         still = masked.unflatten(1, (-1, layout.block)).any(-1)
@@ -92,4 +104,13 @@ def roll_out(backbone: Sdar, batch: Batch, end_id: int, sampled_share: float = 0
         if not still.any():
             break
         tokens = tokens.scatter(1, place, torch.where(still, token, tokens.gather(1, place)))
-    return Trajectory(batch, clean_hidden, clean.kept, tuple(steps))
+    return replace(opened, steps=tuple(steps))
+
+
+@torch.no_grad()
+def look(backbone: Sdar, trajectory: Trajectory, tokens: Tensor, copies: int = 1) -> Tensor:
+    """The backbone's hidden states of tokens in the trajectory's blocks, `[B, copies * N]` -> `[B, copies * N, H]`."""
+    layout = trajectory.batch.layout
+    attend = DenseAttention(layout.mask(copies)[layout.clean :], trajectory.prefix)
+    hidden: Tensor = backbone(tokens, layout.positions(copies)[:, layout.clean :], attend)
+    return hidden

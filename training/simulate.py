@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from service.model import Mrp, Sdar
+from training.chains import Rows
 from training.data import Batch
-from training.mrp import Rows
-from training.rollout import Step, Trajectory, backbone_logits, masked_positions, pick, roll_out
+from training.rollout import EndIds, Step, Trajectory, backbone_logits, masked_positions, pick, roll_out
 
 #: (tokens `[B, N]`, anchor `[B, N, H]`) -> the next anchor
 Refine = Callable[[Tensor, Tensor], Tensor]
@@ -38,24 +38,36 @@ class Yield:
         return self.tokens / self.forwards
 
 
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """How drafts are made: so many a round, and how `refine` makes MRP's input; `stale_first` as below."""
+
+    drafts: int
+    stale_first: bool = False
+    rows: type[Rows] = Rows
+
+
 @torch.no_grad()
 def speculative_yield(
-    models: tuple[Sdar, Mrp | None], batch: Batch, end_id: int, drafts: int, *, stale_first: bool = False
+    models: tuple[Sdar, Mrp | None], batch: Batch, end_id: EndIds, drafts: int, *, stale_first: bool = False
 ) -> Yield:
     """Speculative decoding of a batch with `drafts` drafts a round; without MRP, drafts stay stale.
 
     `stale_first`: after a block's first round, a round's first draft is the backbone's second choice
     instead of MRP's first.
     """
-    backbone, mrp = models
-    trajectory = roll_out(backbone, batch, end_id)
-    refine: Refine = Rows(backbone, mrp, trajectory, 1).refine if mrp else lambda _, anchor: anchor
-    met = _drafts_met(backbone, refine, trajectory, (end_id, drafts, stale_first))
+    trajectory = roll_out(models[0], batch, end_id)
+    met = drafts_met(models, trajectory, end_id, Drafting(drafts, stale_first))
+    return count_rounds(met, trajectory)
+
+
+def count_rounds(met: Tensor, trajectory: Trajectory) -> Yield:
+    """The rounds of all blocks of a trajectory, of whose drafts `drafts_met` says which hold."""
     open_ = torch.stack([step.open for step in trajectory.steps])
-    blocks = [(row, block) for row in range(open_.shape[1]) for block in range(open_.shape[2])]
     total = Yield(0, 0)
-    for row, block in blocks:
-        total += _rounds(met[:, :, row, block], int(open_[:, row, block].sum()))
+    for row in range(open_.shape[1]):
+        for block in range(open_.shape[2]):
+            total += _rounds(met[:, :, row, block], int(open_[:, row, block].sum()))
     return total
 
 
@@ -71,21 +83,23 @@ def _rounds(met: Tensor, picks: int) -> Yield:
     return Yield(picks, forwards)
 
 
-def _drafts_met(backbone: Sdar, refine: Refine, trajectory: Trajectory, rule: tuple[int, int, bool]) -> Tensor:
+@torch.no_grad()
+def drafts_met(models: tuple[Sdar, Mrp | None], trajectory: Trajectory, end_id: EndIds, drafting: Drafting) -> Tensor:
     """`[steps, drafts, B, blocks]`: does draft k, made after step i, equal static's pick i + k?"""
-    end_id, drafts, stale_first = rule
-    steps, batch = trajectory.steps, trajectory.batch
+    backbone, mrp = models
+    refine: Refine = drafting.rows(backbone, mrp, trajectory, 1).refine if mrp else lambda _, anchor: anchor
+    steps, batch, drafts = trajectory.steps, trajectory.batch, drafting.drafts
     met = torch.zeros(len(steps), drafts, *steps[0].place.shape, dtype=torch.bool)
     for start in range(len(steps) - 1):
         anchor = steps[start].hidden
         for depth, step in enumerate(steps[start + 1 : start + 1 + drafts]):
-            if depth or not start or not stale_first:
+            if depth or not start or not drafting.stale_first:
                 anchor = refine(step.tokens, anchor)
             met[start, depth] = _is_pick(backbone, anchor, step, batch, end_id)
     return met
 
 
-def _is_pick(backbone: Sdar, anchor: Tensor, step: Step, batch: Batch, end_id: int) -> Tensor:
+def _is_pick(backbone: Sdar, anchor: Tensor, step: Step, batch: Batch, end_id: EndIds) -> Tensor:
     masked = masked_positions(step.tokens, batch, end_id)
     place, token = pick(backbone_logits(backbone, anchor, batch.mask_id), masked, batch.layout.block)
     return (place == step.place) & (token == step.token) & step.open

@@ -65,20 +65,31 @@ class TextCodec:
         The template's own text may hold control tokens, the contents may not. InvalidRequest if the
         checkpoint has no template or the template refuses the messages.
         """
+        return [token for ids, _ in self.chat_pieces(messages) for token in ids]
+
+    def chat_pieces(
+        self, messages: Sequence[Mapping[str, str]], *, answer: bool = True
+    ) -> list[tuple[list[int], int | None]]:
+        """As `encode_chat`, in pieces: ids of the template's own text (None) or of a message's content (its number).
+
+        Without `answer` the template writes no beginning of an answer after the last message.
+        """
         if not self.has_chat_template:
             raise InvalidRequest("this checkpoint has no chat template; send `prompt` instead", param="messages")
         nonce = secrets.token_hex(8)
         marked = [{**message, "content": f"\ue000{nonce}{number}\ue001"} for number, message in enumerate(messages)]
         try:
-            rendered = str(self._template_owner.apply_chat_template(marked, tokenize=False, add_generation_prompt=True))
+            rendered = str(
+                self._template_owner.apply_chat_template(marked, tokenize=False, add_generation_prompt=answer)
+            )
         except (TemplateError, ValueError, TypeError) as error:
             raise InvalidRequest(f"the chat template refuses these messages: {error}", param="messages") from error
         # Text of the template, number of a message, text, …: it may repeat, reorder and leave out messages.
         pieces = re.split(f"\ue000{nonce}(\\d+)\ue001", rendered)
-        ids = self._encode_template(pieces[0])
-        for number, text in zip(pieces[1::2], pieces[2::2], strict=True):
-            ids += self.encode(messages[int(number)]["content"]) + self._encode_template(text)
-        return ids
+        found: list[tuple[list[int], int | None]] = [(self._encode_template(pieces[0]), None)]
+        for number, text in zip(map(int, pieces[1::2]), pieces[2::2], strict=True):
+            found += [(self.encode(messages[number]["content"]), number), (self._encode_template(text), None)]
+        return found
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids; control tokens are left out."""

@@ -1,4 +1,4 @@
-"""`mrp-serve`: serve | generate | eval | bench | determinism | check | key.
+"""`mrp-serve`: serve | generate | eval | bench | determinism | check | key | train-mrp.
 
 Parses arguments and turns this package's errors into one line on stderr; every command lives in its own
 file and imports what it needs only when it runs, so that `--help` is instant.
@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from service.cli import bench, check, determinism, evaluate, generate, key, serve
+from service.cli import bench, check, determinism, evaluate, generate, key, serve, train
 from service.errors import MrpServeError
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app.command("bench")(bench.command)
 app.command("determinism")(determinism.command)
 app.command("check")(check.command)
 app.command("key")(key.command)
+app.command("train-mrp")(train.command)
 
 
 def main() -> None:

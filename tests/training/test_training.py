@@ -10,10 +10,11 @@ from service.engine import Engine, GenerationRequest
 from service.model import Checkpoint, load_checkpoint, parse_config
 from training import tokenizer as tok
 from training.backbone import backbone_loss, complementary_masks, new_backbone
+from training.chains import Rows, chain_loss, chains_of
 from training.data import Batches
 from training.layout import Layout
-from training.losses import divergence, order_divergence
-from training.mrp import Rows, chain_loss, chains_of, new_mrp
+from training.losses import Weights, divergence, order_divergence
+from training.mrp import new_mrp
 from training.optim import Clock, Optimiser
 from training.recipe import Plan, Stage, export, run, shape
 from training.revision import choose_doubted, revision_loss
@@ -81,7 +82,7 @@ def test_the_two_copies_mask_every_answer_token_once(batch):
 def test_training_lowers_the_loss(raw, batch):
     torch.manual_seed(1)
     model = new_backbone(parse_config(raw))
-    optimiser = Optimiser(model.named_parameters(), rate=0.02)
+    optimiser = Optimiser(model.named_parameters(), 0.02)
     losses = []
     for _ in range(40):
         losses.append(backbone_loss(model, batch))
@@ -130,13 +131,13 @@ def test_divergences_are_zero_for_equals_and_order_minds_the_order():
 
 def test_mrp_learns_and_its_backbone_does_not(backbone, mrp, batch, tokenizer):
     torch.manual_seed(2)
-    end, optimiser = tok.control(tokenizer, tok.END), Optimiser(mrp.named_parameters(), rate=0.02)
+    end, optimiser = tok.control(tokenizer, tok.END), Optimiser(mrp.named_parameters(), 0.02)
     before = {name: value.clone() for name, value in backbone.state_dict().items()}
     trajectory = roll_out(backbone, batch, end)
     chains, where = chains_of(trajectory, [0, 2, 4, 6], [1, 2], end)
     losses = []
     for _ in range(30):
-        losses.append(chain_loss(Rows(backbone, mrp, trajectory, 4), backbone, chains, where, order=0.1))
+        losses.append(chain_loss(Rows(backbone, mrp, trajectory, 4), backbone, chains, where, Weights(4.0, 0.1)))
         losses[-1] = losses[-1] + revision_loss(Rows(backbone, mrp, trajectory, 1).refine, backbone, trajectory, end)
         optimiser.step(losses[-1], share=0.0)
     assert losses[-1] < losses[0]

@@ -1,0 +1,182 @@
+"""`mrp-serve train-mrp`: trains an MRP module for any SDAR backbone on a file of conversations."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from service.cli.options import BlockSize, Device, Threads, use_threads
+
+if TYPE_CHECKING:
+    from training.session import Plan, Start, Watcher
+    from training.trainer import Report
+
+_LINES_EVERY = 50
+#: how often the log of other processes is looked at
+_LOOK_S = 0.5
+
+
+def command(
+    backbone: Annotated[str, typer.Option(help="SDAR checkpoint: a folder or a hub name.")],
+    data: Annotated[
+        Path, typer.Option(help="JSONL: `messages`, or `prompt` and `completion`, or `text` on every line.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the result; a training that is in it goes on.")],
+    steps: Annotated[int, typer.Option(min=1, help="Updates in all.")] = 2000,
+    layers: Annotated[int, typer.Option(help="Depth of the module.")] = 1,
+    unroll: Annotated[int, typer.Option(help="Applications of MRP in a row that are trained, at the end.")] = 2,
+    direct: Annotated[bool, typer.Option("--direct", help="MRP gives the logits, not their change.")] = False,
+    trajectories: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the batches on the backbone's own decodes, the rest on noise.")
+    ] = 0.0,
+    next_pick: Annotated[float, typer.Option(min=0, help="Extra weight of the backbone's next pick.")] = 0.0,
+    order: Annotated[float, typer.Option(min=0, help="Weight of the order loss, for `speculative`.")] = 0.0,
+    revision: Annotated[float, typer.Option(min=0, help="Weight of the revision loss, for `remask`.")] = 0.0,
+    reveals: Annotated[int, typer.Option(min=1, help="Noise: most tokens of a block revealed at once.")] = 4,
+    copies: Annotated[int, typer.Option(min=1, help="States of an example beside each other.")] = 4,
+    batch: Annotated[int, typer.Option(min=1, help="Examples a forward.")] = 8,
+    accumulate: Annotated[int, typer.Option(min=1, help="Forwards of a worker before an update.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that share an update, by Ray Train.")] = 1,
+    rate: Annotated[float, typer.Option("--lr", help="Peak learning rate.")] = 3e-3,
+    warmup: Annotated[
+        int | None, typer.Option(min=0, help="Updates to the peak. Default: a tenth, at most 150.")
+    ] = None,
+    clip: Annotated[float, typer.Option(help="Longest gradient.")] = 1.0,
+    fp32: Annotated[bool, typer.Option("--fp32", help="No bfloat16 in the losses' matrix products.")] = False,
+    max_length: Annotated[
+        int, typer.Option(min=1, help="Tokens of a conversation; what is behind them is cut.")
+    ] = 2048,
+    window: Annotated[int, typer.Option(min=1, help="Taught tokens of one example; longer answers are several.")] = 256,
+    heldout: Annotated[float, typer.Option(min=0, max=0.5, help="Share of the lines kept for the evaluation.")] = 0.05,
+    judged: Annotated[int, typer.Option(min=1, help="Most held-out batches judged at the end.")] = 8,
+    save_every: Annotated[int, typer.Option(min=1, help="Updates between two states to go on from.")] = 100,
+    seed: Annotated[int, typer.Option(help="Of the module's start, of the examples' order and of all noise.")] = 0,
+    block_size: BlockSize = None,
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Trains an MRP module for a frozen SDAR backbone; the folder can be served at once."""
+    from service.model import resolve
+    from service.model.options import pick_device
+    from training.lessons import Objective, phases_up_to
+    from training.losses import Weights
+    from training.optim import Schedule
+    from training.session import Budget, Keeping, Module, Plan, Source
+
+    objective = Objective(
+        phases_up_to(unroll, Weights(next_pick, order, revision)), trajectories, copies, reveals=reveals
+    )
+    plan = Plan(
+        Source(str(resolve(backbone).absolute()), data.absolute(), block_size, max_length, window, heldout),
+        objective,
+        Schedule(rate, min(150, steps // 10) if warmup is None else warmup),
+        Budget(steps, batch, accumulate * workers, seed, not fp32, clip),
+        Keeping(out.absolute(), save_every, judged),
+        Module(layers, not direct),
+    )
+    place = pick_device(device)
+    use_threads(threads)
+    with shown(plan) as watcher:
+        if workers == 1:
+            _alone(plan, place, watcher)
+        else:
+            from service.cli.train_workers import train_together
+
+            with _following(plan, watcher):
+                train_together(plan, place, workers, threads)
+    _say_result(plan)
+
+
+def _alone(plan: Plan, device: str, watcher: Watcher) -> None:
+    from service.api.text import TextCodec
+    from training.session import train
+    from training.trainer import Team
+
+    train(plan, TextCodec.load, device, Team(), watcher)
+
+
+@contextmanager
+def shown(plan: Plan) -> Iterator[Watcher]:
+    """A watcher with a progress bar; where stderr is no terminal, it writes lines."""
+    from training.session import Watcher
+
+    console = Console(stderr=True)
+    said = TextColumn("{task.description}")
+    with Progress(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), said, console=console) as progress:
+        task = progress.add_task("", total=plan.budget.steps)
+
+        def started(start: Start) -> None:
+            console.print(described(start))
+            progress.update(task, completed=start.step)
+
+        def updated(report: Report) -> None:
+            progress.update(task, completed=report.step, description=losses(report))
+            if not console.is_terminal and report.step % _LINES_EVERY == 0:
+                console.print(f"{report.step}/{plan.budget.steps}  {losses(report)}")
+
+        yield Watcher(started, updated)
+
+
+@contextmanager
+def _following(plan: Plan, watcher: Watcher) -> Iterator[None]:
+    """Tells the watcher of updates that other processes write into the log."""
+    from training.state import latest
+
+    over = threading.Event()
+
+    def follow() -> None:
+        seen = None
+        while not over.wait(_LOOK_S):
+            report = latest(plan.keeping.out / "training")
+            if report and report != seen:
+                watcher.update(report)
+                seen = report
+
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def described(start: Start) -> str:
+    """What a run found, in a line."""
+    corpus = start.corpus
+    words = [
+        f"{corpus.lines} lines: {len(corpus.train)} examples to train on, {len(corpus.heldout)} held out",
+        f"MRP has {start.parameters / 1e6:.2f} M parameters",
+    ]
+    if corpus.cut:
+        words.append(f"{corpus.cut} lines were too long and are cut (--max-length)")
+    if start.step:
+        words.append(f"goes on after update {start.step}")
+    return "; ".join(words)
+
+
+def losses(report: Report) -> str:
+    """An update's losses, in a line."""
+    return f"K={report.applications} KL {report.chain:.4f}  revision {report.revision:.4f}"
+
+
+def _say_result(plan: Plan) -> None:
+    file = plan.keeping.out / "heldout.json"
+    console = Console(width=100)
+    if file.is_file():
+        scores = json.loads(file.read_text(encoding="utf-8"))
+        table = Table("held out", "KL", "drafts that hold", "tokens/forward", box=None, pad_edge=False)
+        for name, score in scores.items():
+            cells = [" ".join(f"{number:.3f}" for number in score[key]) for key in ("divergence", "accepted")]
+            table.add_row("MRP" if name == "mrp" else name, *cells, f"{score['tokens_per_forward']:.3f}")
+        console.print(table)
+    print(f"done: mrp-serve serve --model {plan.keeping.out}")

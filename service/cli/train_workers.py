@@ -1,0 +1,111 @@
+"""A training spread over several workers by Ray Train: the same updates as one worker would make.
+
+Every worker has the whole backbone and a part of each update's batches; only MRP's gradients travel. A worker that
+dies has all of them start again from the last state. Knows nothing of the program's flags.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from service.errors import MrpServeError, SettingsError
+
+if TYPE_CHECKING:
+    from training.session import Plan
+
+_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "token",
+    "RAY_TRAIN_V2_ENABLED": "1",
+    "RAY_TRAIN_METRICS_ENABLED": "0",
+}
+_OBJECT_STORE_BYTES = 200 * 2**20
+#: how often a training is started again after a worker died
+_RESTARTS = 3
+#: what a worker refused to do, for the program that asked
+_REFUSAL = Path("training", "refused.txt")
+
+
+def train_together(plan: Plan, device: str, workers: int, threads: int | None) -> None:
+    """Trains with so many workers, on the Ray cluster that RAY_ADDRESS names or on this machine.
+
+    SettingsError where Ray Train is not installed, or with what a worker failed of.
+    """
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
+        from ray.train.torch import TorchTrainer
+    except ImportError as error:
+        raise SettingsError("--workers needs Ray Train: pip install 'mrp-serve[train]'") from error
+
+    gpu = device.startswith("cuda")
+    _start_ray(workers)
+    trainer = TorchTrainer(
+        _work,
+        train_loop_config={"plan": plan, "threads": threads},
+        scaling_config=ScalingConfig(num_workers=workers, use_gpu=gpu),
+        run_config=RunConfig(
+            name="ray",
+            storage_path=str(plan.keeping.out / "training"),
+            failure_config=FailureConfig(max_failures=_RESTARTS),
+        ),
+    )
+    refusal = plan.keeping.out / _REFUSAL
+    refusal.unlink(missing_ok=True)
+    try:
+        trainer.fit()
+    except TrainingFailedError as error:
+        raise SettingsError(f"the training failed {_RESTARTS + 1} times, at last: {_last_line(error)}") from error
+    finally:
+        import ray
+
+        ray.shutdown()
+    if refusal.is_file():
+        raise SettingsError(refusal.read_text(encoding="utf-8"))
+
+
+def _start_ray(workers: int) -> None:
+    import ray
+
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(log_to_driver=False, logging_level=logging.ERROR)
+        return
+    ray.init(
+        address="local",
+        num_cpus=max(workers + 1, os.cpu_count() or 1),
+        include_dashboard=False,
+        object_store_memory=_OBJECT_STORE_BYTES,
+        _node_ip_address="127.0.0.1",
+        log_to_driver=False,  # Ray Train's own actors miss the dashboard, at length
+        logging_level=logging.ERROR,
+    )
+
+
+def _work(config: dict[str, Any]) -> None:
+    """One worker."""
+    import ray.train
+    import ray.train.torch
+
+    from service.api.text import TextCodec
+    from service.cli.options import use_threads
+    from training.session import Watcher, train
+    from training.trainer import Team
+
+    plan: Plan = config["plan"]
+    context, device = ray.train.get_context(), ray.train.torch.get_device()
+    team = Team(context.get_world_rank(), context.get_world_size())
+    use_threads(config["threads"])
+    try:
+        train(plan, TextCodec.load, str(device), team, Watcher())
+    except MrpServeError as error:  # another try would end the same, so Ray is not to know
+        refusal = plan.keeping.out / _REFUSAL
+        refusal.parent.mkdir(parents=True, exist_ok=True)
+        refusal.write_text(error.message, encoding="utf-8")
+
+
+def _last_line(error: BaseException) -> str:
+    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)

@@ -1,0 +1,52 @@
+"""`mrp-serve train-mrp` as a user calls it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from service.model import load_checkpoint
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "sdar-mrp-random-a"
+
+
+@pytest.fixture
+def data(tmp_path):
+    file = tmp_path / "texts.jsonl"
+    texts = (" ".join(f"w{(7 * number + place) % 500}" for place in range(12 + number)) for number in range(12))
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return file
+
+
+def options(data, out, **more):
+    given = {"backbone": GOLDEN, "data": data, "out": out, "steps": 3, "batch": 2, "device": "cpu", "threads": 1} | more
+    return [word for name, value in given.items() for word in (f"--{name}", value)]
+
+
+def test_it_says_what_it_found_trains_and_says_how_good_it_is(run, capsys, data, tmp_path):
+    losses = {"trajectories": 0.5, "next-pick": 4, "order": 0.25, "revision": 0.5, "heldout": 0.25, "layers": 2}
+    assert run("train-mrp", *options(data, tmp_path / "out", **losses), "--direct") == 0
+    said = capsys.readouterr()
+    assert "12 lines: 9 examples to train on, 3 held out" in said.err
+    assert "tokens/forward" in said.out
+    assert said.out.endswith(f"done: mrp-serve serve --model {tmp_path / 'out'}\n")
+    mrp = load_checkpoint(tmp_path / "out").config.mrp
+    assert (mrp.num_layers, mrp.residual, mrp.default_steps) == (2, False, 2)
+    assert len((tmp_path / "out/training/losses.jsonl").read_text().splitlines()) == 3
+
+
+def test_cut_lines_and_an_earlier_state_are_mentioned(run, capsys, data, tmp_path):
+    words = options(data, tmp_path / "out", **{"max-length": 16, "save-every": 2})
+    assert run("train-mrp", *words) == 0
+    assert "8 lines were too long and are cut (--max-length)" in " ".join(capsys.readouterr().err.split())
+    assert run("train-mrp", *words) == 0
+    assert "goes on after update 3" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_bad_line_is_one_line_on_stderr(run, capsys, tmp_path):
+    data = tmp_path / "bad.jsonl"
+    data.write_text('{"text": "w1"}\n{"txt": "w1"}\n')
+    assert run("train-mrp", *options(data, tmp_path / "out")) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        f"mrp-serve: {data}, line 2: 'messages', 'prompt' and 'completion', or 'text' is expected, keys are ['txt']"
+    )

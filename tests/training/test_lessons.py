@@ -1,0 +1,116 @@
+"""Noise and trajectories as lessons; fused attention; end tokens of earlier turns."""
+
+from itertools import pairwise
+
+import torch
+
+from service.model import load_checkpoint, parse_config
+from tests.training.test_session import GOLDEN
+from training.attention import fused, written_out
+from training.conversations import Example
+from training.lessons import Objective, Phase, Teacher, phases_up_to
+from training.losses import Weights
+from training.mrp import new_mrp
+from training.noise import Noise, noisy_chains
+from training.rollout import masked_positions, open_batch, roll_out
+from training.stream import Shape, Stream
+
+ENDS = torch.tensor([510, 511])
+
+
+def setting():
+    checkpoint = load_checkpoint(GOLDEN)
+    torch.manual_seed(0)
+    examples = [Example(torch.randint(0, 500, (21 + row,)).tolist(), 5 + row, 21 + row) for row in range(3)]
+    batch = Stream(examples, Shape(3, checkpoint.config.block_size, 0, checkpoint.config.mask_token_id), 0).batch(0)
+    return checkpoint, batch
+
+
+def test_noise_reveals_true_tokens_up_to_the_most_allowed():
+    checkpoint, batch = setting()
+    opened = open_batch(checkpoint.backbone, batch)
+    chains, where = noisy_chains(checkpoint.backbone, opened, Noise(copies=6, reveals=3), 2, ENDS)
+    counts = set()
+    assert len(chains) == 6
+    assert [len(chain) for chain in chains] == [3] * 6
+    assert where[0].shape == (3, 6 * batch.layout.noisy)
+    for chain in chains:
+        for before, after in pairwise(chain):
+            changed = before.tokens != after.tokens
+            assert (after.tokens == batch.truth)[changed].all()
+            blocks = changed.unflatten(1, (-1, batch.layout.block)).sum(-1)
+            left = ((before.tokens == batch.mask_id) & batch.answer).unflatten(1, (-1, batch.layout.block)).sum(-1)
+            assert torch.equal(blocks > 0, left > 0)
+            counts |= set(blocks.flatten().tolist())
+    assert counts == {0, 1, 2, 3}
+
+
+def test_noisy_copies_do_not_see_each_other():
+    checkpoint, batch = setting()
+    opened = open_batch(checkpoint.backbone, batch)
+    chains, _ = noisy_chains(checkpoint.backbone, opened, Noise(copies=3, reveals=4), 1, ENDS)
+    from training.rollout import look
+
+    alone = look(checkpoint.backbone, opened, chains[1][1].tokens)
+    assert torch.allclose(alone, chains[1][1].hidden, atol=1e-5)
+
+
+def test_an_end_token_of_an_earlier_turn_ends_nothing():
+    checkpoint, _ = setting()
+    tokens = [7, 8, 510, 9, 1, 2, 510]  # the answer begins at 4, in the block of the end token before it
+    batch = Stream([Example(tokens, 4, 7)], Shape(1, 8, 0, checkpoint.config.mask_token_id), 0).batch(0)
+    masked = masked_positions(batch.masked(batch.answer), batch, ENDS)
+    assert masked[0].tolist() == [False] * 4 + [True] * 4
+    inside = batch.masked(torch.zeros_like(batch.answer))
+    assert not masked_positions(inside, batch, ENDS).any()  # the tail stands behind the answer's own end
+    assert len(roll_out(checkpoint.backbone, batch, ENDS).steps) >= 2
+
+
+def test_both_kinds_of_lesson_teach_mrp():
+    checkpoint, batch = setting()
+    config = parse_config(checkpoint.raw)
+    for share in (0.0, 1.0):
+        torch.manual_seed(1)
+        mrp = new_mrp(config, checkpoint.backbone)
+        teacher = Teacher((checkpoint.backbone, mrp), Objective((), share, copies=2), ENDS)
+        lesson = teacher.prepare(batch)
+        chain, revision = lesson.losses(0, Phase(0.0, 2, Weights(4.0, 0.5, 0.5)))
+        plain, none = lesson.losses(0, Phase(0.0, 2, Weights()))
+        assert chain > 0
+        assert revision > 0
+        assert plain > 0
+        assert none == 0
+        (chain + revision).backward()
+        assert all(parameter.grad is not None for parameter in mrp.parameters())
+
+
+def test_a_batch_is_used_for_as_many_updates_as_it_has_states():
+    def updates(block, copies):
+        return Teacher(None, Objective((), copies=copies), 0).updates(block)
+
+    assert [updates(16, 5), updates(4, 5), updates(8, 2), updates(2, 1)] == [3, 1, 3, 1]
+
+
+def test_phases_grow_to_the_unrolling_and_teach_order_in_chains():
+    assert phases_up_to(1, Weights(order=0.5)) == (Phase(0.0, 1, Weights(order=0.5)),)
+    assert [phase.applications for phase in phases_up_to(2, Weights())] == [1, 2]
+    three = phases_up_to(3, Weights(1.0, 0.5, 0.25))
+    assert [phase.applications for phase in three] == [1, 2, 3]
+    assert [phase.weights.order for phase in three] == [0.0, 0.5, 0.5]
+    assert Objective(three).phase(0.5).applications == 2
+
+
+def test_a_direct_module_begins_as_large_as_the_hidden_states_it_stands_for():
+    checkpoint, _ = setting()
+    raw = {**checkpoint.raw, "mrp_residual": False}
+    direct, residual = (new_mrp(parse_config(given), checkpoint.backbone) for given in (raw, checkpoint.raw))
+    assert not direct.residual
+    assert direct.norm.weight.abs().mean() > 3 * residual.norm.weight.abs().mean()
+
+
+def test_fused_attention_is_the_written_out_one():
+    torch.manual_seed(2)
+    q, k, v = torch.randn(2, 4, 6, 8), torch.randn(2, 2, 9, 8), torch.randn(2, 2, 9, 8)
+    mask = torch.rand(6, 9) < 0.7
+    mask[:, 0] = True
+    assert torch.allclose(fused(q, k, v, mask), written_out(q, k, v, mask), atol=1e-5)

@@ -1,0 +1,178 @@
+"""A training as a whole: a folder that can be served, resumed to the bit, killed at the cost of the last updates."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from service.api.text import TextCodec
+from service.decode.params import Speculative
+from service.engine import Engine, GenerationRequest
+from service.errors import SettingsError
+from service.model import load_checkpoint
+from training.lessons import Objective, phases_up_to
+from training.losses import Weights
+from training.optim import Schedule
+from training.session import Budget, Keeping, Module, Plan, Source, Watcher, train
+from training.trainer import Team
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden" / "sdar-mrp-random-a"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Texts of the golden vocabulary's words."""
+    file = tmp_path_factory.mktemp("data") / "texts.jsonl"
+    rng = torch.Generator().manual_seed(0)
+    with file.open("w") as out:
+        for number in range(40):
+            words = torch.randint(0, 500, (9 + number % 20,), generator=rng).tolist()
+            out.write(json.dumps({"text": " ".join(f"w{word}" for word in words)}) + "\n")
+    return file
+
+
+def plan_of(data, out, **changes):
+    """A small plan with every loss on, half noise and half trajectories."""
+    plan = Plan(
+        Source(str(GOLDEN), data, heldout=0.1),
+        Objective(phases_up_to(2, Weights(4.0, 0.25, 0.5)), trajectories=0.5, copies=2),
+        Schedule(3e-3, warmup=2),
+        Budget(steps=12, rows=3, batches=2),
+        Keeping(out, save_every=5, judged=1),
+        Module(layers=1),
+    )
+    return replace(plan, **changes)
+
+
+def curve(out):
+    return [json.loads(line) for line in (out / "training" / "losses.jsonl").read_text().splitlines()]
+
+
+def run(plan, watcher=None):
+    return train(plan, TextCodec.load, "cpu", Team(), watcher or Watcher())
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    """A training that nothing interrupted."""
+    out = tmp_path_factory.mktemp("whole")
+    return out, run(plan_of(data, out))
+
+
+def test_the_result_is_a_checkpoint_that_decodes(whole):
+    out, scores = whole
+    source, result = load_checkpoint(GOLDEN), load_checkpoint(out)
+    assert result.config.mrp.num_layers == 1
+    assert result.config.mrp.default_steps == 2
+    assert all(map(torch.equal, source.backbone.state_dict().values(), result.backbone.state_dict().values()))
+    [completion] = Engine(result).generate([GenerationRequest("x", (1, 2, 3), Speculative(2), max_new_tokens=16)])
+    assert completion.stats.forwards.mrp > 0
+    assert (out / "tokenizer.json").read_bytes() == (GOLDEN / "tokenizer.json").read_bytes()
+    mrp, zero = json.loads((out / "heldout.json").read_text()).values()
+    assert mrp["divergence"] == scores[0].divergence
+    assert zero["tokens_per_forward"] >= 1
+
+
+def test_every_update_is_logged_and_the_unrolling_grows(whole):
+    lines = curve(whole[0])
+    assert [line["step"] for line in lines] == list(range(1, 13))
+    assert [line["applications"] for line in lines] == [1] * 5 + [2] * 7
+    assert all(line["chain"] > 0 for line in lines)
+
+
+class Stopped(Exception):
+    """What ends a run in the middle."""
+
+
+def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(whole, data, tmp_path):
+    def stop(report):
+        if report.step == 8:
+            raise Stopped
+
+    plan, starts = plan_of(data, tmp_path), []
+    with pytest.raises(Stopped):
+        run(plan, Watcher(update=stop))
+    run(plan, Watcher(start=lambda start: starts.append(start.step)))
+    assert starts == [5]
+    assert curve(tmp_path) == curve(whole[0])
+    assert weights(tmp_path) == weights(whole[0])
+
+
+def weights(out):
+    return {name: value.tolist() for name, value in load_checkpoint(out).mrp.state_dict().items()}
+
+
+def test_killed_it_loses_at_most_the_updates_since_the_last_state(whole, data, tmp_path):
+    program = (
+        "import sys; from tests.training.test_session import *\n"
+        "def after(report): print(report.step, flush=True); report.step == 8 and sys.stdin.read()\n"
+        "run(plan_of(Path(sys.argv[1]), Path(sys.argv[2])), Watcher(update=after))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, data, tmp_path],
+        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as process:  # fmt: skip
+        assert [int(process.stdout.readline()) for _ in range(8)][-1] == 8
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    assert len(curve(tmp_path)) == 8
+    done = []
+    run(plan_of(data, tmp_path), Watcher(update=lambda report: done.append(report.step)))
+    assert done == list(range(6, 13))
+    assert curve(tmp_path) == curve(whole[0])
+    assert weights(tmp_path) == weights(whole[0])
+
+
+def test_a_half_written_state_is_not_taken(whole, data, tmp_path):
+    with pytest.raises(Stopped):
+        run(plan_of(data, tmp_path), Watcher(update=lambda report: stop_at(report, 6)))
+    (tmp_path / "training" / "state.pt.new").write_bytes(b"half")
+    with (tmp_path / "training" / "losses.jsonl").open("a") as log:
+        log.write('{"step": 7, "cha')
+    run(plan_of(data, tmp_path))
+    assert curve(tmp_path) == curve(whole[0])
+
+
+def stop_at(report, step):
+    if report.step == step:
+        raise Stopped
+
+
+def test_another_plan_in_the_same_folder_is_refused(whole, data):
+    plan = plan_of(data, whole[0], budget=Budget(steps=99, rows=3, batches=2))
+    with pytest.raises(SettingsError, match=r"other options \(budget.steps was 12, is 99\): name another folder"):
+        run(plan)
+
+
+def test_a_direct_deeper_module_for_another_block_size(data, tmp_path):
+    plan = plan_of(
+        data, tmp_path, source=Source(str(GOLDEN), data, block_size=4, heldout=0.0), module=Module(3, residual=False)
+    )
+    assert run(replace(plan, budget=Budget(steps=2, rows=3))) is None
+    mrp = load_checkpoint(tmp_path).config.mrp
+    assert (mrp.num_layers, mrp.residual) == (3, False)
+    assert load_checkpoint(tmp_path).config.block_size == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"module": Module(layers=4)}, "layers is 4, allowed are 1 to the backbone's 3"),
+        ({"objective": Objective(phases_up_to(8, Weights()))}, "unroll is 8, allowed are 1 to 7"),
+    ],
+)
+def test_a_module_that_the_backbone_cannot_have_is_refused(data, tmp_path, changes, problem):
+    with pytest.raises(SettingsError, match=problem):
+        run(plan_of(data, tmp_path, **changes))
+
+
+def test_batches_must_be_shared_evenly(data, tmp_path):
+    with pytest.raises(SettingsError, match="2 batches a step cannot be shared by 3 workers"):
+        train(plan_of(data, tmp_path), TextCodec.load, "cpu", Team(0, 3), Watcher())

@@ -1,0 +1,78 @@
+"""MRP applied along chains of consecutive states, and how far it is from the backbone there.
+
+The anchor of an application is what the one before it gave; the first is the backbone's. Whether the states come from
+decoding (rollout.py) or from noise (noise.py) does not matter here. Knows no optimiser.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from service.model import Mrp, Sdar
+from training.attention import DenseAttention
+from training.losses import Weights, divergence, exact_logits, order_divergence
+from training.rollout import EndIds, Step, Trajectory, masked_positions
+
+
+class Rows:
+    """MRP over `[clean | states]`: several states of the same trajectory beside each other."""
+
+    def __init__(self, backbone: Sdar, mrp: Mrp, trajectory: Trajectory, copies: int) -> None:
+        self._backbone, self._mrp, self._trajectory = backbone, mrp, trajectory
+        layout = trajectory.batch.layout
+        self._rotation = backbone.rotary(layout.positions(copies))
+        self._mask, self._clean = layout.mask(copies), layout.clean
+
+    def refine(self, tokens: Tensor, anchor: Tensor) -> Tensor:
+        """tokens `[B, copies * N]`, anchor `[B, copies * N, H]` -> the next anchor, same shape."""
+        batch = self._trajectory.batch
+        embedded = self._backbone.embed_tokens(torch.cat([batch.clean, tokens], 1))
+        anchors = torch.cat([self._trajectory.clean_hidden.to(anchor.dtype), anchor], 1)
+        out: Tensor = self._mrp(embedded, anchors, self._rotation, DenseAttention(self._mask))
+        return out[:, self._clean :]
+
+
+def chain_loss(rows: Rows, backbone: Sdar, chains: list[list[Step]], where: list[Tensor], weights: Weights) -> Tensor:
+    """The loss of MRP applied along some chains of consecutive steps, beside each other as copies.
+
+    `chains[c]`: the anchor's step and those after it. `where[k]` `[B, copies * N]`: positions that
+    application k is judged on.
+    """
+    block = chains[0][0].tokens.shape[1] // chains[0][0].place.shape[1]
+    anchor, loss = torch.cat([chain[0].hidden for chain in chains], 1), torch.zeros(())
+    for depth, judged in enumerate(where, start=1):
+        anchor = rows.refine(torch.cat([chain[depth].tokens for chain in chains], 1), anchor)
+        if not judged.any():
+            continue
+        teacher = exact_logits(backbone, torch.cat([chain[depth].hidden for chain in chains], 1)[judged])
+        student = exact_logits(backbone, anchor[judged])
+        picked = torch.cat([torch.zeros_like(c[depth].tokens).scatter(1, c[depth].place, 1) for c in chains], 1)
+        weight = 1 + weights.next_pick * picked[judged]
+        loss = loss + (divergence(teacher, student) * weight).sum() / weight.sum()
+        if weights.order:
+            loss = loss + weights.order * order_divergence(teacher, student, judged, block)
+    return loss
+
+
+def chains_of(
+    trajectory: Trajectory, starts: list[int], offsets: list[int], end_id: EndIds
+) -> tuple[list[list[Step]], list[Tensor]]:
+    """Chains of steps behind each start, and the positions each application is judged on.
+
+    `offsets`: how far behind the start each application's state lies, such as `[1, 2]`; `[2, 3]` where
+    two picks came between.
+    """
+    steps, last = trajectory.steps, len(trajectory.steps) - 1
+    chains = [[steps[min(start + offset, last)] for offset in (0, *offsets)] for start in starts]
+    where = [
+        torch.cat(
+            [
+                masked_positions(chain[depth].tokens, trajectory.batch, end_id) & (start + offset <= last)
+                for chain, start in zip(chains, starts, strict=True)
+            ],
+            1,
+        )
+        for depth, offset in enumerate(offsets, start=1)
+    ]
+    return chains, where

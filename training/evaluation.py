@@ -1,0 +1,106 @@
+"""How good an MRP module is on held-out examples: divergence, drafts that hold, tokens per forward.
+
+Measured on static decodes behind the true earlier blocks, with MRP and with the backbone's stale logits in its place
+("zero"). For use while training; the engine's own counts (`mrp-serve eval`, `bench`) are the ones to publish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from service.model import Mrp, Sdar
+from training.chains import Rows, chains_of
+from training.data import Batch
+from training.losses import divergence, exact_logits
+from training.rollout import EndIds, Trajectory, roll_out
+from training.simulate import Drafting, Yield, count_rounds, drafts_met
+
+Models = tuple[Sdar, Mrp | None]
+
+
+@dataclass(slots=True)
+class Score:
+    """`divergence`: KL to the backbone per masked position, after each application. `accepted`: drafts that hold, of
+    those made first, second, … `tokens_per_forward`: of speculative decoding with so many drafts."""
+
+    applications: int
+    _sums: Tensor = field(init=False)
+    _drafts: Tensor = field(init=False)
+    _yield: Yield = field(default=Yield(0, 0), init=False)
+
+    def __post_init__(self) -> None:
+        self._sums, self._drafts = (torch.zeros(2, self.applications, dtype=torch.float64) for _ in range(2))
+
+    @property
+    def divergence(self) -> list[float]:
+        """Of each application."""
+        mean: list[float] = (self._sums[0] / self._sums[1]).tolist()
+        return mean
+
+    @property
+    def accepted(self) -> list[float]:
+        """Of the k-th drafts, however those before them did."""
+        share: list[float] = (self._drafts[0] / self._drafts[1]).tolist()
+        return share
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """Of speculative decoding."""
+        return self._yield.per_forward
+
+    def numbers(self) -> dict[str, Any]:
+        """All of it, as JSON has it."""
+        return {
+            "divergence": self.divergence,
+            "accepted": self.accepted,
+            "tokens_per_forward": self.tokens_per_forward,
+            "tokens": self._yield.tokens,
+        }
+
+    def add(self, sums: Tensor, met: Tensor, trajectory: Trajectory) -> None:
+        """Counts one batch."""
+        self._sums += sums
+        for depth in range(self.applications):
+            open_ = [step.open for step in trajectory.steps[depth + 1 :]]
+            if open_:
+                made = torch.stack(open_)
+                held = met[: len(open_), depth] & made
+                self._drafts[:, depth] += torch.stack([held.sum(), made.sum()]).to(self._drafts)
+        self._yield += count_rounds(met.cpu(), trajectory)
+
+
+@torch.no_grad()
+def evaluate(
+    models: tuple[Sdar, Mrp], batches: Iterable[Batch], end_id: EndIds, drafts: int, rows: type[Rows] = Rows
+) -> tuple[Score, Score]:
+    """Scores of MRP and of zero with so many drafts a round."""
+    backbone, mrp = models
+    scores = Score(drafts), Score(drafts)
+    for batch in batches:
+        trajectory = roll_out(backbone, batch, end_id)
+        both: tuple[Models, Models] = (models, (backbone, None))
+        for score, given in zip(scores, both, strict=True):
+            met = drafts_met(given, trajectory, end_id, Drafting(drafts, rows=rows))
+            refined = rows(backbone, mrp, trajectory, 1) if given[1] else None
+            score.add(_divergences(backbone, refined, trajectory, (end_id, drafts)), met, trajectory)
+    return scores
+
+
+def _divergences(backbone: Sdar, rows: Rows | None, trajectory: Trajectory, rule: tuple[EndIds, int]) -> Tensor:
+    """Sums and counts `[2, applications]` over all starts; without rows the anchor stays."""
+    end_id, applications = rule
+    sums = torch.zeros(2, applications, dtype=torch.float64)
+    for start in range(len(trajectory.steps) - 1):
+        [chain], where = chains_of(trajectory, [start], list(range(1, applications + 1)), end_id)
+        anchor = chain[0].hidden
+        for depth, judged in enumerate(where):
+            anchor = rows.refine(chain[depth + 1].tokens, anchor) if rows else anchor
+            teacher = exact_logits(backbone, chain[depth + 1].hidden[judged])
+            each = divergence(teacher, exact_logits(backbone, anchor[judged]))
+            sums[:, depth] += torch.stack([each.sum().double(), judged.sum().double()])
+    return sums

@@ -1,0 +1,62 @@
+"""Chains of noisy states, as the paper trains MRP: masks at a random rate, then true tokens revealed at random.
+
+Beside rollout.py, whose states are those that decoding meets. Knows no losses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from service.model import Sdar
+from training.rollout import EndIds, Step, Trajectory, backbone_logits, look, masked_positions, pick
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """`copies` chains beside each other; from state to state 1 to `reveals` tokens of every block are revealed."""
+
+    copies: int
+    reveals: int
+
+
+@torch.no_grad()
+def noisy_chains(
+    backbone: Sdar, opened: Trajectory, noise: Noise, applications: int, end_id: EndIds
+) -> tuple[list[list[Step]], list[Tensor]]:
+    """Chains of `applications` + 1 states, and the positions `[B, copies * N]` that each application is judged on."""
+    batch, copies = opened.batch, noise.copies
+    answer = batch.answer.repeat(1, copies)
+    rate = torch.rand(len(answer), copies * batch.layout.blocks).repeat_interleave(batch.layout.block, 1)
+    masks = answer & (torch.rand(answer.shape) < rate)
+    states = []
+    for depth in range(applications + 1):
+        if depth:
+            masks = masks & ~_revealed(masks, batch.layout.block, noise.reveals)
+        states.append(_state(backbone, opened, masks, copies, end_id))
+    chains = [list(chain) for chain in zip(*(step for step, _ in states), strict=True)]
+    return chains, [masked for _, masked in states[1:]]
+
+
+def _revealed(masks: Tensor, block: int, most: int) -> Tensor:
+    """1 to `most` random masks of every block, `[B, T]`."""
+    draws = torch.rand(masks.shape).masked_fill(~masks, -1.0).unflatten(1, (-1, block))
+    rank = draws.argsort(-1, descending=True).argsort(-1)
+    count = torch.randint(1, most + 1, (*draws.shape[:2], 1))
+    revealed: Tensor = (rank < count).flatten(1) & masks
+    return revealed
+
+
+def _state(backbone: Sdar, opened: Trajectory, masks: Tensor, copies: int, end_id: EndIds) -> tuple[list[Step], Tensor]:
+    """The state of every copy, and the positions still to decode in all of them beside each other."""
+    batch, steps, places = opened.batch, [], []
+    parts = [batch.masked(mask) for mask in masks.chunk(copies, 1)]
+    hidden = look(backbone, opened, torch.cat(parts, 1), copies)
+    for tokens, seen in zip(parts, hidden.chunk(copies, 1), strict=True):
+        masked = masked_positions(tokens, batch, end_id)
+        place, token = pick(backbone_logits(backbone, seen, batch.mask_id), masked, batch.layout.block)
+        steps.append(Step(tokens, seen, place, token, masked.unflatten(1, (-1, batch.layout.block)).any(-1)))
+        places.append(masked)
+    return steps, torch.cat(places, 1)

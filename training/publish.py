@@ -1,0 +1,72 @@
+"""Writes a servable checkpoint: a backbone's own files, an MRP module beside them, in the published layout.
+
+The backbone's weights are copied as they are, file by file, an earlier MRP module left out. Knows no training.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from service.model import Mrp, Sdar, parse_config, published_weights
+
+MRP_FILE = "mrp.safetensors"
+_INDEX = "model.safetensors.index.json"
+_COPIED = ("*.json", "*.jinja", "*.txt", "*.model")
+
+
+def mrp_config(raw: Mapping[str, Any], mrp: Mapping[str, Any]) -> dict[str, Any]:
+    """A backbone's config.json with an MRP module's keys."""
+    return {**raw, "architectures": ["SDARMRPForCausalLM"], "num_mrp_heads": 1, **mrp}
+
+
+def stored_dtype(source: Path) -> torch.dtype:
+    """The type of the weights in a checkpoint's files."""
+    with safe_open(_shards(source)[0], framework="pt") as file:
+        first: Tensor = file.get_tensor(next(iter(file.keys())))
+        return first.dtype
+
+
+def publish(source: Path, out: Path, raw: Mapping[str, Any], models: tuple[Sdar, Mrp]) -> None:
+    """Writes `out` from the backbone in `source` and the module; `raw` is the new config.json."""
+    out.mkdir(parents=True, exist_ok=True)
+    for pattern in _COPIED:
+        for file in source.glob(pattern):
+            if file.name not in {"config.json", _INDEX}:
+                shutil.copyfile(file, out / file.name)
+    weights = published_weights(parse_config(raw), *models)
+    ours = {name: weight for name, weight in weights.items() if _is_mrp(name)}
+    dtype = stored_dtype(source)
+    places = _write(out / MRP_FILE, {name: weight.to("cpu", dtype).contiguous() for name, weight in ours.items()})
+    for shard in _shards(source):
+        with safe_open(shard, framework="pt") as file:
+            names = [name for name in file.keys() if not _is_mrp(name)]  # noqa: SIM118 (not a dict)
+            if names:
+                places |= _write(out / shard.name, {name: file.get_tensor(name) for name in names})
+    (out / _INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}, indent=1) + "\n", encoding="utf-8")
+    (out / "config.json").write_text(json.dumps(dict(raw), indent=1) + "\n", encoding="utf-8")
+
+
+def _write(file: Path, weights: dict[str, Tensor]) -> dict[str, str]:
+    save_file({name: weight.clone() for name, weight in weights.items()}, file, metadata={"format": "pt"})
+    return dict.fromkeys(weights, file.name)
+
+
+def _is_mrp(name: str) -> bool:
+    return name.startswith("mrp_modules.")
+
+
+def _shards(source: Path) -> list[Path]:
+    index = source / _INDEX
+    if not index.is_file():
+        return [source / "model.safetensors"]
+    names = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+    return [source / Path(name).name for name in sorted(set(names))]

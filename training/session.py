@@ -1,0 +1,219 @@
+"""Trains MRP for one checkpoint as a plan says: loads, goes on where a state is, writes a servable folder.
+
+The same for one worker and for several: each runs this with its place in the team. Knows no command line and no Ray.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from service.errors import SettingsError
+from service.model import Checkpoint, LoadOptions, load_checkpoint, parse_config
+from training.conversations import Codec, Corpus, Limits, read_corpus
+from training.evaluation import Score, evaluate
+from training.lessons import Objective, Teacher
+from training.mrp import new_mrp
+from training.optim import Optimiser, Schedule, Steps
+from training.publish import mrp_config, publish, stored_dtype
+from training.state import RunFolder
+from training.stream import Shape, Stream
+from training.trainer import Report, Team, Trainer
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is trained on what. `heldout`: share of the file's lines that is kept for the evaluation."""
+
+    backbone: str
+    data: Path
+    block_size: int | None = None
+    max_length: int = 2048
+    window: int = 256
+    heldout: float = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """The MRP module that is made."""
+
+    layers: int = 1
+    residual: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """`rows` examples a batch, `batches` a step, whichever worker they are on; `steps` updates in all."""
+
+    steps: int
+    rows: int = 8
+    batches: int = 1
+    seed: int = 0
+    bf16: bool = True
+    clip: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """Where the result goes, how often a state is kept, on how many held-out batches it is judged."""
+
+    out: Path
+    save_every: int = 100
+    judged: int = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All of one training."""
+
+    source: Source
+    objective: Objective
+    schedule: Schedule
+    budget: Budget
+    keeping: Keeping
+    module: Module = field(default_factory=Module)
+
+    @property
+    def drafts(self) -> int:
+        """Applications in a row at the end of the training: what the result is made for."""
+        return self.objective.phases[-1].applications
+
+    def what_matters(self) -> dict[str, Any]:
+        """Everything that the updates depend on, flat, as JSON has it."""
+        parts = {name: value for name, value in asdict(self).items() if name != "keeping"}
+        flat = {f"{part}.{key}": value for part, values in parts.items() for key, value in values.items()}
+        return {key: str(value) if isinstance(value, Path) else value for key, value in flat.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a run found: `step` updates were done before."""
+
+    step: int
+    corpus: Corpus
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Watcher:
+    """Whom a run tells what it found and every update."""
+
+    start: Callable[[Start], None] = lambda _: None
+    update: Callable[[Report], None] = lambda _: None
+
+
+def train(
+    plan: Plan, codec_of: Callable[[Path], Codec], device: str, team: Team, watcher: Watcher
+) -> tuple[Score, Score] | None:
+    """Trains, writes the result and judges it on held-out examples: MRP and zero; None where none are held out."""
+    if plan.budget.batches % team.size:
+        raise SettingsError(f"{plan.budget.batches} batches a step cannot be shared by {team.size} workers evenly")
+    place = torch.device(device) if device != "cpu" else contextlib.nullcontext()
+    with place:
+        session = Session(plan, codec_of, device, team)
+        session.run(watcher)
+        return session.finish() if team.rank == 0 else None
+
+
+class Session:
+    """One worker's part of a training."""
+
+    def __init__(self, plan: Plan, codec_of: Callable[[Path], Codec], device: str, team: Team) -> None:
+        self._plan, self._team, self._device = plan, team, device
+        dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+        options = LoadOptions(dtype, device, plan.source.block_size)
+        self._checkpoint = load_checkpoint(plan.source.backbone, options)
+        self._raw = _config(self._checkpoint, plan)
+        self._ends = _end_ids(self._checkpoint)
+        self._corpus = _corpus(self._checkpoint, codec_of, plan.source)
+        torch.manual_seed(plan.budget.seed)
+        self._mrp = new_mrp(parse_config(self._raw), self._checkpoint.backbone).to(device)
+        self._optimiser = Optimiser(self._mrp.named_parameters(), plan.schedule, plan.budget.clip)
+        self._folder = RunFolder(plan.keeping.out / "training", plan.what_matters())
+
+    def run(self, watcher: Watcher) -> None:
+        """All updates that are not done yet."""
+        budget, optimiser = self._plan.budget, self._optimiser
+        self._go_on()
+        watcher.start(Start(optimiser.steps, self._corpus, sum(p.numel() for p in optimiser.parameters)))
+        teacher = Teacher((self._checkpoint.backbone, self._mrp), self._plan.objective, self._ends)
+        trainer = Trainer(teacher, optimiser, budget.seed, budget.bf16, self._team)
+        progress = Steps(budget.steps, optimiser.steps)
+
+        def after(report: Report) -> None:
+            progress.done = report.step
+            if self._team.rank == 0:
+                self._folder.log(report)
+                if report.step % self._plan.keeping.save_every == 0 or report.step == budget.steps:
+                    self._keep()
+            watcher.update(report)
+
+        stream = Stream(self._corpus.train, self._shape(), budget.seed)
+        first = optimiser.steps // teacher.updates(self._checkpoint.config.block_size)
+        each = budget.batches // self._team.size
+        mine = range(self._team.rank * each, (self._team.rank + 1) * each)
+        trainer.run(stream.rounds(first, budget.batches, mine), progress, after)
+
+    def finish(self) -> tuple[Score, Score] | None:
+        """Writes the checkpoint and judges exactly what was written."""
+        mrp, out = self._mrp.eval().requires_grad_(requires_grad=False), self._plan.keeping.out
+        mrp.to(stored_dtype(self._checkpoint.path)).float()
+        publish(self._checkpoint.path, out, self._raw, (self._checkpoint.backbone, mrp))
+        if not self._corpus.heldout:
+            return None
+        stream = Stream(self._corpus.heldout, self._shape(), self._plan.budget.seed)
+        count = min(self._plan.keeping.judged, stream.batches_per_epoch)
+        torch.manual_seed(self._plan.budget.seed)
+        models = (self._checkpoint.backbone, mrp)
+        scores = evaluate(models, map(stream.batch, range(count)), self._ends, self._plan.drafts)
+        report = {name: score.numbers() for name, score in zip(("mrp", "zero"), scores, strict=True)}
+        (out / "heldout.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        return scores
+
+    def _go_on(self) -> None:
+        state = self._folder.load(self._device)
+        if state:
+            self._mrp.load_state_dict(state["mrp"])
+            self._optimiser.load(state["optimiser"])
+        if self._team.rank == 0:
+            self._folder.forget_after(self._optimiser.steps)
+
+    def _keep(self) -> None:
+        self._folder.save({"mrp": self._mrp.state_dict(), "optimiser": self._optimiser.state()})
+
+    def _shape(self) -> Shape:
+        config = self._checkpoint.config
+        return Shape(self._plan.budget.rows, config.block_size, int(config.mask_token_id == 0), config.mask_token_id)
+
+
+def _config(checkpoint: Checkpoint, plan: Plan) -> Mapping[str, Any]:
+    """The config.json of the result. SettingsError for a module that this backbone cannot have."""
+    config, layers, block = checkpoint.config, plan.module.layers, checkpoint.config.block_size
+    if not 1 <= layers <= config.num_layers:
+        raise SettingsError(f"layers is {layers}, allowed are 1 to the backbone's {config.num_layers}")
+    if not 1 <= plan.drafts < block:
+        raise SettingsError(f"unroll is {plan.drafts}, allowed are 1 to {block - 1}: a block has {block} positions")
+    module = {
+        "num_nextn_predict_layers": layers,
+        "mrp_residual": plan.module.residual,
+        "mrp_scale": 1.0,
+        "mrp_default_steps": plan.drafts,
+    }
+    return mrp_config({**checkpoint.raw, "block_size": block}, module)
+
+
+def _corpus(checkpoint: Checkpoint, codec_of: Callable[[Path], Codec], source: Source) -> Corpus:
+    config = checkpoint.config
+    limits = Limits(config.block_size, min(source.max_length, config.max_positions), source.window)
+    return read_corpus(source.data, codec_of(checkpoint.path), config.eos_token_ids, limits, source.heldout)
+
+
+def _end_ids(checkpoint: Checkpoint) -> Tensor:
+    return torch.tensor(checkpoint.config.eos_token_ids or [-1], device=checkpoint.device)

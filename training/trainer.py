@@ -1,0 +1,107 @@
+"""The loop that trains MRP, for the demo's recipe and for anyone's checkpoint.
+
+All chance is drawn from seeds made of (seed, round, part, batch), so a run that goes on after a stop, or whose batches
+are spread over several workers, draws what one uninterrupted worker draws. Knows no files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from training.data import Batch
+from training.lessons import Lesson, Phase, Teacher
+from training.optim import Optimiser, Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """One update: its losses, averaged over all batches of all workers."""
+
+    step: int
+    applications: int
+    chain: float
+    revision: float
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """The workers that share an update's batches; torch.distributed is set up where there are several."""
+
+    rank: int = 0
+    size: int = 1
+
+    def add_up(self, tensors: Iterable[Tensor]) -> None:
+        """Every worker's tensors become the sum of all workers'."""
+        if self.size > 1:
+            for tensor in tensors:
+                torch.distributed.all_reduce(tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """Updates MRP's weights. `bf16`: the losses' matrix products in bfloat16, weights and sums in float32."""
+
+    teacher: Teacher
+    optimiser: Optimiser
+    seed: int = 0
+    bf16: bool = True
+    team: Team = field(default_factory=Team)
+
+    def run(self, rounds: Iterable[list[Batch]], progress: Progress, after: Callable[[Report], None]) -> None:
+        """Trains until `progress` is over; `rounds` begins with the round that the optimiser's steps are in.
+
+        A round is this worker's batches of the next updates, as many for every worker.
+        """
+        # Norms in float32 over bfloat16 are meant.
+        warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
+        for batches in rounds:
+            updates = self.teacher.updates(batches[0].layout.block)
+            number, first = divmod(self.optimiser.steps, updates)
+            offset = self.team.rank * len(batches)
+            lessons = [self._prepare(number, index, batch) for index, batch in enumerate(batches, offset)]
+            for part in range(first, updates):
+                if progress.share >= 1:
+                    return
+                after(self._update(lessons, (number, part), progress.share))
+
+    def _prepare(self, number: int, index: int, batch: Batch) -> Lesson:
+        self._seed(number, -1, index)
+        return self.teacher.prepare(batch)
+
+    def _update(self, lessons: list[Lesson], place: tuple[int, int], share: float) -> Report:
+        phase, parts = self.teacher.objective.phase(share), len(lessons) * self.team.size
+        means = torch.zeros(2)
+        self.optimiser.forget()
+        for index, lesson in enumerate(lessons):
+            self._seed(*place, self.team.rank * len(lessons) + index)
+            means += self._learn(lesson, place[1], phase, parts)
+        self._share(means)
+        self.optimiser.update(share)
+        chain, revision = means.tolist()
+        return Report(self.optimiser.steps, phase.applications, chain, revision)
+
+    def _learn(self, lesson: Lesson, part: int, phase: Phase, parts: int) -> Tensor:
+        """Adds one lesson's gradients; its losses' share of the update's means."""
+        kind = self.optimiser.parameters[0].device.type
+        with torch.autocast(kind, torch.bfloat16, enabled=self.bf16):
+            chain, revision = lesson.losses(part, phase)
+        loss = (chain + phase.weights.revision * revision) / parts
+        if loss.requires_grad:  # a batch may hold nothing to judge
+            loss.backward()
+        return torch.stack([chain.detach(), revision.detach()]).float() / parts
+
+    def _share(self, means: Tensor) -> None:
+        for parameter in self.optimiser.parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        self.team.add_up([means, *(p.grad for p in self.optimiser.parameters if p.grad is not None)])
+
+    def _seed(self, number: int, part: int, index: int) -> None:
+        name = f"{self.seed}/{number}/{part}/{index}"
+        torch.manual_seed(int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest()))
