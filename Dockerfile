@@ -28,15 +28,16 @@ RUN case "$DEVICE" in \
       *) echo "DEVICE is '$DEVICE', allowed are cpu and cuda" >&2; exit 1 ;; \
     esac
 
-# The dependencies, from an empty package of our name: a change of our code does not install them again.
+# The dependencies, from empty packages of our names: a change of our code does not install them again.
 COPY pyproject.toml README.md LICENSE ./
-RUN mkdir service && touch service/__init__.py \
+RUN mkdir service training && touch service/__init__.py training/__init__.py \
     && pip install -c constraints.txt . \
     && pip uninstall -y mrp-serve
 # For clouds: `ray up` on AWS wants EXTRA_PACKAGES=boto3 on the head.
 RUN printf '%s' "$EXTRA_PACKAGES" | xargs -r pip install -c constraints.txt
 
 COPY service service
+COPY training training
 RUN pip install --no-deps . && pip check
 RUN mrp-serve check --device cpu
 

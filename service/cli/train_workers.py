@@ -26,7 +26,7 @@ _OBJECT_STORE_BYTES = 200 * 2**20
 #: how often a training is started again after a worker died
 _RESTARTS = 3
 #: what a worker refused to do, for the program that asked
-_REFUSAL = Path("training", "refused.txt")
+REFUSAL = Path("training", "refused.txt")
 
 
 def train_together(plan: Plan, device: str, workers: int, threads: int | None) -> None:
@@ -45,7 +45,7 @@ def train_together(plan: Plan, device: str, workers: int, threads: int | None) -
     gpu = device.startswith("cuda")
     _start_ray(workers)
     trainer = TorchTrainer(
-        _work,
+        work,
         train_loop_config={"plan": plan, "threads": threads},
         scaling_config=ScalingConfig(num_workers=workers, use_gpu=gpu),
         run_config=RunConfig(
@@ -54,7 +54,7 @@ def train_together(plan: Plan, device: str, workers: int, threads: int | None) -
             failure_config=FailureConfig(max_failures=_RESTARTS),
         ),
     )
-    refusal = plan.keeping.out / _REFUSAL
+    refusal = plan.keeping.out / REFUSAL
     refusal.unlink(missing_ok=True)
     try:
         trainer.fit()
@@ -85,7 +85,7 @@ def _start_ray(workers: int) -> None:
     )
 
 
-def _work(config: dict[str, Any]) -> None:
+def work(config: dict[str, Any]) -> None:
     """One worker."""
     import ray.train
     import ray.train.torch
@@ -102,7 +102,7 @@ def _work(config: dict[str, Any]) -> None:
     try:
         train(plan, TextCodec.load, str(device), team, Watcher())
     except MrpServeError as error:  # another try would end the same, so Ray is not to know
-        refusal = plan.keeping.out / _REFUSAL
+        refusal = plan.keeping.out / REFUSAL
         refusal.parent.mkdir(parents=True, exist_ok=True)
         refusal.write_text(error.message, encoding="utf-8")
 
