@@ -26,7 +26,7 @@ PREFIX = "MRP_SERVE_"
 #: what a hashed API key begins with
 DIGEST = "sha256:"
 
-ModeName = Literal["static", "dynamic", "direct", "speculative", "remask"]
+ModeName = Literal["static", "dynamic", "sequential", "entropy", "direct", "speculative", "remask"]
 Count = Annotated[int, Field(ge=1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 

@@ -98,7 +98,7 @@ class Reference:
         """hidden `[L, H]` of a block at absolute position `start`."""
         logits = self.checkpoint.backbone.logits(hidden).float() / (sampling.temperature or 1.0)
         probabilities = (logits - logits.logsumexp(-1, keepdim=True)).exp()  # rounded as the engine rounds it
-        picks = []
+        picks, entropies = [], {}
         for position in state.masked:
             scores = self.allowed(logits[position], sampling)
             if sampling.temperature > 0:
@@ -106,8 +106,9 @@ class Reference:
                 scores = scores + gumbel(torch.tensor([key]), len(scores))[0]
             token = int(scores.argmax())
             picks.append(Pick(position, token, float(probabilities[position, token])))
+            entropies[position] = float(torch.special.entr(logits[position].softmax(-1)).sum())
         judged = [Pick(p, state.tokens[p], float(probabilities[p, state.tokens[p]])) for p in judge]
-        return Reading(tuple(picks), tuple(judged), hidden)
+        return Reading(tuple(picks), tuple(judged), hidden, entropies)
 
     def allowed(self, logits: Tensor, sampling: SamplingParams) -> Tensor:
         """logits `[V]` with -inf where a token must not be chosen."""

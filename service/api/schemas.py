@@ -25,6 +25,7 @@ from pydantic import (
     model_validator,
 )
 
+from service.decode.params import Knob
 from service.decode.registry import MODES
 from service.engine.request import DEFAULT_PRIORITY, HIGHEST_PRIORITY, LOWEST_PRIORITY, MAX_SEED
 from service.errors import InvalidRequest
@@ -56,6 +57,16 @@ KNOBS: Mapping[str, Any] = {
     ],
     "max_drafts": Annotated[
         int, Field(ge=1, description="states verified a forward, a tree; default: a chain of mrp_steps drafts")
+    ],
+    "entropy_bound": Annotated[
+        float,
+        Field(
+            ge=0, description="nats: the entropies of tokens revealed together, less the largest; sequential: 0 is off"
+        ),
+    ],
+    "verify": Annotated[
+        Literal["static", "dynamic", "sequential", "entropy"],
+        Field(description="mode whose output comes out; default: dynamic with a threshold, else static"),
     ],
 }
 
@@ -122,7 +133,7 @@ class GenerateCommon(BaseModel):
         return self
 
     @property
-    def knobs(self) -> dict[str, int | float]:
+    def knobs(self) -> dict[str, Knob]:
         """The knobs of the mode that were given."""
         return {name: value for name in KNOBS if (value := getattr(self, name, None)) is not None}
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from service.decode.params import ModeParams
+from service.decode.params import Knob, ModeParams
 from service.engine.request import DEFAULT_PRIORITY, FinishReason, SamplingParams, Stats
 from service.errors import DeadlineExceeded, MrpServeError
 
@@ -146,7 +146,7 @@ class ModelCard:
     mrp: Mapping[str, Any] | None
     modes: tuple[str, ...]
     default_mode: str
-    defaults: Mapping[str, Mapping[str, int | float]]
+    defaults: Mapping[str, Mapping[str, Knob]]
     chat: bool
     places: int = 1
 

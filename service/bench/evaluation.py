@@ -48,6 +48,7 @@ class Score:
     right: int = 0
     same_as_first: int = 0
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
 
     @property
     def accuracy(self) -> float:
@@ -69,6 +70,11 @@ class Score:
     def milliseconds_per_token(self) -> float:
         """Wall-clock time of the plan divided by its tokens."""
         return 1e3 * self.seconds / self.tokens
+
+    @property
+    def tokens_per_cpu_second(self) -> float:
+        """Tokens by the CPU time of all threads of this process: what is left to compare on a shared machine."""
+        return self.tokens / self.cpu_seconds
 
     @property
     def acceptance(self) -> float | None:
@@ -113,9 +119,10 @@ def evaluate(
                 )
                 for number, task in enumerate(chunk)
             ]  # fmt: skip
-            begin = time.perf_counter()
+            begin, cpu = time.perf_counter(), time.process_time()
             completions = engine.generate(requests)
             score.seconds += time.perf_counter() - begin
+            score.cpu_seconds += time.process_time() - cpu
             _judge(score, chunk, completions, scores[0].completions)
         yield scores
 

@@ -32,7 +32,7 @@ def command(
     device: Device = "auto",
     dtype: Dtype = "auto",
     threads: Threads = None,
-    output: Annotated[Path | None, typer.Option(help="Writes the rows as JSON.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Writes the rows as JSON, after every chunk.")] = None,
 ) -> None:
     """Accuracy, tokens per forward and time of every mode, with MRP and with its output set to zero."""
     from service.bench.evaluation import default_plans, evaluate
@@ -52,9 +52,9 @@ def command(
         for latest in evaluate(engines, tasks, plans, SamplingParams(temperature, seed=seed), (128, together)):
             scores = latest
             progress.update(bar, completed=len(scores[0].completions))
+            if output:
+                output.write_text(json.dumps([_row(score) for score in scores], indent=1) + "\n", encoding="utf-8")
     Console(width=110).print(_table(scores))
-    if output:
-        output.write_text(json.dumps([_row(score) for score in scores], indent=1) + "\n", encoding="utf-8")
 
 
 def _plan(text: str) -> Plan:
@@ -67,7 +67,7 @@ def _plan(text: str) -> Plan:
     engine = "zero" if words[-1:] == ["zero"] else "mrp"
     try:
         pairs = [word.split("=") for word in words if word != "zero"]
-        knobs = {name: json.loads(value) for name, value in pairs}
+        knobs = {name: value if value.isalpha() else json.loads(value) for name, value in pairs}
     except ValueError as error:
         raise InvalidRequest(f"plan is {text!r}, expected such as 'remask threshold=0.5'") from error
     return Plan(make_params(mode, knobs), engine)
@@ -98,6 +98,7 @@ def _row(score: Score) -> dict[str, Any]:
         "accuracy": score.accuracy,
         "tokens_per_forward": score.tokens_per_forward,
         "milliseconds_per_token": score.milliseconds_per_token,
+        "tokens_per_cpu_second": score.tokens_per_cpu_second,
         "same_as_first_plan": score.same_as_first,
         "acceptance": score.acceptance,
     }

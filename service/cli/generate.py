@@ -13,7 +13,7 @@ from rich.console import Console
 from service.cli.options import BlockSize, Device, Dtype, Model, Threads, load, use_threads
 
 if TYPE_CHECKING:
-    from service.decode.params import ModeParams
+    from service.decode.params import Knob, ModeParams
     from service.engine import Engine, GenerationRequest
     from service.engine.request import BlockEvent
     from service.model import MrpConfig
@@ -22,11 +22,17 @@ if TYPE_CHECKING:
 def command(
     prompt: Annotated[str, typer.Argument(help="What the user says (or the raw text with --raw).")],
     model: Model = None,
-    mode: Annotated[str | None, typer.Option(help="static, dynamic, direct, speculative or remask.")] = None,
-    tokens_per_step: Annotated[int | None, typer.Option(help="static: tokens revealed per forward.")] = None,
+    mode: Annotated[
+        str | None, typer.Option(help="static, dynamic, sequential, entropy, direct, speculative or remask.")
+    ] = None,
+    tokens_per_step: Annotated[
+        int | None, typer.Option(help="static, sequential: tokens revealed per forward.")
+    ] = None,
     threshold: Annotated[float | None, typer.Option(help="dynamic, remask: confidence needed.")] = None,
     mrp_steps: Annotated[int | None, typer.Option(help="direct, speculative: MRP steps per forward.")] = None,
     max_drafts: Annotated[int | None, typer.Option(help="speculative: states verified per forward, a tree.")] = None,
+    entropy_bound: Annotated[float | None, typer.Option(help="sequential, entropy: nats revealed together.")] = None,
+    verify: Annotated[str | None, typer.Option(help="speculative: mode whose output comes out.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
     temperature: Annotated[float, typer.Option(min=0)] = 0.0,
     top_p: float = 1.0,
@@ -47,7 +53,8 @@ def command(
     checkpoint = load(model, device, dtype, block_size)
     codec = TextCodec.load(checkpoint.path)
     given = {
-        "tokens_per_step": tokens_per_step, "threshold": threshold, "mrp_steps": mrp_steps, "max_drafts": max_drafts
+        "tokens_per_step": tokens_per_step, "threshold": threshold, "mrp_steps": mrp_steps, "max_drafts": max_drafts,
+        "entropy_bound": entropy_bound, "verify": verify,
     }  # fmt: skip
     ids = codec.encode(prompt) if raw else codec.encode_chat([{"role": "user", "content": prompt}])
     request = GenerationRequest(
@@ -63,7 +70,7 @@ def command(
     _print(request, events, text, as_json)
 
 
-def _params(mode: str | None, knobs: dict[str, int | float], mrp: MrpConfig | None) -> ModeParams:
+def _params(mode: str | None, knobs: dict[str, Knob], mrp: MrpConfig | None) -> ModeParams:
     """The mode asked for, or the server's default; MRP steps default to the checkpoint's."""
     from service.decode.registry import MODES, default_knobs, default_params, make_params
 

@@ -9,9 +9,9 @@ def direct(canvas: Canvas, params: Direct) -> Decoding:
     """Decodes the canvas's block with up to 1 + `mrp_steps` tokens for every backbone forward."""
     while not canvas.block.complete:
         (reading,) = yield Evaluate((canvas.block,))
-        canvas.reveal("denoise", reading.most_confident())
+        canvas.reveal("denoise", params.rule(reading))
         for _ in range(params.mrp_steps):
             if canvas.block.complete:
                 break
             (reading,) = yield Refine(reading, canvas.block)
-            canvas.reveal("mrp", reading.most_confident())
+            canvas.reveal("mrp", params.rule(reading))

@@ -5,10 +5,11 @@ The API's schemas are built from these; a knob a mode does not use does not exis
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
-from service.decode.rules import Above, MostConfident, Rule
+from service.decode.rules import Above, Leftmost, LowestEntropy, MostConfident, Rule
 from service.errors import InvalidRequest
 
 
@@ -20,6 +21,11 @@ class Static:
     served_without_mrp: ClassVar[bool] = True
     needs_mrp: ClassVar[bool] = False
     tokens_per_step: int = 1
+
+    @property
+    def rule(self) -> Rule:
+        """What a forward reveals."""
+        return MostConfident(self.tokens_per_step)
 
     def check(self, block_size: int) -> None:
         """Raises InvalidRequest where a knob is out of range for this block size."""
@@ -35,9 +41,58 @@ class Dynamic:
     needs_mrp: ClassVar[bool] = False
     threshold: float = 0.9
 
+    @property
+    def rule(self) -> Rule:
+        """What a forward reveals."""
+        return Above(self.threshold)
+
     def check(self, block_size: int) -> None:
         """Raises InvalidRequest where a knob is out of range for this block size."""
         _check_threshold(self.threshold)
+
+
+@dataclass(frozen=True, slots=True)
+class Sequential:
+    """Reveal the `tokens_per_step` leftmost positions of every forward, and more of them as `entropy_bound` allows."""
+
+    mode: ClassVar[str] = "sequential"
+    served_without_mrp: ClassVar[bool] = True
+    needs_mrp: ClassVar[bool] = False
+    tokens_per_step: int = 1
+    entropy_bound: float = 0.0
+
+    @property
+    def rule(self) -> Rule:
+        """What a forward reveals."""
+        return Leftmost(self.tokens_per_step, self.entropy_bound)
+
+    def check(self, block_size: int) -> None:
+        """Raises InvalidRequest where a knob is out of range for this block size."""
+        _check_count("tokens_per_step", self.tokens_per_step, block_size)
+        _check_bound(self.entropy_bound)
+
+
+@dataclass(frozen=True, slots=True)
+class Entropy:
+    """Reveal the positions of lowest entropy, as many as `entropy_bound` allows, at least one."""
+
+    mode: ClassVar[str] = "entropy"
+    served_without_mrp: ClassVar[bool] = True
+    needs_mrp: ClassVar[bool] = False
+    entropy_bound: float = 0.1
+
+    @property
+    def rule(self) -> Rule:
+        """What a forward reveals."""
+        return LowestEntropy(self.entropy_bound)
+
+    def check(self, block_size: int) -> None:
+        """Raises InvalidRequest where a knob is out of range for this block size."""
+        _check_bound(self.entropy_bound)
+
+
+#: modes that are nothing but a rule
+Plain = Static | Dynamic | Sequential | Entropy
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +102,7 @@ class Direct:
     mode: ClassVar[str] = "direct"
     served_without_mrp: ClassVar[bool] = False
     needs_mrp: ClassVar[bool] = True
+    rule: ClassVar[Rule] = MostConfident(1)
     mrp_steps: int = 1
 
     def check(self, block_size: int) -> None:
@@ -56,7 +112,10 @@ class Direct:
 
 @dataclass(frozen=True, slots=True)
 class Speculative:
-    """Drafts, verified by one backbone forward. Output identical to static, or to dynamic if a threshold is given.
+    """Drafts, verified by one backbone forward. Output identical to the mode `verify`.
+
+    `verify`: static, dynamic, sequential or entropy, whose knobs may be given; by default dynamic if a threshold is
+    given, else static.
 
     `mrp_steps`: MRP forwards that a verification's drafts may take. `max_drafts`: states that are verified, a tree;
     by default a chain of `mrp_steps`. With 0 `mrp_steps` the backbone's last logits draft alone, which needs no MRP.
@@ -68,6 +127,8 @@ class Speculative:
     max_drafts: int | None = None
     tokens_per_step: int | None = None
     threshold: float | None = None
+    entropy_bound: float | None = None
+    verify: str | None = None
 
     @property
     def needs_mrp(self) -> bool:
@@ -77,7 +138,25 @@ class Speculative:
     @property
     def rule(self) -> Rule:
         """What the drafts are verified against."""
-        return MostConfident(self.tokens_per_step or 1) if self.threshold is None else Above(self.threshold)
+        return self.plain.rule
+
+    @property
+    def plain(self) -> Plain:
+        """The mode whose output comes out. Raises InvalidRequest if there is none that has the knobs given."""
+        kinds: dict[str, type[Plain]] = {kind.mode: kind for kind in (Static, Dynamic, Sequential, Entropy)}
+        name = self.verify or ("static" if self.threshold is None else "dynamic")
+        if name not in kinds:
+            raise InvalidRequest(f"verify is {name!r}, allowed are {', '.join(kinds)}", param="verify")
+        knobs = ("tokens_per_step", "threshold", "entropy_bound")
+        given = {knob: value for knob in knobs if (value := getattr(self, knob)) is not None}
+        used = [field.name for field in fields(kinds[name])]
+        for knob, value in given.items():
+            if knob not in used:
+                raise InvalidRequest(
+                    f"{knob} is {value}, drafts are verified against {name}, whose knobs are {', '.join(used)}",
+                    param=knob,
+                )
+        return kinds[name](**given)
 
     def check(self, block_size: int) -> None:
         """Raises InvalidRequest where a knob is out of range for this block size."""
@@ -90,16 +169,7 @@ class Speculative:
         else:
             _check_count("mrp_steps", self.mrp_steps, block_size, least=0)
             _check_count("max_drafts", self.max_drafts, block_size)
-        if self.tokens_per_step is not None:
-            _check_count("tokens_per_step", self.tokens_per_step, block_size)
-        if self.threshold is not None:
-            _check_threshold(self.threshold)
-            if self.tokens_per_step is not None:
-                raise InvalidRequest(
-                    f"threshold is {self.threshold} and tokens_per_step is {self.tokens_per_step}, allowed is one of "
-                    "them: drafts are verified against dynamic or against static",
-                    param="threshold",
-                )
+        self.plain.check(block_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +181,18 @@ class Remask:
     needs_mrp: ClassVar[bool] = True
     threshold: float = 0.9
 
+    @property
+    def rule(self) -> Rule:
+        """What a forward reveals."""
+        return Above(self.threshold)
+
     def check(self, block_size: int) -> None:
         """Raises InvalidRequest where a knob is out of range for this block size."""
         _check_threshold(self.threshold)
 
 
-ModeParams = Static | Dynamic | Direct | Speculative | Remask
+ModeParams = Plain | Direct | Speculative | Remask
+Knob = int | float | str
 
 
 def _check_count(name: str, value: int, block_size: int, least: int = 1) -> None:
@@ -127,3 +203,8 @@ def _check_count(name: str, value: int, block_size: int, least: int = 1) -> None
 def _check_threshold(value: float) -> None:
     if not 0 < value <= 1:
         raise InvalidRequest(f"threshold is {value}, allowed is 0 < threshold <= 1", param="threshold")
+
+
+def _check_bound(value: float) -> None:
+    if not 0 <= value < math.inf:
+        raise InvalidRequest(f"entropy_bound is {value}, allowed is 0 or more", param="entropy_bound")

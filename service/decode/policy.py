@@ -9,8 +9,8 @@ scripted oracle.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from service.decode.block import MASKED, Block, Canvas, Pick
@@ -23,11 +23,13 @@ class Reading:
     `picks`: for every masked position, ascending, the chosen token and its probability.
     `judged`: for the positions a Refine asked about, the token that stands there and its probability.
     `handle`: the hidden states behind it, for a later Refine; opaque here.
+    `entropies`: by position, of the full softmax, in nats; only where the mode's params need them.
     """
 
     picks: tuple[Pick, ...]
     judged: tuple[Pick, ...] = ()
     handle: Any = None
+    entropies: Mapping[int, float] = field(default_factory=dict)
 
     def most_confident(self, count: int = 1) -> tuple[Pick, ...]:
         """The `count` picks of highest confidence; ties go to the lowest position."""

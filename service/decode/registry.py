@@ -1,4 +1,4 @@
-"""The modes there are: adding one is a params class, a policy file and a line here."""
+"""The modes there are: adding one is a params class, a policy file (or a rule) and a line here."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from dataclasses import asdict, fields
 
 from service.decode import params as modes
 from service.decode.block import Canvas
+from service.decode.by_rule import by_rule
 from service.decode.direct import direct
-from service.decode.dynamic import dynamic
-from service.decode.params import ModeParams
+from service.decode.params import Knob, ModeParams
 from service.decode.policy import Decoding, Policy
 from service.decode.remask import remask
 from service.decode.speculative import speculative
-from service.decode.static import static
 from service.errors import InvalidRequest
 
 POLICIES: dict[type[ModeParams], Policy] = {
-    modes.Static: static,
-    modes.Dynamic: dynamic,
+    modes.Static: by_rule,
+    modes.Dynamic: by_rule,
+    modes.Sequential: by_rule,
+    modes.Entropy: by_rule,
     modes.Direct: direct,
     modes.Speculative: speculative,
     modes.Remask: remask,
@@ -36,7 +37,7 @@ def decode_block(canvas: Canvas, params: ModeParams) -> Decoding:
     return POLICIES[type(params)](canvas, params)
 
 
-def make_params(mode: str, knobs: Mapping[str, int | float]) -> ModeParams:
+def make_params(mode: str, knobs: Mapping[str, Knob]) -> ModeParams:
     """The params of a mode by name. Raises InvalidRequest for an unknown mode or a knob it does not use."""
     if mode not in MODES:
         raise InvalidRequest(f"mode is {mode!r}, allowed are {', '.join(MODES)}", param="mode")
@@ -53,7 +54,7 @@ def served_without_mrp() -> list[str]:
     return [f"{params.mode} with mrp_steps 0" if params().needs_mrp else params.mode for params in served]
 
 
-def default_knobs(mode: str, mrp_steps: int) -> dict[str, int | float]:
+def default_knobs(mode: str, mrp_steps: int) -> dict[str, Knob]:
     """The knobs of a mode when a request names none. `mrp_steps`: the checkpoint's, 0 if it has no MRP."""
     knobs = {name: value for name, value in asdict(make_params(mode, {})).items() if value is not None}
     if "mrp_steps" in knobs:

@@ -9,7 +9,7 @@ def remask(canvas: Canvas, params: Remask) -> Decoding:
     """Decodes the canvas's block. Only reveals of the present step can be revoked, never all of them."""
     while not canvas.block.complete:
         (reading,) = yield Evaluate((canvas.block,))
-        canvas.reveal("denoise", reading.above(params.threshold))
+        canvas.reveal("denoise", params.rule(reading))
         fresh = canvas.steps[-1].revealed
         if len(fresh) == 1:
             continue

@@ -27,7 +27,7 @@ class Row:
     `pages`: the sequence's pages; the row reads the first `index` and, if `keeps`, writes the next.
     Otherwise it writes to a scratch page and nobody sees its KV. `reads`: whether the masked
     positions are to be read; `judge`: revealed positions whose token's probability is wanted.
-    `anchor`: `[L, H]` hidden states, for MRP's rows.
+    `anchor`: `[L, H]` hidden states, for MRP's rows. `entropy`: whether the masked positions' is wanted too.
     """
 
     state: Block
@@ -37,6 +37,7 @@ class Row:
     sampling: SamplingParams | None = None
     judge: tuple[int, ...] = ()
     anchor: Tensor | None = None
+    entropy: bool = False
 
     def reads(self, row: int, block_size: int) -> list[Read]:
         """The reads of this row as number `row` of a forward: masked positions, then judged ones."""
@@ -46,7 +47,7 @@ class Row:
         slot, start = row * block_size, self.index * block_size
         wanted = [(position, None) for position in self.state.masked]
         asked = [(position, tokens[position]) for position in self.judge]
-        return [Read(slot + p, start + p, revealed, sampling, token) for p, token in [*wanted, *asked]]
+        return [Read(slot + p, start + p, revealed, sampling, token, self.entropy) for p, token in [*wanted, *asked]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ grouping's business. One copy to the CPU a pass.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from operator import itemgetter
 from typing import TypeVar
 
@@ -17,7 +18,7 @@ from service.decode.block import Pick
 from service.decode.policy import Reading
 from service.engine.grouping import Group, Grouping, Together, in_places
 from service.engine.rows import Row, RowTensors, to_tensors
-from service.engine.sampling import Read, choose
+from service.engine.sampling import Read, choose, entropies
 from service.errors import SettingsError
 from service.model.attention import PagedAttention, PagedCache
 from service.model.checkpoint import Checkpoint
@@ -77,17 +78,18 @@ class Runner:
     def _read(self, rows: Sequence[Row], hidden: Tensor) -> list[Reading]:
         """hidden `[R, L, H]`; only positions that are read get logits."""
         reads = [row.reads(number, self.config.block_size) for number, row in enumerate(rows)]
-        picks = self._pick(hidden, [read for row_reads in reads for read in row_reads])
-        readings, done = [], 0
+        chosen = iter(self._pick(hidden, [read for row_reads in reads for read in row_reads]))
+        readings = []
         for row, row_reads, handle in zip(rows, reads, hidden.unbind(0), strict=True):
-            end = done + len(row_reads)
-            judged = end - len(row.judge) if row_reads else end
-            readings.append(Reading(tuple(picks[done:judged]), tuple(picks[judged:end]), handle))
-            done = end
+            own = list(islice(chosen, len(row_reads)))
+            masked = len(own) - len(row.judge) if own else 0
+            picks = tuple(pick for pick, _ in own)
+            entropy = {pick.position: value for pick, value in own[:masked]} if row.entropy else {}
+            readings.append(Reading(picks[:masked], picks[masked:], handle, entropy))
         return readings
 
-    def _pick(self, hidden: Tensor, reads: list[Read]) -> list[Pick]:
-        """The picks of all reads: hidden `[R, L, H]`, one copy to the CPU."""
+    def _pick(self, hidden: Tensor, reads: list[Read]) -> list[tuple[Pick, float]]:
+        """The picks and entropies of all reads: hidden `[R, L, H]`, one copy to the CPU."""
         if not reads:
             return []
         flat, length = hidden.flatten(0, 1), self.config.block_size
@@ -95,16 +97,19 @@ class Runner:
         chosen = _join([self._choose(flat, group.members)[: len(group.places)] for group in groups])
         places = in_places(groups)
         picks = [
-            Pick(reads[place].slot % length, int(token), confidence)
-            for place, (token, confidence) in zip(places, chosen.tolist(), strict=True)
+            (Pick(reads[place].slot % length, int(token), confidence), entropy)
+            for place, (token, confidence, entropy) in zip(places, chosen.tolist(), strict=True)
         ]
         return _put_back(picks, places)
 
     def _choose(self, flat: Tensor, reads: Sequence[Read]) -> Tensor:
-        """flat `[R * L, H]` -> tokens and confidences, `[M, 2]`, float64 (exact for both)."""
+        """flat `[R * L, H]` -> tokens, confidences, entropies (0 if none asks), `[M, 3]`, float64 (exact for all)."""
         slots = torch.tensor([read.slot for read in reads]).to(self._device)
-        tokens, confidences = choose(self._backbone.logits(flat[slots]), reads, self.config.mask_token_id)
-        return torch.stack([tokens.double(), confidences.double()], dim=1)
+        logits = self._backbone.logits(flat[slots])
+        asked = any(read.entropy for read in reads)
+        entropy = entropies(logits, reads) if asked else torch.zeros(len(reads), device=self._device)
+        tokens, confidences = choose(logits, reads, self.config.mask_token_id)
+        return torch.stack([tokens.double(), confidences.double(), entropy.double()], dim=1)
 
 
 def _join(parts: list[Tensor]) -> Tensor:

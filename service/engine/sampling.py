@@ -30,7 +30,8 @@ class Read:
     """One position whose token is wanted.
 
     `slot`: row * block + position, in the forward. `token`: None to choose one, or the token whose
-    probability is asked for. `position` is absolute, `revealed` counts the block's tokens.
+    probability is asked for. `position` is absolute, `revealed` counts the block's tokens. `entropy`: whether that of
+    the distribution is wanted too.
     """
 
     slot: int
@@ -38,6 +39,7 @@ class Read:
     revealed: int
     sampling: SamplingParams
     token: int | None = None
+    entropy: bool = False
 
 
 def choose(logits: Tensor, reads: Sequence[Read], mask_token_id: int) -> tuple[Tensor, Tensor]:
@@ -57,6 +59,12 @@ def choose(logits: Tensor, reads: Sequence[Read], mask_token_id: int) -> tuple[T
         tokens = torch.where(given < 0, tokens, given)
     confidences = (scaled.gather(-1, tokens[:, None])[:, 0] - total).exp()
     return tokens, confidences
+
+
+def entropies(logits: Tensor, reads: Sequence[Read]) -> Tensor:
+    """logits `[M, V]` -> entropies `[M]` in nats (float32) of what confidences are taken from."""
+    parts: Tensor = torch.special.entr(_scale(logits.float(), reads).softmax(-1))
+    return parts.sum(-1)
 
 
 def _scale(logits: Tensor, reads: Sequence[Read]) -> Tensor:

@@ -37,6 +37,7 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self.events: list[BlockEvent] = []
         self._block_size = block_size
+        self._entropy = request.params.rule.needs_entropy
         self._num_output = 0
         self._num_blocks = 0
         self._unwritten: deque[Row] = deque()
@@ -187,7 +188,8 @@ class Sequence:
 
     def _row(self, state: Block) -> Row:
         index = self._prompt_blocks + self._num_blocks
-        return Row(state, index, self.lease.pages, keeps=False, sampling=self.request.sampling)
+        sampling = self.request.sampling
+        return Row(state, index, self.lease.pages, keeps=False, sampling=sampling, entropy=self._entropy)
 
     def _store(self, block: Block, index: int) -> None:
         self._unwritten.append(Row(block, index, self.lease.pages, keeps=True))

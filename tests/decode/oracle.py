@@ -11,8 +11,8 @@ from service.decode.params import ModeParams
 from service.decode.policy import Evaluate, Query, Reading, Refine
 from service.decode.registry import decode_block
 
-#: what is said of a state: position -> (token, confidence)
-Says = Callable[[Block], Mapping[int, tuple[int, float]]]
+#: what is said of a state: position -> (token, confidence[, entropy])
+Says = Callable[[Block], Mapping[int, tuple[int, float] | tuple[int, float, float]]]
 
 
 @dataclass
@@ -58,30 +58,31 @@ def run(block: Block, params: ModeParams, backbone: Says, mrp: Says | None = Non
         result.queries.append(query)
         if isinstance(query, Evaluate):
             assert query.states[0] == result.canvas.block
-            readings = tuple(_reading(state, backbone) for state in query.states)
+            readings = tuple(_reading(state, backbone, params) for state in query.states)
         else:
             assert query.after.handle in handles, "refines a reading it never got"
             assert mrp is not None
-            readings = (_reading(query.state, mrp, query.judge),)
+            readings = (_reading(query.state, mrp, params, query.judge),)
         handles |= {reading.handle for reading in readings}
 
 
-def _reading(state: Block, says: Says, judge: tuple[int, ...] = ()) -> Reading:
+def _reading(state: Block, says: Says, params: ModeParams, judge: tuple[int, ...] = ()) -> Reading:
     assert state.masked or judge, "asked about a block in which there is nothing to say"
     said = says(state)
-    picks = tuple(Pick(position, *said[position]) for position in state.masked)
+    picks = tuple(Pick(position, *said[position][:2]) for position in state.masked)
     judged = tuple(Pick(position, state.tokens[position], said[position][1]) for position in judge)
-    return Reading(picks, judged, handle=object())
+    entropies = {position: said[position][2] for position in state.masked} if params.rule.needs_entropy else {}
+    return Reading(picks, judged, object(), entropies)
 
 
 def random_oracle(seed: int, *, tokens: int = 5, levels: int = 7) -> Says:
-    """A function of the state and the seed; few tokens and few confidence levels, so that ties happen."""
+    """A function of the state and the seed; few tokens, confidences and entropies, so that ties happen."""
 
-    def says(state: Block) -> dict[int, tuple[int, float]]:
+    def says(state: Block) -> dict[int, tuple[int, float, float]]:
         said = {}
         for position in range(len(state.tokens)):
             digest = hashlib.blake2b(repr((seed, state.tokens, position)).encode(), digest_size=4).digest()
-            said[position] = (digest[0] % tokens, (digest[1] % levels + 1) / levels)
+            said[position] = (digest[0] % tokens, (digest[1] % levels + 1) / levels, digest[2] % levels / levels)
         return said
 
     return says
@@ -90,13 +91,13 @@ def random_oracle(seed: int, *, tokens: int = 5, levels: int = 7) -> Says:
 def mostly(truth: Says, other: Says, seed: int) -> Says:
     """An oracle that says what `truth` says for about three of four states, else what `other` says."""
 
-    def says(state: Block) -> Mapping[int, tuple[int, float]]:
+    def says(state: Block) -> Mapping[int, tuple[int, float] | tuple[int, float, float]]:
         digest = hashlib.blake2b(repr((seed, state.tokens)).encode(), digest_size=1).digest()
         return (other if digest[0] % 4 == 0 else truth)(state)
 
     return says
 
 
-def fixed(said: Mapping[int, tuple[int, float]]) -> Says:
+def fixed(said: Mapping[int, tuple[int, float] | tuple[int, float, float]]) -> Says:
     """Says the same of every state."""
     return lambda state: said

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.decode.params import Direct, Dynamic, ModeParams, Remask, Speculative, Static
+from service.decode.params import Direct, Dynamic, Entropy, ModeParams, Remask, Sequential, Speculative, Static
 from service.decode.registry import MODES, POLICIES, default_knobs, default_params, make_params
 from service.errors import InvalidRequest
 
@@ -12,7 +12,8 @@ BLOCK = 8
 
 
 @pytest.mark.parametrize(
-    ("kind", "knob"), [(Static, "tokens_per_step"), (Direct, "mrp_steps"), (Speculative, "mrp_steps")]
+    ("kind", "knob"),
+    [(Static, "tokens_per_step"), (Sequential, "tokens_per_step"), (Direct, "mrp_steps"), (Speculative, "mrp_steps")],
 )
 def test_counts_go_from_one_to_the_block_size(kind: type, knob: str) -> None:
     for value in (1, BLOCK):
@@ -35,7 +36,20 @@ def test_a_tree_of_drafts_needs_no_mrp_and_a_chain_does() -> None:
         (Speculative(1, max_drafts=9), "^max_drafts is 9, allowed are 1 to 8"),
         (Speculative(tokens_per_step=9), "^tokens_per_step is 9, allowed are 1 to 8"),
         (Speculative(threshold=0.0), "^threshold is 0.0, allowed is"),
-        (Speculative(threshold=0.5, tokens_per_step=2), "^threshold is 0.5 and tokens_per_step is 2, allowed is one"),
+        (
+            Speculative(threshold=0.5, tokens_per_step=2),
+            "^tokens_per_step is 2, drafts are verified against dynamic, who",
+        ),
+        (
+            Speculative(threshold=0.5, verify="static"),
+            "^threshold is 0.5, drafts are verified against static, whose knob",
+        ),
+        (
+            Speculative(entropy_bound=0.5),
+            "^entropy_bound is 0.5, drafts are verified against static, whose knobs are tok",
+        ),
+        (Speculative(entropy_bound=-1.0, verify="entropy"), "^entropy_bound is -1.0, allowed is 0 or more"),
+        (Speculative(verify="remask"), "^verify is 'remask', allowed are static, dynamic, sequential, entropy$"),
     ):
         with pytest.raises(InvalidRequest, match=said):
             wrong.check(BLOCK)
@@ -58,15 +72,50 @@ def test_thresholds_are_over_zero_and_at_most_one(kind: type) -> None:
         assert caught.value.param == "threshold"
 
 
+@pytest.mark.parametrize("kind", [Sequential, Entropy])
+def test_bounds_are_zero_or_more_and_finite(kind: type) -> None:
+    for value in (0.0, 0.1, 100.0):
+        kind(entropy_bound=value).check(BLOCK)
+    for value in (-0.1, float("nan"), float("inf")):
+        with pytest.raises(InvalidRequest, match=r"^entropy_bound is .*, allowed is 0 or more") as caught:
+            kind(entropy_bound=value).check(BLOCK)
+        assert caught.value.param == "entropy_bound"
+
+
+@pytest.mark.parametrize(
+    ("params", "plain"),
+    [
+        (Speculative(), Static()),
+        (Speculative(tokens_per_step=3), Static(3)),
+        (Speculative(threshold=0.4), Dynamic(0.4)),
+        (Speculative(verify="dynamic"), Dynamic()),
+        (Speculative(verify="sequential"), Sequential()),
+        (Speculative(verify="sequential", tokens_per_step=2, entropy_bound=0.5), Sequential(2, 0.5)),
+        (Speculative(verify="entropy", entropy_bound=0.5), Entropy(0.5)),
+    ],
+)
+def test_speculative_says_whose_output_it_gives(params: Speculative, plain: ModeParams) -> None:
+    assert params.plain == plain
+    assert params.rule == plain.rule
+
+
+def test_entropies_are_asked_for_only_where_they_are_used() -> None:
+    using = (Entropy(), Sequential(entropy_bound=0.1), Speculative(verify="entropy"))
+    assert all(params.rule.needs_entropy for params in using)
+    others = (*(kind() for kind in MODES.values() if kind is not Entropy), Speculative(verify="sequential"))
+    assert not any(params.rule.needs_entropy for params in others)
+
+
 def test_every_mode_has_a_name_of_its_own_and_a_policy() -> None:
-    assert set(MODES) == {"static", "dynamic", "direct", "speculative", "remask"}
+    assert set(MODES) == {"static", "dynamic", "sequential", "entropy", "direct", "speculative", "remask"}
     assert {kind.mode for kind in POLICIES} == set(MODES)
     assert all(MODES[kind.mode] is kind for kind in POLICIES)
 
 
 def test_without_mrp_nothing_can_be_refined() -> None:
-    assert {name for name, kind in MODES.items() if kind.served_without_mrp} == {"static", "dynamic", "speculative"}
-    assert {name for name, kind in MODES.items() if not kind().needs_mrp} == {"static", "dynamic"}
+    plain = {"static", "dynamic", "sequential", "entropy"}
+    assert {name for name, kind in MODES.items() if kind.served_without_mrp} == {*plain, "speculative"}
+    assert {name for name, kind in MODES.items() if not kind().needs_mrp} == plain
 
 
 @pytest.mark.parametrize("params", [kind() for kind in MODES.values()])

@@ -11,14 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.decode.block import Block, Pick
-from service.decode.params import Direct, Dynamic, ModeParams, Remask, Speculative, Static
+from service.decode.params import Direct, Dynamic, Entropy, ModeParams, Plain, Remask, Sequential, Speculative, Static
 from service.decode.policy import Refine
 from tests.decode.oracle import Run, fixed, masked_block, mostly, random_oracle, run
 
 SEEDS = st.integers(0, 2**32)
-PARAMS = st.one_of(
+PLAIN = st.one_of(
     st.builds(Static, st.integers(1, 6)),
     st.builds(Dynamic, st.floats(0.05, 1)),
+    st.builds(Sequential, st.integers(1, 6), st.sampled_from([0.0, 0.3, 1.0])),
+    st.builds(Entropy, st.floats(0, 3)),
+)
+PARAMS = st.one_of(
+    PLAIN,
     st.builds(Direct, st.integers(1, 6)),
     st.builds(Speculative, st.integers(1, 6)),
     st.builds(Speculative, st.integers(0, 6), st.integers(1, 12), st.integers(1, 3)),
@@ -54,16 +59,16 @@ def test_speculative_is_static_for_any_model_in_no_more_forwards(
 @settings(max_examples=300)
 @given(
     blocks(), SEEDS, SEEDS, st.integers(0, 12), st.integers(1, 12), st.sampled_from(["right", "mostly", "wild"]),
-    st.one_of(st.builds(Static, st.integers(1, 4)), st.builds(Dynamic, st.floats(0.05, 1))),
+    PLAIN,
 )  # fmt: skip
 def test_any_drafts_verified_against_any_rule_give_what_the_rule_gives(
-    block: Block, seed: int, other: int, steps: int, drafts: int, quality: str, plain: Static | Dynamic
+    block: Block, seed: int, other: int, steps: int, drafts: int, quality: str, plain: Plain
 ) -> None:
     truth, wild = random_oracle(seed), random_oracle(other)
     drafter = {"right": truth, "mostly": mostly(truth, wild, seed), "wild": wild}[quality]
     wanted = run(block, plain, truth)
     for max_drafts in (drafts, None):
-        params = replace(Speculative(steps, max_drafts), **asdict(plain))
+        params = replace(Speculative(steps, max_drafts, verify=plain.mode), **asdict(plain))
         if max_drafts is None and steps == 0:
             continue
         done = run(block, params, truth, drafter)
@@ -132,7 +137,10 @@ def test_remask_keeps_a_fresh_reveal_in_every_step(block: Block, seed: int, othe
             assert set(step.revoked) < {pick.position for pick in before.revealed}
 
 
-@pytest.mark.parametrize("params", [Static(), Dynamic(), Direct(2), Speculative(3), Speculative(2, 6), Remask(0.5)])
+@pytest.mark.parametrize(
+    "params",
+    [Static(), Dynamic(), Sequential(1, 0.5), Entropy(0.5), Direct(2), Speculative(3), Speculative(2, 6), Remask(0.5)],
+)
 def test_at_every_evaluation_what_is_revealed_is_final(params: ModeParams) -> None:
     """The engine may stop a request there and send what stands."""
     for seed in range(30):

@@ -5,19 +5,29 @@ The small count runs with every `make test`; the full one of the README is
 """
 
 import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from service.api.text import TextCodec
-from service.decode.params import Direct, Dynamic, Remask, Speculative, Static
+from service.decode.params import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.demo import CHECKPOINT, heldout_problems
 from service.engine import Engine, GenerationRequest, SamplingParams
 from service.model import load_checkpoint
 
 TEMPERATURES = (0.0, 0.7, 1.2)
 DRAFTED = (Speculative(1), Speculative(2), Speculative(4), Speculative(0, 8), Speculative(1, 4), Speculative(3, 12))
-COMPANIONS = (Static(), Static(2), Dynamic(0.5), Direct(2), Speculative(4), Remask(0.5))
+RULES = (Static(2), Dynamic(0.5), Sequential(), Sequential(1, 0.1), Entropy(0.1), Entropy(1.0))
+COMPANIONS = (
+    Sequential(1, 0.1),
+    Entropy(0.5),
+    Static(),
+    Static(2),
+    Dynamic(0.5),
+    Direct(2),
+    Speculative(4),
+    Remask(0.5),
+)
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +82,29 @@ def test_speculative_equals_static_on_the_demo(engine, codec):
     compared, different = differing(engine, codec, 12)
     assert compared == 2 * 12 * len(TEMPERATURES)
     assert different == []
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_speculative_equals_whatever_rule_it_verifies_on_the_demo(engine, codec, temperature):
+    """Plain and drafted requests of all rules, and companions, in one batch; forwards are saved."""
+    rng, mixed = random.Random(9), []
+    for one in requests(engine, codec, 4, temperature):
+        for name, plain in enumerate(RULES):
+            mixed.append(replace(one, request_id=f"plain {name} {one.request_id}", params=plain))
+            for number, drafted in enumerate((Speculative(4), Speculative(1, 8), Speculative(0, 4))):
+                params = replace(drafted, verify=plain.mode, **asdict(plain))
+                mixed.append(replace(one, request_id=f"{number} {name} {one.request_id}", params=params))
+        mixed.append(replace(one, request_id=f"beside {one.request_id}", params=rng.choice(COMPANIONS)))
+    rng.shuffle(mixed)
+    done = {completion.request_id: completion for completion in engine.generate(mixed)}
+    saved = 0
+    for name, completion in done.items():
+        kind, _, rest = name.partition(" ")
+        if kind.isdigit():
+            plain = done[f"plain {rest}"]
+            assert completion.token_ids == plain.token_ids, name
+            saved += plain.stats.forwards.denoise - completion.stats.forwards.denoise - completion.stats.forwards.verify
+    assert saved > 0
 
 
 @pytest.mark.slow

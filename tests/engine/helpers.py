@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from service.decode.params import Direct, Dynamic, ModeParams, Remask, Speculative, Static
+from service.decode.params import Direct, Dynamic, Entropy, ModeParams, Plain, Remask, Sequential, Speculative, Static
 from service.decode.policy import Reading
 from service.engine import BlockEvent, Engine, EngineConfig, GenerationRequest, SamplingParams, StepReport
 from service.engine.prefix_cache import Lease, PrefixCache
@@ -18,7 +18,9 @@ from service.engine.runner import Runner
 from service.model import Checkpoint
 from tests.reference import Reference
 
-ALL_MODES: tuple[ModeParams, ...] = (Static(), Dynamic(0.5), Direct(1), Speculative(1), Remask(0.5))
+ALL_MODES: tuple[ModeParams, ...] = (
+    Static(), Dynamic(0.5), Sequential(1, 0.5), Entropy(), Direct(1), Speculative(1), Remask(0.5)
+)  # fmt: skip
 
 
 class Clock:
@@ -104,6 +106,9 @@ class CheckingRunner:
             if self.exact or row.sampling.temperature == 0:  # in float32 noise may tip a sampled tie
                 assert abs(got.confidence - expected.confidence) < (1e-5 if self.exact else 1e-4)
             assert got.token == expected.token or not self.exact
+        assert reading.entropies.keys() == (set(row.state.masked) if row.entropy else set())
+        for position, entropy in reading.entropies.items():
+            assert abs(entropy - wanted.entropies[position]) < (1e-5 if self.exact else 1e-4)
 
 
 def checked(checkpoint: Checkpoint, **limits: Any) -> tuple[Engine, CheckingRunner]:
@@ -122,15 +127,16 @@ def request(
 
 def random_params(rng: random.Random, block_size: int) -> ModeParams:
     count, threshold = rng.randint(1, block_size), rng.choice([0.05, 0.2, 0.4, 0.7, 1.0])
-    plain = rng.choice([Static(count), Dynamic(threshold)])
+    bound = rng.choice([0.0, 0.5, 3.0, 12.0])
+    plain = rng.choice([Static(count), Dynamic(threshold), Sequential(rng.choice([1, count]), bound), Entropy(bound)])
     return rng.choice([plain, Direct(count), Speculative(count), drafted(rng, plain, block_size), Remask(threshold)])
 
 
-def drafted(rng: random.Random, plain: Static | Dynamic, block_size: int) -> Speculative:
+def drafted(rng: random.Random, plain: Plain, block_size: int) -> Speculative:
     """`speculative` whose output is that of `plain`: a chain or a tree of any size, with and without MRP."""
     tree = rng.random() < 0.7
     steps, states = rng.randint(0 if tree else 1, block_size), rng.randint(1, block_size)
-    return Speculative(steps, states if tree else None, **asdict(plain))
+    return Speculative(steps, states if tree else None, verify=plain.mode, **asdict(plain))
 
 
 def random_sampling(rng: random.Random, temperatures: Sequence[float] = (0, 0, 0.7, 1.2)) -> SamplingParams:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.decode.params import Direct, Dynamic, Remask, Speculative, Static
+from service.decode.params import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.engine import Completion, Engine, EngineConfig, GenerationRequest, SamplingParams
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from tests.engine.helpers import checked, drafted, random_requests, random_sampling
@@ -73,13 +73,15 @@ def test_in_float32_every_forward_agrees_with_a_full_recomputation(name: str) ->
 
 
 def pairs(seed: int, checkpoint: Checkpoint, temperature: float, count: int) -> list[GenerationRequest]:
-    """Each request once as static or dynamic and once as speculative, and others of other modes between them."""
+    """Each request once in a mode that is a rule and once as speculative, and others of other modes between them."""
     rng = random.Random(seed)
     requests = []
     for number in range(count):
         prompt = tuple(rng.choices(range(500), k=rng.randint(1, 20)))
         sampling = random_sampling(rng, [temperature])
-        plain = rng.choice([Static(), Static(), Static(2), Dynamic(0.3)])
+        plain = rng.choice(
+            [Static(), Static(), Static(2), Dynamic(0.3), Sequential(), Sequential(1, 6.0), Entropy(6.0)]
+        )
         one = GenerationRequest(f"plain {number}", prompt, plain, sampling, rng.randint(8, 24), frozenset([510]))
         other = replace(
             one, request_id=f"speculative {number}", params=drafted(rng, plain, checkpoint.config.block_size)
@@ -161,7 +163,7 @@ def test_a_seed_gives_the_same_tokens_again_and_another_seed_others() -> None:
 def test_a_continued_request_goes_on_as_if_nothing_had_happened() -> None:
     """What the ingress does when a replica dies: prompt + finished blocks, same seed."""
     checkpoint = golden(GOLDEN_NAMES[0], torch.float64)
-    for params in (Static(), Dynamic(0.3), Direct(2), Speculative(3), Remask(0.3)):
+    for params in (Static(), Dynamic(0.3), Sequential(1, 3.0), Entropy(3.0), Direct(2), Speculative(3), Remask(0.3)):
         sampling = SamplingParams(temperature=0.9, seed=3)
         whole = GenerationRequest("x", tuple(range(11)), params, sampling, max_new_tokens=30)
         (done,) = Engine(checkpoint).generate([whole])

@@ -1,0 +1,21 @@
+"""The rule of `dynamic`: all positions above a confidence (`low_confidence_dynamic` of SDAR's generate.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from service.decode.block import Pick
+from service.decode.policy import Reading
+
+
+@dataclass(frozen=True, slots=True)
+class Above:
+    """Every pick of confidence > `threshold`; if there is none, the most confident."""
+
+    needs_entropy: ClassVar[bool] = False
+    threshold: float
+
+    def __call__(self, reading: Reading) -> tuple[Pick, ...]:
+        """What is revealed after the reading."""
+        return reading.above(self.threshold)

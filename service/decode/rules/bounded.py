@@ -1,0 +1,24 @@
+"""How many positions may be revealed together: the bound of EB-Sampler (arXiv 2505.24857, section 4).
+
+The sum of the positions' entropies less their largest bounds what is lost by drawing them independently. SDAR's
+generate.py (`entropy_bounded`) bounds the whole sum instead, and cannot run: it takes the entropy of the chosen
+tokens' probabilities over the block, and never makes the index that it writes to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from service.decode.block import Pick
+from service.decode.policy import Reading
+
+
+def bounded(reading: Reading, ordered: Sequence[Pick], bound: float, least: int = 1) -> tuple[Pick, ...]:
+    """The longest beginning of `ordered` within the bound (in nats), at least `least` picks."""
+    largest = others = 0.0
+    for count, pick in enumerate(ordered):
+        entropy = reading.entropies[pick.position]
+        others, largest = others + min(entropy, largest), max(entropy, largest)
+        if count >= least and others > bound:
+            return tuple(ordered[:count])
+    return tuple(ordered)

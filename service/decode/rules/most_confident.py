@@ -1,0 +1,21 @@
+"""The rule of `static`: the n most confident positions (`low_confidence_static` of SDAR's generate.py)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from service.decode.block import Pick
+from service.decode.policy import Reading
+
+
+@dataclass(frozen=True, slots=True)
+class MostConfident:
+    """The `count` picks of highest confidence."""
+
+    needs_entropy: ClassVar[bool] = False
+    count: int = 1
+
+    def __call__(self, reading: Reading) -> tuple[Pick, ...]:
+        """What is revealed after the reading."""
+        return reading.most_confident(self.count)
