@@ -79,7 +79,11 @@ class Alone:
         from service.decode.registry import make_params
         from service.engine import GenerationRequest, SamplingParams
 
-        knobs = {knob: body[knob] for knob in ("threshold", "mrp_steps", "tokens_per_step") if knob in body}
+        knobs = {
+            knob: body[knob]
+            for knob in ("threshold", "mrp_steps", "tokens_per_step", "entropy_bound", "verify")
+            if knob in body
+        }
         return GenerationRequest(
             str(name),
             tuple(self._codec.encode_chat(body["messages"])),

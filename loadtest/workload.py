@@ -67,7 +67,8 @@ def _plan(text: str) -> Plan:
     head, _, weight = text.partition(":")
     mode, _, knobs = head.partition("@")
     try:
-        pairs = [(name, json.loads(value)) for name, value in (knob.split("=") for knob in knobs.split("+") if knob)]
+        words = (knob.split("=") for knob in knobs.split("+") if knob)
+        pairs = [(name, value if value.isalpha() else json.loads(value)) for name, value in words]
         plan = Plan(head, (*([] if mode == DEFAULT_MODE else [("mode", mode)]), *pairs), float(weight or 1))
     except ValueError:
         plan = None

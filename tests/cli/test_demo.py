@@ -33,7 +33,10 @@ def test_generate_as_json_uses_the_servers_default_mode(run, capsys):
             ("--mode", "static", "--threshold", 0.5),
             "mode 'static' does not use threshold; its knobs are tokens_per_step",
         ),
-        (("--mode", "fast"), "mode is 'fast', allowed are static, dynamic, direct, speculative, remask"),
+        (
+            ("--mode", "fast"),
+            "mode is 'fast', allowed are static, dynamic, sequential, entropy, direct, speculative, remask",
+        ),
         (("--mrp-steps", 99), "mrp_steps is 99, allowed are 1 to 16 (the block size)"),
         (("--max-new-tokens", 5000), "allowed are 1024"),
         (("--top-p", 0), "top_p is 0.0, allowed is 0 < top_p <= 1"),

@@ -141,7 +141,7 @@ def test_health_models_and_docs(client, service):
     assert client.get("/health").json() == {"status": "ok", "replicas_ready": 1}
     [model] = client.get("/v1/models").json()["data"]
     assert model["block_size"] == 4
-    assert model["modes"] == ["static", "dynamic", "direct", "speculative", "remask"]
+    assert model["modes"] == ["static", "dynamic", "sequential", "entropy", "direct", "speculative", "remask"]
     assert "/generate" in client.get("/openapi.json").json()["paths"]
     assert "/docs/static/swagger-ui-bundle.js" in client.get("/docs").text
     assert "javascript" in client.get("/docs/static/swagger-ui-bundle.js").headers["content-type"]

@@ -48,7 +48,7 @@ def test_a_frame_is_one_event_whatever_it_holds(value: object) -> None:
 
 @FEW
 @given(
-    mode=st.sampled_from(["static", "dynamic", "direct", "speculative", "remask"]),
+    mode=st.sampled_from(["static", "dynamic", "sequential", "entropy", "direct", "speculative", "remask"]),
     temperature=st.sampled_from([0, 0.7, 1.5]),
     seed=st.integers(0, 2**63 - 1),
     length=st.integers(1, 40),

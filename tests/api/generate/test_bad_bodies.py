@@ -130,7 +130,10 @@ class TestUnknownFields:
         [
             ("static", {"threshold": 0.5}, "dynamic, speculative, remask", "tokens_per_step"),
             ("static", {"mrp_steps": 2}, "direct, speculative", "tokens_per_step"),
-            ("dynamic", {"tokens_per_step": 2}, "static, speculative", "threshold"),
+            ("static", {"verify": "dynamic"}, "speculative", "tokens_per_step"),
+            ("dynamic", {"entropy_bound": 0.1}, "sequential, entropy, speculative", "threshold"),
+            ("entropy", {"threshold": 0.1}, "dynamic, speculative, remask", "entropy_bound"),
+            ("dynamic", {"tokens_per_step": 2}, "static, sequential, speculative", "threshold"),
             ("dynamic", {"mrp_steps": 2}, "direct, speculative", "threshold"),
             ("direct", {"threshold": 0.5}, "dynamic, speculative, remask", "mrp_steps"),
             ("direct", {"max_drafts": 4}, "speculative", "mrp_steps"),
@@ -150,7 +153,7 @@ class TestUnknownFields:
     async def test_an_unknown_mode(self, http: httpx.AsyncClient, mode: Any) -> None:
         detail = await refused(http, body() | {"mode": mode})
         assert detail["param"] == "mode"
-        allowed = "static, dynamic, direct, speculative, remask"
+        allowed = "static, dynamic, sequential, entropy, direct, speculative, remask"
         assert detail["message"] == f"mode is {json.dumps(mode)}, allowed are {allowed}"
 
     @pytest.mark.parametrize(
@@ -163,6 +166,12 @@ class TestUnknownFields:
             ({"mode": "dynamic", "threshold": 0}, "threshold is 0: Input should be greater than 0"),
             ({"mode": "remask", "threshold": 1.1}, "threshold is 1.1: Input should be less than or equal to 1"),
             ({"mode": "dynamic", "threshold": "1"}, 'threshold is "1"'),
+            (
+                {"mode": "entropy", "entropy_bound": -0.1},
+                "entropy_bound is -0.1: Input should be greater than or equal",
+            ),
+            ({"mode": "speculative", "verify": "direct"}, 'verify is "direct"'),
+            ({"mode": "speculative", "entropy_bound": 0.1}, "entropy_bound is 0.1, drafts are verified against static"),
         ],
     )
     async def test_a_knob_out_of_range(self, http: httpx.AsyncClient, fields: dict[str, Any], said: str) -> None:

@@ -51,7 +51,10 @@ class TestWithoutMrp:
             detail = await refused(http, body(mode=mode, **({} if mode == "remask" else {"mrp_steps": 1})))
         assert (detail["code"], detail["param"]) == ("mode_not_available", "mode")
         has_none = f"mode {mode!r} needs MRP and this checkpoint has none"
-        assert detail["message"] == f"{has_none}; it serves static, dynamic, speculative with mrp_steps 0"
+        assert (
+            detail["message"]
+            == f"{has_none}; it serves static, dynamic, sequential, entropy, speculative with mrp_steps 0"
+        )
 
     async def test_speculative_drafts_without_mrp(self, make_generator: MakeGenerator, bare: Checkpoint) -> None:
         async with over(make_generator("r0", bare)) as http:
@@ -65,7 +68,7 @@ class TestWithoutMrp:
             (model,) = (await http.get("/v1/models")).json()["data"]
             answer = await ask(http, body(mode=None))
             assert "tokens_per_step" in (await refused(http, body(mode=None, mrp_steps=2)))["message"]
-        served = ["static", "dynamic", "speculative"]
+        served = ["static", "dynamic", "sequential", "entropy", "speculative"]
         assert (model["mrp"], model["modes"], model["default_mode"]) == (None, served, "static")
         assert model["defaults"].keys() == set(served)
         assert model["defaults"]["speculative"] == {"mrp_steps": 0, "max_drafts": 4}
@@ -73,7 +76,7 @@ class TestWithoutMrp:
         assert answer["token_ids"] == CASES[0]["token_ids"]
 
     def test_a_default_mode_it_has_not(self, make_generator: MakeGenerator, bare: Checkpoint) -> None:
-        wanted = "default_mode is 'remask', this checkpoint has no MRP and serves static, dynamic, speculative"
+        wanted = "default_mode is 'remask', this checkpoint has no MRP and serves static, dynamic, sequential, entropy, speculative"
         with pytest.raises(SettingsError, match=wanted):
             make_generator("r0", bare, default_mode="remask")
 
@@ -177,6 +180,8 @@ class TestModels:
         assert model["defaults"] == {
             "static": {"tokens_per_step": 1},
             "dynamic": {"threshold": 0.9},
+            "sequential": {"tokens_per_step": 1, "entropy_bound": 0.0},
+            "entropy": {"entropy_bound": 0.1},
             "direct": {"mrp_steps": model["mrp"]["default_steps"]},
             "speculative": {"mrp_steps": model["mrp"]["default_steps"]},
             "remask": {"threshold": 0.9},

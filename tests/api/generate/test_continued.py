@@ -30,6 +30,9 @@ MODES: list[dict[str, Any]] = [
     {"mode": "direct", "mrp_steps": 2},
     {"mode": "speculative", "mrp_steps": 3},
     {"mode": "remask", "threshold": 0.3},
+    {"mode": "sequential", "entropy_bound": 3.0},
+    {"mode": "entropy", "entropy_bound": 3.0},
+    {"mode": "speculative", "mrp_steps": 2, "verify": "entropy", "entropy_bound": 3.0},
 ]
 #: prompts that fill their last block (of 8) and that do not
 PROMPTS = (PROMPT, [*PROMPT, 1, 2, 3], [5, 6, 7])

@@ -23,8 +23,10 @@ from tests.api.helpers import over
 NAMES = {
     "static": {"tokens_per_step"},
     "dynamic": {"threshold"},
+    "sequential": {"tokens_per_step", "entropy_bound"},
+    "entropy": {"entropy_bound"},
     "direct": {"mrp_steps"},
-    "speculative": {"mrp_steps", "max_drafts", "tokens_per_step", "threshold"},
+    "speculative": {"mrp_steps", "max_drafts", "tokens_per_step", "threshold", "entropy_bound", "verify"},
     "remask": {"threshold"},
 }
 
