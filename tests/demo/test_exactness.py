@@ -88,7 +88,7 @@ def test_speculative_equals_static_on_the_demo(engine, codec):
 def test_speculative_equals_whatever_rule_it_verifies_on_the_demo(engine, codec, temperature):
     """Plain and drafted requests of all rules, and companions, in one batch; forwards are saved."""
     rng, mixed = random.Random(9), []
-    for one in requests(engine, codec, 4, temperature):
+    for one in requests(engine, codec, 2, temperature):
         for name, plain in enumerate(RULES):
             mixed.append(replace(one, request_id=f"plain {name} {one.request_id}", params=plain))
             for number, drafted in enumerate((Speculative(4), Speculative(1, 8), Speculative(0, 4))):

@@ -27,7 +27,8 @@ CHECKS = {
 BEYOND_THE_SCHEMA = re.compile(
     r"tokens, allowed are \d+$"  # prompt and max_new_tokens together
     r"|has the mask token"
-    r"|does not use (tokens_per_step|threshold|mrp_steps|max_drafts|entropy_bound|verify) "  # on OpenAI's routes: of another mode
+    r"|does not use (tokens_per_step|threshold|mrp_steps|max_drafts|entropy_bound|verify) "  # on OpenAI's routes
+    r"|drafts are verified against \w+, whose knobs are "
     r"|allowed are 1 to 8 \(the block size\)"
     r"|allowed is 0 < timeout_s"
     r"|the prompt is empty"  # no token is left of a text
