@@ -60,6 +60,9 @@ class Settings(BaseSettings):
     deterministic: bool = Field(
         False, description="a seed's tokens the same to the bit in any batch and on any like replica; slower"
     )
+    draft_candidates: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="tokens a draft is chosen from; 0: the whole vocabulary; default: 32 of a large one, else all"
+    )
     max_waiting: Count = Field(256, description="requests that may wait before 429")
     max_queue_s: Annotated[Finite, Field(gt=0)] = Field(30.0, description="seconds of work that may wait before 429")
     priority_aging_s: Annotated[Finite, Field(gt=0)] = Field(10.0, description="wait that makes up for one priority")

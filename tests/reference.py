@@ -103,7 +103,7 @@ class Reference:
             scores = self.allowed(logits[position], sampling)
             if sampling.temperature > 0:
                 key = _key(Read(0, start + position, state.num_revealed, sampling))
-                scores = scores + gumbel(torch.tensor([key]), len(scores))[0]
+                scores = scores + gumbel(torch.tensor([key]), torch.arange(len(scores)))[0]
             token = int(scores.argmax())
             picks.append(Pick(position, token, float(probabilities[position, token])))
             entropies[position] = float(torch.special.entr(logits[position].softmax(-1)).sum())

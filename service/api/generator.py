@@ -59,6 +59,7 @@ class Generator:
             settings.priority_aging_s,
             prefix_cache=settings.prefix_cache,
             deterministic=settings.deterministic,
+            draft_candidates=settings.draft_candidates,
         )
         self._replica, self._tracing = replica, tracing
         self._metrics = ReplicaMetrics()

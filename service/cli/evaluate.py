@@ -32,6 +32,9 @@ def command(
     device: Device = "auto",
     dtype: Dtype = "auto",
     threads: Threads = None,
+    draft_candidates: Annotated[
+        int | None, typer.Option(min=0, help="Tokens a draft is chosen from, 0: the whole vocabulary.")
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="Writes the rows as JSON, after every chunk.")] = None,
 ) -> None:
     """Accuracy, tokens per forward and time of every mode, with MRP and with its output set to zero."""
@@ -42,7 +45,8 @@ def command(
     checkpoint = load(model, device, dtype, None)
     has_mrp = checkpoint.mrp is not None
     plans = [_plan(text) for text in plan] if plan else default_plans(has_mrp)
-    limits = EngineConfig(prefix_cache=False)  # every plan decodes the same prompts and shall pay for them
+    # Every plan decodes the same prompts and shall pay for them.
+    limits = EngineConfig(prefix_cache=False, draft_candidates=draft_candidates)
     engines = {"mrp": Engine(checkpoint, limits)}
     if has_mrp:
         engines["zero"] = Engine(load(model, device, dtype, None, zero_mrp=True), limits)

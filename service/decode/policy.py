@@ -22,7 +22,7 @@ class Reading:
 
     `picks`: for every masked position, ascending, the chosen token and its probability.
     `judged`: for the positions a Refine asked about, the token that stands there and its probability.
-    `handle`: the hidden states behind it, for a later Refine; opaque here.
+    `handle`: the hidden states behind it, for a later Refine; `candidates`: tokens that may do for one. Opaque here.
     `entropies`: by position, of the full softmax, in nats; only where the mode's params need them.
     """
 
@@ -30,6 +30,7 @@ class Reading:
     judged: tuple[Pick, ...] = ()
     handle: Any = None
     entropies: Mapping[int, float] = field(default_factory=dict)
+    candidates: Any = None
 
     def most_confident(self, count: int = 1) -> tuple[Pick, ...]:
         """The `count` picks of highest confidence; ties go to the lowest position."""

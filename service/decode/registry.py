@@ -48,6 +48,11 @@ def make_params(mode: str, knobs: Mapping[str, Knob]) -> ModeParams:
     return MODES[mode](**knobs)  # type: ignore[arg-type]
 
 
+def only_drafts(params: ModeParams) -> bool:
+    """Whether what MRP says decides only how fast the answer comes, not what comes."""
+    return params.needs_mrp and isinstance(params, modes.Speculative)
+
+
 def served_without_mrp() -> list[str]:
     """What a checkpoint without MRP serves, as errors say it: modes, with the knob that one needs for it."""
     served = [params for params in MODES.values() if params.served_without_mrp]

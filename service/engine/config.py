@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from service.engine.fair_queue import AGING_S
 
+#: Tokens a draft is chosen from, and the vocabulary from which on that is cheaper (docs/performance.md).
+_CANDIDATES, _LARGE_VOCABULARY = 32, 16384
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -18,6 +21,8 @@ class EngineConfig:
     `prefix_cache`: whether requests share the KV of leading blocks that are the same.
     `deterministic`: a request with a seed gets the same numbers to the last bit, and thus the same
     tokens, whatever it is decoded with, on any machine of the same kind; slower.
+    `draft_candidates`: tokens of each position that MRP's drafts are chosen from, 0: the whole vocabulary. None: by the
+    vocabulary's size. What comes out is the same.
     """
 
     max_running: int = 64
@@ -27,3 +32,10 @@ class EngineConfig:
     priority_aging_s: float = AGING_S
     prefix_cache: bool = True
     deterministic: bool = False
+    draft_candidates: int | None = None
+
+    def candidates(self, vocab_size: int) -> int:
+        """How many tokens a draft is chosen from; 0: all."""
+        if self.draft_candidates is not None:
+            return self.draft_candidates
+        return _CANDIDATES if vocab_size >= _LARGE_VOCABULARY else 0

@@ -54,7 +54,7 @@ class Engine:
         num_pages = config.kv_cache_tokens // size + num_scratch
         self._pages = PrefixCache(PagePool(num_pages, num_scratch), config.prefix_cache)
         self._scheduler = Scheduler(self._pages, size, config.max_running, config.max_rows, config.priority_aging_s)
-        self._runner = Runner(checkpoint, num_pages, grouping)
+        self._runner = Runner(checkpoint, num_pages, grouping, config.candidates(self.model.vocab_size))
         self._observer: Observer = observer or SilentObserver()
         self._clock = clock
         whole_blocks = min(self.model.max_positions // size, self._pages.capacity) * size

@@ -13,6 +13,9 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Generic, Protocol, TypeVar
 
+import torch
+from torch import Tensor
+
 from service.engine.rows import Row
 from service.engine.sampling import Read
 
@@ -96,6 +99,11 @@ def same_shapes_for(device: str, block_size: int) -> SameShapes:
     """The shapes for a kind of device ("cpu", "cuda"). Part of an answer's identity: others round differently."""
     tokens = _TOKENS.get(device, _TOKENS_ELSEWHERE)
     return SameShapes(max(1, tokens // block_size), tokens)
+
+
+def join(parts: Sequence[Tensor]) -> Tensor:
+    """What the groups' computations gave, one behind the other."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def in_places(groups: Sequence[Group[_T]]) -> list[int]:

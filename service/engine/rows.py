@@ -16,7 +16,7 @@ from torch import Tensor
 
 from service.decode.block import MASKED, Block
 from service.engine.request import SamplingParams
-from service.engine.sampling import Read
+from service.engine.sampling import Candidates, Read
 from service.model.attention import PageTable
 
 
@@ -28,6 +28,8 @@ class Row:
     Otherwise it writes to a scratch page and nobody sees its KV. `reads`: whether the masked
     positions are to be read; `judge`: revealed positions whose token's probability is wanted.
     `anchor`: `[L, H]` hidden states, for MRP's rows. `entropy`: whether the masked positions' is wanted too.
+    `drafts`: what MRP says of the block is never more than a draft, so that `candidates` by an earlier reading of it,
+    `[L, C]`, are enough.
     """
 
     state: Block
@@ -38,6 +40,8 @@ class Row:
     judge: tuple[int, ...] = ()
     anchor: Tensor | None = None
     entropy: bool = False
+    drafts: bool = False
+    candidates: Candidates | None = None
 
     def reads(self, row: int, block_size: int) -> list[Read]:
         """The reads of this row as number `row` of a forward: masked positions, then judged ones."""

@@ -42,23 +42,46 @@ class Read:
     entropy: bool = False
 
 
-def choose(logits: Tensor, reads: Sequence[Read], mask_token_id: int) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Tokens that a position's is chosen from, int64 `[…, C]`, and what all others weigh, a logsumexp, `[…]`."""
+
+    tokens: Tensor
+    others: Tensor
+
+
+def choose(
+    logits: Tensor, reads: Sequence[Read], mask_token_id: int, candidates: Candidates | None = None
+) -> tuple[Tensor, Tensor]:
     """logits `[M, V]`, one row a read -> tokens `[M]` (int64), confidences `[M]` (float32).
 
-    The mask token is never chosen. `logits` may be overwritten.
+    The mask token is never chosen. With `candidates` of every row the logits, `[M, C]` then, are of these tokens alone,
+    the mask not among them, and confidences leave the others what they weigh. `logits` may be overwritten.
     """
     scaled = _scale(logits.float(), reads)
     total = scaled.logsumexp(-1)
-    scores = scaled
-    if any(read.sampling.temperature > 0 for read in reads):
-        scores = _perturb(_filter(scaled.clone(), reads, mask_token_id), reads)
-    scores[:, mask_token_id] = -torch.inf
-    tokens = scores.argmax(-1)
-    if any(read.token is not None for read in reads):
-        given = torch.tensor([-1 if read.token is None else read.token for read in reads], device=tokens.device)
-        tokens = torch.where(given < 0, tokens, given)
-    confidences = (scaled.gather(-1, tokens[:, None])[:, 0] - total).exp()
-    return tokens, confidences
+    if candidates is not None:
+        total = torch.logaddexp(total, _scale(candidates.others[:, None], reads)[:, 0])
+    sampled = any(read.sampling.temperature > 0 for read in reads)
+    scores = scaled.clone() if sampled else scaled
+    if candidates is None:
+        scores[:, mask_token_id] = -torch.inf
+    if sampled:
+        scores = _perturb(_filter(scores, reads), reads, candidates.tokens if candidates else None)
+    columns = scores.argmax(-1)
+    confidences = _probability(scaled, columns, total)
+    if candidates is not None:
+        return candidates.tokens.gather(-1, columns[:, None])[:, 0], confidences
+    if all(read.token is None for read in reads):
+        return columns, confidences
+    given = torch.tensor([-1 if read.token is None else read.token for read in reads], device=columns.device)
+    tokens = torch.where(given < 0, columns, given)
+    return tokens, _probability(scaled, tokens, total)
+
+
+def _probability(scaled: Tensor, columns: Tensor, total: Tensor) -> Tensor:
+    """Of a column a row, `[M]`; `total`: the rows' logsumexp."""
+    return (scaled.gather(-1, columns[:, None])[:, 0] - total).exp()
 
 
 def entropies(logits: Tensor, reads: Sequence[Read]) -> Tensor:
@@ -74,7 +97,7 @@ def _scale(logits: Tensor, reads: Sequence[Read]) -> Tensor:
     return logits / torch.tensor(temperatures, device=logits.device)[:, None]
 
 
-def _filter(scores: Tensor, reads: Sequence[Read], mask_token_id: int) -> Tensor:
+def _filter(scores: Tensor, reads: Sequence[Read]) -> Tensor:
     """Sets what top-k, then top-p of the rest, exclude to -inf; ties at the border stay in. `[M, V]` in place."""
     chosen = [
         index
@@ -86,7 +109,6 @@ def _filter(scores: Tensor, reads: Sequence[Read], mask_token_id: int) -> Tensor
     vocabulary = scores.shape[-1]
     rows = torch.tensor(chosen, device=scores.device)
     part = scores[rows]
-    part[:, mask_token_id] = -torch.inf
     ordered = part.sort(dim=-1, descending=True).values
     top_k = torch.tensor([min(reads[i].sampling.top_k or vocabulary, vocabulary) for i in chosen], device=scores.device)
     top_p = torch.tensor([p if (p := reads[i].sampling.top_p) < 1 else torch.inf for i in chosen], device=scores.device)
@@ -98,18 +120,18 @@ def _filter(scores: Tensor, reads: Sequence[Read], mask_token_id: int) -> Tensor
     return scores
 
 
-def _perturb(scores: Tensor, reads: Sequence[Read]) -> Tensor:
-    """Adds Gumbel noise to the rows that sample, `[M, V]` in place."""
+def _perturb(scores: Tensor, reads: Sequence[Read], candidates: Tensor | None) -> Tensor:
+    """Adds Gumbel noise to the rows that sample, `[M, V]`, or `[M, C]` for candidates, in place."""
     chosen = [index for index, read in enumerate(reads) if read.sampling.temperature > 0]
     keys = torch.tensor([_key(reads[index]) for index in chosen], device=scores.device)
     rows = torch.tensor(chosen, device=scores.device)
-    scores[rows] += gumbel(keys, scores.shape[-1])
+    tokens = torch.arange(scores.shape[-1], device=scores.device) if candidates is None else candidates[rows]
+    scores[rows] += gumbel(keys, tokens)
     return scores
 
 
-def gumbel(keys: Tensor, vocabulary: int) -> Tensor:
-    """keys `[N, 2]` (32-bit words in int64) -> standard Gumbel noise `[N, vocabulary]`, float32."""
-    tokens = torch.arange(vocabulary, device=keys.device)
+def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:
+    """keys `[N, 2]` (32-bit words in int64), tokens `[V]` or `[N, V]` -> standard Gumbel noise `[N, V]`, float32."""
     words = _mix((tokens * 0x9E3779B1 + keys[:, :1]) & _WORD)
     words = _mix(words ^ keys[:, 1:])
     uniform = (words.float() + 0.5) * 2.0**-32

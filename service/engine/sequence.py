@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from service.decode.block import MASKED, Block, Canvas
 from service.decode.policy import Decoding, Evaluate, Query, Reading, Refine
-from service.decode.registry import decode_block
+from service.decode.registry import decode_block, only_drafts
 from service.engine.prefix_cache import Lease, Tokens
 from service.engine.request import BlockEvent, FinishReason, ForwardKind, GenerationRequest, Stats
 from service.engine.rows import Row
@@ -68,7 +68,8 @@ class Sequence:
         rows = list(self._for_mrp)
         if isinstance(self._query, Refine):
             row = self._row(self._query.state)
-            rows.append(replace(row, judge=self._query.judge, anchor=self._query.after.handle))
+            earlier = self._query.after
+            rows.append(replace(row, judge=self._query.judge, anchor=earlier.handle, candidates=earlier.candidates))
         return rows
 
     @property
@@ -188,8 +189,8 @@ class Sequence:
 
     def _row(self, state: Block) -> Row:
         index = self._prompt_blocks + self._num_blocks
-        sampling = self.request.sampling
-        return Row(state, index, self.lease.pages, keeps=False, sampling=sampling, entropy=self._entropy)
+        sampling, drafts = self.request.sampling, only_drafts(self.request.params)
+        return Row(state, index, self.lease.pages, keeps=False, sampling=sampling, entropy=self._entropy, drafts=drafts)
 
     def _store(self, block: Block, index: int) -> None:
         self._unwritten.append(Row(block, index, self.lease.pages, keeps=True))
