@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.engine import SamplingParams
-from service.engine.sampling import Read, _key, choose, gumbel
+from service.engine.sampling import Read, _key, choose, entropies, gumbel
 from service.errors import InvalidRequest
 from tests.reference import plain_filter
 
@@ -30,6 +30,24 @@ def draws(logits: torch.Tensor, count: int, **knobs: float) -> list[int]:
     sampling = SamplingParams(**knobs)  # type: ignore[arg-type]
     tokens, _ = choose(logits.repeat(count, 1), [read(sampling, position=p) for p in range(count)], MASK)
     return tokens.tolist()
+
+
+class TestEntropies:
+    @pytest.mark.parametrize("temperature", [0.0, 0.5, 2.0])
+    def test_they_are_of_the_softmax_after_temperature(self, temperature: float) -> None:
+        logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(1)) * 3
+        reads = [read(SamplingParams(temperature, top_k=2))] * 3
+        for row, entropy in zip(logits, entropies(logits.clone(), reads).tolist(), strict=True):
+            weights = [math.exp(value / (temperature or 1.0)) for value in row.tolist()]
+            wanted = -sum(w / sum(weights) * math.log(w / sum(weights)) for w in weights)
+            assert entropy == pytest.approx(wanted, abs=1e-5)
+
+    def test_none_is_negative_or_unknown(self) -> None:
+        sure, even = torch.zeros(2, 1000)
+        sure[7] = 1e5
+        assert entropies(torch.stack([sure, even]), [read(), read()]).tolist() == pytest.approx([0, math.log(1000)])
+        coldest = entropies(torch.randn(4, 100) * 20, [read(SamplingParams(1e-300))] * 4)
+        assert ((coldest >= 0) & (coldest < 1)).all()
 
 
 class TestNoise:
