@@ -6,9 +6,11 @@ puts the checkpoint's mask token there. Positions are relative to the block.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
+
+from service.decode.terms import Terms
 
 MASKED = -1
 
@@ -68,6 +70,7 @@ class Step:
 
     `kind`: whose output was decided on (`denoise`: one backbone row, `verify`: several, `mrp`).
     `drafted`: picks that were put to verification; the first `accepted` of them are the first of `revealed`.
+    `promises`: of a tree's states, the tokens that its likelihood promised of each and those that it kept.
     """
 
     kind: StepKind
@@ -75,6 +78,7 @@ class Step:
     revoked: tuple[int, ...] = ()
     drafted: tuple[Pick, ...] = ()
     accepted: int = 0
+    promises: tuple[tuple[float, int], ...] = ()
 
     @property
     def proposed(self) -> int:
@@ -82,20 +86,30 @@ class Step:
         return len(self.revealed) if self.kind == "mrp" else self.accepted
 
 
+def _complete(block: Block) -> bool:
+    return block.complete
+
+
 @dataclass(slots=True)
 class Canvas:
-    """The block a policy works on: its present state and the steps that led there."""
+    """The block a policy works on: its present state and the steps that led there.
+
+    `terms`: asked when drafts are made, what they may cost by then. `ends`: whether nothing is wanted beyond a state.
+    """
 
     block: Block
     steps: list[Step] = field(default_factory=list)
+    terms: Callable[[], Terms] = Terms
+    ends: Callable[[Block], bool] = _complete
 
-    def reveal(
-        self, kind: StepKind, picks: Iterable[Pick], *, drafted: tuple[Pick, ...] = (), accepted: int = 0
-    ) -> None:
+    def reveal(self, kind: StepKind, picks: Iterable[Pick]) -> None:
         """Fixes the picks and records the step."""
-        revealed = tuple(picks)
-        self.block = self.block.reveal(revealed)
-        self.steps.append(Step(kind, revealed, drafted=drafted, accepted=accepted))
+        self.record(Step(kind, tuple(picks)))
+
+    def record(self, step: Step) -> None:
+        """Fixes what a step reveals."""
+        self.block = self.block.reveal(step.revealed)
+        self.steps.append(step)
 
     def revoke(self, kind: StepKind, positions: Iterable[int]) -> None:
         """Masks positions again and records the step."""

@@ -1,7 +1,7 @@
 """What `speculative` puts to verification: states that a block's decoding is likely to pass through.
 
 `chain` is the published way: one draft after the other, each from MRP (MRP paper, speculative decoding). `tree`
-spends a number of states and of MRP forwards where a model of the likelihood says that they pay; without
+spends states and MRP forwards where a model of the likelihood says that they pay (`terms.py`); without
 MRP it drafts from the backbone's last reading alone, as FreeDave's self-drafting does. Neither touches what comes
 out: drafts are only ever compared with what the backbone says.
 """
@@ -9,21 +9,37 @@ out: drafts are only ever compared with what the backbone says.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count, islice
+from typing import NamedTuple
 
 from service.decode.block import MASKED, Block, Pick
 from service.decode.policy import Query, Reading, Refine
 from service.decode.rules import MostConfident, Rule
+from service.decode.terms import Terms
 
-#: a state -> the picks that lead to it from the state before
-Drafts = Mapping[Block, tuple[Pick, ...]]
+
+class Draft(NamedTuple):
+    """A state put to verification: the picks that lead to it from the state before.
+
+    `promise`: how many tokens it is likely to be worth; nothing is known of a chain's.
+    """
+
+    picks: tuple[Pick, ...]
+    promise: float = 0.0
+
+
+Drafts = Mapping[Block, Draft]
+#: whether nothing is wanted beyond a state, so that there is nothing to verify
+Ends = Callable[[Block], bool]
 Drafting = Generator[Query, tuple[Reading, ...], Drafts]
 
 #: A pick is the likelier the next one the higher the power of its odds: of the state that was read, and of a later one
 #: that nothing has been said of yet. Tuned on held-out problems of the demo that no reported number uses.
 _FRESH, _STALE = 4.0, 2.0
+#: Several picks at once are the same in the next state: measured for `threshold` .5 and .9 and `tokens_per_step` 2.
+_SEVERAL = 0.45
 #: picks that are tried after a state
 _WIDTH = 4
 _SURE = 1 - 1e-7
@@ -34,33 +50,36 @@ def chain(block: Block, reading: Reading, steps: int, rule: Rule, *, first: bool
 
     The first draft of a block is MRP's (`first`), later rounds begin with what `reading` says is next.
     """
-    drafts: dict[Block, tuple[Pick, ...]] = {}
+    drafts: dict[Block, Draft] = {}
     picks = () if first else rule(reading.of(block))
     while len(drafts) < steps and not block.complete:
         if not picks:
             (reading,) = yield Refine(reading, block)
             picks = rule(reading)
         block = block.reveal(picks)
-        drafts[block], picks = picks, ()
+        drafts[block], picks = Draft(picks), ()
     return drafts
 
 
-def tree(block: Block, reading: Reading, forwards: int, states: int, rule: Rule) -> Drafting:
-    """The `states` likeliest states after `block`, found with at most `forwards` of MRP.
+def tree(block: Block, reading: Reading, rule: Rule, terms: Terms, ends: Ends) -> Drafting:
+    """The likeliest states after `block`, as many as the terms allow and as are worth their price.
 
     `reading` is of the state before. Every forward of MRP looks at the likeliest state that it has not seen; a state
-    that it has not seen goes on by what was said of the one before. No state is complete: nothing is to be verified.
+    that it has not seen goes on by what was said of the one before. No state `ends` the block.
     """
+    if terms.row >= (1 if rule == MostConfident(1) else len(block.masked)):
+        return {}
     sources = {block: _Source.of(block, reading.of(block), _STALE)}
-    seen: set[Block] = set()
-    for _ in range(forwards):
-        unseen = next((node for node in _grow(block, sources, states, rule) if node.state not in seen), None)
+    nodes, seen = _grow(block, sources, rule, terms, ends), set[Block]()
+    for _ in range(terms.mrp_steps if len(nodes) > 1 else 0):
+        unseen = next((node for node in nodes if node.state not in seen), None)
         if unseen is None:
             break
         (refined,) = yield Refine(unseen.source.reading, unseen.state)
         sources[unseen.state] = _Source.of(unseen.state, refined, _FRESH)
         seen.add(unseen.state)
-    return {node.state: node.picks for node in _grow(block, sources, states, rule)[1:]}
+        nodes = _grow(block, sources, rule, terms, ends)
+    return {node.state: Draft(node.picks, node.promise) for node in nodes[1:]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +98,7 @@ class _Source:
     def after(self, state: Block, rule: Rule) -> Iterator[tuple[float, tuple[Pick, ...]]]:
         """What may be revealed next in a state that goes on from the one that was read, and how likely that is."""
         if rule != MostConfident(1):
-            yield 1.0, rule(self.reading.of(state))
+            yield _SEVERAL, rule(self.reading.of(state))
             return
         left = [entry for entry in self.ranked if state.tokens[entry[1].position] == MASKED]
         total = sum(weight for weight, _ in left)
@@ -100,6 +119,11 @@ class _Node:
     likelihood: float = 0.0
     _best: float = 0.0
 
+    @property
+    def promise(self) -> float:
+        """Tokens it is likely to be worth: a step more of plain decoding, of about as many as led here."""
+        return self.likelihood * len(self.picks)
+
     def met_by(self, likelihood: float, picks: tuple[Pick, ...], source: _Source) -> None:
         """Another way leads here."""
         self.likelihood += likelihood
@@ -107,20 +131,23 @@ class _Node:
             self._best, self.picks, self.source = likelihood, picks, source
 
 
-def _grow(root: Block, sources: Mapping[Block, _Source], states: int, rule: Rule) -> list[_Node]:
-    """The root and the likeliest `states` states after it, each behind one that leads to it."""
+def _grow(root: Block, sources: Mapping[Block, _Source], rule: Rule, terms: Terms, ends: Ends) -> list[_Node]:
+    """The root and the likeliest states after it that the terms allow, each behind one that leads to it."""
     nodes = {root: _Node(root, sources[root], likelihood=1.0)}
     number, chosen = count(), dict[Block, _Node]()
     heap = [(-1.0, next(number), root)]
-    while heap and len(chosen) <= states:
+    while heap and len(chosen) <= terms.states:
         _, _, state = heapq.heappop(heap)
+        node = nodes[state]
         if state in chosen:
             continue
-        node = chosen[state] = nodes[state]
+        if node.promise < terms.row and state != root:
+            break
+        chosen[state] = node
         source = sources.get(state, node.source)
         for likelihood, picks in source.after(state, rule):
             following = state.reveal(picks)
-            if following.complete:
+            if ends(following):
                 continue
             child = nodes.setdefault(following, _Node(following, source))
             child.met_by(node.likelihood * likelihood, picks, source)

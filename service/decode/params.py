@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import ClassVar, Final, Literal
 
 from service.decode.rules import Above, Leftmost, LowestEntropy, MostConfident, Rule
 from service.errors import InvalidRequest
+
+#: the value of a knob that is chosen while decoding
+AUTO: Final = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +122,13 @@ class Speculative:
 
     `mrp_steps`: MRP forwards that a verification's drafts may take. `max_drafts`: states that are verified, a tree;
     by default a chain of `mrp_steps`. With 0 `mrp_steps` the backbone's last logits draft alone, which needs no MRP.
+    "auto": a tree of as many states, and with as many MRP forwards, as pay by then, none where none does; `max_drafts`
+    is the most.
     """
 
     mode: ClassVar[str] = "speculative"
     served_without_mrp: ClassVar[bool] = True
-    mrp_steps: int = 2
+    mrp_steps: int | Literal["auto"] = 2
     max_drafts: int | None = None
     tokens_per_step: int | None = None
     threshold: float | None = None
@@ -133,7 +138,7 @@ class Speculative:
     @property
     def needs_mrp(self) -> bool:
         """Whether a checkpoint must have MRP."""
-        return self.mrp_steps > 0
+        return isinstance(self.mrp_steps, int) and self.mrp_steps > 0
 
     @property
     def rule(self) -> Rule:
@@ -160,16 +165,20 @@ class Speculative:
 
     def check(self, block_size: int) -> None:
         """Raises InvalidRequest where a knob is out of range for this block size."""
-        if self.max_drafts is None:
-            if self.mrp_steps == 0:
-                raise InvalidRequest(
-                    "mrp_steps is 0, then max_drafts is needed: without MRP a tree drafts", param="mrp_steps"
-                )
-            _check_count("mrp_steps", self.mrp_steps, block_size)
-        else:
-            _check_count("mrp_steps", self.mrp_steps, block_size, least=0)
+        if self.mrp_steps != AUTO:
+            self._check_steps(self.mrp_steps, block_size)
+        if self.max_drafts is not None:
             _check_count("max_drafts", self.max_drafts, block_size)
         self.plain.check(block_size)
+
+    def _check_steps(self, steps: int | str, block_size: int) -> None:
+        if isinstance(steps, str):
+            raise InvalidRequest(f"mrp_steps is {steps!r}, allowed are auto and 0 to {block_size}", param="mrp_steps")
+        if steps == 0 and self.max_drafts is None:
+            raise InvalidRequest(
+                "mrp_steps is 0, then max_drafts is needed: without MRP a tree drafts", param="mrp_steps"
+            )
+        _check_count("mrp_steps", steps, block_size, least=0 if self.max_drafts else 1)
 
 
 @dataclass(frozen=True, slots=True)

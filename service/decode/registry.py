@@ -50,7 +50,7 @@ def make_params(mode: str, knobs: Mapping[str, Knob]) -> ModeParams:
 
 def only_drafts(params: ModeParams) -> bool:
     """Whether what MRP says decides only how fast the answer comes, not what comes."""
-    return params.needs_mrp and isinstance(params, modes.Speculative)
+    return isinstance(params, modes.Speculative)
 
 
 def served_without_mrp() -> list[str]:

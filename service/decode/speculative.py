@@ -10,12 +10,14 @@ The first forward of a block reveals at once (the published loop verifies that s
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from service.decode.block import Block, Canvas, Pick
-from service.decode.drafting import Drafting, Drafts, chain, tree
-from service.decode.params import Speculative
+from service.decode.block import Block, Canvas, Pick, Step
+from service.decode.drafting import Draft, Drafting, Drafts, chain, tree
+from service.decode.params import AUTO, Speculative
 from service.decode.policy import Decoding, Evaluate, Reading
 from service.decode.rules import Rule
+from service.decode.terms import Terms
 
 
 def speculative(canvas: Canvas, params: Speculative) -> Decoding:
@@ -24,33 +26,41 @@ def speculative(canvas: Canvas, params: Speculative) -> Decoding:
     (reading,) = yield Evaluate((canvas.block,))
     canvas.reveal("denoise", rule(reading))
     while not canvas.block.complete:
-        drafts = yield from _draft(canvas, reading, params)
-        states = (canvas.block, *(state for state in drafts if not state.complete))
+        drafts = yield from _draft(canvas, reading, params, rule)
+        states = (canvas.block, *(state for state in drafts if not canvas.ends(state)))
         readings = yield Evaluate(states)
         reading = _walk(canvas, dict(zip(states, readings, strict=True)), drafts, rule)
 
 
-def _draft(canvas: Canvas, reading: Reading, params: Speculative) -> Drafting:
+def _draft(canvas: Canvas, reading: Reading, params: Speculative, rule: Rule) -> Drafting:
+    if params.mrp_steps == AUTO:
+        terms = canvas.terms()
+        most = params.max_drafts or len(canvas.block.tokens)
+        return tree(canvas.block, reading, rule, replace(terms, states=min(most, terms.states)), canvas.ends)
     if params.max_drafts is None:
-        return chain(canvas.block, reading, params.mrp_steps, params.rule, first=len(canvas.steps) == 1)
-    return tree(canvas.block, reading, params.mrp_steps, params.max_drafts, params.rule)
+        return chain(canvas.block, reading, params.mrp_steps, rule, first=len(canvas.steps) == 1)
+    fixed = Terms(0.0, params.max_drafts, params.mrp_steps)
+    return tree(canvas.block, reading, rule, fixed, canvas.ends)
 
 
 def _walk(canvas: Canvas, readings: Mapping[Block, Reading], drafts: Drafts, rule: Rule) -> Reading:
     """Reveals, from state to state, what the rule says, up to the first that was not read. Gives the last reading."""
-    block, met, revealed = canvas.block, dict[Block, tuple[Pick, ...]](), list[Pick]()
+    block, met, revealed = canvas.block, dict[Block, Draft](), list[Pick]()
     while True:
         reading = readings[block]
         picks = rule(reading)
         revealed += picks
         block = block.reveal(picks)
         if block in drafts:
-            met[block] = picks
+            met[block] = Draft(picks)
         if block not in readings:
             drafted = _flat({**met, **{state: drafts[state] for state in drafts if state not in met}})
-            canvas.reveal("verify", revealed, drafted=drafted, accepted=len(_flat(met)))
+            promises = tuple(
+                (draft.promise, len(met[state].picks) if state in met else 0) for state, draft in drafts.items()
+            )
+            canvas.record(Step("verify", tuple(revealed), (), drafted, len(_flat(met)), promises))
             return reading
 
 
 def _flat(drafts: Drafts) -> tuple[Pick, ...]:
-    return tuple(pick for picks in drafts.values() for pick in picks)
+    return tuple(pick for draft in drafts.values() for pick in draft.picks)

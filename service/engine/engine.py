@@ -12,15 +12,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 
 from service.decode.policy import Reading
 from service.engine.config import EngineConfig
+from service.engine.costs import StepCosts, measure
 from service.engine.grouping import same_shapes_for
 from service.engine.kv_cache import PagePool
 from service.engine.memory import Forward, read_what_fits
 from service.engine.observer import EngineState, Observer, SilentObserver, StepReport
 from service.engine.prefix_cache import PrefixCache
+from service.engine.pricing import Pricing
 from service.engine.request import BlockEvent, Completion, FinishReason, ForwardKind, GenerationRequest, Stats
 from service.engine.rows import Row
 from service.engine.runner import Runner
@@ -35,7 +38,10 @@ Plan = list[tuple[Sequence, list[Row]]]
 
 
 class Engine:
-    """Decodes requests over one checkpoint. Not thread-safe."""
+    """Decodes requests over one checkpoint. Not thread-safe.
+
+    `costs`: of its forwards, for `mrp_steps: "auto"`; None: measured by the first request that is to have it.
+    """
 
     def __init__(
         self,
@@ -43,6 +49,7 @@ class Engine:
         config: EngineConfig | None = None,
         observer: Observer | None = None,
         clock: Callable[[], float] = time.monotonic,
+        costs: StepCosts | None = None,
     ) -> None:
         config = config or EngineConfig()
         self.model = checkpoint.config
@@ -53,8 +60,10 @@ class Engine:
         num_scratch = max(config.max_rows, grouping.min_rows) if grouping else config.max_rows
         num_pages = config.kv_cache_tokens // size + num_scratch
         self._pages = PrefixCache(PagePool(num_pages, num_scratch), config.prefix_cache)
-        self._scheduler = Scheduler(self._pages, size, config.max_running, config.max_rows, config.priority_aging_s)
         self._runner = Runner(checkpoint, num_pages, grouping, config.candidates(self.model.vocab_size))
+        measured = partial(measure, self._runner, config.max_rows, checkpoint.mrp is not None)
+        self._pricing = Pricing((lambda: costs) if costs else measured, config.max_rows)
+        self._scheduler = Scheduler(self._pages, size, config, self._pricing)
         self._observer: Observer = observer or SilentObserver()
         self._clock = clock
         whole_blocks = min(self.model.max_positions // size, self._pages.capacity) * size
@@ -141,10 +150,13 @@ class Engine:
 
     def _refine(self, sequences: list[Sequence], forwards: Counter[ForwardKind]) -> None:
         """MRP forwards, one for each depth of drafting; blocks MRP has not seen ride with the first."""
+        refined = []
         while plan := [(sequence, rows) for sequence in sequences if (rows := sequence.next_refinement())]:
+            refined.append(sum(len(rows) for _, rows in plan))
             for sequence, _, readings in _run(self._runner.refine, plan):
                 forwards["mrp"] += 1
                 sequence.accept_refinement(readings)
+        self._pricing.end(refined)
 
     def _expire(self, now: float) -> list[BlockEvent]:
         """Ends what is over its time limit, queued or running."""

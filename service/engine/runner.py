@@ -35,7 +35,7 @@ class Runner:
     ) -> None:
         self.config = checkpoint.config
         self._backbone, self._mrp = checkpoint.backbone, checkpoint.mrp
-        self._device = checkpoint.device
+        self.device = checkpoint.device
         self._grouping = grouping or Together(max(1, _MAX_LOGITS // checkpoint.config.vocab_size))
         self._readout = Readout(self._backbone, self.config.mask_token_id, self._grouping, num_candidates)
         self._cache = PagedCache(checkpoint.config, num_pages, checkpoint.device, checkpoint.dtype)
@@ -74,7 +74,7 @@ class Runner:
 
     def _inputs(self, group: Group[Row]) -> RowTensors:
         config = self.config
-        return to_tensors(group.members, config.block_size, config.mask_token_id, self._device, group.width)
+        return to_tensors(group.members, config.block_size, config.mask_token_id, self.device, group.width)
 
 
 def _put_back(values: list[_T], places: list[int]) -> list[_T]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from service.engine.fair_queue import AGING_S, Claim, FairQueue
+from service.engine.config import EngineConfig
+from service.engine.fair_queue import Claim, FairQueue
 from service.engine.prefix_cache import Prefix, PrefixCache
+from service.engine.pricing import Pricing
 from service.engine.request import GenerationRequest
 from service.engine.rows import Row
 from service.engine.sequence import Sequence, pages_needed
@@ -26,14 +28,13 @@ class Waiting:
 class Scheduler:
     """The waiting queue and the running sequences of one engine."""
 
-    def __init__(
-        self, pages: PrefixCache, block_size: int, max_running: int, max_rows: int, priority_aging_s: float = AGING_S
-    ) -> None:
-        self.waiting: FairQueue[Waiting] = FairQueue(priority_aging_s)
+    def __init__(self, pages: PrefixCache, block_size: int, config: EngineConfig, pricing: Pricing) -> None:
+        self.waiting: FairQueue[Waiting] = FairQueue(config.priority_aging_s)
         self.running: list[Sequence] = []
         self._lookups = (0, 0)
         self._pages, self._block_size = pages, block_size
-        self._max_running, self._max_rows = max_running, max_rows
+        self._max_running, self._max_rows = config.max_running, config.max_rows
+        self._pricing = pricing
 
     def enqueue(self, waiting: Waiting) -> None:
         """Puts a request into the queue."""
@@ -49,12 +50,15 @@ class Scheduler:
         """
         admitted = []
         while len(self.running) < self._max_running and (first := self.waiting.peek()) is not None:
-            count, prefix = pages_needed(first.request, self._block_size), _prefix_of(first.request, self._block_size)
-            lease = self._pages.reserve(count, prefix)
+            params = first.request.params
+            mrp_steps = self._pricing.mrp_steps(params)
+            prefix = _prefix_of(first.request, self._block_size, params.needs_mrp or bool(mrp_steps))
+            lease = self._pages.reserve(pages_needed(first.request, self._block_size), prefix)
             if lease is None:
                 break
             self.waiting.pop()
-            sequence = Sequence(first.request, self._block_size, lease, first.submitted)
+            account = self._pricing.open(first.request, mrp_steps)
+            sequence = Sequence(first.request, self._block_size, lease, first.submitted, account)
             self.running.append(sequence)
             self._count_lookup(sequence)
             admitted.append(sequence)
@@ -67,6 +71,7 @@ class Scheduler:
 
     def plan(self) -> list[tuple[Sequence, list[Row]]]:
         """The rows of the next forward. Sequences left out stand first in the next one."""
+        self._pricing.begin(len(self.running))
         budget, served, left_out = self._max_rows, [], []
         for sequence in self.running:
             rows = sequence.next_rows(budget)
@@ -105,8 +110,8 @@ class Scheduler:
             self._lookups = (asked + tokens, found + sequence.stats.cached_tokens)
 
 
-def _prefix_of(request: GenerationRequest, block_size: int) -> Prefix:
+def _prefix_of(request: GenerationRequest, block_size: int, mrp: bool) -> Prefix:
     """What a request may share with others: its prompt in whole blocks."""
     prompt = request.prompt_token_ids
     blocks = [prompt[end - block_size : end] for end in range(block_size, len(prompt) + 1, block_size)]
-    return Prefix(blocks, request.cache_salt, request.params.needs_mrp)
+    return Prefix(blocks, request.cache_salt, mrp)

@@ -14,6 +14,7 @@ from service.decode.block import MASKED, Block, Canvas
 from service.decode.policy import Decoding, Evaluate, Query, Reading, Refine
 from service.decode.registry import decode_block, only_drafts
 from service.engine.prefix_cache import Lease, Tokens
+from service.engine.pricing import Account
 from service.engine.request import BlockEvent, FinishReason, ForwardKind, GenerationRequest, Stats
 from service.engine.rows import Row
 from service.errors import MrpServeError
@@ -27,11 +28,14 @@ def pages_needed(request: GenerationRequest, block_size: int) -> int:
 class Sequence:
     """A request in flight. `lease`: pages for its whole length; the shared ones of the prompt are written already.
 
+    `account`: what its drafts may cost.
     `written`: the blocks that have been written since, all layers that the request needs, in order.
     """
 
-    def __init__(self, request: GenerationRequest, block_size: int, lease: Lease, submitted: float) -> None:
-        self.request, self.lease, self.submitted = request, lease, submitted
+    def __init__(
+        self, request: GenerationRequest, block_size: int, lease: Lease, submitted: float, account: Account
+    ) -> None:
+        self.request, self.lease, self.submitted, self._account = request, lease, submitted, account
         self.stats = Stats(cached_tokens=lease.num_shared * block_size)
         self.written: deque[Tokens] = deque()
         self.finish_reason: FinishReason | None = None
@@ -84,7 +88,7 @@ class Sequence:
         stored = sum(row.keeps for row in rows)
         for row, reading in zip(rows[:stored], readings[:stored], strict=True):
             self._unwritten.popleft()
-            if self.request.params.needs_mrp:
+            if self._account.uses_mrp:
                 self._for_mrp.append(replace(row, anchor=reading.handle))
             else:
                 self.written.append(row.state.tokens)
@@ -138,38 +142,46 @@ class Sequence:
 
     def _start_block(self, head: tuple[int, ...] = ()) -> None:
         self._head = len(head)
-        self._canvas = Canvas(Block(head + (MASKED,) * (self._block_size - len(head))))
+        self._canvas = Canvas(
+            Block(head + (MASKED,) * (self._block_size - len(head))), terms=self._account.terms, ends=self._settled
+        )
+        self._num_noted = 0
         self._decoding = decode_block(self._canvas, self.request.params)
         self._query = next(self._decoding)
 
     def _answer(self, readings: tuple[Reading, ...]) -> None:
         """Lets the policy go on; ends the block when it is complete or nothing more of it is wanted."""
+        asked = isinstance(self._query, Evaluate)
         try:
             self._query = self._decoding.send(readings)
         except StopIteration:
             self._query = None
+        evaluated = len(readings) if asked else 0
+        self._account.note(evaluated, self._canvas.steps[self._num_noted :])
+        self._num_noted = len(self._canvas.steps)
         if self._query is None:
             self._end_block(None)
             if self.finish_reason is None:
                 self._store(self._canvas.block, self._prompt_blocks + self._num_blocks - 1)
                 self._start_block()
-        elif isinstance(self._query, Evaluate) and self._settled():
+        elif isinstance(self._query, Evaluate) and self._settled(self._canvas.block):
             self._end_block(None)
 
-    def _new_tokens(self) -> tuple[tuple[int, ...], FinishReason | None]:
-        """The block's final tokens that belong to the completion, and why it ends there if it does."""
-        leading = self._canvas.block.tokens[self._head : self._canvas.block.num_leading]
+    def _new_tokens(self, block: Block) -> tuple[tuple[int, ...], FinishReason | None]:
+        """The tokens of a state of the block that belong to the completion, and why it ends there if it does."""
+        leading = block.tokens[self._head : block.num_leading]
         room = self.request.max_new_tokens - self._num_output
         for count, token in enumerate(leading[:room]):
             if token in self.request.stop_token_ids:
                 return leading[:count], "stop"
         return leading[:room], "length" if len(leading) >= room else None
 
-    def _settled(self) -> bool:
-        return self._new_tokens()[1] is not None
+    def _settled(self, block: Block) -> bool:
+        """Whether nothing more is wanted of the block in a state."""
+        return block.complete or self._new_tokens(block)[1] is not None
 
     def _end_block(self, expired: FinishReason | None) -> None:
-        tokens, reason = self._new_tokens()
+        tokens, reason = self._new_tokens(self._canvas.block)
         self._decoding.close()
         self._query = None
         self._num_blocks += 1
@@ -189,7 +201,7 @@ class Sequence:
 
     def _row(self, state: Block) -> Row:
         index = self._prompt_blocks + self._num_blocks
-        sampling, drafts = self.request.sampling, only_drafts(self.request.params)
+        sampling, drafts = self.request.sampling, self._account.uses_mrp and only_drafts(self.request.params)
         return Row(state, index, self.lease.pages, keeps=False, sampling=sampling, entropy=self._entropy, drafts=drafts)
 
     def _store(self, block: Block, index: int) -> None:

@@ -42,7 +42,7 @@ def test_a_canvas_records_its_steps() -> None:
     canvas = Canvas(Block((M, M, M)))
     first, second = Pick(1, 4, 0.9), Pick(0, 5, 0.4)
     canvas.reveal("denoise", [first])
-    canvas.reveal("verify", iter([second]), drafted=(second,), accepted=1)
+    canvas.record(Step("verify", (second,), drafted=(second,), accepted=1))
     canvas.revoke("mrp", [1])
     assert canvas.block == Block((5, M, M))
     assert canvas.steps == [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from service.decode.params import Direct, Dynamic, Entropy, ModeParams, Plain, Remask, Sequential, Speculative, Static
 from service.decode.policy import Reading
 from service.engine import BlockEvent, Engine, EngineConfig, GenerationRequest, SamplingParams, StepReport
+from service.engine.costs import Curve, StepCosts
 from service.engine.prefix_cache import Lease, PrefixCache
 from service.engine.rows import Row
 from service.engine.runner import Runner
@@ -21,6 +22,11 @@ from tests.reference import Reference
 ALL_MODES: tuple[ModeParams, ...] = (
     Static(), Dynamic(0.5), Sequential(1, 0.5), Entropy(), Direct(1), Speculative(1), Remask(0.5)
 )  # fmt: skip
+
+#: Times of forwards. Rows are free, as on an idle GPU; cost a quarter of a forward, as on a CPU; more than they bring.
+FREE = StepCosts(Curve(((1, 10.0), (256, 10.0))), Curve(((1, 0.5), (256, 0.5))))
+FAIR = StepCosts(Curve(((1, 2.0), (256, 130.0))), Curve(((1, 0.8), (256, 60.0))))
+DEAR = StepCosts(Curve(((1, 1.0), (256, 500.0))), Curve(((1, 0.1), (256, 20.0))))
 
 
 class Clock:
@@ -111,9 +117,9 @@ class CheckingRunner:
             assert abs(entropy - wanted.entropies[position]) < (1e-5 if self.exact else 1e-4)
 
 
-def checked(checkpoint: Checkpoint, **limits: Any) -> tuple[Engine, CheckingRunner]:
+def checked(checkpoint: Checkpoint, costs: StepCosts | None = None, **limits: Any) -> tuple[Engine, CheckingRunner]:
     """An engine whose every forward is compared with the reference."""
-    engine = Engine(checkpoint, EngineConfig(**limits))
+    engine = Engine(checkpoint, EngineConfig(**limits), costs=costs)
     runner = CheckingRunner(engine._runner, checkpoint)
     engine._runner = runner  # type: ignore[assignment]
     return engine, runner
@@ -137,6 +143,20 @@ def drafted(rng: random.Random, plain: Plain, block_size: int) -> Speculative:
     tree = rng.random() < 0.7
     steps, states = rng.randint(0 if tree else 1, block_size), rng.randint(1, block_size)
     return Speculative(steps, states if tree else None, verify=plain.mode, **asdict(plain))
+
+
+def some_auto(rng: random.Random, requests: list[GenerationRequest]) -> list[GenerationRequest]:
+    """The requests, every other one of `speculative` left to choose its drafts."""
+    return [replace(one, params=automatic(one.params)) if rng.random() < 0.5 else one for one in requests]
+
+
+def automatic(params: ModeParams) -> ModeParams:
+    return replace(params, mrp_steps="auto") if isinstance(params, Speculative) else params
+
+
+def verified(params: ModeParams) -> ModeParams:
+    """The mode that `auto` must not be worse than; other params as they are."""
+    return params.plain if isinstance(params, Speculative) and params.mrp_steps == "auto" else params
 
 
 def random_sampling(rng: random.Random, temperatures: Sequence[float] = (0, 0, 0.7, 1.2)) -> SamplingParams:

@@ -14,7 +14,18 @@ from hypothesis import strategies as st
 from service.decode.params import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.engine import Completion, Engine, EngineConfig, GenerationRequest, SamplingParams
 from service.model import Checkpoint, LoadOptions, load_checkpoint
-from tests.engine.helpers import checked, drafted, random_requests, random_sampling
+from tests.engine.helpers import (
+    DEAR,
+    FAIR,
+    FREE,
+    automatic,
+    checked,
+    drafted,
+    random_requests,
+    random_sampling,
+    some_auto,
+    verified,
+)
 from tests.reference import Reference
 from tests.tiny import GOLDEN, GOLDEN_NAMES, tiny_checkpoint
 
@@ -47,17 +58,18 @@ def test_any_batch_is_decoded_as_each_request_alone_without_a_cache(
     """Tokens, reasons, confidences and hidden states, for any mix and any limits of rows and pages."""
     rng, checkpoint = random.Random(seed), tiny(shape)
     size = checkpoint.config.block_size
-    requests = random_requests(rng, checkpoint, rng.randint(1, 5))
+    requests = some_auto(rng, random_requests(rng, checkpoint, rng.randint(1, 5)))
     longest = max(len(one.prompt_token_ids) + one.max_new_tokens for one in requests)
     engine, runner = checked(
         checkpoint,
+        rng.choice([FREE, FAIR, DEAR]),
         max_rows=size + 2 + more_rows,
         max_running=max_running,
         kv_cache_tokens=(-(-longest // size) + more_pages) * size,
     )
     reference = Reference(checkpoint)
     for one, done in zip(requests, engine.generate(requests), strict=True):
-        wanted = reference.generate(one)
+        wanted = reference.generate(replace(one, params=verified(one.params)))
         assert (done.token_ids, done.finish_reason) == (wanted.token_ids, wanted.finish_reason)
         assert done.stats.forwards.denoise + done.stats.forwards.verify <= wanted.denoise_forwards
     assert runner.compared > 0
@@ -86,6 +98,8 @@ def pairs(seed: int, checkpoint: Checkpoint, temperature: float, count: int) -> 
         other = replace(
             one, request_id=f"speculative {number}", params=drafted(rng, plain, checkpoint.config.block_size)
         )
+        if rng.random() < 0.4:
+            other = replace(other, params=automatic(other.params))
         noise = replace(one, request_id=f"other {number}", params=rng.choice([Direct(2), Dynamic(0.3), Remask(0.3)]))
         requests += [one, other, noise]
     rng.shuffle(requests)
@@ -110,8 +124,9 @@ def assert_pairs(requests: list[GenerationRequest], done: list[Completion], coun
 def test_speculative_is_what_it_verifies_at_any_temperature_in_any_batch(name: str, temperature: float) -> None:
     checkpoint = golden(name, torch.float64)
     requests = pairs(7, checkpoint, temperature, 8)
-    done = Engine(checkpoint, EngineConfig(max_rows=48, kv_cache_tokens=2048)).generate(requests)
-    assert_pairs(requests, done, 8)
+    for costs in (FREE, FAIR, DEAR):
+        engine = Engine(checkpoint, EngineConfig(max_rows=48, kv_cache_tokens=2048), costs=costs)
+        assert_pairs(requests, engine.generate(requests), 8)
 
 
 @pytest.mark.slow
@@ -121,15 +136,15 @@ def test_speculative_is_what_it_verifies_at_any_temperature_in_any_batch(name: s
 def test_speculative_is_what_it_verifies_for_thousands_of_requests(name: str, temperature: float, seed: int) -> None:
     checkpoint = golden(name, torch.float64)
     requests = pairs(1000 + seed, checkpoint, temperature, 40)
-    done = Engine(checkpoint, EngineConfig(max_rows=256, kv_cache_tokens=8192)).generate(requests)
-    assert_pairs(requests, done, 40)
+    config, costs = EngineConfig(max_rows=256, kv_cache_tokens=8192), (FREE, FAIR, DEAR)[seed % 3]
+    assert_pairs(requests, Engine(checkpoint, config, costs=costs).generate(requests), 40)
 
 
 def test_a_good_drafter_saves_forwards() -> None:
     """MRP that changes nothing drafts the backbone's next best: right often enough to save some."""
     checkpoint = load_checkpoint(GOLDEN / GOLDEN_NAMES[1], LoadOptions(mrp_zero=True, dtype=torch.float64))
     requests = pairs(3, checkpoint, 0.0, 10)
-    assert assert_pairs(requests, Engine(checkpoint).generate(requests), 10) > 0
+    assert assert_pairs(requests, Engine(checkpoint, costs=FREE).generate(requests), 10) > 0
 
 
 @pytest.mark.parametrize("name", GOLDEN_NAMES)

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from service.decode.params import Speculative, Static
 from service.decode.registry import make_params
 from service.engine import Completion, Engine, EngineConfig, GenerationRequest
+from service.engine.costs import StepCosts
 from service.model import Checkpoint, load_checkpoint
+from tests.engine.helpers import DEAR, FAIR, FREE
 from tests.reference import Reference
 from tests.tiny import GOLDEN, GOLDEN_NAMES
 
@@ -75,6 +78,22 @@ def test_all_modes_mixed_in_one_batch(name: str, limits: dict[str, int | bool]) 
     engine = Engine(checkpoint(name), EngineConfig(**({"kv_cache_tokens": 4096} | limits)))
     for entry, done in zip(expected(name), engine.generate(requests(name)), strict=True):
         assert_golden(entry, done)
+
+
+@pytest.mark.parametrize("costs", [FREE, FAIR, DEAR])
+@pytest.mark.parametrize("name", GOLDEN_NAMES)
+def test_drafts_that_are_left_to_the_engine(name: str, costs: StepCosts) -> None:
+    engine = Engine(checkpoint(name), EngineConfig(kv_cache_tokens=4096), costs=costs)
+    lossless = [
+        (entry, replace(one, params=Speculative("auto")))
+        for entry, one in zip(expected(name), requests(name), strict=True)
+        if one.params == Static() or one.params.mode == "speculative"
+    ]
+    assert len(lossless) > 6
+    for (entry, _), done in zip(lossless, engine.generate([one for _, one in lossless]), strict=True):
+        if entry["mode"] == "static":
+            assert_golden(entry, done)
+        assert list(done.token_ids) == entry["token_ids"]
 
 
 @pytest.mark.parametrize("name", GOLDEN_NAMES)

@@ -11,11 +11,12 @@ from service.decode.params import Speculative, Static
 from service.engine import Engine, EngineConfig
 from service.engine.kv_cache import PagePool
 from service.engine.prefix_cache import PrefixCache
+from service.engine.pricing import Pricing
 from service.engine.scheduler import Scheduler, Waiting
 from service.engine.sequence import pages_needed
 from service.errors import SettingsError
 from service.model import Checkpoint
-from tests.engine.helpers import Recorder, random_requests, request
+from tests.engine.helpers import FREE, Recorder, random_requests, request
 from tests.tiny import tiny_checkpoint
 
 
@@ -25,7 +26,8 @@ def checkpoint() -> Checkpoint:
 
 
 def scheduler(pages: int = 100, max_running: int = 8, max_rows: int = 8) -> Scheduler:
-    return Scheduler(PrefixCache(PagePool(pages + max_rows, max_rows)), 4, max_running, max_rows)
+    config = EngineConfig(max_running=max_running, max_rows=max_rows)
+    return Scheduler(PrefixCache(PagePool(pages + max_rows, max_rows)), 4, config, Pricing(lambda: FREE, max_rows))
 
 
 def queue(target: Scheduler, *requests) -> None:

@@ -1,0 +1,105 @@
+"""Plans beside each other at several loads: what `mrp_steps: "auto"` gains on `static` and on drafts of a fixed size.
+
+Every plan has an engine of its own that is kept at a number of running requests; all know the same costs of forwards.
+Rounds are interleaved and ratios are of one round. The clock is the CPU time of this thread, which with one torch
+thread is the forwards' and the policies' own, whoever else wants the core; beside it the wall's. Knows no files and no
+command line.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from service.decode.params import ModeParams, Speculative, Static
+from service.engine import Engine, EngineConfig, GenerationRequest
+from service.engine.costs import measure
+from service.engine.runner import Runner
+from service.model import Checkpoint
+
+#: requests of a round for each that runs at once, and at least
+_WAVES, _FEWEST = 3, 6
+
+
+@dataclass(slots=True)
+class Sample:
+    """One plan in one round."""
+
+    tokens: int
+    forwards: int
+    cpu_s: float
+    wall_s: float
+
+
+@dataclass(slots=True)
+class PlanAtLoad:
+    """A plan at a number of concurrent requests."""
+
+    params: ModeParams
+    concurrency: int
+    samples: list[Sample] = field(default_factory=list)
+
+    @property
+    def tokens_per_forward(self) -> float:
+        """Tokens up to the end token per denoise or verify forward of a request."""
+        return sum(one.tokens for one in self.samples) / sum(one.forwards for one in self.samples)
+
+    @property
+    def milliseconds_per_token(self) -> float:
+        """Median, CPU time."""
+        return statistics.median(1e3 * one.cpu_s / one.tokens for one in self.samples)
+
+    def times_faster(self, static: PlanAtLoad) -> tuple[float, float]:
+        """Static's time a token over the plan's, medians over rounds: by CPU time and by the wall's."""
+        pairs = list(zip(static.samples, self.samples, strict=True))
+        cpu = [(other.cpu_s / other.tokens) / (own.cpu_s / own.tokens) for other, own in pairs]
+        wall = [(other.wall_s / other.tokens) / (own.wall_s / own.tokens) for other, own in pairs]
+        return statistics.median(cpu), statistics.median(wall)
+
+
+def plans_at_load(has_mrp: bool) -> list[ModeParams]:
+    """Static first, then auto, then drafts of a fixed size."""
+    plans: list[ModeParams] = [Static(), Speculative("auto"), *(Speculative(0, states) for states in (1, 2, 4, 8))]
+    if has_mrp:
+        plans += [Speculative(steps) for steps in (1, 2, 4)]
+        plans += [Speculative(steps, states) for steps in (1, 2) for states in (2, 4, 8)]
+    return plans
+
+
+def compare_at_loads(
+    checkpoint: Checkpoint,
+    prompts: Sequence[tuple[int, ...]],
+    plans: Sequence[ModeParams],
+    concurrencies: Sequence[int],
+    rounds: int,
+) -> Iterator[list[PlanAtLoad]]:
+    """For each number of requests all plans, in their order. One round more warms up."""
+    limits = EngineConfig()
+    runner = Runner(checkpoint, 2 * limits.max_rows)
+    costs = measure(runner, limits.max_rows, checkpoint.mrp is not None)
+    for concurrency in concurrencies:
+        config = EngineConfig(max_running=concurrency, prefix_cache=False)
+        rows = [PlanAtLoad(params, concurrency) for params in plans]
+        engines = [Engine(checkpoint, config, costs=costs) for _ in plans]
+        for number in range(rounds + 1):
+            count = max(_FEWEST, _WAVES * concurrency)
+            chosen = [prompts[(number * count + place) % len(prompts)] for place in range(count)]
+            samples = [_sample(engine, row.params, chosen) for engine, row in zip(engines, rows, strict=True)]
+            for row, sample in zip(rows, samples, strict=True) if number else ():
+                row.samples.append(sample)
+        yield rows
+
+
+def _sample(engine: Engine, params: ModeParams, prompts: Sequence[tuple[int, ...]]) -> Sample:
+    stops = frozenset(engine.model.eos_token_ids)
+    requests = [
+        GenerationRequest(str(number), prompt, params, max_new_tokens=96, stop_token_ids=stops)
+        for number, prompt in enumerate(prompts)
+    ]
+    cpu, wall = time.thread_time(), time.perf_counter()
+    stats = [completion.stats for completion in engine.generate(requests)]
+    cpu, wall = time.thread_time() - cpu, time.perf_counter() - wall
+    forwards = sum(one.forwards.denoise + one.forwards.verify for one in stats)
+    return Sample(sum(one.decoded_tokens for one in stats), forwards, cpu, wall)

@@ -1,0 +1,77 @@
+"""`mrp-serve loads`: what `mrp_steps: "auto"` gains on static and on fixed drafts at several loads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from service.cli.options import Device, Dtype, Model, Threads, load, use_threads
+
+if TYPE_CHECKING:
+    from service.bench.loads import PlanAtLoad
+
+
+def command(
+    model: Model = None,
+    concurrency: Annotated[list[int], typer.Option(help="Concurrent requests; may be given again.")] = [1, 4, 16, 64],  # noqa: B006
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")] = 7,
+    problems: Annotated[int, typer.Option(min=1, help="Held-out problems that rounds draw from.")] = 256,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    threads: Threads = 1,
+    output: Annotated[Path | None, typer.Option(help="Writes the rows as JSON.")] = None,
+) -> None:
+    """Speculative decoding with automatic and with fixed drafts beside static, on the held-out problems."""
+    from service.api.text import TextCodec
+    from service.bench.loads import compare_at_loads, plans_at_load
+    from service.demo import heldout_problems
+
+    use_threads(threads)
+    checkpoint = load(model, device, dtype, None)
+    codec = TextCodec.load(checkpoint.path)
+    chats = [[{"role": "user", "content": problem.prompt}] for problem in heldout_problems(problems, seed=1)]
+    prompts = [tuple(codec.encode_chat(chat)) for chat in chats]
+    plans, rows = plans_at_load(checkpoint.mrp is not None), list[dict[str, Any]]()
+    with Console(stderr=True).status("decoding …"):
+        for at_load in compare_at_loads(checkpoint, prompts, plans, concurrency, rounds):
+            rows += [_row(plan, at_load[0]) for plan in at_load]
+            if output:
+                output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    Console(width=110).print(_table(rows))
+
+
+def _row(plan: PlanAtLoad, static: PlanAtLoad) -> dict[str, Any]:
+    from service.bench.evaluation import Plan
+
+    cpu, wall = plan.times_faster(static)
+    return {
+        "concurrency": plan.concurrency,
+        "plan": Plan(plan.params).name,
+        "tokens_per_forward": plan.tokens_per_forward,
+        "cpu_milliseconds_per_token": plan.milliseconds_per_token,
+        "times_static_cpu": cpu,
+        "times_static_wall": wall,
+        "rounds": len(plan.samples),
+    }
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(
+        "concurrent",
+        "plan",
+        "tokens/forward",
+        "ms/token (CPU)",
+        "times static (CPU)",
+        "(wall)",
+        box=None,
+        pad_edge=False,
+    )
+    for row in rows:
+        numbers = [f"{row[name]:.2f}" for name in list(row)[2:6]]
+        table.add_row(str(row["concurrency"]), row["plan"], *numbers)
+    return table

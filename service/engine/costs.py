@@ -1,0 +1,138 @@
+"""What a forward costs by its number of rows: measured once on the engine's own networks, then read off a curve.
+
+Only ratios of these times are used (`pricing.py`), so a machine that is slowed as a whole changes nothing. Knows rows
+and a runner; no requests, no modes.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from service.decode.block import MASKED, Block
+from service.decode.drafting import tree
+from service.decode.policy import Reading
+from service.decode.rules import MostConfident
+from service.decode.terms import Terms
+from service.engine.request import SamplingParams
+from service.engine.rows import Row
+from service.engine.runner import Runner
+
+#: blocks before the rows that are measured: some context, as live requests have
+_PREFIX = 16
+#: Forwards of all sizes take so many turns, if they can within so many seconds, and of each size the fastest counts:
+#: what else the machine does only ever adds.
+_TURNS, _BUDGET_S = 3, 0.5
+#: seconds of a turn in which a short forward is repeated
+_SLICE_S = 0.005
+#: states of the tree whose drafting is measured
+_DRAFTS = 2
+#: longer forwards are not measured: the curve goes straight on
+_LONGEST_S = 0.06
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Time of a forward over rows: straight lines between (rows, time), ascending, and on beyond the last."""
+
+    points: tuple[tuple[int, float], ...]
+
+    def at(self, rows: float) -> float:
+        """The time at a number of rows, whole or not."""
+        if len(self.points) == 1:
+            return self.points[0][1]
+        after = min(max(1, bisect_right(self.points, (rows, 0.0))), len(self.points) - 1)
+        (low, fast), (high, slow) = self.points[after - 1], self.points[after]
+        return fast + (slow - fast) * (max(rows, self.points[0][0]) - low) / (high - low)
+
+    def slope(self, low: float, high: float) -> float:
+        """The time of a row more, on average from `low` to `high`."""
+        return (self.at(high) - self.at(low)) / (high - low)
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """Times of the backbone's forwards and of MRP's, None without one, in any unit.
+
+    `draft`: the time a policy takes to find a state, over and above the forwards.
+    """
+
+    backbone: Curve
+    mrp: Curve | None = None
+    draft: float = 0.0
+
+
+def lower_hull(times: Sequence[tuple[int, float]]) -> Curve:
+    """The convex curve below the times, by ascending rows: what lies above it was disturbed while it was measured."""
+    points: list[tuple[int, float]] = []
+    for rows, seconds in times:
+        # more rows never take less
+        while points and points[-1][1] > seconds:
+            points[-1] = (points[-1][0], seconds)
+            if len(points) < 2 or points[-2][1] <= seconds:
+                break
+            points.pop()
+        while len(points) > 1 and _slope(points[-2], points[-1]) > _slope(points[-1], (rows, seconds)):
+            points.pop()
+        points.append((rows, seconds))
+    return Curve(tuple(points))
+
+
+def _slope(a: tuple[int, float], b: tuple[int, float]) -> float:
+    return (b[1] - a[1]) / (b[0] - a[0])
+
+
+def measure(runner: Runner, max_rows: int, has_mrp: bool) -> StepCosts:
+    """Times of 1, 2, 4, … rows up to `max_rows`. Takes about a second, or some forwards where they are slow.
+
+    Between steps an engine's own runner may be measured: the rows touch the scratch pages 0 to `max_rows` only.
+    """
+    counts = [1 << power for power in range(max_rows.bit_length()) if 1 << power < max_rows] + [max_rows]
+    size = runner.config.block_size
+    prefix = min(_PREFIX, runner.config.max_positions // size - 1)
+    pages = [page % max_rows for page in range(prefix + 1)]
+    row = Row(Block((MASKED,) * size), prefix, pages, keeps=False, sampling=SamplingParams(), drafts=has_mrp)
+    (reading,) = runner.evaluate([row])
+    # On a CPU the thread's own time is that of the forward, whoever else wants the core.
+    clock = time.thread_time if runner.device.type == "cpu" else time.perf_counter
+    backbone = _fastest(lambda rows: partial(runner.evaluate, [row] * rows), counts, clock)
+    draft = _drafting(row.state, reading, clock)
+    if not has_mrp:
+        return StepCosts(backbone, draft=draft)
+    anchored = replace(row, anchor=reading.handle, candidates=reading.candidates)
+    return StepCosts(backbone, _fastest(lambda rows: partial(runner.refine, [anchored] * rows), counts, clock), draft)
+
+
+def _drafting(state: Block, reading: Reading, clock: Callable[[], float]) -> float:
+    """Time for a state of a small tree."""
+    rule, terms = MostConfident(1), Terms(0.0, _DRAFTS)
+    block = state.reveal(rule(reading))
+    return min(_seconds(lambda: deque(tree(block, reading, rule, terms, bool)), clock) for _ in range(20)) / _DRAFTS
+
+
+def _fastest(
+    forward: Callable[[int], Callable[[], object]], counts: Sequence[int], clock: Callable[[], float]
+) -> Curve:
+    best: dict[int, float] = {}
+    for rows in counts:
+        best[rows] = _seconds(forward(rows), clock)
+        if len(best) > 1 and 2 * best[rows] > _LONGEST_S:
+            break
+    end = time.perf_counter() + _BUDGET_S
+    for rows in [*best] * _TURNS:
+        again = max(1, round(_SLICE_S / best[rows]))
+        best[rows] = min([best[rows], *(_seconds(forward(rows), clock) for _ in range(again))])
+        if time.perf_counter() > end:
+            break
+    return lower_hull(list(best.items()))
+
+
+def _seconds(run: Callable[[], object], clock: Callable[[], float]) -> float:
+    """Readings come to the CPU, so a forward that has given them has ended on its device."""
+    begin = clock()
+    run()
+    return clock() - begin

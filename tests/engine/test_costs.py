@@ -1,0 +1,47 @@
+"""The curve of forward times, and measuring it."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.engine import Engine, EngineConfig
+from service.engine.costs import Curve, lower_hull, measure
+from tests.tiny import tiny_checkpoint
+
+
+def test_a_curve_is_straight_between_what_was_measured_and_on_beyond_it() -> None:
+    curve = Curve(((1, 2.0), (2, 3.0), (4, 7.0)))
+    assert [curve.at(rows) for rows in (0, 1, 1.5, 2, 3, 4, 8)] == [2, 2, 2.5, 3, 5, 7, 15]
+    assert curve.slope(1, 4) == pytest.approx(5 / 3)
+    assert Curve(((1, 2.0),)).at(9) == 2
+
+
+@pytest.mark.parametrize(
+    ("times", "points"),
+    [
+        ([(1, 1.0), (2, 2.0), (4, 4.0)], [(1, 1.0), (2, 2.0), (4, 4.0)]),
+        ([(1, 1.0), (2, 9.0), (4, 4.0)], [(1, 1.0), (4, 4.0)]),  # disturbed upwards
+        ([(1, 3.0), (2, 2.0), (4, 2.5), (8, 9.0)], [(1, 2.0), (2, 2.0), (4, 2.5), (8, 9.0)]),  # more never takes less
+        ([(1, 5.0), (2, 6.0), (4, 1.0), (8, 8.0)], [(1, 1.0), (4, 1.0), (8, 8.0)]),
+        ([(1, 1.0), (2, 1.0), (4, 1.0)], [(1, 1.0), (2, 1.0), (4, 1.0)]),
+    ],
+)
+def test_what_was_disturbed_lies_above_the_curve(times: list, points: list) -> None:
+    curve = lower_hull(times)
+    assert all(curve.at(rows) == pytest.approx(seconds) for rows, seconds in points)
+    assert all(curve.at(rows) <= seconds for rows, seconds in times)
+
+
+def test_an_engine_measures_its_own_forwards_and_changes_no_page_that_is_kept() -> None:
+    checkpoint = tiny_checkpoint(1)
+    engine = Engine(checkpoint, EngineConfig(max_rows=24))
+    kept = engine._runner._cache.keys[:, 24:]
+    kept.fill_(0.5)
+    costs = measure(engine._runner, 24, has_mrp=True)
+    assert costs.mrp is not None
+    for curve in (costs.backbone, costs.mrp):
+        assert curve.at(1) > 0
+        assert curve.at(24) >= curve.at(1)
+    assert costs.draft > 0
+    assert measure(engine._runner, 24, has_mrp=False).mrp is None
+    assert bool((kept == 0.5).all())
