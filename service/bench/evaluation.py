@@ -18,10 +18,10 @@ THRESHOLDS = (0.3, 0.5, 0.7, 0.9)
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A prompt as token ids, and whether a completion's ids answer it."""
+    """A prompt as token ids, and whether a completion's ids answer it; None: there is no right and wrong."""
 
     prompt_token_ids: tuple[int, ...]
-    is_right: Callable[[tuple[int, ...]], bool]
+    is_right: Callable[[tuple[int, ...]], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +46,15 @@ class Score:
     plan: Plan
     completions: list[Completion] = field(default_factory=list)
     right: int = 0
+    judged: int = 0
     same_as_first: int = 0
     seconds: float = 0.0
     cpu_seconds: float = 0.0
 
     @property
-    def accuracy(self) -> float:
-        """Share of problems answered right, 0 to 1."""
-        return self.right / len(self.completions)
+    def accuracy(self) -> float | None:
+        """Share of problems answered right, 0 to 1; None where nothing is judged."""
+        return self.right / self.judged if self.judged else None
 
     @property
     def tokens(self) -> int:
@@ -130,6 +131,8 @@ def evaluate(
 def _judge(score: Score, tasks: Sequence[Task], completions: list[Completion], static: list[Completion]) -> None:
     done = len(score.completions)
     score.completions += completions
-    score.right += sum(task.is_right(c.token_ids) for task, c in zip(tasks, completions, strict=True))
+    answered = zip(tasks, completions, strict=True)
+    verdicts = [task.is_right(completion.token_ids) for task, completion in answered if task.is_right is not None]
+    score.right, score.judged = score.right + sum(verdicts), score.judged + len(verdicts)
     reference = static[done : done + len(completions)]
     score.same_as_first += sum(c.token_ids == s.token_ids for c, s in zip(completions, reference, strict=True))

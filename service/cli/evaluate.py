@@ -26,6 +26,10 @@ def command(
     plan: Annotated[
         list[str] | None, typer.Option(help="Such as 'speculative mrp_steps=4'; may be given again. Default: all.")
     ] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="JSON lines whose `prompt` is continued instead; nothing is judged then.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
     together: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 8,
     temperature: Annotated[float, typer.Option(min=0)] = 0.0,
     seed: Annotated[int, typer.Option(help="Of the problems' choice and of sampling.")] = 0,
@@ -50,10 +54,11 @@ def command(
     engines = {"mrp": Engine(checkpoint, limits)}
     if has_mrp:
         engines["zero"] = Engine(load(model, device, dtype, None, zero_mrp=True), limits)
-    tasks = _tasks(checkpoint.path, problems, seed)
+    tasks = _continuations(checkpoint.path, text) if text else _tasks(checkpoint.path, problems, seed)
+    limits_of_all = (max_new_tokens, together)
     with Progress(console=Console(stderr=True)) as progress:
         bar = progress.add_task("problems", total=len(tasks))
-        for latest in evaluate(engines, tasks, plans, SamplingParams(temperature, seed=seed), (128, together)):
+        for latest in evaluate(engines, tasks, plans, SamplingParams(temperature, seed=seed), limits_of_all):
             scores = latest
             progress.update(bar, completed=len(scores[0].completions))
             if output:
@@ -89,6 +94,16 @@ def _tasks(path: Path, count: int, seed: int) -> list[Task]:
     return tasks
 
 
+def _continuations(path: Path, file: Path) -> list[Task]:
+    """One for every line of a file."""
+    from service.api.text import TextCodec
+    from service.bench.evaluation import Task
+
+    codec = TextCodec.load(path)
+    prompts = [json.loads(line)["prompt"] for line in file.read_text(encoding="utf-8").splitlines()]
+    return [Task(tuple(codec.encode(prompt))) for prompt in prompts]
+
+
 def _is_right(problem: Problem, codec: TextCodec, answer: tuple[int, ...]) -> bool:
     return problem.check(codec.decode(answer))
 
@@ -114,10 +129,11 @@ def _table(scores: list[Score]) -> Table:
     )
     for score in scores:
         mrp = score.plan.engine if score.plan.params.needs_mrp else "-"
+        accuracy = "-" if score.accuracy is None else f"{score.accuracy:.3f}"
         accepted = "-" if score.acceptance is None else f"{score.acceptance:.2f}"
         same = f"{score.same_as_first}/{len(score.completions)}"
         table.add_row(
-            score.plan.name, mrp, f"{score.accuracy:.3f}", f"{score.tokens_per_forward:.2f}",
+            score.plan.name, mrp, accuracy, f"{score.tokens_per_forward:.2f}",
             f"{score.milliseconds_per_token:.2f}", same, accepted,
         )  # fmt: skip
     return table

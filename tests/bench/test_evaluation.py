@@ -36,6 +36,11 @@ def test_scores_are_summed_over_chunks_and_compared_with_the_first_plan(engines)
     assert all(score.milliseconds_per_token > 0 for score in scores)
 
 
+def test_what_nobody_can_judge_has_no_accuracy(engines):
+    *_, [unjudged] = evaluate(engines, [Task((3, 7, 9))], [Plan(Static())], SamplingParams())
+    assert (unjudged.accuracy, len(unjudged.completions)) == (None, 1)
+
+
 def test_zero_really_takes_mrp_out(engines):
     task = Task((3, 7, 9), lambda answer: True)
     plans = [Plan(Speculative(4)), Plan(Speculative(4), "zero")]
