@@ -20,7 +20,7 @@ def add(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
     """Adds the options to locust's; not as a group, which its page would not show. Each by its name."""
     make = parser.add_argument
     actions = [
-        make("--modes", default="default", help="MODE[@KNOB=VALUE[+…]][:WEIGHT],… (default: the server's)"),
+        make("--modes", default="default", help="MODE or QUALITY[@KNOB=VALUE[+…]][:WEIGHT],… (default: the server's)"),
         make("--lengths", default="uniform:16-64", help="fixed:N, uniform:FROM-TO or lognormal:MEDIAN-SIGMA"),
         make("--exact", action="store_true", help="answers do not stop before that length"),
         make("--prompts", default="", help="JSON lines with messages or prompt (default: held-out problems)"),

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from service.quality.schema import QUALITIES
+
 Json = dict[str, Any]
 
 #: asks for no mode: the server's own
@@ -59,7 +61,10 @@ class Plan:
 
 
 def plans(text: str) -> tuple[Plan, ...]:
-    """`static:1,speculative@mrp_steps=2:3`: modes, knobs behind an @ (several with +), weights behind a colon."""
+    """`static:1,speculative@mrp_steps=2:3,fast:1`: modes, knobs behind an @ (several with +), weights behind a colon.
+
+    A quality may stand for a mode and its knobs.
+    """
     return tuple(_plan(part.strip()) for part in text.split(","))
 
 
@@ -69,12 +74,18 @@ def _plan(text: str) -> Plan:
     try:
         words = (knob.split("=") for knob in knobs.split("+") if knob)
         pairs = [(name, value if value.isalpha() else json.loads(value)) for name, value in words]
-        plan = Plan(head, (*([] if mode == DEFAULT_MODE else [("mode", mode)]), *pairs), float(weight or 1))
+        plan = Plan(head, (*_asked(mode), *pairs), float(weight or 1))
     except ValueError:
         plan = None
     if plan is None or not mode or plan.weight <= 0:
         raise ValueError(f"mode {text!r}; allowed: MODE[@KNOB=VALUE[+KNOB=VALUE]][:WEIGHT], weights above 0")
     return plan
+
+
+def _asked(mode: str) -> list[tuple[str, Any]]:
+    if mode == DEFAULT_MODE:
+        return []
+    return [("quality" if mode in QUALITIES else "mode", mode)]
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 MrpServeError
 ├── InvalidRequest         422  a field of the request is not allowed; `param` names it
 │   ├── ModeNotAvailable   422  the mode needs MRP and the checkpoint has none
+│   ├── QualityNotAvailable 422 the checkpoint has no calibration file that says what this quality is
 │   └── PromptTooLong      422  prompt + max_new_tokens over the model's length or the KV cache
 ├── Unauthorized           401  an API key is required and missing or wrong
 ├── UnknownModel           404  an OpenAI route was asked for a model that is not served
@@ -58,6 +59,12 @@ class ModeNotAvailable(InvalidRequest):
     """The mode needs MRP and the checkpoint has none."""
 
     code = "mode_not_available"
+
+
+class QualityNotAvailable(InvalidRequest):
+    """No calibration file of the checkpoint says what this quality is; the message says how to make one."""
+
+    code = "quality_not_available"
 
 
 class PromptTooLong(InvalidRequest):

@@ -49,6 +49,9 @@ class Settings(BaseSettings):
     mrp_residual: bool | None = Field(None, description="overrides the checkpoint's")
     mrp_scale: Finite | None = Field(None, description="overrides the checkpoint's")
     default_mode: ModeName | None = Field(None, description="default: speculative with MRP, else static")
+    quality_file: Path | None = Field(
+        None, description="calibration that `quality` is chosen by; default: quality.json of the checkpoint"
+    )
     torch_threads: Count | None = Field(None, description="CPU threads of a replica; default: half the cores")
 
     # limits

@@ -17,6 +17,8 @@ from service.api.metrics import METRICS, Registry
 from service.api.wire import Answer, Chunk, Ending, Failure, ModelCard, Snapshot, Status, Work
 from service.decode.registry import MODES
 from service.engine.request import Forwards, Stats
+from service.quality.presets import Presets
+from service.quality.schema import Plan
 from service.settings import Settings
 
 _VOCAB = 1000
@@ -89,6 +91,7 @@ def card(settings: Settings, block_size: int) -> ModelCard:
         default_mode="static",
         defaults={"static": {"tokens_per_step": 1}},
         chat=True,
+        quality=Presets({"lossless": Plan(mode="static")}),
         places=settings.places,
     )
 

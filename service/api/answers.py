@@ -14,6 +14,8 @@ from pydantic import BaseModel
 from service.api.wire import Answer, Chunk, Ending, ModelCard, Work
 from service.engine.request import Stats
 from service.errors import MrpServeError
+from service.quality.presets import Presets
+from service.quality.schema import Measured, Plan, QualityName, Row, knobs_of
 
 
 class ForwardCounts(BaseModel):
@@ -67,6 +69,7 @@ class Done(BaseModel):
     model: str
     finish_reason: Literal["stop", "length", "timeout"]
     mode: str
+    knobs: dict[str, int | float | str]
     seed: int
     usage: Usage
     stats: AnswerStats
@@ -90,6 +93,15 @@ class BlockFrame(BaseModel):
     trace: list[TraceStep] | None = None
 
 
+class Quality(BaseModel):
+    """What `quality` stands for: the plans by name, the calibration they come from, or why there is none."""
+
+    presets: dict[QualityName, Plan]
+    missing: str | None
+    measured: Measured | None
+    frontier: list[Row]
+
+
 class Model(BaseModel):
     """What is served, and its limits."""
 
@@ -105,6 +117,7 @@ class Model(BaseModel):
     default_mode: str
     defaults: dict[str, dict[str, float]]
     chat_template: bool
+    quality: Quality
 
 
 class Models(BaseModel):
@@ -172,6 +185,7 @@ def done_json(ending: Ending, work: Work, card: ModelCard) -> dict[str, Any]:
         "model": card.name,
         "finish_reason": ending.finish_reason,
         "mode": work.params.mode,
+        "knobs": knobs_of(work.params),
         "seed": work.sampling.seed,
         "usage": {
             "prompt_tokens": ending.prompt_tokens,
@@ -200,7 +214,19 @@ def models_json(card: ModelCard) -> dict[str, Any]:
     model |= {"block_size": card.block_size, "vocab_size": card.vocab_size, "max_model_len": card.max_model_len}
     model |= {"mrp": card.mrp, "modes": card.modes, "default_mode": card.default_mode}
     model |= {"defaults": card.defaults, "chat_template": card.chat}
+    model |= {"quality": quality_json(card.quality)}
     return {"object": "list", "data": [model]}
+
+
+def quality_json(presets: Presets) -> dict[str, Any]:
+    """What `quality` stands for."""
+    file = presets.file
+    return {
+        "presets": {name: plan.model_dump() for name, plan in presets.plans.items()},
+        "missing": presets.missing,
+        "measured": file and file.measured.model_dump(),
+        "frontier": [row.model_dump() for row in file.frontier] if file else [],
+    }
 
 
 def milliseconds(seconds: float) -> float:

@@ -7,12 +7,14 @@ from dataclasses import asdict
 from service.api.wire import ModelCard
 from service.decode.registry import MODES, default_knobs, default_params
 from service.errors import SettingsError
-from service.model import ModelConfig
+from service.model import Checkpoint
+from service.quality.presets import presets_of
 from service.settings import Settings
 
 
-def make_card(settings: Settings, config: ModelConfig, max_model_len: int, chat: bool) -> ModelCard:
+def make_card(settings: Settings, checkpoint: Checkpoint, max_model_len: int, chat: bool) -> ModelCard:
     """The card of a replica. SettingsError when the default mode needs an MRP that is not there."""
+    config = checkpoint.config
     modes = tuple(name for name, params in MODES.items() if config.mrp or params.served_without_mrp)
     default = settings.default_mode or default_params(config.mrp is not None).mode
     if default not in modes:
@@ -31,5 +33,6 @@ def make_card(settings: Settings, config: ModelConfig, max_model_len: int, chat:
         default_mode=default,
         defaults={name: default_knobs(name, steps) for name in modes},
         chat=chat,
+        quality=presets_of(checkpoint.path, config, settings.quality_file),
         places=settings.places,
     )

@@ -16,7 +16,7 @@ from fastapi_offline import FastAPIOffline
 from pydantic import BaseModel
 
 from service.api.answers import BlockFrame, Done, ErrorAnswer, GenerateAnswer
-from service.api.schemas import EXAMPLES, GENERATE, GenerateDefault
+from service.api.schemas import EXAMPLES, GENERATE, GenerateDefault, GenerateQuality
 
 #: the headings of the page
 DECODING, OPENAI, OPERATION = "Decoding", "OpenAI's API", "Operation"
@@ -56,7 +56,7 @@ def _with_models(schema: dict[str, Any]) -> dict[str, Any]:
     """FastAPI's schema and the models that FastAPI does not see."""
     models = schema.setdefault("components", {}).setdefault("schemas", {})
     models.update(GENERATE.json_schema(ref_template=_REF)["$defs"])
-    for model in (BlockFrame, Done, GenerateDefault):
+    for model in (BlockFrame, Done, GenerateDefault, GenerateQuality):
         made = model.model_json_schema(ref_template=_REF)
         models.update(made.pop("$defs", {}) | {model.__name__: made})
     return schema
@@ -66,7 +66,7 @@ def generate_docs() -> dict[str, Any]:
     """What FastAPI is told of POST /generate."""
     body = GENERATE.json_schema(ref_template=_REF)
     body.pop("$defs")
-    body["oneOf"].append({"$ref": _REF.format(model=GenerateDefault.__name__)})
+    body["oneOf"] += [{"$ref": _REF.format(model=model.__name__)} for model in (GenerateDefault, GenerateQuality)]
     content = {"application/json": {"schema": body, "examples": dict(EXAMPLES)}}
     answer = {"model": GenerateAnswer, "content": {"text/event-stream": {"schema": {"description": _STREAM}}}}
     return {

@@ -29,6 +29,7 @@ from service.decode.params import Knob
 from service.decode.registry import MODES
 from service.engine.request import DEFAULT_PRIORITY, HIGHEST_PRIORITY, LOWEST_PRIORITY, MAX_SEED
 from service.errors import InvalidRequest
+from service.quality.schema import QualityName
 
 PROMPTS = ("prompt", "prompt_token_ids", "messages")
 MAX_STOPS = 16
@@ -139,9 +140,9 @@ class GenerateCommon(BaseModel):
 
 
 def _schema(mode: str) -> type[GenerateCommon]:
-    knobs = {field.name: (KNOBS[field.name] | None, None) for field in fields(MODES[mode])}
-    name = f"Generate{mode.capitalize()}"
-    made = create_model(name, __base__=GenerateCommon, mode=(Literal[mode], ...), **knobs)  # type: ignore[call-overload]
+    more: Any = {field.name: (KNOBS[field.name] | None, None) for field in fields(MODES[mode])}
+    more |= {"mode": (Literal[mode], ...), "quality": (None, None)}
+    made: type[GenerateCommon] = create_model(f"Generate{mode.capitalize()}", __base__=GenerateCommon, **more)
     made.__doc__ = f"POST /generate in mode {mode}: {(MODES[mode].__doc__ or '').strip()}"
     return made
 
@@ -155,7 +156,21 @@ GenerateDefault = create_model(  # type: ignore[call-overload]
     __base__=GenerateCommon,
     __doc__="POST /generate in the server's default mode; only that mode's knobs are allowed.",
     mode=(None, None),
+    quality=(None, None),
     **{name: (knob | None, None) for name, knob in KNOBS.items()},
+)
+
+#: a request that names a preset of the checkpoint's calibration instead of a mode and its knobs
+GenerateQuality = create_model(  # type: ignore[call-overload]
+    "GenerateQuality",
+    __base__=GenerateCommon,
+    __doc__="POST /generate by quality, which chooses the mode and its knobs: GET /v1/models says which.",
+    mode=(None, None),
+    quality=(
+        Annotated[QualityName, Field(description="static's output | at most 1 | at most 5 points less accurate")],
+        ...,
+    ),
+    **dict.fromkeys(KNOBS, (None, None)),
 )
 
 GENERATE: TypeAdapter[Any] = TypeAdapter(
@@ -171,6 +186,10 @@ EXAMPLES: Mapping[str, Any] = {
     "speculative": {
         "summary": "MRP drafts, the backbone verifies: the output of static, faster",
         "value": {"prompt": "1 + 1 =", "mode": "speculative", "mrp_steps": 2, "stop": ["\n\n"]},
+    },
+    "quality": {
+        "summary": "The fastest way that keeps to a quality; lossless, balanced or fast",
+        "value": {"prompt": "1 + 1 =", "quality": "lossless"},
     },
     "remask": {
         "summary": "Parallel decoding that takes back what MRP doubts",

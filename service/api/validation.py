@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from service.api.schemas import GENERATE, KNOBS, REQUESTS, GenerateCommon, Message
+from service.api.schemas import GENERATE, KNOBS, REQUESTS, GenerateCommon, GenerateQuality, Message
 from service.api.wire import ModelCard, Work
 from service.decode.registry import make_params
 from service.engine.request import SamplingParams
@@ -37,11 +37,14 @@ def parse_json(body: bytes) -> dict[str, Any]:
 
 
 def parse_generate(body: Mapping[str, Any], default_mode: str) -> GenerateCommon:
-    """The typed request of POST /generate; without `mode` its knobs are those of the default mode."""
-    if body.get("mode") is None:
+    """The typed request of POST /generate; without `mode` and `quality` its knobs are those of the default mode."""
+    by_quality = body.get("quality") is not None
+    if by_quality:
+        _check_quality_is_alone(body)
+    elif body.get("mode") is None:
         body = {**body, "mode": default_mode}
     try:
-        request: GenerateCommon = GENERATE.validate_python(body)
+        request: GenerateCommon = (GenerateQuality.model_validate if by_quality else GENERATE.validate_python)(body)
     except ValidationError as error:
         raise explain(error.errors(include_url=False)) from None
     return request
@@ -49,8 +52,7 @@ def parse_generate(body: Mapping[str, Any], default_mode: str) -> GenerateCommon
 
 def to_work(request: GenerateCommon, card: ModelCard, timeout_limit_s: float) -> Work:
     """What a replica is asked to do. InvalidRequest where the request is over the server's limits."""
-    mode: str = request.mode  # type: ignore[attr-defined]
-    knobs = {**card.defaults.get(mode, {}), **request.knobs}
+    mode, knobs = _plan(request, card)
     timeout_s = request.timeout_s or timeout_limit_s
     if timeout_s > timeout_limit_s:
         raise InvalidRequest(
@@ -75,6 +77,25 @@ def to_work(request: GenerateCommon, card: ModelCard, timeout_limit_s: float) ->
         priority=request.priority,
         session=request.prompt_cache_key or "",
     )
+
+
+def _check_quality_is_alone(body: Mapping[str, Any]) -> None:
+    for name in ("mode", *KNOBS):
+        if body.get(name) is not None:
+            raise InvalidRequest(
+                f"quality is {_show(body['quality'])} and {name} is {_show(body[name])}, allowed is one of them: "
+                "quality chooses the mode and its knobs",
+                param="quality",
+            )
+
+
+def _plan(request: GenerateCommon, card: ModelCard) -> tuple[str, dict[str, Any]]:
+    """The mode and the knobs that are asked for, or that the quality asked for stands for."""
+    if (quality := getattr(request, "quality", None)) is not None:
+        plan = card.quality.plan(quality)
+        return plan.mode, dict(plan.knobs)
+    mode: str = request.mode  # type: ignore[attr-defined]
+    return mode, {**card.defaults.get(mode, {}), **request.knobs}
 
 
 def explain(problems: Sequence[Any]) -> InvalidRequest:

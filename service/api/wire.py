@@ -14,6 +14,7 @@ from typing import Any
 from service.decode.params import Knob, ModeParams
 from service.engine.request import DEFAULT_PRIORITY, FinishReason, SamplingParams, Stats
 from service.errors import DeadlineExceeded, MrpServeError
+from service.quality.presets import Presets
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +137,8 @@ class Failure:
 class ModelCard:
     """What a client, and the ingress, must know of the model a replica serves.
 
-    `places`: requests the replica takes at once; on the card of the service, those of all replicas together.
+    `quality`: what its presets are. `places`: requests the replica takes at once; on the card of the service, those of
+    all replicas together.
     """
 
     name: str
@@ -148,6 +150,7 @@ class ModelCard:
     default_mode: str
     defaults: Mapping[str, Mapping[str, Knob]]
     chat: bool
+    quality: Presets
     places: int = 1
 
 

@@ -52,8 +52,17 @@ def _facts(checkpoint: Checkpoint) -> dict[str, str]:
         "longest sequence": f"{config.max_positions} tokens",
         "modes": ", ".join(modes),
         "weights": f"{(backbone + module) * checkpoint.dtype.itemsize / 2**20:,.1f} MiB as {checkpoint.dtype}",
+        "quality": _quality(checkpoint),
         "KV cache": f"{page / config.block_size / 1024:,.2f} KiB a token",
     }
+
+
+def _quality(checkpoint: Checkpoint) -> str:
+    from service.quality.presets import presets_of
+
+    presets = presets_of(checkpoint.path, checkpoint.config)
+    plans = ", ".join(f"{name}: {plan.name}" for name, plan in presets.plans.items())
+    return plans if presets.missing is None else f"{plans}; {presets.missing}"
 
 
 def _decode_a_block(checkpoint: Checkpoint) -> float:

@@ -13,6 +13,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from service.cli.options import Device, Dtype, Model, Threads, load, use_threads
+from service.cli.plans import parse_plan
 
 if TYPE_CHECKING:
     from service.api.text import TextCodec
@@ -69,17 +70,9 @@ def command(
 def _plan(text: str) -> Plan:
     """`mode knob=value …`, with `zero` at the end for MRP's output set to zero."""
     from service.bench.evaluation import Plan
-    from service.decode.registry import make_params
-    from service.errors import InvalidRequest
 
-    mode, *words = text.split()
-    engine = "zero" if words[-1:] == ["zero"] else "mrp"
-    try:
-        pairs = [word.split("=") for word in words if word != "zero"]
-        knobs = {name: value if value.isalpha() else json.loads(value) for name, value in pairs}
-    except ValueError as error:
-        raise InvalidRequest(f"plan is {text!r}, expected such as 'remask threshold=0.5'") from error
-    return Plan(make_params(mode, knobs), engine)
+    zero = text.split()[-1:] == ["zero"]
+    return Plan(parse_plan(text.removesuffix("zero") if zero else text), "zero" if zero else "mrp")
 
 
 def _tasks(path: Path, count: int, seed: int) -> list[Task]:

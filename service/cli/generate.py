@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from service.decode.params import Knob, ModeParams
     from service.engine import Engine, GenerationRequest
     from service.engine.request import BlockEvent
-    from service.model import MrpConfig
+    from service.model import Checkpoint, MrpConfig
 
 
 def command(
@@ -25,6 +25,7 @@ def command(
     mode: Annotated[
         str | None, typer.Option(help="static, dynamic, sequential, entropy, direct, speculative or remask.")
     ] = None,
+    quality: Annotated[str | None, typer.Option(help="lossless, balanced or fast, instead of mode and knobs.")] = None,
     tokens_per_step: Annotated[
         int | None, typer.Option(help="static, sequential: tokens revealed per forward.")
     ] = None,
@@ -56,11 +57,12 @@ def command(
         "tokens_per_step": tokens_per_step, "threshold": threshold, "mrp_steps": mrp_steps, "max_drafts": max_drafts,
         "entropy_bound": entropy_bound, "verify": verify,
     }  # fmt: skip
+    knobs = {name: value for name, value in given.items() if value is not None}
     ids = codec.encode(prompt) if raw else codec.encode_chat([{"role": "user", "content": prompt}])
     request = GenerationRequest(
         "cli",
         tuple(ids),
-        _params(mode, {name: value for name, value in given.items() if value is not None}, checkpoint.config.mrp),
+        _preset(quality, mode, knobs, checkpoint) if quality else _params(mode, knobs, checkpoint.config.mrp),
         SamplingParams(temperature, top_p, top_k, secrets.randbits(63) if seed is None else seed),
         max_new_tokens,
         frozenset(checkpoint.config.eos_token_ids),
@@ -79,6 +81,20 @@ def _params(mode: str | None, knobs: dict[str, Knob], mrp: MrpConfig | None) -> 
     return make_params(name, {**defaults, **knobs})
 
 
+def _preset(quality: str, mode: str | None, knobs: dict[str, int | float], checkpoint: Checkpoint) -> ModeParams:
+    """What a quality stands for, which allows no mode and no knobs beside it."""
+    from service.errors import InvalidRequest
+    from service.quality.presets import presets_of
+    from service.quality.schema import QUALITIES
+
+    if quality not in QUALITIES:
+        raise InvalidRequest(f"quality is {quality!r}, allowed are {', '.join(QUALITIES)}", param="quality")
+    if mode or knobs:
+        other = "mode" if mode else next(iter(knobs))
+        raise InvalidRequest(f"quality is {quality!r} and {other} is given, allowed is one of them", param="quality")
+    return presets_of(checkpoint.path, checkpoint.config).plan(quality).params
+
+
 def _run(engine: Engine, request: GenerationRequest) -> list[BlockEvent]:
     """Decodes with a progress line on stderr."""
     events: list[BlockEvent] = []
@@ -93,6 +109,8 @@ def _run(engine: Engine, request: GenerationRequest) -> list[BlockEvent]:
 
 
 def _print(request: GenerationRequest, events: list[BlockEvent], text: str, as_json: bool) -> None:
+    from service.quality.schema import knobs_of
+
     last = events[-1]
     stats, forwards = last.stats, last.stats.forwards
     tokens = [token for event in events for token in event.token_ids]
@@ -102,6 +120,7 @@ def _print(request: GenerationRequest, events: list[BlockEvent], text: str, as_j
             "token_ids": tokens,
             "finish_reason": last.finish_reason,
             "mode": request.params.mode,
+            "knobs": knobs_of(request.params),
             "seed": request.sampling.seed,
             "tokens_per_forward": stats.tokens_per_forward,
             "forwards": asdict(forwards),

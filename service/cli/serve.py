@@ -90,6 +90,7 @@ def _check(settings: Settings) -> None:
     from service.api.admission.keys import KeyRing
     from service.api.tracing import start_tracing
     from service.model import parse_config, read_config, resolve
+    from service.quality.presets import file_of
 
     if tracing := start_tracing(settings):
         tracing.close()
@@ -100,7 +101,9 @@ def _check(settings: Settings) -> None:
             "Serve scales what `serve run deploy/serve.yaml` deploys (docs/deploy.md)",
             param="max_replicas",
         )
-    parse_config(read_config(resolve(settings.model)), block_size=settings.block_size)
+    folder = resolve(settings.model)
+    parse_config(read_config(folder), block_size=settings.block_size)
+    file_of(folder, settings.quality_file)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

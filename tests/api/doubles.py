@@ -18,6 +18,8 @@ from service.api.wire import Answer, Chunk, Ending, Failure, ModelCard, Snapshot
 from service.engine import BlockEvent
 from service.engine.request import Forwards, Stats
 from service.errors import ReplicaLost
+from service.quality.presets import Presets
+from service.quality.schema import Plan
 from tests.api.generate.helpers import GENERATE
 from tests.api.helpers import eventually
 
@@ -139,6 +141,7 @@ CARD = ModelCard(
     default_mode="static",
     defaults={"static": {"tokens_per_step": 1}, "dynamic": {"threshold": 0.9}},
     chat=True,
+    quality=Presets({"lossless": Plan(mode="static")}, missing="none was made"),
     places=64,
 )
 STATS = Stats(Forwards(denoise=1), decoded_tokens=1, first_block_s=0.001, total_s=0.001)

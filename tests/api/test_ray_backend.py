@@ -15,13 +15,14 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from service.api import ray_backend, serve_state
 from service.api.ray_backend import RayBackend
-from service.api.wire import Answer, Chunk, Ending, Failure, ModelCard, Resume, Snapshot, Status, Work
+from service.api.wire import Answer, Chunk, Ending, Failure, Resume, Snapshot, Status, Work
 from service.decode.params import Static
 from service.engine.request import SamplingParams, Stats
 from service.errors import Asleep, DeadlineExceeded, EngineFailed, MrpServeError, NotReady, QueueFull, ReplicaLost
+from tests.api import doubles
 from tests.api.helpers import eventually
 
-CARD = ModelCard("m", 4, 64, 256, None, ("static",), "static", {"static": {"tokens_per_step": 1}}, chat=False)
+CARD = replace(doubles.CARD, name="m", places=1)
 ANSWER = Answer("a", (1,), Ending("length", 1, 1, Stats()))
 CHUNK = Chunk(0, "a", (1,), Stats())
 

@@ -14,6 +14,7 @@ from service.api.openai.convert import Choice, Plan
 from service.api.openai.dialect import Dialect
 from service.api.openai.logprobs import token_logprobs
 from service.api.wire import Answer, Chunk, Ending
+from service.quality.schema import knobs_of
 
 Json = dict[str, Any]
 
@@ -97,5 +98,6 @@ def _reason(ending: Ending) -> str:
 
 
 def _stats(choice: Choice, ending: Ending) -> Json:
-    own = {"finish_reason": ending.finish_reason, "mode": choice.work.params.mode, "seed": choice.work.sampling.seed}
+    params, seed = choice.work.params, choice.work.sampling.seed
+    own = {"finish_reason": ending.finish_reason, "mode": params.mode, "knobs": knobs_of(params), "seed": seed}
     return own | stats_json(ending.stats)

@@ -14,6 +14,7 @@ from service.api.openai.schemas import ChatRequest, CompletionRequest, OpenAiReq
 from service.api.openai.shapes import ChatCompletion, Completion, OpenAiErrorAnswer
 from service.api.openapi import errors
 from service.api.schemas import REQUESTS
+from service.quality.schema import QUALITIES
 
 _ANSWER = (
     "OpenAI's object; its choices also have `token_ids` and `stats`. With `stream`, server-sent events of OpenAI's "
@@ -64,8 +65,9 @@ def _schema(schema: type[OpenAiRequest]) -> dict[str, Any]:
     definitions = made.pop("$defs", {})
     for request in REQUESTS.values():
         shared = request.model_json_schema()["properties"]
-        made["properties"] |= {name: field for name, field in shared.items() if name in PASSED and name != "mode"}
+        made["properties"] |= {name: field for name, field in shared.items() if name in PASSED}
     made["properties"]["mode"] = {"enum": list(REQUESTS), "description": "default: the server's"}
+    made["properties"]["quality"] = {"enum": list(QUALITIES), "description": "instead of a mode and its knobs"}
     resolved: dict[str, Any] = _inlined(made, definitions)
     return resolved
 

@@ -30,6 +30,7 @@ PASSED: frozenset[str] = frozenset(
         "priority",
         "prompt_cache_key",
         "mode",
+        "quality",
         *KNOBS,
     }
 )

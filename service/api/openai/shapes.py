@@ -17,6 +17,7 @@ class ChoiceStats(AnswerStats):
 
     finish_reason: Literal["stop", "length", "timeout"]
     mode: str
+    knobs: dict[str, int | float | str]
     seed: int
 
 

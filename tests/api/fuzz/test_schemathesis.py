@@ -29,6 +29,8 @@ BEYOND_THE_SCHEMA = re.compile(
     r"|has the mask token"
     r"|does not use (tokens_per_step|threshold|mrp_steps|max_drafts|entropy_bound|verify) "  # on OpenAI's routes
     r"|drafts are verified against \w+, whose knobs are "
+    r"|quality chooses the mode"  # on OpenAI's routes: beside a mode or a knob
+    r"|this checkpoint has no quality.json"
     r"|allowed are 1 to 8 \(the block size\)"
     r"|allowed is 0 < timeout_s"
     r"|the prompt is empty"  # no token is left of a text

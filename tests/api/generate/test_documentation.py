@@ -16,6 +16,7 @@ from service.api.openapi import DECODING, OPENAI, OPERATION
 from service.api.schemas import EXAMPLES, KNOBS, REQUESTS
 from service.api.validation import parse_generate
 from service.decode.registry import MODES
+from service.quality.schema import QUALITIES
 from tests.api.doubles import Scripted
 from tests.api.generate.helpers import GENERATE, body, refused
 from tests.api.helpers import over
@@ -119,7 +120,8 @@ def test_examples_are_of_the_schema(schema: dict[str, Any]) -> None:
 def test_examples_are_requests(schema: dict[str, Any], name: str) -> None:
     shown = schema["paths"][GENERATE]["post"]["requestBody"]["content"]["application/json"]["examples"][name]
     assert shown["summary"]
-    assert parse_generate(shown["value"], "speculative").mode in MODES  # type: ignore[attr-defined]
+    request: Any = parse_generate(shown["value"], "speculative")
+    assert request.quality in QUALITIES or request.mode in MODES
 
 
 def test_every_mode_has_its_params_as_fields() -> None:
@@ -132,6 +134,7 @@ async def test_the_contracts_fields_are_all_there_are() -> None:
     """The table of the contract, and nothing else."""
     fields = {"max_new_tokens", "mode", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids"}
     fields |= {
+        "quality",
         "ignore_eos",
         "stream",
         "timeout_s",

@@ -1,0 +1,50 @@
+"""Which plans a calibration tries: every mode there is, at a grid of its knobs.
+
+A mode without a line here is tried at its defaults. Knows no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from service.decode.params import ModeParams, Static
+from service.decode.registry import MODES, make_params
+from service.errors import InvalidRequest
+
+
+def _thresholds(*values: float) -> tuple[Mapping[str, float], ...]:
+    return tuple({"threshold": value} for value in values)
+
+
+#: mode -> the knobs it is tried with
+GRID: Mapping[str, Sequence[Mapping[str, Any]]] = {
+    "static": ({}, {"tokens_per_step": 2}, {"tokens_per_step": 4}),
+    "dynamic": _thresholds(0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
+    "direct": ({"mrp_steps": 1}, {"mrp_steps": 2}, {"mrp_steps": 4}),
+    "speculative": (
+        {"mrp_steps": 1},
+        {"mrp_steps": 2},
+        {"mrp_steps": 4},
+        {"mrp_steps": 0, "max_drafts": 4},
+        {"mrp_steps": 1, "max_drafts": 4},
+        {"mrp_steps": 1, "max_drafts": 4, "threshold": 0.7},
+    ),
+    "remask": _thresholds(0.3, 0.4, 0.5, 0.7, 0.9),
+}
+
+
+def grid(block_size: int, *, has_mrp: bool) -> list[ModeParams]:
+    """The plans that a checkpoint can run, static, which the others are compared with, first."""
+    plans = [plan for mode in MODES for knobs in GRID.get(mode, ({},)) if (plan := _plan(mode, knobs, block_size))]
+    return [Static(), *(plan for plan in plans if plan != Static() and (has_mrp or not plan.needs_mrp))]
+
+
+def _plan(mode: str, knobs: Mapping[str, Any], block_size: int) -> ModeParams | None:
+    """None where the block is too short for the knobs."""
+    try:
+        params = make_params(mode, knobs)
+        params.check(block_size)
+    except InvalidRequest:
+        return None
+    return params

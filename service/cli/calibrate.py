@@ -1,0 +1,183 @@
+"""`mrp-serve calibrate`: which plans `lossless`, `balanced` and `fast` are for a checkpoint, measured on prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from service.cli.options import Device, Dtype, Model, Threads, load, use_threads
+from service.cli.plans import parse_plan
+from service.cli.quality import draw, show
+from service.errors import SettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from service.api.text import TextCodec
+    from service.bench.calibration import Calibration, Scope
+    from service.bench.evaluation import Task
+    from service.bench.records import Notebook
+    from service.bench.rows import Clock
+    from service.bench.scorers import Scorer
+    from service.decode.params import ModeParams
+    from service.model import Checkpoint
+    from service.quality.schema import Measured
+
+_HOW = {
+    "cpu": "tokens a second of CPU time: the one thread's, which other work on the machine does not lengthen",
+    "wall": "tokens a second by the clock on the wall; the machine must have nothing else to do",
+}
+
+
+def command(
+    model: Model = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="JSON lines with `prompt` and, if the scorer needs it, `answer`. Demo: its own.")
+    ] = None,
+    scorer: Annotated[
+        str | None, typer.Option(help="demo, exact, contains, number, regex:PATTERN or module:function. Demo: demo.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Default: quality.json in the checkpoint's folder.")] = None,
+    plan: Annotated[
+        list[str] | None, typer.Option(help="Such as 'dynamic threshold=0.5'; may be given again. Default: a grid.")
+    ] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="So many of the prompts, from the first on.")] = None,
+    concurrency: Annotated[
+        list[int] | None, typer.Option(min=1, help="Requests together; may be given again. Default: 1 and 16.")
+    ] = None,
+    chosen_at: Annotated[int | None, typer.Option(help="Presets are fastest at this one. Default: the most.")] = None,
+    timed: Annotated[int, typer.Option(min=2, help="Prompts that are timed; lossless plans answer no others.")] = 128,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    raw: Annotated[bool, typer.Option("--raw", help="Prompts are continued as they stand, not sent as chats.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draws the frontier into this folder.")] = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    threads: Threads = None,
+) -> None:
+    """Measures accuracy and speed of every mode and writes quality.json. Interrupted, the same command goes on."""
+    from service.bench.calibration import Calibration, Scope
+    from service.bench.prompts import read_prompts
+    from service.quality.assemble import assemble
+    from service.quality.identity import identity_of
+    from service.quality.schema import FILE_NAME, read_quality, write_quality
+
+    file, judge = _asked(model, prompts, scorer)
+    asked = read_prompts(file, count)
+    use_threads(threads)
+    checkpoint = load(model, device, dtype, None)
+    together = tuple(sorted(set(concurrency or (1, 16))))
+    scope = Scope(together, min(timed, len(asked.lines)), max_new_tokens, chosen_at or together[-1])
+    plans = _plans(plan, checkpoint)
+    tasks = _tasks(checkpoint, asked.lines, judge, raw=raw)
+    calibration = Calibration(_engine(checkpoint, tasks, scope), tasks, plans, scope)
+    measured = _measured(checkpoint, scope, {"prompts_sha256": asked.sha256, "scorer": judge, "prompts": len(tasks)})
+    identity, target = identity_of(checkpoint.path, checkpoint.config), out or checkpoint.path / FILE_NAME
+    about = {"measured": measured.model_dump(exclude={"at"}), "checkpoint": identity.model_dump()}
+    with _notebook(target, about | {"plans": calibration.plan_names}) as notebook:
+        _run(calibration, notebook)
+        write_quality(assemble(identity, measured, calibration.rows(notebook, measured.clock)), target)
+    show(read_quality(target))
+    if plot:
+        draw(read_quality(target), plot)
+
+
+def _asked(model: str | None, prompts: Path | None, scorer: str | None) -> tuple[Path, str]:
+    """The prompts and the name of their scorer; the demo has its own."""
+    from service.demo import CHECKPOINT
+    from service.demo.problems import HELDOUT_FILE
+
+    is_demo = model is None or Path(model).resolve() == CHECKPOINT.resolve()
+    if not is_demo and (prompts is None or scorer is None):
+        missing = "prompts" if prompts is None else "scorer"
+        raise SettingsError(f"{missing} is missing, which every checkpoint but the demo needs", param=missing)
+    return prompts or HELDOUT_FILE, scorer or "demo"
+
+
+def _plans(given: list[str] | None, checkpoint: Checkpoint) -> list[ModeParams]:
+    """Those given, or all; static, which the others are compared with, first."""
+    from service.bench.grid import grid
+    from service.decode.params import Static
+
+    if not given:
+        return grid(checkpoint.config.block_size, has_mrp=checkpoint.mrp is not None)
+    return [Static(), *(plan for plan in dict.fromkeys(map(parse_plan, given)) if plan != Static())]
+
+
+def _tasks(checkpoint: Checkpoint, lines: Sequence[Mapping[str, Any]], judge: str, *, raw: bool) -> list[Task]:
+    from service.api.text import TextCodec
+    from service.bench.evaluation import Task
+    from service.bench.scorers import find_scorer
+
+    codec, scorer = TextCodec.load(checkpoint.path), find_scorer(judge)
+    encode = codec.encode if raw or not codec.has_chat_template else _chat(codec)
+    return [Task(tuple(encode(line["prompt"])), partial(_is_right, codec, scorer, line)) for line in lines]
+
+
+def _chat(codec: TextCodec) -> Callable[[str], list[int]]:
+    return lambda text: codec.encode_chat([{"role": "user", "content": text}])
+
+
+def _is_right(codec: TextCodec, scorer: Scorer, line: Mapping[str, Any], answer: tuple[int, ...]) -> bool:
+    return bool(scorer(line, codec.decode(answer)))
+
+
+def _engine(checkpoint: Checkpoint, tasks: Sequence[Task], scope: Scope) -> Any:
+    """An engine with pages for the longest prompts at the highest concurrency. Every plan pays for its prefill."""
+    from service.engine import Engine, EngineConfig
+
+    longest = max(len(task.prompt_token_ids) for task in tasks) + scope.max_new_tokens
+    tokens = max(scope.concurrency) * (longest + 2 * checkpoint.config.block_size)
+    return Engine(checkpoint, EngineConfig(max(scope.concurrency), kv_cache_tokens=tokens, prefix_cache=False))
+
+
+def _measured(checkpoint: Checkpoint, scope: Scope, asked: Mapping[str, Any]) -> Measured:
+    import torch
+
+    from service.quality.schema import Measured
+
+    device, threads = checkpoint.device, torch.get_num_threads()
+    clock: Clock = "cpu" if device.type == "cpu" and threads == 1 else "wall"
+    return Measured(
+        at=datetime.now(UTC).date().isoformat(),
+        model=checkpoint.path.resolve().name,
+        max_new_tokens=scope.max_new_tokens,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        dtype=str(checkpoint.dtype).removeprefix("torch."),
+        threads=threads,
+        clock=clock,
+        concurrency=list(scope.concurrency),
+        chosen_at=scope.chosen_at,
+        how=f"{_HOW[clock]}; prefill included, plans in turns, {scope.timed} prompts; intervals are 95 %",
+        **asked,
+    )
+
+
+@contextmanager
+def _notebook(target: Path, about: Mapping[str, Any]) -> Iterator[Notebook]:
+    """What was measured so far, beside the file that it will be; gone once that is written."""
+    from service.bench.records import Notebook
+
+    notebook = Notebook(target.with_name(target.name + ".partial"), about)
+    yield notebook
+    notebook.remove()
+
+
+def _run(calibration: Calibration, notebook: Notebook) -> None:
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    console = Console(stderr=True)
+    try:
+        with Progress(*columns, console=console) as progress:
+            bar = progress.add_task("chunks", total=len(calibration.jobs))
+            for job in calibration.run(notebook):
+                progress.update(bar, advance=1, description=f"{job.together} together, {job.plan}"[:60].ljust(60))
+    except KeyboardInterrupt:
+        console.print("interrupted; the same command goes on from here")
+        raise typer.Exit(130) from None

@@ -1,0 +1,29 @@
+"""How a plan is written on a command line: a mode and its knobs."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from service.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from service.decode.params import ModeParams
+
+
+def parse_plan(text: str) -> ModeParams:
+    """Params of `mode knob=value …`."""
+    from service.decode.registry import make_params
+
+    mode, *words = text.split() or [""]
+    try:
+        knobs = {name: _value(value) for name, value in (word.split("=") for word in words)}
+    except ValueError as error:
+        raise InvalidRequest(f"plan is {text!r}, expected such as 'remask threshold=0.5'") from error
+    return make_params(mode, knobs)
+
+
+def _value(text: str) -> int | float:
+    """A number."""
+    value: int | float = json.loads(text)
+    return value

@@ -1,0 +1,80 @@
+"""`mrp-serve quality`: a checkpoint's calibration as a table, and its picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from service.errors import SettingsError
+
+if TYPE_CHECKING:
+    from service.quality.schema import QualityFile, Row, Speed
+
+
+def command(
+    model: Annotated[str | None, typer.Argument(help="A folder, a hub name or a file. Default: the demo.")] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draws the frontier into this folder.")] = None,
+) -> None:
+    """Shows what lossless, balanced and fast are for a checkpoint, and every plan that was measured."""
+    from service.demo import CHECKPOINT
+    from service.quality.schema import FILE_NAME, read_quality
+
+    place = Path(model or CHECKPOINT)
+    if not place.is_file():
+        from service.model import resolve
+
+        place = resolve(place) / FILE_NAME
+    file = read_quality(place)
+    show(file)
+    if plot:
+        draw(file, plot)
+
+
+def show(file: QualityFile) -> None:
+    """Prints the table, the presets and the warnings."""
+    console = Console(width=140, highlight=False)
+    table = Table(
+        "plan", "accuracy", "from static", "identical", "tok/forward", *_speeds(file), "", box=None, pad_edge=False
+    )
+    presets = {plan.name: name for name, plan in reversed(file.presets.items())}
+    at = file.measured.chosen_at
+    for row in sorted(file.rows, key=lambda row: -row.speed_at(at).tokens_per_second):
+        table.add_row(*_cells(row, file), presets.get(row.plan.name, "frontier" if row.on_frontier else ""))
+    console.print(table)
+    for name, plan in file.presets.items():
+        console.print(f"{name}: {plan.name}")
+    console.print(file.measured.how, style="dim")
+    for warning in file.warnings:
+        console.print(f"mind: {warning}", style="yellow")
+
+
+def draw(file: QualityFile, folder: Path) -> None:
+    """Writes the pictures. SettingsError where matplotlib is not installed."""
+    try:
+        from service.quality.picture import draw_frontier
+    except ModuleNotFoundError as error:
+        raise SettingsError(f"plot needs {error.name}: pip install 'mrp-serve[plot]'", param="plot") from None
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in draw_frontier(file, folder):
+        Console(stderr=True).print(f"wrote {path}")
+
+
+def _speeds(file: QualityFile) -> list[str]:
+    return [f"tok/s at {together}" for together in file.measured.concurrency]
+
+
+def _cells(row: Row, file: QualityFile) -> list[str]:
+    speeds = [_speed(row.speed_at(together)) for together in file.measured.concurrency]
+    away = 100 * max(row.difference_high - row.difference, row.difference - row.difference_low)
+    difference = "as static" if row.lossless else f"{100 * row.difference:+.1f} ±{away:.1f}"
+    same = f"{row.identical}/{row.prompts}"
+    return [row.plan.name, f"{row.accuracy:.3f}", difference, same, f"{row.tokens_per_forward:.2f}", *speeds]
+
+
+def _speed(speed: Speed) -> str:
+    away = max(speed.speedup_high - speed.speedup, speed.speedup - speed.speedup_low)
+    return f"{speed.tokens_per_second:,.0f}  x{speed.speedup:.2f} ±{away:.2f}"

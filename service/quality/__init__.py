@@ -1,0 +1,1 @@
+"""What `quality` means for a checkpoint: the calibration file, how presets are chosen, its picture. No torch."""

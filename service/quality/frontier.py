@@ -1,0 +1,88 @@
+"""Which plans are worth having: the frontier of accuracy and speed, and the presets on it.
+
+Works on rows alone. Point estimates decide, on the prompts that a plan and static both answered; what the noise allows
+to be otherwise is said in `warnings_of`. Two speeds within the margin `tie` count as equal: then the more accurate plan
+is taken, then the one with more tokens per forward, which is what pays on another device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from service.decode.params import ModeParams, Speculative, Static
+from service.decode.rules import MostConfident
+from service.quality.schema import Margins, QualityName, Row
+
+
+def is_lossless(params: ModeParams) -> bool:
+    """Whether the output is static's by construction: static itself, or drafts verified against it."""
+    return params == Static() or (isinstance(params, Speculative) and params.rule == MostConfident())
+
+
+def with_frontier(rows: Sequence[Row], at: int) -> list[Row]:
+    """The rows, marked that no other one beats: as accurate and faster, or as fast and more accurate."""
+    return [row.model_copy(update={"on_frontier": not any(_beats(other, row, at) for other in rows)}) for row in rows]
+
+
+def choose(rows: Sequence[Row], at: int, margins: Margins) -> Mapping[QualityName, Row]:
+    """The presets. Static is always among the rows, so that there always is one."""
+    lossless = [row for row in rows if row.lossless]
+    return {
+        "lossless": _fastest(lossless, at, margins.tie),
+        "balanced": _fastest(_within(rows, margins.balanced), at, margins.tie),
+        "fast": _fastest(_within(rows, margins.fast), at, margins.tie),
+    }
+
+
+def warnings_of(rows: Sequence[Row], presets: Mapping[QualityName, Row], at: int, margins: Margins) -> list[str]:
+    """What a reader must know of the noise in what was chosen."""
+    found = []
+    for name, margin in (("balanced", margins.balanced), ("fast", margins.fast)):
+        found += _accuracy_warnings(name, presets[name], margin)  # type: ignore[index]
+    for name, row in presets.items():
+        speed = row.speed_at(at)
+        noise = max(speed.speedup - speed.speedup_low, speed.speedup_high - speed.speedup) / speed.speedup
+        if noise > margins.tie:
+            found.append(
+                f"{name}: the speed of {row.plan.name!r} is known to {noise:.0%} only, ties are {margins.tie:.0%}"
+            )
+    for row in rows:
+        if row.lossless and row.identical < row.prompts:
+            different = row.prompts - row.identical
+            found.append(f"{row.plan.name!r}: {different} of {row.prompts} answers are not static's, by rounding")
+    return found
+
+
+def _accuracy_warnings(name: str, row: Row, margin: float) -> list[str]:
+    if row.lossless:
+        return []
+    width, plan = max(row.difference - row.difference_low, row.difference_high - row.difference), row.plan.name
+    if width > margin:
+        so_far = (
+            f"{_points(row.difference)} points from static on {row.prompts} prompts, give or take {100 * width:.1f}"
+        )
+        return [f"{name}: {plan!r} is {so_far}, which is more than the margin of {100 * margin:g}: take more prompts"]
+    if row.difference_low < -margin:
+        worst = f"{_points(row.difference_low)} points from static, over the margin of {100 * margin:g}"
+        return [f"{name}: {plan!r} may be as far as {worst}"]
+    return []
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:+.1f}"
+
+
+def _within(rows: Sequence[Row], margin: float) -> list[Row]:
+    """At most so much less accurate than static, which counting in floating point shall not decide."""
+    return [row for row in rows if row.difference >= -margin - 1e-9]
+
+
+def _fastest(rows: Sequence[Row], at: int, tie: float) -> Row:
+    best = max(row.speed_at(at).tokens_per_second for row in rows)
+    tied = [row for row in rows if row.speed_at(at).tokens_per_second >= (1 - tie) * best]
+    return max(tied, key=lambda row: (row.difference, row.tokens_per_forward, row.speed_at(at).tokens_per_second))
+
+
+def _beats(one: Row, other: Row, at: int) -> bool:
+    fast, slow = one.speed_at(at).tokens_per_second, other.speed_at(at).tokens_per_second
+    return (fast > slow and one.difference >= other.difference) or (fast == slow and one.difference > other.difference)

@@ -1,0 +1,61 @@
+"""Rows and files as a calibration might have found them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from service.decode.params import Direct, Dynamic, ModeParams, Remask, Speculative, Static
+from service.quality.assemble import assemble
+from service.quality.frontier import is_lossless
+from service.quality.schema import Identity, Measured, Plan, QualityFile, Row, Speed
+from service.quality.statistics import paired_difference, share
+
+PROMPTS = 1000
+STATIC_RIGHT = 950
+CHOSEN_AT = 16
+
+IDENTITY = Identity(block_size=8, mrp={"residual": True, "scale": 1.0}, weights="sha256:0")
+MEASURED = Measured(
+    at="2026-01-02", model="made-up", prompts=PROMPTS, prompts_sha256="0", scorer="exact", max_new_tokens=64,
+    device="cpu", dtype="float32", threads=1, clock="cpu", concurrency=[1, 16], chosen_at=CHOSEN_AT, how="made up",
+)  # fmt: skip
+
+
+def row(params: ModeParams, rate: float, gained: int = 0, lost: int = 0, **changes: Any) -> Row:
+    """A plan that gives `rate` tokens a second and answers some prompts otherwise than static, which gives 1,000."""
+    lossless, right = is_lossless(params), STATIC_RIGHT + gained - lost
+    accuracy = share(right, PROMPTS)
+    away = paired_difference(gained, lost, PROMPTS)
+    made = {
+        "plan": Plan.of(params), "lossless": lossless, "prompts": PROMPTS, "right": right, "gained": gained,
+        "lost": lost, "identical": PROMPTS - gained - lost, "accuracy": accuracy.value, "accuracy_low": accuracy.low,
+        "accuracy_high": accuracy.high, "difference": away.value, "difference_low": 0.0 if lossless else away.low,
+        "difference_high": 0.0 if lossless else away.high, "tokens_per_forward": rate / 1000,
+        "speed": [speed(1, rate / 3), speed(16, rate)],
+    }  # fmt: skip
+    return Row(**{**made, **changes})
+
+
+def speed(concurrency: int, rate: float, noise: float = 0.01) -> Speed:
+    """Known to within `noise`."""
+    ratio = rate / 1000
+    return Speed(
+        concurrency=concurrency, tokens_per_second=rate, tokens_per_second_wall=rate, speedup=ratio,
+        speedup_low=ratio * (1 - noise), speedup_high=ratio * (1 + noise),
+    )  # fmt: skip
+
+
+#: static, what is as good, a bit worse, worse, much worse
+ROWS = [
+    row(Static(), 1000),
+    row(Speculative(2), 900, tokens_per_forward=1.8),
+    row(Dynamic(0.9), 1800, gained=1, lost=2),
+    row(Dynamic(0.5), 2600, lost=40),
+    row(Dynamic(0.3), 3000, lost=200),
+    row(Remask(0.5), 2000, lost=9),
+    row(Direct(2), 1500, lost=30),
+]
+
+
+def made_up_file(**changes: Any) -> QualityFile:
+    return assemble(IDENTITY, MEASURED, ROWS).model_copy(update=changes)

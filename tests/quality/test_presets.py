@@ -1,0 +1,87 @@
+"""Which presets a checkpoint has: its own file's, a named one's, or lossless alone and why."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from service.decode.params import Speculative, Static
+from service.errors import CheckpointError, QualityNotAvailable
+from service.model import ModelConfig, parse_config, read_config
+from service.quality.identity import identity_of, weights_fingerprint
+from service.quality.presets import presets_of
+from service.quality.schema import write_quality
+from tests.quality.made_up import made_up_file
+from tests.tiny import GOLDEN
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    shutil.copytree(GOLDEN / "sdar-mrp-random-a", tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def config(folder: Path) -> ModelConfig:
+    return parse_config(read_config(folder))
+
+
+def test_lossless_is_there_without_a_file(folder: Path, config: ModelConfig) -> None:
+    presets = presets_of(folder, config)
+    assert presets.plan("lossless").params == Speculative(config.mrp.default_steps if config.mrp else 0)
+    assert presets_of(folder, replace(config, mrp=None)).plan("lossless").params == Static()
+    with pytest.raises(QualityNotAvailable) as caught:
+        presets.plan("fast")
+    assert caught.value.message.startswith(
+        "quality is 'fast', allowed are lossless: this checkpoint has no quality.json"
+    )
+    assert "mrp-serve calibrate --model" in caught.value.message
+    assert (caught.value.status, caught.value.param) == (422, "quality")
+
+
+def test_the_file_beside_the_weights_is_found(folder: Path, config: ModelConfig) -> None:
+    file = made_up_file(checkpoint=identity_of(folder, config))
+    write_quality(file, folder / "quality.json")
+    presets = presets_of(folder, config)
+    assert presets.file == file
+    assert presets.plan("fast").name == "dynamic threshold=0.5"
+
+
+def test_a_named_file_comes_first(folder: Path, config: ModelConfig, tmp_path: Path) -> None:
+    write_quality(made_up_file(), folder / "quality.json")
+    write_quality(made_up_file(checkpoint=identity_of(folder, config)), tmp_path / "mine.json")
+    assert presets_of(folder, config, tmp_path / "mine.json").missing is None
+    with pytest.raises(CheckpointError, match=r"other\.json cannot be read"):
+        presets_of(folder, config, tmp_path / "other.json")
+
+
+def test_a_file_of_other_weights_is_not_used(folder: Path, config: ModelConfig) -> None:
+    write_quality(made_up_file(checkpoint=identity_of(folder, config)), folder / "quality.json")
+    weights = folder / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-4096:] = bytes(4096)
+    weights.write_bytes(content)
+    presets = presets_of(folder, config)
+    assert "was made for another checkpoint (weights differ)" in (presets.missing or "")
+    assert presets.plan("lossless").mode == "speculative"
+
+
+def test_nor_one_of_another_block_size(folder: Path, config: ModelConfig) -> None:
+    write_quality(made_up_file(checkpoint=identity_of(folder, config)), folder / "quality.json")
+    other = replace(config, block_size=2 * config.block_size)
+    assert "(block_size differ)" in (presets_of(folder, other).missing or "")
+
+
+def test_the_fingerprint_reads_all_of_a_small_file(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(bytes(10_000))
+    before = weights_fingerprint(tmp_path)
+    for place in (0, 5_000, 9_999):
+        content = bytearray(10_000)
+        content[place] = 1
+        (tmp_path / "model.safetensors").write_bytes(content)
+        assert weights_fingerprint(tmp_path) != before
+    (tmp_path / "model.safetensors").write_bytes(bytes(10_000))
+    assert weights_fingerprint(tmp_path) == before
