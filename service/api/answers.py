@@ -14,8 +14,7 @@ from pydantic import BaseModel
 from service.api.wire import Answer, Chunk, Ending, ModelCard, Work
 from service.engine.request import Stats
 from service.errors import MrpServeError
-from service.quality.presets import Presets
-from service.quality.schema import Measured, Plan, QualityName, Row, knobs_of
+from service.quality.schema import knobs_of
 
 
 class ForwardCounts(BaseModel):
@@ -91,40 +90,6 @@ class BlockFrame(BaseModel):
     token_ids: list[int]
     stats: AnswerStats
     trace: list[TraceStep] | None = None
-
-
-class Quality(BaseModel):
-    """What `quality` stands for: the plans by name, the calibration they come from, or why there is none."""
-
-    presets: dict[QualityName, Plan]
-    missing: str | None
-    measured: Measured | None
-    frontier: list[Row]
-
-
-class Model(BaseModel):
-    """What is served, and its limits."""
-
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    block_size: int
-    vocab_size: int
-    max_model_len: int
-    mrp: dict[str, Any] | None
-    modes: list[str]
-    default_mode: str
-    defaults: dict[str, dict[str, float]]
-    chat_template: bool
-    quality: Quality
-
-
-class Models(BaseModel):
-    """The answer of GET /v1/models."""
-
-    object: Literal["list"]
-    data: list[Model]
 
 
 class Live(BaseModel):
@@ -206,27 +171,6 @@ def error_json(error: MrpServeError, request_id: str) -> dict[str, Any]:
     """An error as every route sends it."""
     detail = {"code": error.code, "message": error.message, "param": error.param, "request_id": request_id}
     return {"error": detail}
-
-
-def models_json(card: ModelCard) -> dict[str, Any]:
-    """GET /v1/models: OpenAI's list of one, with what this service adds."""
-    model = {"id": card.name, "object": "model", "created": 0, "owned_by": "mrp-serve"}
-    model |= {"block_size": card.block_size, "vocab_size": card.vocab_size, "max_model_len": card.max_model_len}
-    model |= {"mrp": card.mrp, "modes": card.modes, "default_mode": card.default_mode}
-    model |= {"defaults": card.defaults, "chat_template": card.chat}
-    model |= {"quality": quality_json(card.quality)}
-    return {"object": "list", "data": [model]}
-
-
-def quality_json(presets: Presets) -> dict[str, Any]:
-    """What `quality` stands for."""
-    file = presets.file
-    return {
-        "presets": {name: plan.model_dump() for name, plan in presets.plans.items()},
-        "missing": presets.missing,
-        "measured": file and file.measured.model_dump(),
-        "frontier": [row.model_dump() for row in file.frontier] if file else [],
-    }
 
 
 def milliseconds(seconds: float) -> float:

@@ -17,7 +17,7 @@ from service.api import problems
 from service.api.admission.demand import FEWEST
 from service.api.admission.door import Door, Visit
 from service.api.admission.keys import KeyRing
-from service.api.answers import Health, Live, Models, answer_json, models_json
+from service.api.answers import Health, Live, answer_json
 from service.api.backend import Backend, serving
 from service.api.cards import Cards
 from service.api.draining import DrainGate, Draining
@@ -26,6 +26,7 @@ from service.api.failover import REASONS, Answering, Failover
 from service.api.journal import Journal, JournaledAnswers, current_record
 from service.api.metrics import Registry
 from service.api.middleware import BodyLimit, RequestId, given_key
+from service.api.models import Models, models_json
 from service.api.openai.problems import error_writer
 from service.api.openai.routes import Upstream, openai_router
 from service.api.openapi import OPENAI, OPERATION, documented, errors, generate_docs

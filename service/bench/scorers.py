@@ -52,7 +52,7 @@ def find_scorer(name: str) -> Scorer:
     if name in SCORERS:
         return SCORERS[name]
     kind, colon, rest = name.partition(":")
-    if not colon or not rest:
+    if not (kind and colon and rest):
         raise SettingsError(f"scorer is {name!r}, allowed are {ALLOWED}", param="scorer")
     return _by_pattern(rest) if kind == "regex" else _imported(kind, rest)
 

@@ -118,13 +118,8 @@ def _margin_lines(axes: Axes, file: QualityFile, page: _Page) -> None:
     for margin, dash in ((0.0, "-"), (file.margins.balanced, "--"), (file.margins.fast, ":")):
         axes.axhline(static - margin, linewidth=0.9, linestyle=dash, zorder=1, **look)
         name, offset, side = (f"{100 * margin:g} below", -3, "top") if margin else ("static", 3, "bottom")
-        place: dict[str, Any] = {
-            "xycoords": ("axes fraction", "data"),
-            "textcoords": "offset points",
-            "ha": "right",
-            "fontsize": 8,
-        }
-        axes.annotate(name, (1, static - margin), (0, offset), va=side, **place, **look)
+        place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": "right"}
+        axes.annotate(name, (1, static - margin), (0, offset), va=side, fontsize=8, **place, **look)
 
 
 def _curve(axes: Axes, rows: Sequence[Row], across: dict[str, float], look: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from service.decode.registry import default_knobs, default_params
 from service.errors import QualityNotAvailable
@@ -22,10 +23,14 @@ _MAKE = "make one with `mrp-serve calibrate --model CHECKPOINT --prompts FILE.js
 
 @dataclass(frozen=True, slots=True)
 class Presets:
-    """The plans there are by name. `file`: what they come from; `missing`: why there is none."""
+    """The plans there are by name. `measured`, `frontier`: of their file, as plain data, since every card carries them.
+
+    `missing`: why there is no file.
+    """
 
     plans: Mapping[QualityName, Plan]
-    file: QualityFile | None = None
+    measured: Mapping[str, Any] | None = None
+    frontier: tuple[Mapping[str, Any], ...] = ()
     missing: str | None = None
 
     def plan(self, name: QualityName) -> Plan:
@@ -53,7 +58,8 @@ def presets_of(folder: Path, config: Config, named: Path | None = None) -> Prese
         return Presets(fallback, missing=f"this checkpoint has no {FILE_NAME}; {_MAKE}")
     identity = identity_of(folder, config)
     if file.checkpoint == identity:
-        return Presets(file.presets, file)
+        frontier = tuple(row.model_dump() for row in file.frontier)
+        return Presets(file.presets, file.measured.model_dump(), frontier)
     other = [name for name in Identity.model_fields if getattr(file.checkpoint, name) != getattr(identity, name)]
     why = f"its {FILE_NAME} was made for another checkpoint ({' and '.join(other)} differ); {_MAKE}"
     _log.warning("quality presets are not served: %s", why)

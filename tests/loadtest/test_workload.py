@@ -93,3 +93,8 @@ def test_bodies_for_openais_routes():
     chat = as_messages({"prompt": "hi"})
     assert chat == {"messages": [{"role": "user", "content": "hi"}]}
     assert as_prompt(chat) == {"prompt": "hi"}
+
+
+def test_a_quality_stands_for_a_mode():
+    asked = [workload("fast:1,static:1").request(number) for number in range(50)]
+    assert {(r.body.get("mode"), r.body.get("quality")) for r in asked} == {("static", None), (None, "fast")}

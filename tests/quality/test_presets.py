@@ -13,7 +13,7 @@ from service.errors import CheckpointError, QualityNotAvailable
 from service.model import ModelConfig, parse_config, read_config
 from service.quality.identity import identity_of, weights_fingerprint
 from service.quality.presets import presets_of
-from service.quality.schema import write_quality
+from service.quality.schema import Row, write_quality
 from tests.quality.made_up import made_up_file
 from tests.tiny import GOLDEN
 
@@ -46,7 +46,8 @@ def test_the_file_beside_the_weights_is_found(folder: Path, config: ModelConfig)
     file = made_up_file(checkpoint=identity_of(folder, config))
     write_quality(file, folder / "quality.json")
     presets = presets_of(folder, config)
-    assert presets.file == file
+    assert presets.measured == file.measured.model_dump()
+    assert [Row(**row) for row in presets.frontier] == file.frontier
     assert presets.plan("fast").name == "dynamic threshold=0.5"
 
 

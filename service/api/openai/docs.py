@@ -8,7 +8,7 @@ from typing import Any
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from service.api.answers import Model
+from service.api.models import Model
 from service.api.openai.fields import PASSED
 from service.api.openai.schemas import ChatRequest, CompletionRequest, OpenAiRequest
 from service.api.openai.shapes import ChatCompletion, Completion, OpenAiErrorAnswer

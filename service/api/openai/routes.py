@@ -9,9 +9,9 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from service.api.answers import models_json
 from service.api.bugs import unexpected_error
 from service.api.failover import Answering
+from service.api.models import models_json
 from service.api.openai.answers import Writer
 from service.api.openai.concurrent import all_of, merged
 from service.api.openai.convert import Plan, check_model, plan_chat, plan_completion
