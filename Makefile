@@ -14,10 +14,10 @@ audit := $(VENV)-audit
 code := service tests $(wildcard training loadtest)
 
 .DELETE_ON_ERROR:
-.PHONY: help install serve loadtest test lint check audit format clean
+.PHONY: help install serve loadtest calibrate test lint check audit format clean
 
 help:
-	@echo "make serve | test | loadtest | check | audit | lint | format | install | clean      (ARGS=\"...\" is passed on)"
+	@echo "make serve | test | loadtest | calibrate | check | audit | lint | format | install | clean      (ARGS=\"...\" is passed on)"
 
 install: $(stamp)
 
@@ -30,7 +30,11 @@ $(stamp): pyproject.toml constraints.txt
 serve: $(stamp)
 	$(bin)/mrp-serve serve $(ARGS)
 
-loadtest: $(stamp)
+load# What `quality` stands for on the demo, and its picture: after every change of the checkpoint or of a mode. 6 minutes of a core.
+calibrate: $(stamp)
+	$(bin)/mrp-serve calibrate --threads 1 --count 800 --plot docs $(ARGS)
+
+test: $(stamp)
 	$(bin)/python -m loadtest.run $(ARGS)
 
 test: $(stamp)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
+
+from tests.tiny import GOLDEN
 
 
 @pytest.mark.parametrize("fewest", [0, 1])
@@ -11,3 +15,16 @@ def test_one_machines_service_is_of_a_fixed_size(run, capsys, fewest):
     said = capsys.readouterr().err
     assert "max_replicas is 2: this program runs a fixed number of replicas" in said
     assert "`serve run deploy/serve.yaml`" in said
+
+
+def test_a_calibration_that_is_broken(run, capsys, tmp_path):
+    shutil.copytree(GOLDEN / "sdar-mrp-random-a", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "quality.json").write_text('{"version": 1, "rows": 3}', "utf-8")
+    assert run("serve", "--model", tmp_path) == 1
+    said = capsys.readouterr().err
+    assert f"{tmp_path}/quality.json is no calibration file of version 1: checkpoint: Field required" in said
+
+
+def test_a_calibration_that_is_not_there(run, capsys):
+    assert run("serve", "--quality-file", "nowhere.json") == 1
+    assert "nowhere.json cannot be read: No such file" in capsys.readouterr().err

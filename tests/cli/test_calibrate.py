@@ -1,0 +1,133 @@
+"""`mrp-serve calibrate` and `mrp-serve quality`: a small real run, and what is refused."""
+
+import json
+import shutil
+import sys
+
+import pytest
+
+from service.quality.schema import Plan, read_quality
+from tests.tiny import GOLDEN
+
+PLANS = ("static", "dynamic threshold=0.05", "speculative mrp_steps=2", "remask threshold=0.05")
+
+
+@pytest.fixture
+def model(tmp_path):
+    shutil.copytree(GOLDEN / "sdar-mrp-random-a", tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def options(model, tmp_path):
+    """What an operator would say, but smaller."""
+    prompts = tmp_path / "prompts.jsonl"
+    lines = [{"prompt": f"w{number} w7 w9", "answer": "w"} for number in range(6)]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    given = {"model": model, "prompts": prompts, "scorer": "contains", "timed": 4, "max-new-tokens": 12, "threads": 1}
+    words = [word for name, value in given.items() for word in (f"--{name}", value)]
+    words += [word for together in (1, 2) for word in ("--concurrency", together)]
+    return words + [word for plan in PLANS for word in ("--plan", plan)]
+
+
+def test_writes_the_file_that_the_checkpoint_is_then_served_with(run, capsys, model, options, tmp_path):
+    assert run("calibrate", *options, "--plot", tmp_path / "pictures") == 0
+    said = capsys.readouterr()
+    assert "lossless: " in said.out
+    assert "dynamic threshold=0.05" in said.out
+    file = read_quality(model / "quality.json")
+    assert [row.plan.name for row in file.rows][1:] == list(PLANS[1:])
+    assert file.rows[0].accuracy == 1.0
+    assert (file.measured.prompts, file.measured.concurrency, file.measured.chosen_at) == (6, [1, 2], 2)
+    assert (file.measured.clock, file.measured.threads) == ("cpu", 1)
+    assert file.presets["lossless"] in (file.rows[0].plan, file.rows[2].plan)
+    assert any("take more prompts" in warning for warning in file.warnings) or file.presets["fast"].mode != "dynamic"
+    assert {path.name for path in model.parent.iterdir()} == {"model", "pictures", "prompts.jsonl"}
+    assert not list(model.glob("*.partial"))
+    assert len(list((tmp_path / "pictures").iterdir())) == 4
+
+    assert (
+        run("generate", "w1 w7 w9", "--raw", "--model", model, "--quality", "fast", "--max-new-tokens", 8, "--json")
+        == 0
+    )
+    answer = json.loads(capsys.readouterr().out)
+    assert Plan(mode=answer["mode"], knobs=answer["knobs"]) == file.presets["fast"]
+    assert run("check", model) == 0
+    assert f"fast: {file.presets['fast'].name}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_shows_a_calibration(run, capsys, model, options):
+    assert run("calibrate", *options) == 0
+    shown = capsys.readouterr().out
+    for place in (model, model / "quality.json"):
+        assert run("quality", place) == 0
+        assert capsys.readouterr().out == shown
+    (model / "quality.json").unlink()
+    assert run("quality", model) == 1
+    assert "quality.json cannot be read" in capsys.readouterr().err
+
+
+def test_goes_on_where_it_was_interrupted(run, capsys, model, options, monkeypatch):
+    from service.bench.calibration import Calibration
+
+    measure, left = Calibration._measure, iter(range(7))
+
+    def interrupted(self, job):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return measure(self, job)
+
+    monkeypatch.setattr(Calibration, "_measure", interrupted)
+    assert run("calibrate", *options) == 130
+    assert "the same command goes on from here" in capsys.readouterr().err
+    partial = model / "quality.json.partial"
+    assert len(partial.read_text("utf-8").splitlines()) == 1 + 7
+    asked = []
+    monkeypatch.setattr(Calibration, "_measure", lambda self, job: asked.append(job) or measure(self, job))
+    assert run("calibrate", *options) == 0
+    assert len(asked) == 4 * 4 + 4 * 2 + 3 - 7
+    assert not partial.exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--scorer", "best"), "scorer is 'best', allowed are demo, exact, contains, number, regex:PATTERN"),
+        (("--count", 7), "count is 7"),
+        (("--concurrency", 3), "concurrency is 3, allowed is at most half the timed prompts, 2"),
+        (("--chosen-at", 3), "chosen_at is 3, allowed is what is measured: 1, 2"),
+        (("--plan", "swift"), "mode is 'swift'"),
+        (("--prompts", "nowhere.jsonl"), "cannot be read"),
+    ],
+)
+def test_refuses_what_makes_no_sense(run, capsys, options, more, said):
+    assert run("calibrate", *options, *more) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_every_checkpoint_but_the_demo_needs_prompts_and_a_scorer(run, capsys, model):
+    assert run("calibrate", "--model", model) == 1
+    assert "prompts is missing, which every checkpoint but the demo needs" in capsys.readouterr().err
+    assert run("calibrate", "--model", model, "--prompts", "p.jsonl") == 1
+    assert "scorer is missing" in capsys.readouterr().err
+
+
+def test_pictures_need_matplotlib(run, capsys, options, monkeypatch, tmp_path):
+    monkeypatch.delitem(sys.modules, "service.quality.picture", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert run("calibrate", *options, "--plot", tmp_path / "pictures") == 1
+    assert "pip install 'mrp-serve[plot]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--quality", "best"), "quality is 'best', allowed are lossless, balanced, fast"),
+        (("--quality", "fast", "--mode", "static"), "quality is 'fast' and mode is given, allowed is one of them"),
+        (("--quality", "fast", "--threshold", 0.5), "quality is 'fast' and threshold is given"),
+        (("--quality", "fast"), "this checkpoint has no quality.json"),
+    ],
+)
+def test_generate_by_quality_refuses_what_makes_no_sense(run, capsys, model, more, said):
+    assert run("generate", "w1 w2", "--raw", "--model", model, *more) == 1
+    assert said in capsys.readouterr().err
