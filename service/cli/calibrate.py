@@ -165,7 +165,10 @@ def _notebook(target: Path, about: Mapping[str, Any]) -> Iterator[Notebook]:
     """What was measured so far, beside the file that it will be; gone once that is written."""
     from service.bench.records import Notebook
 
-    notebook = Notebook(target.with_name(target.name + ".partial"), about)
+    try:
+        notebook = Notebook(target.with_name(target.name + ".partial"), about)
+    except OSError as error:
+        raise SettingsError(f"{target} cannot be written: {error.strerror}; name another place", param="out") from None
     yield notebook
     notebook.remove()
 

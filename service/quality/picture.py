@@ -14,6 +14,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter
 
 from service.quality.schema import QualityFile, Row
@@ -117,7 +118,8 @@ def _margin_lines(axes: Axes, file: QualityFile, page: _Page) -> None:
     look: dict[str, Any] = {"color": page.ink, "alpha": 0.6}
     for margin, dash in ((0.0, "-"), (file.margins.balanced, "--"), (file.margins.fast, ":")):
         axes.axhline(static - margin, linewidth=0.9, linestyle=dash, zorder=1, **look)
-        name, offset, side = (f"{100 * margin:g} below", -3, "top") if margin else ("static", 3, "bottom")
+        below = f"{100 * margin:g} point{'' if margin == 0.01 else 's'} below"
+        name, offset, side = (below, -3, "top") if margin else ("static", 3, "bottom")
         place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": "right"}
         axes.annotate(name, (1, static - margin), (0, offset), va=side, fontsize=8, **place, **look)
 
@@ -140,7 +142,9 @@ def _mark_presets(axes: Axes, file: QualityFile, across: dict[str, float], page:
         point = across[plan], rows[plan].accuracy
         axes.scatter(*point, s=190, facecolors="none", edgecolors=page.ink, linewidths=1.6, zorder=4)
         label = " = ".join(name for name, _ in names)
-        axes.annotate(label, point, (0, 13), textcoords="offset points", ha="center", fontweight="bold", zorder=5)
+        halo = [withStroke(linewidth=3, foreground=page.paper)]
+        place: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "fontweight": "bold", "zorder": 5}
+        axes.annotate(label, point, (0, 13), path_effects=halo, **place)
 
 
 def _kind(row: Row) -> tuple[Any, ...]:

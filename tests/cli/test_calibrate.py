@@ -98,6 +98,7 @@ def test_goes_on_where_it_was_interrupted(run, capsys, model, options, monkeypat
         (("--chosen-at", 3), "chosen_at is 3, allowed is what is measured: 1, 2"),
         (("--plan", "swift"), "mode is 'swift'"),
         (("--prompts", "nowhere.jsonl"), "cannot be read"),
+        (("--out", "nowhere/quality.json"), "nowhere/quality.json cannot be written: No such file"),
     ],
 )
 def test_refuses_what_makes_no_sense(run, capsys, options, more, said):
