@@ -12,6 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from service.api.wire import Answer, Chunk, Ending, ModelCard, Work
+from service.decode.params import Knob
 from service.engine.request import Stats
 from service.errors import MrpServeError
 from service.quality.schema import knobs_of
@@ -68,7 +69,7 @@ class Done(BaseModel):
     model: str
     finish_reason: Literal["stop", "length", "timeout"]
     mode: str
-    knobs: dict[str, int | float | str]
+    knobs: dict[str, Knob]
     seed: int
     usage: Usage
     stats: AnswerStats

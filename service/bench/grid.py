@@ -21,6 +21,8 @@ def _thresholds(*values: float) -> tuple[Mapping[str, float], ...]:
 GRID: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "static": ({}, {"tokens_per_step": 2}, {"tokens_per_step": 4}),
     "dynamic": _thresholds(0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
+    "sequential": tuple({"entropy_bound": value} for value in (0.0, 0.1, 0.3, 1.0)),
+    "entropy": tuple({"entropy_bound": value} for value in (0.05, 0.1, 0.3)),
     "direct": ({"mrp_steps": 1}, {"mrp_steps": 2}, {"mrp_steps": 4}),
     "speculative": (
         {"mrp_steps": 1},
@@ -29,6 +31,7 @@ GRID: Mapping[str, Sequence[Mapping[str, Any]]] = {
         {"mrp_steps": 0, "max_drafts": 4},
         {"mrp_steps": 1, "max_drafts": 4},
         {"mrp_steps": 1, "max_drafts": 4, "threshold": 0.7},
+        {"mrp_steps": 1, "max_drafts": 4, "verify": "sequential", "entropy_bound": 0.1},
     ),
     "remask": _thresholds(0.3, 0.4, 0.5, 0.7, 0.9),
 }

@@ -81,7 +81,7 @@ def _params(mode: str | None, knobs: dict[str, Knob], mrp: MrpConfig | None) -> 
     return make_params(name, {**defaults, **knobs})
 
 
-def _preset(quality: str, mode: str | None, knobs: dict[str, int | float], checkpoint: Checkpoint) -> ModeParams:
+def _preset(quality: str, mode: str | None, knobs: dict[str, Knob], checkpoint: Checkpoint) -> ModeParams:
     """What a quality stands for, which allows no mode and no knobs beside it."""
     from service.errors import InvalidRequest
     from service.quality.presets import presets_of

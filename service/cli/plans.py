@@ -17,13 +17,8 @@ def parse_plan(text: str) -> ModeParams:
 
     mode, *words = text.split() or [""]
     try:
-        knobs = {name: _value(value) for name, value in (word.split("=") for word in words)}
+        pairs = [word.split("=") for word in words]
+        knobs = {name: value if value.isalpha() else json.loads(value) for name, value in pairs}
     except ValueError as error:
         raise InvalidRequest(f"plan is {text!r}, expected such as 'remask threshold=0.5'") from error
     return make_params(mode, knobs)
-
-
-def _value(text: str) -> int | float:
-    """A number."""
-    value: int | float = json.loads(text)
-    return value

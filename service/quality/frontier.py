@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from service.decode.params import ModeParams, Speculative, Static
-from service.decode.rules import MostConfident
 from service.quality.schema import Margins, QualityName, Row
 
 
 def is_lossless(params: ModeParams) -> bool:
     """Whether the output is static's by construction: static itself, or drafts verified against it."""
-    return params == Static() or (isinstance(params, Speculative) and params.rule == MostConfident())
+    return params == Static() or (isinstance(params, Speculative) and params.plain == Static())
 
 
 def with_frontier(rows: Sequence[Row], at: int) -> list[Row]:

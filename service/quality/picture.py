@@ -144,7 +144,7 @@ def _mark_presets(axes: Axes, file: QualityFile, across: dict[str, float], page:
         label = " = ".join(name for name, _ in names)
         halo = [withStroke(linewidth=3, foreground=page.paper)]
         place: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "fontweight": "bold", "zorder": 5}
-        axes.annotate(label, point, (0, 13), path_effects=halo, **place)
+        axes.annotate(label, point, (0, 13), path_effects=halo, gid=f"preset {label}", **place)
 
 
 def _kind(row: Row) -> tuple[Any, ...]:

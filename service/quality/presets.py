@@ -52,7 +52,7 @@ def presets_of(folder: Path, config: Config, named: Path | None = None) -> Prese
     """Those of a checkpoint. CheckpointError if its file is broken; one of another checkpoint only is not used."""
     mode = default_params(config.mrp is not None).mode
     knobs = default_knobs(mode, config.mrp.default_steps if config.mrp else 0)
-    fallback: dict[QualityName, Plan] = {"lossless": Plan(mode=mode, knobs={**knobs})}
+    fallback: dict[QualityName, Plan] = {"lossless": Plan(mode=mode, knobs=knobs)}
     file = file_of(folder, named)
     if file is None:
         return Presets(fallback, missing=f"this checkpoint has no {FILE_NAME}; {_MAKE}")

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from service.decode.params import ModeParams
+from service.decode.params import Knob, ModeParams
 from service.decode.registry import make_params
 from service.errors import CheckpointError, InvalidRequest
 
@@ -29,7 +29,7 @@ Positive = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0)]
 
 
-def knobs_of(params: ModeParams) -> dict[str, int | float | str]:
+def knobs_of(params: ModeParams) -> dict[str, Knob]:
     """The knobs of params that are set."""
     return {name: value for name, value in asdict(params).items() if value is not None}
 
@@ -42,7 +42,7 @@ class Plan(_Part):
     """A mode and its knobs; a knob that is not named has the default of its params class."""
 
     mode: str
-    knobs: dict[str, int | float | str] = Field(default_factory=dict)
+    knobs: dict[str, Knob] = Field(default_factory=dict)
 
     @classmethod
     def of(cls, params: ModeParams) -> Plan:
@@ -52,7 +52,7 @@ class Plan(_Part):
     @property
     def params(self) -> ModeParams:
         """As the engine takes them. InvalidRequest for what there is not."""
-        return make_params(self.mode, self.knobs)  # type: ignore[arg-type]
+        return make_params(self.mode, self.knobs)
 
     @property
     def name(self) -> str:

@@ -31,6 +31,8 @@ class TestLossless:
             (Speculative(2, tokens_per_step=1), True),
             (Speculative(2, tokens_per_step=2), False),
             (Speculative(2, threshold=1.0), False),
+            (Speculative(2, verify="static"), True),
+            (Speculative(2, verify="sequential"), False),
             (Dynamic(1.0), False),
             (Direct(1), False),
             (Remask(1.0), False),

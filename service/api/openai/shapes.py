@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from service.api.answers import AnswerStats, ErrorDetail, TraceStep, Usage
+from service.decode.params import Knob
 
 
 class ChoiceStats(AnswerStats):
@@ -17,7 +18,7 @@ class ChoiceStats(AnswerStats):
 
     finish_reason: Literal["stop", "length", "timeout"]
     mode: str
-    knobs: dict[str, int | float | str]
+    knobs: dict[str, Knob]
     seed: int
 
 
