@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from service.bench.evaluation import Task
 from service.bench.records import Job, Notebook, Record
 from service.bench.rows import Clock, make_rows
 from service.decode.params import ModeParams
@@ -23,6 +22,14 @@ from service.quality.schema import Plan, Row
 #: timed chunks of a concurrency at most: one request at a time, these are as many prompts
 _TIMED_CHUNKS = 32
 _WARM_UP_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A prompt as token ids, and whether a completion's ids answer it."""
+
+    prompt_token_ids: tuple[int, ...]
+    is_right: Callable[[tuple[int, ...]], bool]
 
 
 @dataclass(frozen=True, slots=True)

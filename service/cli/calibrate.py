@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from service.api.text import TextCodec
-    from service.bench.calibration import Calibration, Scope
-    from service.bench.evaluation import Task
+    from service.bench.calibration import Calibration, Scope, Task
     from service.bench.records import Notebook
     from service.bench.rows import Clock
     from service.bench.scorers import Scorer
@@ -113,7 +112,7 @@ def _plans(given: list[str] | None, checkpoint: Checkpoint) -> list[ModeParams]:
 
 def _tasks(checkpoint: Checkpoint, lines: Sequence[Mapping[str, Any]], judge: str, *, raw: bool) -> list[Task]:
     from service.api.text import TextCodec
-    from service.bench.evaluation import Task
+    from service.bench.calibration import Task
     from service.bench.scorers import find_scorer
 
     codec, scorer = TextCodec.load(checkpoint.path), find_scorer(judge)

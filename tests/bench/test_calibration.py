@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from service.bench.calibration import Calibration, Scope
-from service.bench.evaluation import Task
+from service.bench.calibration import Calibration, Scope, Task
 from service.bench.grid import grid
 from service.bench.records import Job, Notebook, Record
 from service.bench.rows import make_rows
