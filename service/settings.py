@@ -48,7 +48,7 @@ class Settings(BaseSettings):
     block_size: Annotated[int, Field(ge=1, le=128)] | None = Field(None, description="overrides the checkpoint's")
     mrp_residual: bool | None = Field(None, description="overrides the checkpoint's")
     mrp_scale: Finite | None = Field(None, description="overrides the checkpoint's")
-    default_mode: ModeName | None = Field(None, description="default: speculative with MRP, else static")
+    default_mode: ModeName | None = Field(None, description="default: speculative")
     quality_file: Path | None = Field(
         None, description="calibration that `quality` is chosen by; default: quality.json of the checkpoint"
     )

@@ -29,7 +29,7 @@ class ForwardCounts(BaseModel):
 
 
 class AnswerStats(BaseModel):
-    """How the answer was decoded. Times count from the arrival at the ingress."""
+    """How the answer was decoded; `mrp_steps`: asked, or chosen by auto. Times are from the arrival at the ingress."""
 
     tokens_per_forward: float
     tokens_per_forward_total: float
@@ -37,6 +37,7 @@ class AnswerStats(BaseModel):
     drafts_proposed: int
     drafts_accepted: int
     remasked: int
+    mrp_steps: int | None
     cached_tokens: int
     queue_ms: float
     first_block_ms: float | None
@@ -131,6 +132,7 @@ def stats_json(stats: Stats) -> dict[str, Any]:
         "drafts_proposed": stats.drafts_proposed,
         "drafts_accepted": stats.drafts_accepted,
         "remasked": stats.remasked,
+        "mrp_steps": stats.mrp_steps,
         "cached_tokens": stats.cached_tokens,
         "queue_ms": milliseconds(stats.queue_s),
         "first_block_ms": None if first is None else milliseconds(first),

@@ -16,7 +16,7 @@ def make_card(settings: Settings, checkpoint: Checkpoint, max_model_len: int, ch
     """The card of a replica. SettingsError when the default mode needs an MRP that is not there."""
     config = checkpoint.config
     modes = tuple(name for name, params in MODES.items() if config.mrp or params.served_without_mrp)
-    default = settings.default_mode or default_params(config.mrp is not None).mode
+    default = settings.default_mode or default_params().mode
     if default not in modes:
         raise SettingsError(
             f"default_mode is {default!r}, this checkpoint has no MRP and serves {', '.join(modes)}",

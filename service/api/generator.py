@@ -42,7 +42,9 @@ def load_generator(replica: str, settings: Settings) -> Generator:
         mrp_scale=settings.mrp_scale,
     )
     tracing = start_tracing(settings)
-    return Generator(replica, load_checkpoint(settings.model, options), settings, tracing)
+    generator = Generator(replica, load_checkpoint(settings.model, options), settings, tracing)
+    generator.prepare()
+    return generator
 
 
 class Generator:
@@ -64,7 +66,7 @@ class Generator:
         self._replica, self._tracing = replica, tracing
         self._metrics = ReplicaMetrics()
         self._codec = TextCodec.load(checkpoint.path)
-        engine = Engine(checkpoint, limits, self._metrics)
+        self._engine = engine = Engine(checkpoint, limits, self._metrics)
         self._card = make_card(settings, checkpoint, engine.max_model_len, self._codec.has_chat_template)
         self._eos = frozenset(checkpoint.config.eos_token_ids)
         # The ingress bounds what waits; here is room for all that it lets through.
@@ -171,6 +173,10 @@ class Generator:
         )
 
     # --- the replica -------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Does what the first request would wait for. Before any is taken."""
+        self._engine.prepare()
 
     def status(self) -> Status:
         """Whether it can generate, and what."""

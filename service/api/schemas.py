@@ -20,12 +20,15 @@ from pydantic import (
     Field,
     JsonValue,
     TypeAdapter,
+    ValidatorFunctionWrapHandler,
     WithJsonSchema,
+    WrapValidator,
     create_model,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
-from service.decode.params import Knob
+from service.decode.params import AUTO, Knob
 from service.decode.registry import MODES
 from service.engine.request import DEFAULT_PRIORITY, HIGHEST_PRIORITY, LOWEST_PRIORITY, MAX_SEED
 from service.errors import InvalidRequest
@@ -46,6 +49,13 @@ StopTexts = Annotated[
     ),
 ]
 
+
+def _or_auto(value: object, whole_number: ValidatorFunctionWrapHandler) -> object:
+    if isinstance(value, str) and value != AUTO:
+        raise PydanticCustomError("auto", "Input should be a whole number or 'auto'")
+    return value if value == AUTO else whole_number(value)
+
+
 #: knob -> its type and range; None means the default: the checkpoint's `mrp_steps`, else the mode's own
 KNOBS: Mapping[str, Any] = {
     "tokens_per_step": Annotated[int, Field(ge=1, description="tokens revealed a step, at most the block size")],
@@ -54,10 +64,19 @@ KNOBS: Mapping[str, Any] = {
         Field(gt=0, le=1, description="confidence a token needs; speculative: of the dynamic rule that is verified"),
     ],
     "mrp_steps": Annotated[
-        int, Field(ge=0, description="picks of MRP a forward; default: the checkpoint's; 0: drafts without MRP")
+        int,
+        Field(ge=0),
+        WrapValidator(_or_auto, json_schema_input_type=Annotated[int, Field(ge=0)] | Literal["auto"]),
+        Field(
+            description="direct: picks of MRP a forward, default: the checkpoint's; speculative: MRP forwards for "
+            "drafts, 0: none, auto (default): drafts as many as pay at the present load",
+        ),
     ],
     "max_drafts": Annotated[
-        int, Field(ge=1, description="states verified a forward, a tree; default: a chain of mrp_steps drafts")
+        int,
+        Field(
+            ge=1, description="states verified a forward, a tree; default: what pays (auto), or a chain of mrp_steps"
+        ),
     ],
     "entropy_bound": Annotated[
         float,
@@ -185,7 +204,7 @@ EXAMPLES: Mapping[str, Any] = {
     },
     "speculative": {
         "summary": "MRP drafts, the backbone verifies: the output of static, faster",
-        "value": {"prompt": "1 + 1 =", "mode": "speculative", "mrp_steps": 2, "stop": ["\n\n"]},
+        "value": {"prompt": "1 + 1 =", "mode": "speculative", "mrp_steps": "auto", "stop": ["\n\n"]},
     },
     "quality": {
         "summary": "The fastest way that keeps to a quality; lossless, balanced or fast",

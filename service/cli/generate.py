@@ -30,7 +30,7 @@ def command(
         int | None, typer.Option(help="static, sequential: tokens revealed per forward.")
     ] = None,
     threshold: Annotated[float | None, typer.Option(help="dynamic, remask: confidence needed.")] = None,
-    mrp_steps: Annotated[int | None, typer.Option(help="direct, speculative: MRP steps per forward.")] = None,
+    mrp_steps: Annotated[str | None, typer.Option(help="direct, speculative: MRP steps per forward; or auto.")] = None,
     max_drafts: Annotated[int | None, typer.Option(help="speculative: states verified per forward, a tree.")] = None,
     entropy_bound: Annotated[float | None, typer.Option(help="sequential, entropy: nats revealed together.")] = None,
     verify: Annotated[str | None, typer.Option(help="speculative: mode whose output comes out.")] = None,
@@ -54,8 +54,8 @@ def command(
     checkpoint = load(model, device, dtype, block_size)
     codec = TextCodec.load(checkpoint.path)
     given = {
-        "tokens_per_step": tokens_per_step, "threshold": threshold, "mrp_steps": mrp_steps, "max_drafts": max_drafts,
-        "entropy_bound": entropy_bound, "verify": verify,
+        "tokens_per_step": tokens_per_step, "threshold": threshold, "mrp_steps": _count_or_auto(mrp_steps),
+        "max_drafts": max_drafts, "entropy_bound": entropy_bound, "verify": verify,
     }  # fmt: skip
     knobs = {name: value for name, value in given.items() if value is not None}
     ids = codec.encode(prompt) if raw else codec.encode_chat([{"role": "user", "content": prompt}])
@@ -72,11 +72,18 @@ def command(
     _print(request, events, text, as_json)
 
 
+def _count_or_auto(text: str | None) -> int | str | None:
+    try:
+        return text and int(text)
+    except ValueError:
+        return text
+
+
 def _params(mode: str | None, knobs: dict[str, Knob], mrp: MrpConfig | None) -> ModeParams:
     """The mode asked for, or the server's default; MRP steps default to the checkpoint's."""
     from service.decode.registry import MODES, default_knobs, default_params, make_params
 
-    name = mode or default_params(mrp is not None).mode
+    name = mode or default_params().mode
     defaults = default_knobs(name, mrp.default_steps if mrp else 0) if name in MODES else {}
     return make_params(name, {**defaults, **knobs})
 

@@ -120,15 +120,14 @@ class Speculative:
     `verify`: static, dynamic, sequential or entropy, whose knobs may be given; by default dynamic if a threshold is
     given, else static.
 
-    `mrp_steps`: MRP forwards that a verification's drafts may take. `max_drafts`: states that are verified, a tree;
-    by default a chain of `mrp_steps`. With 0 `mrp_steps` the backbone's last logits draft alone, which needs no MRP.
-    "auto": a tree of as many states, and with as many MRP forwards, as pay by then, none where none does; `max_drafts`
-    is the most.
+    `mrp_steps`: MRP forwards that a verification's drafts may take. "auto": as many as pay, and a tree of the states
+    that pay at the present load, none where none does; never more than `max_drafts`. A number: a tree of `max_drafts`
+    states, by default a chain of `mrp_steps`. With 0 the backbone's last logits draft alone, which needs no MRP.
     """
 
     mode: ClassVar[str] = "speculative"
     served_without_mrp: ClassVar[bool] = True
-    mrp_steps: int | Literal["auto"] = 2
+    mrp_steps: int | Literal["auto"] = AUTO
     max_drafts: int | None = None
     tokens_per_step: int | None = None
     threshold: float | None = None
@@ -172,8 +171,6 @@ class Speculative:
         self.plain.check(block_size)
 
     def _check_steps(self, steps: int | str, block_size: int) -> None:
-        if isinstance(steps, str):
-            raise InvalidRequest(f"mrp_steps is {steps!r}, allowed are auto and 0 to {block_size}", param="mrp_steps")
         if steps == 0 and self.max_drafts is None:
             raise InvalidRequest(
                 "mrp_steps is 0, then max_drafts is needed: without MRP a tree drafts", param="mrp_steps"
@@ -204,8 +201,8 @@ ModeParams = Plain | Direct | Speculative | Remask
 Knob = int | float | str
 
 
-def _check_count(name: str, value: int, block_size: int, least: int = 1) -> None:
-    if not least <= value <= block_size:
+def _check_count(name: str, value: int | str, block_size: int, least: int = 1) -> None:
+    if isinstance(value, str) or not least <= value <= block_size:
         raise InvalidRequest(f"{name} is {value}, allowed are {least} to {block_size} (the block size)", param=name)
 
 

@@ -9,7 +9,7 @@ from service.decode import params as modes
 from service.decode.block import Canvas
 from service.decode.by_rule import by_rule
 from service.decode.direct import direct
-from service.decode.params import Knob, ModeParams
+from service.decode.params import AUTO, Knob, ModeParams
 from service.decode.policy import Decoding, Policy
 from service.decode.remask import remask
 from service.decode.speculative import speculative
@@ -27,9 +27,6 @@ POLICIES: dict[type[ModeParams], Policy] = {
 
 #: mode name -> its params class
 MODES: dict[str, type[ModeParams]] = {params.mode: params for params in POLICIES}
-
-#: states that a checkpoint without MRP verifies in `speculative`
-_SELF_DRAFTS = 4
 
 
 def decode_block(canvas: Canvas, params: ModeParams) -> Decoding:
@@ -55,18 +52,18 @@ def only_drafts(params: ModeParams) -> bool:
 
 def served_without_mrp() -> list[str]:
     """What a checkpoint without MRP serves, as errors say it: modes, with the knob that one needs for it."""
-    served = [params for params in MODES.values() if params.served_without_mrp]
-    return [f"{params.mode} with mrp_steps 0" if params().needs_mrp else params.mode for params in served]
+    served = [name for name, params in MODES.items() if params.served_without_mrp]
+    return [f"{name} with mrp_steps {AUTO} or 0" if name == modes.Speculative.mode else name for name in served]
 
 
 def default_knobs(mode: str, mrp_steps: int) -> dict[str, Knob]:
     """The knobs of a mode when a request names none. `mrp_steps`: the checkpoint's, 0 if it has no MRP."""
     knobs = {name: value for name, value in asdict(make_params(mode, {})).items() if value is not None}
-    if "mrp_steps" in knobs:
-        knobs |= {"mrp_steps": mrp_steps} if mrp_steps else {"mrp_steps": 0, "max_drafts": _SELF_DRAFTS}
+    if mode == modes.Direct.mode and mrp_steps:
+        knobs["mrp_steps"] = mrp_steps
     return knobs
 
 
-def default_params(has_mrp: bool, mrp_steps: int = 1) -> ModeParams:
+def default_params() -> ModeParams:
     """What is served when a request names no mode: lossless, the fastest the checkpoint can."""
-    return modes.Speculative(mrp_steps) if has_mrp else modes.Static()
+    return modes.Speculative()

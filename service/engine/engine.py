@@ -69,6 +69,10 @@ class Engine:
         whole_blocks = min(self.model.max_positions // size, self._pages.capacity) * size
         self.max_model_len = min(config.max_model_len or whole_blocks, whole_blocks)
 
+    def prepare(self) -> None:
+        """Measures what forwards cost, which the first request to ask for it would wait for."""
+        self._pricing.costs()
+
     # --- requests ----------------------------------------------------------------------------------
 
     def validate(self, request: GenerationRequest) -> None:

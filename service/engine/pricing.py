@@ -41,9 +41,8 @@ class Pricing:
         self._arms = Arms()
         self._kinds: dict[_Kind, Reliability] = {}
 
-    @property
     def costs(self) -> StepCosts:
-        """What forwards cost; measured by the first who asks."""
+        """What forwards cost; measured for the first who asks."""
         if self._costs is None:
             self._costs = self._measure()
         return self._costs
@@ -52,13 +51,13 @@ class Pricing:
         """MRP forwards that a request's drafts are to take if it came now; None if that is not to be chosen."""
         if not (isinstance(params, Speculative) and params.mrp_steps == AUTO):
             return None
-        return self._arms.best(self.costs, self._running + 1, self._most_states(self._running + 1))
+        return self._arms.best(self.costs(), self._running + 1, self._most_states(self._running + 1))
 
     def open(self, request: GenerationRequest, mrp_steps: int | None) -> Account:
         """A request begins, with what `mrp_steps` said of it."""
         params = request.params
         if mrp_steps is None or not isinstance(params, Speculative):
-            return Account(self, params.needs_mrp)
+            return Account(self, params.needs_mrp, getattr(params, "mrp_steps", None))
         self._arms.count()
         rule, sampled = params.rule, request.sampling.temperature > 0
         kind = type(rule).__name__, rule == MostConfident(1), sampled, mrp_steps
@@ -87,11 +86,11 @@ class Pricing:
     def row(self) -> float:
         """Tokens that the time of a further row would be worth."""
         if self._price is None:
-            backbone, running = self.costs.backbone, self._running
+            costs, running = self.costs(), self._running
             rows = running * self._rows.value
-            seconds = backbone.at(rows) * (1 + self._mrp.value)
+            seconds = costs.backbone.at(rows) * (1 + self._mrp.value)
             low = max(running, rows - running / 2)
-            slope = backbone.slope(low, rows + running / 2) + self.costs.draft
+            slope = costs.backbone.slope(low, rows + running / 2) + costs.draft
             self._price = slope * running * self._tokens.value / seconds
         return self._price
 
@@ -109,13 +108,11 @@ class Pricing:
 class Account:
     """What one request may spend on drafts that are left to the engine: nothing, where none are.
 
-    `mrp_steps`: the MRP forwards that were chosen for it; None where nothing was to be chosen.
+    `mrp_steps`: its number of MRP forwards, asked for or chosen; None for modes that have none.
     """
 
-    mrp_steps: int | None = None
-
-    def __init__(self, pricing: Pricing, uses_mrp: bool) -> None:
-        self._pricing, self.uses_mrp = pricing, uses_mrp
+    def __init__(self, pricing: Pricing, uses_mrp: bool, mrp_steps: int | None) -> None:
+        self._pricing, self.uses_mrp, self.mrp_steps = pricing, uses_mrp, mrp_steps
 
     def terms(self) -> Terms:
         """What its drafts may cost now."""
@@ -130,18 +127,18 @@ class DraftingAccount(Account):
     """The account of a request whose drafts are left to the engine."""
 
     def __init__(self, pricing: Pricing, arms: Arms, reliability: Reliability, mrp_steps: int) -> None:
-        super().__init__(pricing, mrp_steps > 0)
-        self._arms, self._reliability, self.mrp_steps = arms, reliability, mrp_steps
+        super().__init__(pricing, mrp_steps > 0, mrp_steps)
+        self._arms, self._reliability, self._chosen = arms, reliability, mrp_steps
 
     def terms(self) -> Terms:
         """What its drafts may cost now."""
-        return self._pricing.terms(self.mrp_steps or 0, self._reliability)
+        return self._pricing.terms(self._chosen, self._reliability)
 
     def note(self, rows: int, steps: Sequence[Step]) -> None:
         """So many states were read, which led to the steps."""
         super().note(rows, steps)
         for step in steps:
-            self._arms.learn(self.mrp_steps or 0, step.promises)
+            self._arms.learn(self._chosen, step.promises)
             self._reliability.learn(step.promises)
 
 

@@ -102,6 +102,7 @@ class Forwards:
 class Stats:
     """Running statistics of one request; times in seconds since submission.
 
+    `mrp_steps`: the request's own number of them, or what `auto` chose; None for modes that have none.
     `cached_tokens`: of the prompt, not prefilled because the prefix cache had them.
     `prefill_s`: when the last of the prompt's whole blocks was stored; None without one.
     """
@@ -111,6 +112,7 @@ class Stats:
     drafts_proposed: int = 0
     drafts_accepted: int = 0
     remasked: int = 0
+    mrp_steps: int | None = None
     cached_tokens: int = 0
     queue_s: float = 0.0
     prefill_s: float | None = None
@@ -156,6 +158,7 @@ class Stats:
             drafts_proposed=self.drafts_proposed + rest.drafts_proposed,
             drafts_accepted=self.drafts_accepted + rest.drafts_accepted,
             remasked=self.remasked + rest.remasked,
+            mrp_steps=rest.mrp_steps,
             cached_tokens=self.cached_tokens,
             queue_s=self.queue_s,
             prefill_s=self.prefill_s,

@@ -32,6 +32,9 @@ def test_a_tree_of_drafts_needs_no_mrp_and_a_chain_does() -> None:
     for wrong, said in (
         (Speculative(0), "^mrp_steps is 0, then max_drafts is needed"),
         (Speculative(-1, max_drafts=2), "^mrp_steps is -1, allowed are 0 to 8"),
+        (Speculative("many"), "^mrp_steps is many, allowed are 1 to 8"),
+        (Direct("auto"), "^mrp_steps is auto, allowed are 1 to 8"),
+        (Speculative("auto", max_drafts=9), "^max_drafts is 9, allowed are 1 to 8"),
         (Speculative(1, max_drafts=0), "^max_drafts is 0, allowed are 1 to 8"),
         (Speculative(1, max_drafts=9), "^max_drafts is 9, allowed are 1 to 8"),
         (Speculative(tokens_per_step=9), "^tokens_per_step is 9, allowed are 1 to 8"),
@@ -56,8 +59,7 @@ def test_a_tree_of_drafts_needs_no_mrp_and_a_chain_does() -> None:
 
 
 def test_a_checkpoint_says_which_knobs_are_used_when_none_is_named() -> None:
-    assert default_knobs("speculative", 4) == {"mrp_steps": 4}
-    assert default_knobs("speculative", 0) == {"mrp_steps": 0, "max_drafts": 4}
+    assert default_knobs("speculative", 4) == default_knobs("speculative", 0) == {"mrp_steps": "auto"}
     assert default_knobs("dynamic", 4) == {"threshold": 0.9}
     assert default_knobs("direct", 3) == {"mrp_steps": 3}
 
@@ -115,7 +117,9 @@ def test_every_mode_has_a_name_of_its_own_and_a_policy() -> None:
 def test_without_mrp_nothing_can_be_refined() -> None:
     plain = {"static", "dynamic", "sequential", "entropy"}
     assert {name for name, kind in MODES.items() if kind.served_without_mrp} == {*plain, "speculative"}
-    assert {name for name, kind in MODES.items() if not kind().needs_mrp} == plain
+    assert {name for name, kind in MODES.items() if not kind().needs_mrp} == {*plain, "speculative"}
+    assert Speculative(1).needs_mrp
+    assert not Speculative("auto").needs_mrp
 
 
 @pytest.mark.parametrize("params", [kind() for kind in MODES.values()])
@@ -149,5 +153,5 @@ def test_a_knob_of_another_mode_is_told_what_this_one_has() -> None:
 
 
 def test_the_default_mode_is_lossless() -> None:
-    assert default_params(has_mrp=False) == Static()
-    assert default_params(has_mrp=True, mrp_steps=3) == Speculative(3)
+    assert default_params() == Speculative("auto")
+    assert default_params().plain == Static()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from service.decode.block import MASKED, Block, Pick
+from service.decode.block import MASKED, Block, Canvas, Pick
 from service.decode.params import Direct, Dynamic, Remask, Speculative, Static
 from service.decode.policy import Reading
+from service.decode.registry import decode_block
+from service.decode.terms import Terms
 from tests.decode.oracle import fixed, masked_block, random_oracle, run
 
 M = MASKED
@@ -163,6 +165,16 @@ class TestTree:
         assert first.state == Block((M, 11, M, M))
         assert second.state == Block((M, 11, 12, M))
         assert second.after.picks == tuple(Pick(p, *FOUR[p]) for p in first.state.masked)
+
+    def test_no_state_is_drafted_beyond_the_end_that_the_engine_knows(self) -> None:
+        """Where two tokens are all that is wanted, a state that has both has nothing to verify."""
+        canvas = Canvas(masked_block(4), terms=lambda: Terms(0.0, 9), ends=lambda block: block.num_leading >= 2)
+        policy = decode_block(canvas, Speculative("auto"))
+        next(policy)
+        said = {0: (10, 0.9), 1: (11, 0.8), 2: (12, 0.7), 3: (13, 0.6)}
+        query = policy.send((Reading(tuple(Pick(p, *said[p]) for p in range(4))),))
+        assert len(query.states) > 1
+        assert not any(canvas.ends(state) for state in query.states)
 
     def test_dynamic_steps_can_be_drafted_too(self) -> None:
         done = run(masked_block(4), Speculative(2, threshold=0.65), fixed(FOUR), fixed(FOUR))

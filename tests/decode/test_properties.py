@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from service.decode.block import Block, Pick
 from service.decode.params import Direct, Dynamic, Entropy, ModeParams, Plain, Remask, Sequential, Speculative, Static
 from service.decode.policy import Refine
+from service.decode.terms import Terms
 from tests.decode.oracle import Run, fixed, masked_block, mostly, random_oracle, run
 
 SEEDS = st.integers(0, 2**32)
@@ -79,6 +80,30 @@ def test_any_drafts_verified_against_any_rule_give_what_the_rule_gives(
         assert not any(state.complete for query in done.evaluations for state in query.states)
         if not params.needs_mrp:
             assert done.refinements == []
+
+
+@settings(max_examples=200)
+@given(
+    blocks(), SEEDS, SEEDS, st.builds(Terms, st.floats(0, 1.2), st.integers(0, 12), st.integers(0, 4)),
+    st.one_of(st.builds(Static, st.integers(1, 3)), st.builds(Dynamic, st.floats(0.05, 1))),
+)  # fmt: skip
+def test_on_any_terms_drafts_give_what_the_rule_gives(
+    block: Block, seed: int, other: int, terms: Terms, plain: Static | Dynamic
+) -> None:
+    truth = random_oracle(seed)
+    drafter = mostly(truth, random_oracle(other), seed)
+    wanted = run(block, plain, truth)
+    done = run(block, Speculative("auto", **asdict(plain)), truth, drafter, terms)
+    assert picks(done) == picks(wanted)
+    assert len(done.evaluations) <= len(wanted.evaluations)
+    assert all(len(query.states) <= 1 + terms.states for query in done.evaluations)
+    promised = [promised for step in done.canvas.steps for promised, _ in step.promises]
+    assert all(promise >= terms.row for promise in promised)
+    kept = sum(kept for step in done.canvas.steps for _, kept in step.promises)
+    assert kept == sum(step.accepted for step in done.canvas.steps)
+    if terms.row >= 1 and plain == Static(1):
+        assert not done.refinements
+        assert all(len(query.states) == 1 for query in done.evaluations)
 
 
 @settings(max_examples=50)

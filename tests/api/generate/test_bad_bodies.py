@@ -163,6 +163,8 @@ class TestUnknownFields:
             ({"mode": "static", "tokens_per_step": 0}, "tokens_per_step is 0"),
             ({"mode": "direct", "mrp_steps": 9}, "mrp_steps is 9, allowed are 1 to 8"),
             ({"mode": "speculative", "mrp_steps": 0}, "mrp_steps is 0"),
+            ({"mode": "speculative", "mrp_steps": "many"}, "Input should be a whole number or 'auto'"),
+            ({"mode": "direct", "mrp_steps": "auto"}, "mrp_steps is auto, allowed are 1 to 8"),
             ({"mode": "dynamic", "threshold": 0}, "threshold is 0: Input should be greater than 0"),
             ({"mode": "remask", "threshold": 1.1}, "threshold is 1.1: Input should be less than or equal to 1"),
             ({"mode": "dynamic", "threshold": "1"}, 'threshold is "1"'),

@@ -53,26 +53,29 @@ class TestWithoutMrp:
         has_none = f"mode {mode!r} needs MRP and this checkpoint has none"
         assert (
             detail["message"]
-            == f"{has_none}; it serves static, dynamic, sequential, entropy, speculative with mrp_steps 0"
+            == f"{has_none}; it serves static, dynamic, sequential, entropy, speculative with mrp_steps auto or 0"
         )
 
     async def test_speculative_drafts_without_mrp(self, make_generator: MakeGenerator, bare: Checkpoint) -> None:
+        tree = {"mrp_steps": 0, "max_drafts": 4}
         async with over(make_generator("r0", bare)) as http:
-            static, drafted = await ask(http, body(mode="static")), await ask(http, body(mode="speculative"))
+            static, drafted = await ask(http, body(mode="static")), await ask(http, body(mode="speculative", **tree))
         assert drafted["token_ids"] == static["token_ids"]
         assert drafted["stats"]["forwards"]["verify"] > 0 == drafted["stats"]["forwards"]["mrp"]
         assert drafted["stats"]["drafts_accepted"] > 0
 
-    async def test_the_default_is_static(self, make_generator: MakeGenerator, bare: Checkpoint) -> None:
+    async def test_the_default_leaves_drafts_to_the_engine(
+        self, make_generator: MakeGenerator, bare: Checkpoint
+    ) -> None:
         async with over(make_generator("r0", bare)) as http:
             (model,) = (await http.get("/v1/models")).json()["data"]
             answer = await ask(http, body(mode=None))
-            assert "tokens_per_step" in (await refused(http, body(mode=None, mrp_steps=2)))["message"]
+            assert "needs MRP" in (await refused(http, body(mode=None, mrp_steps=2)))["message"]
         served = ["static", "dynamic", "sequential", "entropy", "speculative"]
-        assert (model["mrp"], model["modes"], model["default_mode"]) == (None, served, "static")
+        assert (model["mrp"], model["modes"], model["default_mode"]) == (None, served, "speculative")
         assert model["defaults"].keys() == set(served)
-        assert model["defaults"]["speculative"] == {"mrp_steps": 0, "max_drafts": 4}
-        assert answer["mode"] == "static"
+        assert model["defaults"]["speculative"] == {"mrp_steps": "auto"}
+        assert (answer["mode"], answer["stats"]["mrp_steps"]) == ("speculative", 0)
         assert answer["token_ids"] == CASES[0]["token_ids"]
 
     def test_a_default_mode_it_has_not(self, make_generator: MakeGenerator, bare: Checkpoint) -> None:
@@ -184,7 +187,7 @@ class TestModels:
             "sequential": {"tokens_per_step": 1, "entropy_bound": 0.0},
             "entropy": {"entropy_bound": 0.1},
             "direct": {"mrp_steps": model["mrp"]["default_steps"]},
-            "speculative": {"mrp_steps": model["mrp"]["default_steps"]},
+            "speculative": {"mrp_steps": "auto"},
             "remask": {"threshold": 0.9},
         }
         assert {name: model[name] for name in ("id", "object", "owned_by", "block_size", "vocab_size")} == {

@@ -36,16 +36,21 @@ class TestPrompts:
 
 
 class TestModes:
-    async def test_the_default_is_speculative_with_the_checkpoints_steps(self, http: httpx.AsyncClient) -> None:
+    async def test_the_default_is_speculative_and_leaves_its_drafts_to_the_engine(
+        self, http: httpx.AsyncClient
+    ) -> None:
         (model,) = (await http.get("/v1/models")).json()["data"]
         assert model["default_mode"] == "speculative"
-        steps = model["defaults"]["speculative"]["mrp_steps"]
+        assert model["defaults"]["speculative"] == {"mrp_steps": "auto"}
         answer = await ask(http, body(mode=None, seed=3))
         assert answer["mode"] == "speculative"
         assert answer["token_ids"] == FIRST
-        explicit = await ask(http, body(mode="speculative", mrp_steps=steps, seed=3))
-        assert essence(answer) == essence(explicit)
-        assert essence(answer) != essence(await ask(http, body(mode="speculative", mrp_steps=steps + 1, seed=3)))
+        assert answer["stats"]["mrp_steps"] in (0, 1, 2, 4)
+        explicit = await ask(http, body(mode="speculative", mrp_steps="auto", max_drafts=2, seed=3))
+        assert explicit["token_ids"] == FIRST
+        fixed = await ask(http, body(mode="speculative", mrp_steps=3, seed=3))
+        assert fixed["stats"]["mrp_steps"] == 3
+        assert (await ask(http, body(mode="static")))["stats"]["mrp_steps"] is None
 
     async def test_the_operators_default_mode(self, make_generator: MakeGenerator) -> None:
         async with over(make_generator(default_mode="dynamic")) as http:
