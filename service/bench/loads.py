@@ -20,7 +20,7 @@ from service.engine.runner import Runner
 from service.model import Checkpoint
 
 #: requests of a round for each that runs at once, and at least
-_WAVES, _FEWEST = 3, 6
+_WAVES, _FEWEST = 2, 6
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ def plans_at_load(has_mrp: bool) -> list[ModeParams]:
     plans: list[ModeParams] = [Static(), Speculative("auto"), *(Speculative(0, states) for states in (1, 2, 4, 8))]
     if has_mrp:
         plans += [Speculative(steps) for steps in (1, 2, 4)]
-        plans += [Speculative(steps, states) for steps in (1, 2) for states in (2, 4, 8)]
+        plans += [Speculative(steps, states) for steps in (1, 2) for states in (4, 8)]
     return plans
 
 

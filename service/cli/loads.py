@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from service.cli.evaluate import parse_plan
 from service.cli.options import Device, Dtype, Model, Threads, load, use_threads
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ def command(
     model: Model = None,
     concurrency: Annotated[list[int], typer.Option(help="Concurrent requests; may be given again.")] = [1, 4, 16, 64],  # noqa: B006
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")] = 7,
+    plan: Annotated[
+        list[str] | None, typer.Option(help="Beside static, such as 'speculative mrp_steps=auto'; may be given again.")
+    ] = None,
     problems: Annotated[int, typer.Option(min=1, help="Held-out problems that rounds draw from.")] = 256,
     device: Device = "auto",
     dtype: Dtype = "auto",
@@ -29,6 +33,7 @@ def command(
     """Speculative decoding with automatic and with fixed drafts beside static, on the held-out problems."""
     from service.api.text import TextCodec
     from service.bench.loads import compare_at_loads, plans_at_load
+    from service.decode.params import Static
     from service.demo import heldout_problems
 
     use_threads(threads)
@@ -36,7 +41,8 @@ def command(
     codec = TextCodec.load(checkpoint.path)
     chats = [[{"role": "user", "content": problem.prompt}] for problem in heldout_problems(problems, seed=1)]
     prompts = [tuple(codec.encode_chat(chat)) for chat in chats]
-    plans, rows = plans_at_load(checkpoint.mrp is not None), list[dict[str, Any]]()
+    chosen = [Static(), *(parse_plan(text).params for text in plan)] if plan else None
+    plans, rows = chosen or plans_at_load(checkpoint.mrp is not None), list[dict[str, Any]]()
     with Console(stderr=True).status("decoding …"):
         for at_load in compare_at_loads(checkpoint, prompts, plans, concurrency, rounds):
             rows += [_row(plan, at_load[0]) for plan in at_load]
