@@ -298,7 +298,7 @@ def test_in_such_a_course_much_is_shared_and_much_given_up() -> None:
         done = run(rng, checkpoint, requests, kv_cache_tokens=tokens, max_running=4)
         assert_as_without(checkpoint, requests, done)
         cached.append(sum(one.stats.cached_tokens for one in done.values()))
-    assert 100 < cached[0] < cached[1]
+    assert 50 < cached[0] < cached[1]
 
 
 def test_continuing_on_another_replica_that_has_the_prefix(checkpoint: Checkpoint) -> None:
