@@ -14,9 +14,11 @@ from service.decode.params import Direct, Dynamic, Entropy, Remask, Sequential, 
 from service.demo import CHECKPOINT, heldout_problems
 from service.engine import Engine, GenerationRequest, SamplingParams
 from service.model import load_checkpoint
+from tests.engine.helpers import FREE
 
 TEMPERATURES = (0.0, 0.7, 1.2)
 DRAFTED = (Speculative(1), Speculative(2), Speculative(4), Speculative(0, 8), Speculative(1, 4), Speculative(3, 12))
+DRAFTED += (Speculative("auto"), Speculative("auto"), Speculative("auto", max_drafts=3))
 RULES = (Static(2), Dynamic(0.5), Sequential(), Sequential(1, 0.1), Entropy(0.1), Entropy(1.0))
 COMPANIONS = (
     Sequential(1, 0.1),
@@ -32,7 +34,7 @@ COMPANIONS = (
 
 @pytest.fixture(scope="module")
 def engine():
-    return Engine(load_checkpoint(CHECKPOINT))
+    return Engine(load_checkpoint(CHECKPOINT), costs=FREE)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +93,7 @@ def test_speculative_equals_whatever_rule_it_verifies_on_the_demo(engine, codec,
     for one in requests(engine, codec, 2, temperature):
         for name, plain in enumerate(RULES):
             mixed.append(replace(one, request_id=f"plain {name} {one.request_id}", params=plain))
-            for number, drafted in enumerate((Speculative(4), Speculative(1, 8), Speculative(0, 4))):
+            for number, drafted in enumerate((Speculative(4), Speculative(1, 8), Speculative())):
                 params = replace(drafted, verify=plain.mode, **asdict(plain))
                 mixed.append(replace(one, request_id=f"{number} {name} {one.request_id}", params=params))
         mixed.append(replace(one, request_id=f"beside {one.request_id}", params=rng.choice(COMPANIONS)))
