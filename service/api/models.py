@@ -36,7 +36,7 @@ class Model(BaseModel):
     mrp: dict[str, Any] | None
     modes: list[str]
     default_mode: str
-    defaults: dict[str, dict[str, float]]
+    defaults: dict[str, dict[str, float | str]]
     chat_template: bool
     quality: Quality
 

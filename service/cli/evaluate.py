@@ -49,7 +49,7 @@ def command(
     use_threads(threads)
     checkpoint = load(model, device, dtype, None)
     has_mrp = checkpoint.mrp is not None
-    plans = [parse_plan(text) for text in plan] if plan else default_plans(has_mrp)
+    plans = [_plan(text) for text in plan] if plan else default_plans(has_mrp)
     # Every plan decodes the same prompts and shall pay for them.
     limits = EngineConfig(prefix_cache=False, draft_candidates=draft_candidates)
     engines = {"mrp": Engine(checkpoint, limits)}
@@ -67,7 +67,7 @@ def command(
     Console(width=110).print(_table(scores))
 
 
-def parse_plan(text: str) -> Plan:
+def _plan(text: str) -> Plan:
     """`mode knob=value …`, with `zero` at the end for MRP's output set to zero."""
     from service.bench.evaluation import Plan
 

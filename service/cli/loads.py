@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from service.cli.evaluate import parse_plan
 from service.cli.options import Device, Dtype, Model, Threads, load, use_threads
+from service.cli.plans import parse_plan
 
 if TYPE_CHECKING:
     from service.bench.loads import PlanAtLoad
@@ -41,7 +41,7 @@ def command(
     codec = TextCodec.load(checkpoint.path)
     chats = [[{"role": "user", "content": problem.prompt}] for problem in heldout_problems(problems, seed=1)]
     prompts = [tuple(codec.encode_chat(chat)) for chat in chats]
-    chosen = [Static(), *(parse_plan(text).params for text in plan)] if plan else None
+    chosen = [Static(), *(parse_plan(text) for text in plan)] if plan else None
     plans, rows = chosen or plans_at_load(checkpoint.mrp is not None), list[dict[str, Any]]()
     with Console(stderr=True).status("decoding …"):
         for at_load in compare_at_loads(checkpoint, prompts, plans, concurrency, rounds):

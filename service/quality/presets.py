@@ -50,7 +50,7 @@ def file_of(folder: Path, named: Path | None) -> QualityFile | None:
 
 def presets_of(folder: Path, config: Config, named: Path | None = None) -> Presets:
     """Those of a checkpoint. CheckpointError if its file is broken; one of another checkpoint only is not used."""
-    mode = default_params(config.mrp is not None).mode
+    mode = default_params().mode
     knobs = default_knobs(mode, config.mrp.default_steps if config.mrp else 0)
     fallback: dict[QualityName, Plan] = {"lossless": Plan(mode=mode, knobs=knobs)}
     file = file_of(folder, named)
