@@ -31,7 +31,7 @@ def config(folder: Path) -> ModelConfig:
 
 def test_lossless_is_there_without_a_file(folder: Path, config: ModelConfig) -> None:
     presets = presets_of(folder, config)
-    assert presets.plan("lossless").params == Speculative(config.mrp.default_steps if config.mrp else 0)
+    assert presets.plan("lossless").params == Speculative("auto")
     assert presets_of(folder, replace(config, mrp=None)).plan("lossless").params == Static()
     with pytest.raises(QualityNotAvailable) as caught:
         presets.plan("fast")

@@ -85,7 +85,10 @@ class TestGenerate:
 class TestWithoutAFile:
     async def test_lossless_is_the_checkpoints_own(self, http: httpx.AsyncClient) -> None:
         answer = await ask(http, body(mode=None, quality="lossless", seed=3))
-        assert essence(answer) == essence(await ask(http, body(mode="speculative", seed=3)))
+        plain = await ask(http, body(mode="speculative", seed=3))
+        assert [answer[name] for name in ("token_ids", "mode", "knobs")] == [
+            plain[name] for name in ("token_ids", "mode", "knobs")
+        ]
 
     async def test_lossless_is_not_the_operators_default(self, make_generator: MakeGenerator) -> None:
         async with over(make_generator(default_mode="dynamic")) as http:
