@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from service.decode.params import Speculative, Static
+from service.decode.params import Speculative
 from service.errors import CheckpointError, QualityNotAvailable
 from service.model import ModelConfig, parse_config, read_config
 from service.quality.identity import identity_of, weights_fingerprint
@@ -32,7 +32,7 @@ def config(folder: Path) -> ModelConfig:
 def test_lossless_is_there_without_a_file(folder: Path, config: ModelConfig) -> None:
     presets = presets_of(folder, config)
     assert presets.plan("lossless").params == Speculative("auto")
-    assert presets_of(folder, replace(config, mrp=None)).plan("lossless").params == Static()
+    assert presets_of(folder, replace(config, mrp=None)).plan("lossless").params == Speculative("auto")
     with pytest.raises(QualityNotAvailable) as caught:
         presets.plan("fast")
     assert caught.value.message.startswith(
