@@ -32,7 +32,7 @@ serve: $(stamp)
 
 load# What `quality` stands for on the demo, and its picture: after every change of the checkpoint or of a mode. 6 minutes of a core.
 calibrate: $(stamp)
-	$(bin)/mrp-serve calibrate --threads 1 --count 800 --plot docs $(ARGS)
+	$(bin)/mrp-serve calibrate --threads 1 --count 700 --plot docs $(ARGS)
 
 test: $(stamp)
 	$(bin)/python -m loadtest.run $(ARGS)
