@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,77 +19,14 @@ from service.errors import SettingsError
 from service.model import Checkpoint, LoadOptions, load_checkpoint, parse_config
 from training.conversations import Codec, Corpus, Limits, read_corpus
 from training.evaluation import Score, evaluate
-from training.lessons import Objective, Teacher
+from training.lessons import Teacher
 from training.mrp import new_mrp
-from training.optim import Optimiser, Schedule, Steps
+from training.optim import Optimiser, Steps
+from training.plan import Plan, Source
 from training.publish import mrp_config, publish, stored_dtype
 from training.state import RunFolder
 from training.stream import Shape, Stream
 from training.trainer import Report, Team, Trainer
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """What is trained on what. `heldout`: share of the file's lines that is kept for the evaluation."""
-
-    backbone: str
-    data: Path
-    block_size: int | None = None
-    max_length: int = 2048
-    window: int = 256
-    heldout: float = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Module:
-    """The MRP module that is made."""
-
-    layers: int = 1
-    residual: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """`rows` examples a batch, `batches` a step, whichever worker they are on; `steps` updates in all."""
-
-    steps: int
-    rows: int = 8
-    batches: int = 1
-    seed: int = 0
-    bf16: bool = True
-    clip: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Keeping:
-    """Where the result goes, how often a state is kept, on how many held-out batches it is judged."""
-
-    out: Path
-    save_every: int = 100
-    judged: int = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """All of one training."""
-
-    source: Source
-    objective: Objective
-    schedule: Schedule
-    budget: Budget
-    keeping: Keeping
-    module: Module = field(default_factory=Module)
-
-    @property
-    def drafts(self) -> int:
-        """Applications in a row at the end of the training: what the result is made for."""
-        return self.objective.phases[-1].applications
-
-    def what_matters(self) -> dict[str, Any]:
-        """Everything that the updates depend on, flat, as JSON has it."""
-        parts = {name: value for name, value in asdict(self).items() if name != "keeping"}
-        flat = {f"{part}.{key}": value for part, values in parts.items() for key, value in values.items()}
-        return {key: str(value) if isinstance(value, Path) else value for key, value in flat.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +73,8 @@ class Session:
         torch.manual_seed(plan.budget.seed)
         self._mrp = new_mrp(parse_config(self._raw), self._checkpoint.backbone).to(device)
         self._optimiser = Optimiser(self._mrp.named_parameters(), plan.schedule, plan.budget.clip)
-        self._folder = RunFolder(plan.keeping.out / "training", plan.what_matters())
+        what = {**plan.what_matters(), "source.lines": self._corpus.lines}
+        self._folder = RunFolder(plan.keeping.out / "training", what)
 
     def run(self, watcher: Watcher) -> None:
         """All updates that are not done yet."""

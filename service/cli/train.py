@@ -17,7 +17,8 @@ from rich.table import Table
 from service.cli.options import BlockSize, Device, Threads, use_threads
 
 if TYPE_CHECKING:
-    from training.session import Plan, Start, Watcher
+    from training.plan import Plan
+    from training.session import Start, Watcher
     from training.trainer import Report
 
 _LINES_EVERY = 50
@@ -70,7 +71,7 @@ def command(
     from training.lessons import Objective, phases_up_to
     from training.losses import Weights
     from training.optim import Schedule
-    from training.session import Budget, Keeping, Module, Plan, Source
+    from training.plan import Budget, Keeping, Module, Plan, Source
 
     objective = Objective(
         phases_up_to(unroll, Weights(next_pick, order, revision)), trajectories, copies, reveals=reveals

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 from service.errors import MrpServeError, SettingsError
 
 if TYPE_CHECKING:
-    from training.session import Plan
+    from training.plan import Plan
 
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",
+    "RAY_worker_niceness": "0",  # the workers are the work; Ray would put them behind everything else
     "RAY_TRAIN_V2_ENABLED": "1",
     "RAY_TRAIN_METRICS_ENABLED": "0",
 }

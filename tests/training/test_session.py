@@ -19,7 +19,8 @@ from service.model import load_checkpoint
 from training.lessons import Objective, phases_up_to
 from training.losses import Weights
 from training.optim import Schedule
-from training.session import Budget, Keeping, Module, Plan, Source, Watcher, train
+from training.plan import Budget, Keeping, Module, Plan, Source
+from training.session import Watcher, train
 from training.trainer import Team
 
 ROOT = Path(__file__).parents[2]

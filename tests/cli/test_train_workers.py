@@ -1,0 +1,115 @@
+"""A training by Ray Train: the updates of one worker, also when a worker is killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from service.cli import train_workers
+from service.errors import SettingsError
+from tests.service.processes import command, descendants
+from training.lessons import Objective, phases_up_to
+from training.losses import Weights
+from training.optim import Schedule
+from training.plan import Budget, Keeping, Module, Plan, Source
+
+pytest.importorskip("pandas", reason="Ray Train is an extra: pip install 'mrp-serve[train]'")
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden" / "sdar-mrp-random-a"
+STEPS = 24
+LOSSES = ("--trajectories", "0.5", "--next-pick", "4", "--order", "0.25", "--revision", "0.5", "--copies", "2")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    file = tmp_path_factory.mktemp("data") / "texts.jsonl"
+    texts = (
+        " ".join(f"w{(number * 31 + place * 17) % 500}" for place in range(10 + number % 9)) for number in range(60)
+    )
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return file
+
+
+def program(data, out, *more):
+    """The program as a process."""
+    words = ["--backbone", GOLDEN, "--data", data, "--out", out, "--steps", str(STEPS), "--batch", "4", *LOSSES, *more]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    call = [sys.executable, "-m", "service.cli.main", "train-mrp", "--device", "cpu", "--threads", "1", *words]
+    return subprocess.Popen(call, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def finished(process):
+    said, complained = process.communicate(timeout=280)
+    assert process.returncode == 0, complained
+    return said
+
+
+def curve(out):
+    return [json.loads(line) for line in (out / "training" / "losses.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def alone(data, tmp_path_factory):
+    """One worker with the doubled batch."""
+    out = tmp_path_factory.mktemp("alone")
+    finished(program(data, out, "--accumulate", "2"))
+    return out
+
+
+def farthest(one, other):
+    """The largest relative difference of two curves."""
+    assert [line["step"] for line in one] == [line["step"] for line in other] == list(range(1, STEPS + 1))
+    pairs = [(a[key], b[key]) for a, b in zip(one, other, strict=True) for key in ("chain", "revision")]
+    return max(abs(a - b) / max(abs(a), 1e-9) for a, b in pairs)
+
+
+def test_two_workers_make_the_updates_of_one_with_the_doubled_batch(data, alone, tmp_path, record_property):
+    said = finished(program(data, tmp_path, "--workers", "2"))
+    difference = farthest(curve(alone), curve(tmp_path))
+    record_property("largest_relative_difference", difference)
+    assert difference < 1e-3
+    assert "tokens/forward" in said
+
+
+def test_a_worker_that_is_killed_costs_the_updates_since_the_last_state(data, alone, tmp_path):
+    log = tmp_path / "training" / "losses.jsonl"
+    process = program(data, tmp_path, "--workers", "2", "--save-every", "10")
+    try:
+        until(lambda: log.is_file() and len(log.read_text().splitlines()) >= 12, process)
+        first = log.stat().st_ino
+        os.kill(workers_of(process)[0], signal.SIGKILL)
+        finished(process)
+    finally:
+        process.kill()
+    assert log.stat().st_ino != first  # it was started again, and took its log up
+    assert farthest(curve(alone), curve(tmp_path)) < 1e-3
+
+
+def workers_of(process):
+    return [each for each in descendants(process.pid) if command(each).startswith("ray::RayTrainWorker")]
+
+
+def until(condition, process):
+    deadline = time.monotonic() + 200
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_what_a_worker_refuses_is_written_down_not_tried_again(data, tmp_path, monkeypatch):
+    monkeypatch.setattr("ray.train.get_context", lambda: Mock(**{"get_world_rank.return_value": 1}))
+    monkeypatch.setattr("ray.train.torch.get_device", lambda: "cpu")
+    source, keeping = Source(str(GOLDEN), data), Keeping(tmp_path)
+    objective = Objective(phases_up_to(2, Weights()))
+    plan = Plan(source, objective, Schedule(1e-3), Budget(steps=1, batches=3), keeping, Module())
+    monkeypatch.setattr("training.session.train", Mock(side_effect=SettingsError("no such thing")))
+    train_workers.work({"plan": plan, "threads": 1})
+    assert (tmp_path / train_workers.REFUSAL).read_text() == "no such thing"
