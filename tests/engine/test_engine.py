@@ -378,11 +378,11 @@ class TestValidation:
             with pytest.raises(PromptTooLong, match=f"are {longest + 1} tokens, allowed are {longest}"):
                 engine.validate(request("x", [1] * 10, tokens=longest - 9))
 
-    def test_without_mrp_two_modes_are_served(self) -> None:
+    def test_without_mrp_what_needs_none_is_served(self) -> None:
         engine = Engine(tiny_checkpoint(2, num_nextn_predict_layers=0))
-        for params in (Static(), Dynamic(0.3)):
+        for params in (Static(), Dynamic(0.3), Speculative()):
             assert len(decode(engine, request("x", PROMPT, params))) == 8
-        for params in (Direct(), Speculative(), Remask()):
+        for params in (Direct(), Speculative(2), Remask()):
             with pytest.raises(ModeNotAvailable, match=f"mode '{params.mode}' needs MRP and this checkpoint has none"):
                 engine.generate([request("x", PROMPT, params)])
 

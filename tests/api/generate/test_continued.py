@@ -112,7 +112,7 @@ async def test_halves_of_characters(make_generator: MakeGenerator, byte_checkpoi
 
 
 async def test_whole_answers(replicas: tuple[Generator, Generator]) -> None:
-    request = body(max_new_tokens=30, temperature=0.9, seed=3, mode="speculative")
+    request = body(max_new_tokens=30, temperature=0.9, seed=3, mode="speculative", mrp_steps=2)
     async with over(replicas[1]) as http:
         whole = await ask(http, request)
     async with over(Dying(*replicas, after=0)) as http:

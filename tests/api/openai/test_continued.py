@@ -13,11 +13,18 @@ from tests.api.doubles import Dying
 from tests.api.helpers import over
 from tests.api.openai.helpers import CHAT, COMPLETIONS, ask, chat, completion, frames
 
+#: None leaves its drafts to the replica: how many pay is a matter of its past, and so are an answer's counts.
 BODIES = [
-    (CHAT, chat(max_tokens=30, temperature=0.9, seed=4, n=2, ignore_eos=True, logprobs=True)),
-    (CHAT, chat("w5 w6", max_tokens=30, mode="speculative", seed=2, stream_options={"include_usage": True})),
+    (CHAT, chat(max_tokens=30, mode="static", temperature=0.9, seed=4, n=2, ignore_eos=True, logprobs=True)),
+    (
+        CHAT,
+        chat("w5 w6", max_tokens=30, mode="speculative", mrp_steps=2, seed=2, stream_options={"include_usage": True}),
+    ),
     (COMPLETIONS, completion(max_tokens=30, mode="remask", seed=2, threshold=0.3, logprobs=1, return_trace=True)),
-    (COMPLETIONS, completion(prompt=["w1 w2 w3", "w4"], echo=True, max_tokens=30, temperature=0.9, seed=1)),
+    (
+        COMPLETIONS,
+        completion(prompt=["w1 w2 w3", "w4"], echo=True, max_tokens=30, mode="static", temperature=0.9, seed=1),
+    ),
 ]
 
 
