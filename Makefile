@@ -30,11 +30,11 @@ $(stamp): pyproject.toml constraints.txt
 serve: $(stamp)
 	$(bin)/mrp-serve serve $(ARGS)
 
-load# What `quality` stands for on the demo, and its picture: after every change of the checkpoint or of a mode. 6 minutes of a core.
+# What `quality` stands for on the demo, and its picture: after every change of the checkpoint or of a mode. 6 minutes of a core.
 calibrate: $(stamp)
 	$(bin)/mrp-serve calibrate --threads 1 --count 700 --plot docs $(ARGS)
 
-test: $(stamp)
+loadtest: $(stamp)
 	$(bin)/python -m loadtest.run $(ARGS)
 
 test: $(stamp)
