@@ -50,6 +50,11 @@ def only_drafts(params: ModeParams) -> bool:
     return isinstance(params, modes.Speculative)
 
 
+def leaves_drafts_open(params: ModeParams) -> bool:
+    """Whether how much is drafted is to be chosen while decoding."""
+    return isinstance(params, modes.Speculative) and params.mrp_steps == modes.AUTO
+
+
 def served_without_mrp() -> list[str]:
     """What a checkpoint without MRP serves, as errors say it: modes, with the knob that one needs for it."""
     served = [name for name, params in MODES.items() if params.served_without_mrp]

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from service.decode.block import Step
-from service.decode.params import AUTO, ModeParams, Speculative
+from service.decode.params import ModeParams
+from service.decode.registry import leaves_drafts_open
 from service.decode.rules import MostConfident
 from service.decode.terms import Terms
 from service.engine.arms import Arms
@@ -49,14 +50,14 @@ class Pricing:
 
     def mrp_steps(self, params: ModeParams) -> int | None:
         """MRP forwards that a request's drafts are to take if it came now; None if that is not to be chosen."""
-        if not (isinstance(params, Speculative) and params.mrp_steps == AUTO):
+        if not leaves_drafts_open(params):
             return None
         return self._arms.best(self.costs(), self._running + 1, self._most_states(self._running + 1))
 
     def open(self, request: GenerationRequest, mrp_steps: int | None) -> Account:
         """A request begins, with what `mrp_steps` said of it."""
         params = request.params
-        if mrp_steps is None or not isinstance(params, Speculative):
+        if mrp_steps is None:
             return Account(self, params.needs_mrp, getattr(params, "mrp_steps", None))
         self._arms.count()
         rule, sampled = params.rule, request.sampling.temperature > 0
