@@ -53,20 +53,31 @@ class Alone:
         self._engine: Engine = Engine(checkpoint, EngineConfig(max_running=max_running))
 
     def tokens_per_s(self, bodies: Iterator[Json], together: int, seconds: float) -> float:
-        """So many requests at once, each followed by the next; after a warm-up."""
-        names, tokens = itertools.count(), 0
-        for _ in range(together):
-            self._engine.submit(self._request(next(bodies), next(names)))
+        """So many requests at once, each followed by the next; after a warm-up.
+
+        The window opens with the end of the warm-up's last step and has at least one block, however long a step takes.
+        """
+        names = itertools.count()
+        steps = self._steps(bodies, together, names)
+        _produced(steps, _WARM_S)
         began = time.perf_counter()
-        while (now := time.perf_counter() - began) < _WARM_S + seconds:
-            for event in self._engine.step():
-                tokens += len(event.token_ids) if now >= _WARM_S else 0
-                if event.finish_reason:
-                    self._engine.submit(self._request(next(bodies), next(names)))
-        measured = time.perf_counter() - began - _WARM_S
+        tokens = _produced(steps, seconds)
+        measured = time.perf_counter() - began
         for name in range(next(names)):
             self._engine.abort(str(name))
         return tokens / measured
+
+    def _steps(self, bodies: Iterator[Json], together: int, names: Iterator[int]) -> Iterator[int]:
+        """The tokens of each step of the engine, while so many requests are kept at work."""
+        for _ in range(together):
+            self._engine.submit(self._request(next(bodies), next(names)))
+        while True:
+            tokens = 0
+            for event in self._engine.step():
+                tokens += len(event.token_ids)
+                if event.finish_reason:
+                    self._engine.submit(self._request(next(bodies), next(names)))
+            yield tokens
 
     def seconds(self, body: Json) -> float:
         """One request alone, tokens counted from its text on."""
@@ -92,6 +103,14 @@ class Alone:
             body["max_new_tokens"],
             frozenset() if body.get("ignore_eos") else self._ends,
         )
+
+
+def _produced(steps: Iterator[int], seconds: float) -> int:
+    """Tokens of the steps of so many seconds, and of those after them until there are any."""
+    tokens, end = 0, time.perf_counter() + seconds
+    while time.perf_counter() < end or not tokens:
+        tokens += next(steps)
+    return tokens
 
 
 @dataclass(frozen=True)

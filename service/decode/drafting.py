@@ -12,6 +12,7 @@ import heapq
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count, islice
+from operator import itemgetter
 from typing import NamedTuple
 
 from service.decode.block import MASKED, Block, Pick
@@ -67,9 +68,9 @@ def tree(block: Block, reading: Reading, rule: Rule, terms: Terms, ends: Ends) -
     `reading` is of the state before. Every forward of MRP looks at the likeliest state that it has not seen; a state
     that it has not seen goes on by what was said of the one before. No state `ends` the block.
     """
-    if terms.row >= (1 if rule == MostConfident(1) else len(block.masked)):
+    if (terms.row >= 1 and rule == MostConfident(1)) or _first_promise(block, reading, rule) < terms.row:
         return {}
-    sources = {block: _Source.of(block, reading.of(block), _STALE)}
+    sources = {block: _Source.of(block, reading, _STALE)}
     nodes, seen = _grow(block, sources, rule, terms, ends), set[Block]()
     for _ in range(terms.mrp_steps if len(nodes) > 1 else 0):
         unseen = next((node for node in nodes if node.state not in seen), None)
@@ -82,6 +83,16 @@ def tree(block: Block, reading: Reading, rule: Rule, terms: Terms, ends: Ends) -
     return {node.state: Draft(node.picks, node.promise) for node in nodes[1:]}
 
 
+def _first_promise(block: Block, reading: Reading, rule: Rule) -> float:
+    """What the likeliest state right after the block promises. A full machine mostly learns here that nothing pays."""
+    if rule != MostConfident(1):
+        return _SEVERAL * len(rule(reading.of(block)))
+    tokens = block.tokens
+    masked = (pick for pick in reading.picks if tokens[pick.position] == MASKED)
+    weights: list[float] = [_odds(pick.confidence) ** _STALE for pick in masked]
+    return max(weights) / sum(weights)
+
+
 @dataclass(frozen=True, slots=True)
 class _Source:
     """What was said of a state. `ranked`: weights of its picks to be the next, highest first."""
@@ -91,17 +102,19 @@ class _Source:
 
     @classmethod
     def of(cls, state: Block, reading: Reading, sharpness: float) -> _Source:
-        picks = (pick for pick in reading.picks if state.tokens[pick.position] == MASKED)
-        weighted = ((_odds(pick.confidence) ** sharpness, pick) for pick in picks)
-        return cls(reading, tuple(sorted(weighted, key=lambda entry: -entry[0])))
+        tokens = state.tokens
+        weighted = [(_odds(pick[2]) ** sharpness, pick) for pick in reading.picks if tokens[pick[0]] == MASKED]
+        weighted.sort(key=itemgetter(0), reverse=True)
+        return cls(reading, tuple(weighted))
 
     def after(self, state: Block, rule: Rule) -> Iterator[tuple[float, tuple[Pick, ...]]]:
         """What may be revealed next in a state that goes on from the one that was read, and how likely that is."""
         if rule != MostConfident(1):
             yield _SEVERAL, rule(self.reading.of(state))
             return
-        left = [entry for entry in self.ranked if state.tokens[entry[1].position] == MASKED]
-        total = sum(weight for weight, _ in left)
+        tokens = state.tokens
+        left = [entry for entry in self.ranked if tokens[entry[1][0]] == MASKED]
+        total = sum(map(itemgetter(0), left))
         for weight, pick in islice(left, _WIDTH):
             yield weight / total, (pick,)
 

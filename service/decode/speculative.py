@@ -10,7 +10,6 @@ The first forward of a block reveals at once (the published loop verifies that s
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from service.decode.block import Block, Canvas, Pick, Step
 from service.decode.drafting import Draft, Drafting, Drafts, chain, tree
@@ -34,9 +33,8 @@ def speculative(canvas: Canvas, params: Speculative) -> Decoding:
 
 def _draft(canvas: Canvas, reading: Reading, params: Speculative, rule: Rule) -> Drafting:
     if params.mrp_steps == AUTO:
-        terms = canvas.terms()
-        most = params.max_drafts or len(canvas.block.tokens)
-        return tree(canvas.block, reading, rule, replace(terms, states=min(most, terms.states)), canvas.ends)
+        terms = canvas.terms().at_most(params.max_drafts or len(canvas.block.tokens))
+        return tree(canvas.block, reading, rule, terms, canvas.ends)
     if params.max_drafts is None:
         return chain(canvas.block, reading, params.mrp_steps, rule, first=len(canvas.steps) == 1)
     fixed = Terms(0.0, params.max_drafts, params.mrp_steps)
@@ -45,6 +43,10 @@ def _draft(canvas: Canvas, reading: Reading, params: Speculative, rule: Rule) ->
 
 def _walk(canvas: Canvas, readings: Mapping[Block, Reading], drafts: Drafts, rule: Rule) -> Reading:
     """Reveals, from state to state, what the rule says, up to the first that was not read. Gives the last reading."""
+    if not drafts:
+        reading = readings[canvas.block]
+        canvas.reveal("verify", rule(reading))
+        return reading
     block, met, revealed = canvas.block, dict[Block, Draft](), list[Pick]()
     while True:
         reading = readings[block]

@@ -16,3 +16,7 @@ class Terms:
     row: float = 1.0
     states: int = 0
     mrp_steps: int = 0
+
+    def at_most(self, states: int) -> Terms:
+        """The same with no more states."""
+        return self if self.states <= states else Terms(self.row, states, self.mrp_steps)

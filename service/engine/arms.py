@@ -50,7 +50,8 @@ class Arms:
     def best(self, costs: StepCosts, running: int, most: int) -> int:
         """MRP forwards for a request, one of so many that run and may have `most` states verified each."""
         steps = list(self._arms) if costs.mrp else [0]
-        rates = {arm: self._rate(arm, costs, running, most) for arm in steps}
+        overall = self._overall()
+        rates = {arm: self._rate(arm, overall, costs, (running, most)) for arm in steps}
         place = steps.index(max(steps, key=lambda arm: rates[arm]))
         plain = running / costs.backbone.at(running)
         turn, explores = divmod(self._requests + 1, _EXPLORE)
@@ -67,19 +68,23 @@ class Arms:
         if promises:
             self._arms[steps].learn(len(promises), sum(kept > 0 for _, kept in promises))
 
-    def _gain(self, arm: int, states: int) -> float:
-        """Further steps a forward by a tree of so many states; a new arm is believed to be as far off as the others."""
+    def _overall(self) -> float:
+        """How far off the guesses are, over all arms."""
         known = self._arms.values()
-        overall = (_WEIGHT + sum(one.kept for one in known)) / (_WEIGHT + sum(one.promised for one in known))
-        own = self._arms[arm]
-        return own.guess * log2(1 + states) * (overall * _WEIGHT + own.kept) / (_WEIGHT + own.promised)
+        return (_WEIGHT + sum(one.kept for one in known)) / (_WEIGHT + sum(one.promised for one in known))
 
-    def _rate(self, arm: int, costs: StepCosts, running: int, most: int) -> float:
-        """Steps per time, if all that run did so, with the best size of tree."""
+    def _rate(self, arm: int, overall: float, costs: StepCosts, load: tuple[int, int]) -> float:
+        """Steps per time with the best size of tree, if all that run did so. `load`: how many do, and the most states.
+
+        A new arm's guess is believed to be as far off as the others'.
+        """
+        running, most = load
+        own = self._arms[arm]
+        gain = own.guess * (overall * _WEIGHT + own.kept) / (_WEIGHT + own.promised)
         refining = arm * costs.mrp.at(running) if costs.mrp else 0.0
         rates = [running / (costs.backbone.at(running) + refining)]
         for states in _SIZES:
             if states <= most:
                 seconds = costs.backbone.at(running * (1 + states)) + running * states * costs.draft + refining
-                rates.append(running * (1 + self._gain(arm, states)) / seconds)
+                rates.append(running * (1 + gain * log2(1 + states)) / seconds)
         return max(rates)

@@ -21,11 +21,13 @@ class Reliability:
 
     def __init__(self) -> None:
         middles = [(low + high) / 2 for low, high in pairwise((0.0, *_BOUNDS, 4.0))]
+        self._least: tuple[float, float] | None = None
         self._classes = [[_WEIGHT, _WEIGHT * middle, _WEIGHT * middle] for middle in middles]
 
     def learn(self, promises: Iterable[tuple[float, int]]) -> None:
         """Drafts, each with the tokens it promised and those it kept."""
         for promised, kept in promises:
+            self._least = None
             entry = self._classes[bisect_right(_BOUNDS, promised)]
             for place, value in enumerate((1.0, promised, kept)):
                 entry[place] += value
@@ -34,6 +36,11 @@ class Reliability:
 
     def least(self, price: float) -> float:
         """The promise from which on the price is kept."""
+        if self._least is None or self._least[0] != price:
+            self._least = price, self._find(price)
+        return self._least[1]
+
+    def _find(self, price: float) -> float:
         points = [(promised / count, kept / count) for count, promised, kept in self._classes]
         above = points[-1]
         if above[1] < price:
