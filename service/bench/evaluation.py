@@ -26,7 +26,10 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A mode with its knobs, run on one of the engines (`mrp`, or `zero`: MRP's output set to 0)."""
+    """A mode with its knobs, run on one of the engines.
+
+    `mrp`, `zero`: MRP's output set to 0, `block`: MRP sees the block alone (`variants.py`).
+    """
 
     params: ModeParams
     engine: str = "mrp"
@@ -66,6 +69,17 @@ class Score:
         """Tokens up to the end token per denoise or verify forward, over all problems."""
         forwards = [completion.stats.forwards for completion in self.completions]
         return self.tokens / sum(count.denoise + count.verify for count in forwards)
+
+    @property
+    def tokens_per_published_forward(self) -> float:
+        """The same, had the published loops done it.
+
+        They store every block by a forward of its own, and `speculative` reads a block's first state twice.
+        """
+        forwards = [completion.stats.forwards for completion in self.completions]
+        blocks = sum(len(completion.blocks) for completion in self.completions)
+        more = 2 if isinstance(self.plan.params, Speculative) else 1
+        return self.tokens / (sum(count.denoise + count.verify for count in forwards) + more * blocks)
 
     @property
     def milliseconds_per_token(self) -> float:

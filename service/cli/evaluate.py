@@ -25,7 +25,11 @@ def command(
     model: Model = None,
     problems: Annotated[int, typer.Option(min=1, help="Held-out problems, drawn without repetition.")] = 300,
     plan: Annotated[
-        list[str] | None, typer.Option(help="Such as 'speculative mrp_steps=4'; may be given again. Default: all.")
+        list[str] | None,
+        typer.Option(
+            help="Such as 'speculative mrp_steps=4'; may be given again. With `zero` behind it MRP's output is"
+            " set to 0, with `block` MRP sees the block alone, as in the published loops. Default: all."
+        ),
     ] = None,
     text: Annotated[
         Path | None, typer.Option(help="JSON lines whose `prompt` is continued instead; nothing is judged then.")
@@ -44,6 +48,7 @@ def command(
 ) -> None:
     """Accuracy, tokens per forward and time of every mode, with MRP and with its output set to zero."""
     from service.bench.evaluation import default_plans, evaluate
+    from service.bench.variants import block_only
     from service.engine import Engine, EngineConfig, SamplingParams
 
     use_threads(threads)
@@ -55,6 +60,7 @@ def command(
     engines = {"mrp": Engine(checkpoint, limits)}
     if has_mrp:
         engines["zero"] = Engine(load(model, device, dtype, None, zero_mrp=True), limits)
+        engines["block"] = Engine(block_only(checkpoint), limits)
     tasks = _continuations(checkpoint.path, text) if text else _tasks(checkpoint.path, problems, seed)
     limits_of_all = (max_new_tokens, together)
     with Progress(console=Console(stderr=True)) as progress:
@@ -68,11 +74,11 @@ def command(
 
 
 def _plan(text: str) -> Plan:
-    """`mode knob=value …`, with `zero` at the end for MRP's output set to zero."""
+    """`mode knob=value …`, perhaps with another engine than `mrp` at the end."""
     from service.bench.evaluation import Plan
 
-    zero = text.split()[-1:] == ["zero"]
-    return Plan(parse_plan(text.removesuffix("zero") if zero else text), "zero" if zero else "mrp")
+    plan, _, last = text.rpartition(" ")
+    return Plan(parse_plan(plan), last) if last in {"zero", "block"} else Plan(parse_plan(text))
 
 
 def _tasks(path: Path, count: int, seed: int) -> list[Task]:
@@ -109,6 +115,7 @@ def _row(score: Score) -> dict[str, Any]:
         "problems": count,
         "accuracy": score.accuracy,
         "tokens_per_forward": score.tokens_per_forward,
+        "tokens_per_published_forward": score.tokens_per_published_forward,
         "milliseconds_per_token": score.milliseconds_per_token,
         "tokens_per_cpu_second": score.tokens_per_cpu_second,
         "same_as_first_plan": score.same_as_first,

@@ -50,6 +50,16 @@ def test_zero_really_takes_mrp_out(engines):
     assert scores[0].completions[0].token_ids == scores[1].completions[0].token_ids
 
 
+def test_the_published_loops_take_a_forward_more_for_every_block_and_drafting_two(engines):
+    task = Task((3, 7, 9))
+    *_, scores = evaluate(engines, [task], [Plan(Static()), Plan(Speculative(4))], SamplingParams(), (13, 1))
+    for score, more in zip(scores, (1, 2), strict=True):
+        [completion] = score.completions
+        count = completion.stats.forwards
+        forwards = count.denoise + count.verify + more * len(completion.blocks)
+        assert score.tokens_per_published_forward == completion.stats.decoded_tokens / forwards
+
+
 def test_the_default_plans_put_zero_beside_every_mrp_row():
     plans = default_plans(with_mrp=True)
     assert isinstance(plans[0].params, Static)
