@@ -26,7 +26,7 @@ from training.optim import Clock
 from training.text import Windows, library_files
 from training.tokenizer import END, MASK, PAD, control, save_tokenizer, train_tokenizer
 
-BACKBONE_SHARE = 0.65
+MRP_SHARE = 0.35
 BACKBONE_BATCH, MRP_BATCH = 24, 16
 
 #: The demo's size.
@@ -35,11 +35,12 @@ HIDDEN = {"hidden_size": 128, "head_dim": 32, "intermediate_size": 384}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one run was asked for."""
+    """What one run was asked for. `minutes`: of both trainings; `mrp_share`: MRP's part of them."""
 
     out: Path
     minutes: float
     seed: int
+    mrp_share: float = MRP_SHARE
 
 
 def shape(tokenizer: Tokenizer, *, mrp: bool) -> dict[str, Any]:
@@ -94,7 +95,7 @@ def backbone_stage(plan: Plan, tokenizer: Tokenizer) -> Sdar:
     Its weights are rounded to half precision, so that MRP learns from exactly what will be served.
     """
     raw, folder = shape(tokenizer, mrp=False), plan.out / "backbone"
-    stage = Stage(folder, raw, plan.minutes * BACKBONE_SHARE)
+    stage = Stage(folder, raw, plan.minutes * (1 - plan.mrp_share))
     backbone = new_backbone(parse_config(raw))
     if stage.started:
         backbone.load_state_dict(load_checkpoint(folder).backbone.state_dict())
@@ -109,7 +110,7 @@ def backbone_stage(plan: Plan, tokenizer: Tokenizer) -> Sdar:
 def mrp_stage(plan: Plan, tokenizer: Tokenizer, backbone: Sdar) -> Mrp:
     """A trained MRP module for this backbone, from the stage's folder where it is finished already."""
     raw, folder = shape(tokenizer, mrp=True), plan.out / "mrp"
-    stage = Stage(folder, raw, plan.minutes * (1 - BACKBONE_SHARE))
+    stage = Stage(folder, raw, plan.minutes * plan.mrp_share)
     mrp = new_mrp(parse_config(raw), backbone)
     if stage.started and (earlier := load_checkpoint(folder).mrp):
         mrp.load_state_dict(earlier.state_dict())
@@ -152,12 +153,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints and the result")
     parser.add_argument("--minutes", type=float, default=58.0, help="training time of all stages together")
+    parser.add_argument(
+        "--mrp-share", type=float, default=MRP_SHARE, help="of the minutes; the backbone has the others"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     warnings.filterwarnings("ignore", message="Mismatch dtype")
     torch.set_num_threads(given.threads)
-    run(Plan(given.out, given.minutes, given.seed))
+    run(Plan(given.out, given.minutes, given.seed, given.mrp_share))
 
 
 if __name__ == "__main__":
