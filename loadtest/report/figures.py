@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from loadtest.report import style
 from loadtest.scenario import Slo
 from loadtest.summary import Point, saturation
+from service.quality.style import series
 
 USERS = "concurrent users (closed loop)"
 RATE = "requests a second that arrive (Poisson)"
@@ -31,7 +32,7 @@ def throughput(runs: Runs, slo: Slo, path: Path) -> None:
     """Tokens a second against users, the saturation point ringed; requests a second within the objective."""
     with style.picture(path, 2) as [tokens, good]:
         for number, (name, found) in enumerate(runs.items()):
-            look = style.series(number)
+            look = series(number)
             _line(tokens, found, _named("tokens_per_s"), {**look, "label": name})
             _line(good, found, _named("good_per_s"), look)
             if point := saturation(found):
@@ -56,7 +57,7 @@ def latency(runs: Runs, slo: Slo, path: Path) -> None:
     with style.picture(path, 2) as both:
         for axes, (title, measure, limit) in zip(both, panels, strict=True):
             for number, (name, found) in enumerate(runs.items()):
-                look = style.series(number)
+                look = series(number)
                 _line(axes, found, _named(f"{measure}_p95_ms"), {**look, "label": f"{name}"})
                 _line(axes, found, _named(f"{measure}_p50_ms"), {**look, "linestyle": ":", "alpha": 0.75})
             axes.axhline(limit, color=style.GREY, linestyle="--", linewidth=1)
@@ -73,7 +74,7 @@ def arrivals(runs: Runs, slo: Slo, path: Path) -> None:
         highest = max(_load(point) for found in runs.values() for point in found)
         served.plot([0, highest], [0, highest], color=style.GREY, linestyle="--", linewidth=1, label="all that arrive")
         for number, (name, found) in enumerate(runs.items()):
-            look = style.series(number)
+            look = series(number)
             _line(served, found, _named("good_per_s"), {**look, "label": f"{name}: in time"})
             _line(served, found, _named("requests_per_s"), {**look, "linestyle": ":", "label": f"{name}: answered"})
             _line(waited, found, _named("first_block_p95_ms"), {**look, "label": f"{name}: p95"})
@@ -98,7 +99,7 @@ def forwards(runs: Runs, path: Path) -> None:
     with style.picture(path, len(panels)) as every:
         for axes, (measure, title) in zip(every, panels.items(), strict=True):
             for number, (name, found) in enumerate(runs.items()):
-                _line(axes, found, _named(measure), {**style.series(number), "label": name})
+                _line(axes, found, _named(measure), {**series(number), "label": name})
             style.levels(axes, _levels(runs), USERS)
             axes.set_ylim(bottom=0)
             axes.set_ylabel("tokens")
@@ -112,8 +113,8 @@ def together(alone: Sequence[Point], mixed: Sequence[Point], path: Path) -> None
     with style.picture(path, 2) as both:
         for axes, (title, measure) in zip(both, panels, strict=True):
             for offset, colour, label, found in (
-                (-0.2, style.COLOURS[0], "alone", alone),
-                (0.2, style.COLOURS[1], "beside all others", mixed),
+                (-0.2, series(0)["color"], "alone", alone),
+                (0.2, series(1)["color"], "beside all others", mixed),
             ):
                 values = [_named(measure)(point) or 0.0 for point in found]
                 bars = axes.bar(
@@ -155,9 +156,9 @@ def capacity(tried: Sequence[Point], limits: tuple[float, float], rate: float, p
         for axes, (title, measure), limit in zip(both, panels, limits, strict=True):
             known = [(_load(point), value) for point in tried if (value := _named(measure)(point)) is not None]
             if known:
-                axes.scatter(*zip(*known, strict=True), color=style.COLOURS[0], label="probes")
+                axes.scatter(*zip(*known, strict=True), color=series(0)["color"], label="probes")
             axes.axhline(limit, color=style.GREY, linestyle="--", linewidth=1, label="objective")
-            axes.axvline(rate, color=style.COLOURS[1], linewidth=1.5, label=f"capacity: {rate:.3g} a second")
+            axes.axvline(rate, color=series(1)["color"], linewidth=1.5, label=f"capacity: {rate:.3g} a second")
             axes.set_xlim(left=0)
             style.milliseconds(axes, "milliseconds from arrival" if measure.startswith("first") else "milliseconds")
             axes.set_xlabel(RATE)
@@ -171,11 +172,11 @@ def soak(parts: Sequence[Point], seconds: float, memory: Course, path: Path) -> 
     with style.picture(path, 3) as [times, tokens, held]:
         lines = {"first_block_p50_ms": "first block", "gap_p50_ms": "between blocks", "total_p50_ms": "whole answer"}
         for number, (measure, label) in enumerate(lines.items()):
-            times.plot(minutes, [getattr(part, measure) for part in parts], label=label, **style.series(number))
-        tokens.plot(minutes, [part.tokens_per_s for part in parts], **style.series(0))
+            times.plot(minutes, [getattr(part, measure) for part in parts], label=label, **series(number))
+        tokens.plot(minutes, [part.tokens_per_s for part in parts], **series(0))
         for number, name in enumerate(sorted({name for mib in memory.mib for name in mib})):
             known = [(at / 60, mib[name]) for at, mib in zip(memory.at, memory.mib, strict=True) if name in mib]
-            held.plot(*zip(*known, strict=True), label=name.partition(" ")[0], color=style.COLOURS[number % 7])
+            held.plot(*zip(*known, strict=True), label=name.partition(" ")[0], color=series(number)["color"])
         for axes, title, unit in (
             (times, "Times, p50", "milliseconds"),
             (tokens, "Throughput", "tokens a second"),

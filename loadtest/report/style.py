@@ -1,4 +1,4 @@
-"""How every picture looks: Okabe and Ito's colours, which colour-blind readers tell apart, and own markers."""
+"""The report's pictures: axes that several of them share."""
 
 from __future__ import annotations
 
@@ -11,23 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+from service.quality.style import STYLE
+
 GREY = "#666666"
-_STYLE = {
-    "font.size": 11,
-    "axes.titlesize": 12,
-    "axes.titleweight": "bold",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#dddddd",
-    "grid.linewidth": 0.7,
-    "lines.linewidth": 1.8,
-    "lines.markersize": 6,
-    "legend.frameon": False,
-    "figure.facecolor": "white",
-}
+_STYLE = {**STYLE, "grid.color": "#dddddd", "figure.facecolor": "white"}
 
 
 @contextmanager
@@ -38,11 +25,6 @@ def picture(path: Path, panels: int = 1) -> Iterator[list[Axes]]:
         axes = figure.subplots(1, panels, squeeze=False)[0]
         yield list(axes)
         figure.savefig(path, dpi=110)
-
-
-def series(number: int) -> dict[str, str]:
-    """Colour and marker of the n-th series."""
-    return {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
 
 
 def levels(axes: Axes, values: Sequence[float], label: str) -> None:

@@ -18,12 +18,10 @@ from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter
 
 from service.quality.schema import QualityFile, Row
+from service.quality.style import STYLE, series
 
 #: what the files are called, with `-dark` for dark pages
 STEM = "frontier"
-#: Okabe and Ito's colours, which colour-blind readers tell apart and which show on white and on black
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 #: the share of accuracy that is shown below static's; what is worse would press all others together
 _SHOWN = 0.25
 #: nearer to static than this, points are too many for their knobs to be written beside them
@@ -57,16 +55,7 @@ def draw_frontier(file: QualityFile, folder: Path) -> list[Path]:
 
 def _style(page: _Page) -> dict[Any, Any]:
     return {
-        "font.size": 11,
-        "axes.titlesize": 12,
-        "axes.titleweight": "bold",
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "grid.linewidth": 0.7,
-        "lines.linewidth": 1.6,
-        "lines.markersize": 6,
-        "legend.frameon": False,
+        **STYLE,
         "svg.hashsalt": STEM,
         "grid.color": page.faint,
         "axes.edgecolor": page.ink,
@@ -100,9 +89,8 @@ def _figure(file: QualityFile, page: _Page) -> Figure:
 def _panel(axes: Axes, file: QualityFile, across: dict[str, float], page: _Page) -> None:
     static = file.rows[0].accuracy
     for number, (mode, rows) in enumerate(_by(file.rows, lambda row: row.plan.mode)):
-        look = {"color": _COLOURS[number % len(_COLOURS)], "marker": _MARKERS[number % len(_MARKERS)]}
         for kind, (_, curve) in enumerate(_by(rows, _kind)):
-            _curve(axes, curve, across, look | {"label": mode if not kind else "_"})
+            _curve(axes, curve, across, series(number) | {"label": mode if not kind else "_"})
     _mark_presets(axes, file, across, page)
     shown = [row for row in file.rows if row.accuracy >= static - _SHOWN]
     x = [across[row.plan.name] for row in shown]

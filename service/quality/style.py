@@ -1,0 +1,30 @@
+"""How every picture looks: Okabe and Ito's colours, which colour-blind readers tell apart, and own markers.
+
+They show on white and on black.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+#: matplotlib's settings that all pictures share
+STYLE: dict[Any, Any] = {
+    "font.size": 11,
+    "axes.titlesize": 12,
+    "axes.titleweight": "bold",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.linewidth": 0.7,
+    "lines.linewidth": 1.7,
+    "lines.markersize": 6,
+    "legend.frameon": False,
+}
+
+
+def series(number: int) -> dict[str, str]:
+    """Colour and marker of the n-th series."""
+    return {"color": _COLOURS[number % len(_COLOURS)], "marker": _MARKERS[number % len(_MARKERS)]}
