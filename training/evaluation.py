@@ -76,17 +76,18 @@ class Score:
 
 @torch.no_grad()
 def evaluate(
-    models: tuple[Sdar, Mrp], batches: Iterable[Batch], end_id: EndIds, drafts: int, rows: type[Rows] = Rows
+    models: tuple[Sdar, Mrp], batches: Iterable[Batch], end_id: EndIds, drafting: Drafting
 ) -> tuple[Score, Score]:
-    """Scores of MRP and of zero with so many drafts a round."""
+    """Scores of MRP and of zero with drafts made so."""
     backbone, mrp = models
+    drafts = drafting.drafts
     scores = Score(drafts), Score(drafts)
     for batch in batches:
         trajectory = roll_out(backbone, batch, end_id)
         both: tuple[Models, Models] = (models, (backbone, None))
         for score, given in zip(scores, both, strict=True):
-            met = drafts_met(given, trajectory, end_id, Drafting(drafts, rows=rows))
-            refined = rows(backbone, mrp, trajectory, 1) if given[1] else None
+            met = drafts_met(given, trajectory, end_id, drafting)
+            refined = drafting.rows(backbone, mrp, trajectory, 1) if given[1] else None
             score.add(_divergences(backbone, refined, trajectory, (end_id, drafts)), met, trajectory)
     return scores
 

@@ -1,6 +1,6 @@
-"""What docs/training.md measures beside `train-mrp`: the demo's tasks as a file, and MRP without its prefix.
+"""What docs/training.md measures beside `train-mrp`: the demo's tasks as a file, and MRP as the published loops use it.
 
-`python -m training.experiments tasks FILE --count N` and `… prefix CHECKPOINT FILE`.
+`python -m training.experiments tasks FILE --count N` and `… published CHECKPOINT FILE`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from training import tasks
 from training.chains import Rows
 from training.conversations import Codec, Limits, read_corpus
 from training.evaluation import evaluate
+from training.simulate import Drafting
 from training.stream import Shape, Stream
 from training.tokenizer import ASSISTANT, END, USER, control, encode_text
 
@@ -66,35 +67,45 @@ def write_tasks(file: Path, count: int) -> None:
             out.write(json.dumps({"messages": [{"role": role, "content": text} for role, text in turns]}) + "\n")
 
 
-def compare_prefix(name: str, file: Path, codec: Codec, batches: int) -> None:
-    """Prints held-out measures of MRP with its prefix context, without it, and of zero."""
+def compare_published(name: str, file: Path, codec: Codec, batches: int) -> None:
+    """Prints held-out measures of zero, and of MRP without and with what the published loops leave out.
+
+    They call it without its prefix context, and make the first draft of later rounds from logits that predate the
+    last pick.
+    """
     checkpoint = load_checkpoint(name)
     config = checkpoint.config
     if checkpoint.mrp is None:
         raise SystemExit(f"{name} has no MRP module")
     corpus = read_corpus(file, codec, config.eos_token_ids, Limits(config.block_size), heldout=0.05)
     stream = Stream(corpus.heldout, Shape(16, config.block_size, 0, config.mask_token_id), seed=0)
-    ends = torch.tensor(config.eos_token_ids)
-    for label, rows in (("with", Rows), ("without", WithoutPrefix)):
+    ends, models = torch.tensor(config.eos_token_ids), (checkpoint.backbone, checkpoint.mrp)
+    ways = {
+        "published": Drafting(_DRAFTS, stale_first=True, rows=WithoutPrefix),
+        "fresh first draft": Drafting(_DRAFTS, rows=WithoutPrefix),
+        "prefix": Drafting(_DRAFTS, stale_first=True),
+        "both": Drafting(_DRAFTS),
+    }
+    for label, drafting in ways.items():
         torch.manual_seed(0)
         given = map(stream.batch, range(min(batches, stream.batches_per_epoch)))
-        mrp, zero = evaluate((checkpoint.backbone, checkpoint.mrp), given, ends, _DRAFTS, rows)
-        print(label, json.dumps(mrp.numbers()))
+        mrp, zero = evaluate(models, given, ends, drafting)
+        print(label, json.dumps(mrp.numbers()), flush=True)
     print("zero", json.dumps(zero.numbers()))
 
 
 def main() -> None:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["tasks", "prefix"])
-    parser.add_argument("names", nargs="+", help="tasks: FILE; prefix: CHECKPOINT FILE")
+    parser.add_argument("what", choices=["tasks", "published"])
+    parser.add_argument("names", nargs="+", help="tasks: FILE; published: CHECKPOINT FILE")
     parser.add_argument("--count", type=int, default=8000, help="tasks to write")
     parser.add_argument("--batches", type=int, default=8, help="batches to judge")
     given = parser.parse_args()
     if given.what == "tasks":
         write_tasks(Path(given.names[0]), given.count)
     else:
-        compare_prefix(given.names[0], Path(given.names[1]), DemoCodec(given.names[0]), given.batches)
+        compare_published(given.names[0], Path(given.names[1]), DemoCodec(given.names[0]), given.batches)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from training.mrp import new_mrp
 from training.optim import Optimiser, Steps
 from training.plan import Plan, Source
 from training.publish import mrp_config, publish, stored_dtype
+from training.simulate import Drafting
 from training.state import RunFolder
 from training.stream import Shape, Stream
 from training.trainer import Report, Team, Trainer
@@ -110,7 +111,7 @@ class Session:
         count = min(self._plan.keeping.judged, stream.batches_per_epoch)
         torch.manual_seed(self._plan.budget.seed)
         models = (self._checkpoint.backbone, mrp)
-        scores = evaluate(models, map(stream.batch, range(count)), self._ends, self._plan.drafts)
+        scores = evaluate(models, map(stream.batch, range(count)), self._ends, Drafting(self._plan.drafts))
         report = {name: score.numbers() for name, score in zip(("mrp", "zero"), scores, strict=True)}
         (out / "heldout.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         return scores
