@@ -26,7 +26,7 @@ from training.optim import Clock
 from training.text import Windows, library_files
 from training.tokenizer import END, MASK, PAD, control, save_tokenizer, train_tokenizer
 
-MRP_SHARE = 0.35
+MRP_SHARE, MRP_LAYERS = 0.35, 3
 BACKBONE_BATCH, MRP_BATCH = 24, 16
 
 #: The demo's size.
@@ -41,9 +41,10 @@ class Plan:
     minutes: float
     seed: int
     mrp_share: float = MRP_SHARE
+    mrp_layers: int = MRP_LAYERS
 
 
-def shape(tokenizer: Tokenizer, *, mrp: bool) -> dict[str, Any]:
+def shape(tokenizer: Tokenizer, mrp_layers: int = 0) -> dict[str, Any]:
     """The demo's config.json."""
     end = control(tokenizer, END)
     return {
@@ -60,8 +61,8 @@ def shape(tokenizer: Tokenizer, *, mrp: bool) -> dict[str, Any]:
         "num_attention_heads": 4,
         "num_hidden_layers": 4,
         "num_key_value_heads": 2,
-        "num_mrp_heads": 1 if mrp else 0,
-        "num_nextn_predict_layers": 1 if mrp else 0,
+        "num_mrp_heads": min(1, mrp_layers),
+        "num_nextn_predict_layers": mrp_layers,
         "mrp_default_steps": 4,
         "rms_norm_eps": 1e-06,
         "rope_scaling": None,
@@ -94,7 +95,7 @@ def backbone_stage(plan: Plan, tokenizer: Tokenizer) -> Sdar:
 
     Its weights are rounded to half precision, so that MRP learns from exactly what will be served.
     """
-    raw, folder = shape(tokenizer, mrp=False), plan.out / "backbone"
+    raw, folder = shape(tokenizer), plan.out / "backbone"
     stage = Stage(folder, raw, plan.minutes * (1 - plan.mrp_share))
     backbone = new_backbone(parse_config(raw))
     if stage.started:
@@ -109,7 +110,7 @@ def backbone_stage(plan: Plan, tokenizer: Tokenizer) -> Sdar:
 
 def mrp_stage(plan: Plan, tokenizer: Tokenizer, backbone: Sdar) -> Mrp:
     """A trained MRP module for this backbone, from the stage's folder where it is finished already."""
-    raw, folder = shape(tokenizer, mrp=True), plan.out / "mrp"
+    raw, folder = shape(tokenizer, plan.mrp_layers), plan.out / "mrp"
     stage = Stage(folder, raw, plan.minutes * plan.mrp_share)
     mrp = new_mrp(parse_config(raw), backbone)
     if stage.started and (earlier := load_checkpoint(folder).mrp):
@@ -144,7 +145,7 @@ def run(plan: Plan) -> None:
     tokenizer = tokenizer_stage(plan)
     backbone = backbone_stage(plan, tokenizer)
     mrp = mrp_stage(plan, tokenizer, backbone)
-    export(plan.out / "demo", shape(tokenizer, mrp=True), (backbone, mrp), tokenizer)
+    export(plan.out / "demo", shape(tokenizer, plan.mrp_layers), (backbone, mrp), tokenizer)
     print(f"done: mrp-serve eval --model {plan.out / 'demo'}", flush=True)
 
 
@@ -156,12 +157,13 @@ def main() -> None:
     parser.add_argument(
         "--mrp-share", type=float, default=MRP_SHARE, help="of the minutes; the backbone has the others"
     )
+    parser.add_argument("--mrp-layers", type=int, default=MRP_LAYERS)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     warnings.filterwarnings("ignore", message="Mismatch dtype")
     torch.set_num_threads(given.threads)
-    run(Plan(given.out, given.minutes, given.seed, given.mrp_share))
+    run(Plan(given.out, given.minutes, given.seed, given.mrp_share, given.mrp_layers))
 
 
 if __name__ == "__main__":
