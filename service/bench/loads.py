@@ -1,15 +1,16 @@
 """Plans beside each other at several loads: what `mrp_steps: "auto"` gains on `static` and on drafts of a fixed size.
 
-Every plan has an engine of its own that is kept at a number of running requests; all know the same costs of forwards.
-Rounds are interleaved and ratios are of one round. The clock is the CPU time of this thread, which with one torch
-thread is the forwards' and the policies' own, whoever else wants the core; beside it the wall's. Knows no files and no
-command line.
+Every plan has an engine of its own, in which at most so many requests run at once; all know the same costs of
+forwards. A round decodes two for each place, so it ends with fewer. Rounds are interleaved and ratios are of one
+round. The clock is the CPU time of this thread, which with one torch thread is the forwards' and the policies' own,
+whoever else wants the core; beside it the wall's. Knows no files and no command line.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -82,13 +83,15 @@ def compare_at_loads(
     for concurrency in concurrencies:
         config = EngineConfig(max_running=concurrency, prefix_cache=False)
         rows = [PlanAtLoad(params, concurrency) for params in plans]
-        engines = [Engine(checkpoint, config, costs=costs) for _ in plans]
+        turns = deque((Engine(checkpoint, config, costs=costs), row) for row in rows)
         for number in range(rounds + 1):
             count = max(_FEWEST, _WAVES * concurrency)
             chosen = [prompts[(number * count + place) % len(prompts)] for place in range(count)]
-            samples = [_sample(engine, row.params, chosen) for engine, row in zip(engines, rows, strict=True)]
-            for row, sample in zip(rows, samples, strict=True) if number else ():
-                row.samples.append(sample)
+            for engine, row in turns:
+                row.samples.append(_sample(engine, row.params, chosen))
+            turns.rotate(1)  # nobody always follows the same one
+        for row in rows:
+            del row.samples[0]
         yield rows
 
 

@@ -32,7 +32,7 @@ def tokenizer():
 @pytest.fixture(scope="module")
 def raw(tokenizer):
     small = {"hidden_size": 32, "head_dim": 16, "intermediate_size": 64, "num_hidden_layers": 2}
-    return shape(tokenizer, mrp=True) | small | {"num_attention_heads": 2, "num_key_value_heads": 1}
+    return shape(tokenizer, 1) | small | {"num_attention_heads": 2, "num_key_value_heads": 1}
 
 
 @pytest.fixture(scope="module")
