@@ -21,7 +21,9 @@ from service.engine.runner import Runner
 from service.model import Checkpoint
 
 #: requests of a round for each that runs at once, and at least
-_WAVES, _FEWEST = 2, 6
+_WAVES, _FEWEST = 2, 48
+#: KV that each of them has room for: no more, or where its pages lie in a big memory decides which plan is faster
+_TOKENS = 512
 
 
 @dataclass(slots=True)
@@ -81,7 +83,7 @@ def compare_at_loads(
     runner = Runner(checkpoint, 2 * limits.max_rows)
     costs = measure(runner, limits.max_rows, checkpoint.mrp is not None)
     for concurrency in concurrencies:
-        config = EngineConfig(max_running=concurrency, prefix_cache=False)
+        config = EngineConfig(max_running=concurrency, kv_cache_tokens=concurrency * _TOKENS, prefix_cache=False)
         rows = [PlanAtLoad(params, concurrency) for params in plans]
         turns = deque((Engine(checkpoint, config, costs=costs), row) for row in rows)
         for number in range(rounds + 1):
