@@ -53,7 +53,7 @@ def warnings_of(rows: Sequence[Row], presets: Mapping[QualityName, Row], at: int
 
 
 def _accuracy_warnings(name: str, row: Row, margin: float) -> list[str]:
-    if row.lossless:
+    if row.lossless or row.difference_low >= -margin:
         return []
     width, plan = max(row.difference - row.difference_low, row.difference_high - row.difference), row.plan.name
     if width > margin:
@@ -61,10 +61,8 @@ def _accuracy_warnings(name: str, row: Row, margin: float) -> list[str]:
             f"{_points(row.difference)} points from static on {row.prompts} prompts, give or take {100 * width:.1f}"
         )
         return [f"{name}: {plan!r} is {so_far}, which is more than the margin of {100 * margin:g}: take more prompts"]
-    if row.difference_low < -margin:
-        worst = f"{_points(row.difference_low)} points from static, over the margin of {100 * margin:g}"
-        return [f"{name}: {plan!r} may be as far as {worst}"]
-    return []
+    worst = f"{_points(row.difference_low)} points from static, over the margin of {100 * margin:g}"
+    return [f"{name}: {plan!r} may be as far as {worst}"]
 
 
 def _points(share: float) -> str:

@@ -95,7 +95,7 @@ def _panel(axes: Axes, file: QualityFile, across: dict[str, float], page: _Page)
     shown = [row for row in file.rows if row.accuracy >= static - _SHOWN]
     x = [across[row.plan.name] for row in shown]
     axes.set_xlim(min(x) - 0.1 * (max(x) - min(x)) - 1e-3, max(x) + 0.13 * (max(x) - min(x)) + 1e-3)
-    axes.set_ylim(min(row.accuracy for row in shown) - 0.05, static + 0.05)
+    axes.set_ylim(min(row.accuracy for row in shown) - 0.05, max(row.accuracy for row in shown) + 0.05)
     axes.set_yticks([tick for tick in axes.get_yticks() if tick <= 1.0])
     _margin_lines(axes, file, page)
 
