@@ -1,16 +1,18 @@
 """Plans beside each other at several loads, on a tiny checkpoint."""
 
+from service.bench import loads
 from service.bench.loads import PlanAtLoad, Sample, compare_at_loads, plans_at_load
 from service.decode.params import Speculative, Static
 from tests.tiny import tiny_checkpoint
 
 
-def test_every_plan_has_the_same_requests_at_every_load():
+def test_every_plan_has_the_same_requests_at_every_load(monkeypatch):
+    monkeypatch.setattr(loads, "_FEWEST", 6)
     prompts = [(1, 2, 3), (4, 5), (6,) * 9]
     plans = [Static(), Speculative("auto"), Speculative(0, 2)]
-    loads = list(compare_at_loads(tiny_checkpoint(0), prompts, plans, (1, 3), rounds=2))
-    assert [[row.concurrency for row in rows] for rows in loads] == [[1, 1, 1], [3, 3, 3]]
-    for static, *others in loads:
+    found = list(compare_at_loads(tiny_checkpoint(0), prompts, plans, (1, 3), rounds=2))
+    assert [[row.concurrency for row in rows] for rows in found] == [[1, 1, 1], [3, 3, 3]]
+    for static, *others in found:
         assert len(static.samples) == 2
         assert static.times_faster(static) == (1.0, 1.0)
         for row in others:
