@@ -12,6 +12,7 @@ from typing import cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from service.errors import CheckpointError
 from service.model import Checkpoint, Mrp
 from service.model.layers import Rotation
 
@@ -30,9 +31,9 @@ class BlockOnly(nn.Module):
 
 
 def block_only(checkpoint: Checkpoint) -> Checkpoint:
-    """The same checkpoint, its MRP module without prefix context."""
+    """The same checkpoint, its MRP module without prefix context. Raises CheckpointError where there is none."""
     if checkpoint.mrp is None:
-        raise ValueError("the checkpoint has no MRP module")
+        raise CheckpointError("the checkpoint has no MRP module")
     return replace(checkpoint, mrp=cast(Mrp, BlockOnly(checkpoint.mrp)))
 
 

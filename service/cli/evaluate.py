@@ -53,13 +53,13 @@ def command(
 
     use_threads(threads)
     checkpoint = load(model, device, dtype, None)
-    has_mrp = checkpoint.mrp is not None
-    plans = [_plan(text) for text in plan] if plan else default_plans(has_mrp)
+    plans = [_plan(text) for text in plan] if plan else default_plans(checkpoint.mrp is not None)
     # Every plan decodes the same prompts and shall pay for them.
     limits = EngineConfig(prefix_cache=False, draft_candidates=draft_candidates)
-    engines = {"mrp": Engine(checkpoint, limits)}
-    if has_mrp:
+    engines, used = {"mrp": Engine(checkpoint, limits)}, {plan.engine for plan in plans}
+    if "zero" in used:
         engines["zero"] = Engine(load(model, device, dtype, None, zero_mrp=True), limits)
+    if "block" in used:
         engines["block"] = Engine(block_only(checkpoint), limits)
     tasks = _continuations(checkpoint.path, text) if text else _tasks(checkpoint.path, problems, seed)
     limits_of_all = (max_new_tokens, together)

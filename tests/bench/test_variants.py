@@ -8,6 +8,7 @@ import pytest
 from service.bench.variants import block_only
 from service.decode.params import Direct, Speculative, Static
 from service.engine import Engine, GenerationRequest
+from service.errors import CheckpointError
 from service.model import load_checkpoint
 
 FOLDER = Path(__file__).parents[1] / "golden" / "sdar-mrp-random-a"
@@ -42,5 +43,5 @@ def test_drafts_without_prefix_are_verified_all_the_same(checkpoint):
 
 
 def test_a_backbone_alone_has_nothing_to_blind(checkpoint):
-    with pytest.raises(ValueError, match="no MRP"):
+    with pytest.raises(CheckpointError, match="no MRP"):
         block_only(replace(checkpoint, mrp=None))
