@@ -1,7 +1,7 @@
-"""Dense masked attention for training: the `Attend` that the model's layers are handed.
+"""Attention for training: the `Attend` that the model's layers are handed.
 
-A row is a whole sequence here. Knows masks and, where asked to, keeps keys and values, so that states
-of later blocks can read a clean prefix computed once. Knows no model.
+A row is a clean sequence and copies of it with masks (layout.py). The clean part is read once; its keys and values
+serve every copy, and every application of MRP to them. Knows no model.
 """
 
 from __future__ import annotations
@@ -15,25 +15,47 @@ Prefix = dict[int, tuple[Tensor, Tensor]]
 
 
 class DenseAttention:
-    """Attention of `[B, T]` queries over a kept prefix and over themselves.
+    """Attention of `[B, T]` queries over themselves; `mask` `[T, T]`, True where a key may be read.
 
-    `mask` `[T, prefix + T]`, True where a key may be read. `prefix` is read before the row's own keys.
-    Each layer's own keys and values are kept in `kept`.
+    Each layer's keys and values are kept in `kept`.
     """
 
-    def __init__(self, mask: Tensor, prefix: Prefix | None = None) -> None:
-        self._mask, self._prefix = mask, prefix or {}
+    def __init__(self, mask: Tensor) -> None:
+        self._mask = mask
         self.kept: Prefix = {}
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q `[B, T, heads, D]`, k and v `[B, T, kv_heads, D]` -> `[B, T, heads * D]`."""
         k, q = k.to(v.dtype), q.to(v.dtype)
         self.kept[layer] = (k, v)
-        if layer in self._prefix:
-            earlier_k, earlier_v = self._prefix[layer]
-            k, v = torch.cat([earlier_k, k], 1), torch.cat([earlier_v, v], 1)
         attend = fused if q.is_cuda else written_out
         return attend(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), self._mask).transpose(1, 2).flatten(2)
+
+
+class BlockAttention:
+    """Attention of blocks beside each other, each over itself and over a part of a kept prefix.
+
+    `reads` `[T, prefix]`, True where a key of the prefix may be read; T is a multiple of `block`.
+    """
+
+    def __init__(self, reads: Tensor, block: int, prefix: Prefix) -> None:
+        self._reads, self._block, self._prefix = reads, block, prefix
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q `[B, T, heads, D]`, k and v `[B, T, kv_heads, D]` -> `[B, T, heads * D]`."""
+        earlier = [kept.to(v.dtype).transpose(1, 2) for kept in self._prefix[layer]]
+        own = [given.to(v.dtype).transpose(1, 2) for given in (k, v)]
+        q = q.to(v.dtype).transpose(1, 2)
+        if q.is_cuda:
+            keys, values = (torch.cat(both, 2) for both in zip(earlier, own, strict=True))
+            out = fused(q, keys, values, torch.cat([self._reads, self._within()], 1))
+        else:
+            out = blockwise(q, (earlier[0], earlier[1]), (own[0], own[1]), self._reads, self._block)
+        return out.transpose(1, 2).flatten(2)
+
+    def _within(self) -> Tensor:
+        number = torch.arange(len(self._reads)) // self._block
+        return number[:, None] == number[None]
 
 
 def written_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
@@ -41,13 +63,37 @@ def written_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 
     On a CPU the fused kernel's backward pass is three times slower at the demo's lengths.
     """
-    groups = q.shape[1] // k.shape[1]
-    keys, values = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+    keys, values = (_for_all_heads(x, q) for x in (k, v))
     scores = q @ keys.transpose(2, 3) * q.shape[-1] ** -0.5
     weights = scores.masked_fill(~mask, -torch.inf).softmax(-1).to(v.dtype)
     return torch.matmul(weights, values)
 
 
+def blockwise(
+    q: Tensor, earlier: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor], reads: Tensor, block: int
+) -> Tensor:
+    """As `written_out` over `earlier` and `own` keys and values, without the scores between different blocks.
+
+    q `[B, heads, T, D]`; earlier `[B, kv_heads, S, D]`, reads `[T, S]`; own `[B, kv_heads, T, D]`. With five copies of
+    some 64 tokens in a row these scores are three quarters of all: three to five times faster on a CPU.
+    """
+    length, blocks = earlier[0].shape[2], (-1, block)
+    clean_keys, clean_values, keys, values = (_for_all_heads(x, q) for x in (*earlier, *own))
+    scaled = q * q.shape[-1] ** -0.5
+    with torch.autocast(q.device.type, enabled=False):
+        unread = torch.zeros(reads.shape, dtype=q.dtype).masked_fill(~reads, -torch.inf)
+        to_clean = scaled @ clean_keys.transpose(2, 3) + unread
+        to_own = scaled.unflatten(2, blocks) @ keys.unflatten(2, blocks).transpose(3, 4)
+        weights = torch.cat([to_clean, to_own.flatten(2, 3)], -1).softmax(-1)
+        clean, within = weights.split([length, block], -1)
+        seen: Tensor = clean @ clean_values
+        return seen + (within.unflatten(2, blocks) @ values.unflatten(2, blocks)).flatten(2, 3)
+
+
 def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """As `written_out`, without the scores in memory."""
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+
+
+def _for_all_heads(x: Tensor, q: Tensor) -> Tensor:
+    return x.repeat_interleave(q.shape[1] // x.shape[1], 1)

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from service.model import ModelConfig, Sdar
-from training.attention import DenseAttention
+from training.attention import BlockAttention, DenseAttention
 from training.data import Batch, Batches
 from training.optim import Clock, Optimiser
 
@@ -54,9 +54,11 @@ def backbone_loss(backbone: Sdar, batch: Batch) -> Tensor:
     """Cross-entropy at masked positions, weighted by 1 / noise rate, plus the tail's uniform target."""
     layout = batch.layout
     where, rate = complementary_masks(batch)
-    tokens = torch.cat([batch.clean, batch.masked(where[0]), batch.masked(where[1])], 1)
-    hidden = backbone(tokens, layout.positions(2), DenseAttention(layout.mask(2)))
-    noisy = hidden[:, layout.clean :].unflatten(1, (2, layout.noisy)).transpose(0, 1)
+    clean = DenseAttention(layout.clean_mask)
+    backbone(batch.clean, layout.clean_positions, clean)
+    tokens = torch.cat([batch.masked(where[0]), batch.masked(where[1])], 1)
+    attend = BlockAttention(layout.reads(2), layout.block, clean.kept)
+    noisy = backbone(tokens, layout.positions(2), attend).unflatten(1, (2, layout.noisy)).transpose(0, 1)
     targets = batch.truth.expand(2, -1, -1)[where]
     each = F.cross_entropy(backbone.logits(noisy[where]).float(), targets, reduction="none")
     weight = 1 / rate[where].clamp(min=_LEAST_NOISE)

@@ -10,27 +10,30 @@ import torch
 from torch import Tensor
 
 from service.model import Mrp, Sdar
-from training.attention import DenseAttention
+from training.attention import BlockAttention, DenseAttention
+from training.layout import Layout
 from training.losses import Weights, divergence, exact_logits, order_divergence
 from training.rollout import EndIds, Step, Trajectory, masked_positions
 
 
 class Rows:
-    """MRP over `[clean | states]`: several states of the same trajectory beside each other."""
+    """MRP over several states of the same trajectory beside each other; the clean part is read once."""
 
     def __init__(self, backbone: Sdar, mrp: Mrp, trajectory: Trajectory, copies: int) -> None:
-        self._backbone, self._mrp, self._trajectory = backbone, mrp, trajectory
-        layout = trajectory.batch.layout
+        self._backbone, self._mrp, layout = backbone, mrp, trajectory.batch.layout
+        clean, embedded = DenseAttention(layout.clean_mask), backbone.embed_tokens(trajectory.batch.clean)
+        mrp(embedded, trajectory.clean_hidden, backbone.rotary(layout.clean_positions), clean)
         self._rotation = backbone.rotary(layout.positions(copies))
-        self._mask, self._clean = layout.mask(copies), layout.clean
+        self._attend = BlockAttention(self.reads(layout, copies), layout.block, clean.kept)
+
+    def reads(self, layout: Layout, copies: int) -> Tensor:
+        """What of the clean part the states may read, `[copies * N, clean]`."""
+        return layout.reads(copies)
 
     def refine(self, tokens: Tensor, anchor: Tensor) -> Tensor:
         """tokens `[B, copies * N]`, anchor `[B, copies * N, H]` -> the next anchor, same shape."""
-        batch = self._trajectory.batch
-        embedded = self._backbone.embed_tokens(torch.cat([batch.clean, tokens], 1))
-        anchors = torch.cat([self._trajectory.clean_hidden.to(anchor.dtype), anchor], 1)
-        out: Tensor = self._mrp(embedded, anchors, self._rotation, DenseAttention(self._mask))
-        return out[:, self._clean :]
+        out: Tensor = self._mrp(self._backbone.embed_tokens(tokens), anchor, self._rotation, self._attend)
+        return out
 
 
 def chain_loss(rows: Rows, backbone: Sdar, chains: list[list[Step]], where: list[Tensor], weights: Weights) -> Tensor:

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from service.model import load_checkpoint
 from training import tasks
 from training.chains import Rows
 from training.conversations import Codec, Limits, read_corpus
 from training.evaluation import evaluate
+from training.layout import Layout
 from training.simulate import Drafting
 from training.stream import Shape, Stream
 from training.tokenizer import ASSISTANT, END, USER, control, encode_text
@@ -29,10 +31,9 @@ _DRAFTS = 4
 class WithoutPrefix(Rows):
     """MRP whose layers see the block alone, as the published speculative and remask loops have it."""
 
-    def __init__(self, *arguments: object) -> None:
-        super().__init__(*arguments)  # type: ignore[arg-type]
-        self._mask = self._mask.clone()
-        self._mask[self._clean :, : self._clean] = False
+    def reads(self, layout: Layout, copies: int) -> Tensor:
+        """Nothing."""
+        return torch.zeros_like(layout.reads(copies))
 
 
 class DemoCodec:

@@ -1,9 +1,8 @@
 """Where tokens sit in a training row, and what may attend to what.
 
-A row is `[clean | noisy copy 0 | noisy copy 1 | …]`. `clean` is the sequence without its last block,
-which nothing reads; each copy holds the sequence from token `first` on, with masks in it. A copy's
-block reads the clean blocks before it and itself, which is what a denoising step sees. Knows no model
-and no data.
+A row is `clean` and some copies. `clean` is the sequence without its last block, which nothing reads; each
+copy holds the sequence from token `first` on, with masks in it. A copy's block reads the clean blocks before
+it and itself, which is what a denoising step sees. Knows no model and no data.
 """
 
 from __future__ import annotations
@@ -37,18 +36,21 @@ class Layout:
         """Blocks in one copy."""
         return self.noisy // self.block
 
-    def positions(self, copies: int, *, clean: bool = True) -> Tensor:
-        """Absolute positions of a row `[1, T]`."""
-        parts = [torch.arange(self.clean)] if clean else []
-        return torch.cat([*parts, *[torch.arange(self.first, self.length)] * copies])[None]
+    @property
+    def clean_positions(self) -> Tensor:
+        """Absolute positions of the clean part, `[1, clean]`."""
+        return torch.arange(self.clean)[None]
 
-    def mask(self, copies: int) -> Tensor:
-        """Who may read whom in a row, `[T, T]`, True where allowed."""
-        block = self.positions(copies)[0] // self.block
-        owner = torch.cat([torch.full((self.clean,), -1), torch.arange(copies).repeat_interleave(self.noisy)])
-        clean = owner == -1
-        reads_clean = clean[None] & torch.where(
-            clean[:, None], block[None] <= block[:, None], block[None] < block[:, None]
-        )
-        own_block = (owner[:, None] == owner[None]) & ~clean[:, None] & (block[:, None] == block[None])
-        return reads_clean | own_block
+    def positions(self, copies: int) -> Tensor:
+        """Absolute positions of some copies beside each other, `[1, copies * N]`."""
+        return torch.arange(self.first, self.length).repeat(copies)[None]
+
+    @property
+    def clean_mask(self) -> Tensor:
+        """Who may read whom in the clean part, `[clean, clean]`, True where allowed: earlier blocks and the own one."""
+        block = self.clean_positions[0] // self.block
+        return block[None] <= block[:, None]
+
+    def reads(self, copies: int) -> Tensor:
+        """What of the clean part the copies may read, `[copies * N, clean]`: the blocks before the own one."""
+        return self.clean_positions // self.block < self.positions(copies)[0][:, None] // self.block

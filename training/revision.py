@@ -45,11 +45,12 @@ def reveal_in_parallel(backbone: Sdar, step: Step, masked: Tensor, trajectory: T
     sure, token = chances.max(-1)
     per_block = (len(sure), batch.layout.blocks)
     threshold = _LOWEST_THRESHOLD + _THRESHOLD_SPAN * torch.rand(per_block)
-    drawn = torch.multinomial(chances.flatten(0, 1), 1).view_as(token)
     sampled = (torch.rand(per_block) < _SAMPLED_SHARE).repeat_interleave(block, 1)
     surest = torch.zeros_like(masked).scatter(1, step.place, value=True)
     revealed = masked & ((sure > threshold.repeat_interleave(block, 1)) | surest)
-    return torch.where(revealed, torch.where(sampled, drawn, token), step.tokens), revealed
+    if (drawn := revealed & sampled).any():
+        token[drawn] = torch.multinomial(chances[drawn], 1)[:, 0]
+    return torch.where(revealed, token, step.tokens), revealed
 
 
 def choose_doubted(revealed: Tensor, block: int) -> Tensor:

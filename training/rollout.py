@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from service.model import Sdar
-from training.attention import DenseAttention, Prefix
+from training.attention import BlockAttention, DenseAttention, Prefix
 from training.data import Batch
 
 #: One end token, or several as `[n]`.
@@ -52,13 +52,14 @@ def pick(logits: Tensor, masked: Tensor, block: int, sampled: Tensor | None = No
     tokens instead of taking the likeliest.
     """
     chances = logits.softmax(-1)
-    sure, token = chances.max(-1)
-    if sampled is not None:
-        drawn = torch.multinomial(chances.flatten(0, 1), 1).view_as(token)
-        token = torch.where(sampled[:, None], drawn, token)
+    sure, likeliest = chances.max(-1)
     inner = sure.masked_fill(~masked, -1).unflatten(1, (-1, block)).argmax(-1)
     place = inner + torch.arange(inner.shape[1]) * block
-    return place, token.gather(1, place)
+    token = likeliest.gather(1, place)
+    if sampled is not None:
+        there = chances.take_along_dim(place[..., None], 1).flatten(0, 1)
+        token = torch.where(sampled[:, None], torch.multinomial(there, 1).view_as(token), token)
+    return place, token
 
 
 def masked_positions(tokens: Tensor, batch: Batch, end_id: EndIds) -> Tensor:
@@ -83,8 +84,8 @@ def backbone_logits(backbone: Sdar, hidden: Tensor, mask_id: int) -> Tensor:
 def open_batch(backbone: Sdar, batch: Batch) -> Trajectory:
     """A trajectory without steps: the clean prefix, read once."""
     layout = batch.layout
-    clean = DenseAttention(layout.mask(1)[: layout.clean, : layout.clean])
-    clean_hidden = backbone(batch.clean, layout.positions(1)[:, : layout.clean], clean)
+    clean = DenseAttention(layout.clean_mask)
+    clean_hidden = backbone(batch.clean, layout.clean_positions, clean)
     return Trajectory(batch, clean_hidden, clean.kept, ())
 
 
@@ -111,6 +112,6 @@ def roll_out(backbone: Sdar, batch: Batch, end_id: EndIds, sampled_share: float 
 def look(backbone: Sdar, trajectory: Trajectory, tokens: Tensor, copies: int = 1) -> Tensor:
     """The backbone's hidden states of tokens in the trajectory's blocks, `[B, copies * N]` -> `[B, copies * N, H]`."""
     layout = trajectory.batch.layout
-    attend = DenseAttention(layout.mask(copies)[layout.clean :], trajectory.prefix)
-    hidden: Tensor = backbone(tokens, layout.positions(copies)[:, layout.clean :], attend)
+    attend = BlockAttention(layout.reads(copies), layout.block, trajectory.prefix)
+    hidden: Tensor = backbone(tokens, layout.positions(copies), attend)
     return hidden

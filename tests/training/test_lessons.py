@@ -1,13 +1,15 @@
-"""Noise and trajectories as lessons; fused attention; end tokens of earlier turns."""
+"""Noise and trajectories as lessons; attention by blocks; end tokens of earlier turns."""
 
 from itertools import pairwise
 
+import pytest
 import torch
 
 from service.model import load_checkpoint, parse_config
 from tests.training.test_session import GOLDEN
-from training.attention import fused, written_out
+from training.attention import BlockAttention, DenseAttention, blockwise, fused, written_out
 from training.conversations import Example
+from training.layout import Layout
 from training.lessons import Objective, Phase, Teacher, phases_up_to
 from training.losses import Weights
 from training.mrp import new_mrp
@@ -114,3 +116,39 @@ def test_fused_attention_is_the_written_out_one():
     mask = torch.rand(6, 9) < 0.7
     mask[:, 0] = True
     assert torch.allclose(fused(q, k, v, mask), written_out(q, k, v, mask), atol=1e-5)
+
+
+@pytest.mark.parametrize("prefix", [0, 6])
+def test_attention_by_blocks_is_the_written_out_one(prefix):
+    torch.manual_seed(2)
+    block, blocks, width = 3, 4, 8
+    q, (k, v) = torch.randn(2, 4, blocks * block, width), torch.randn(2, 2, 2, prefix + blocks * block, width)
+    reads = torch.rand(blocks * block, prefix) < 0.5
+    whole = torch.cat([reads, torch.block_diag(*[torch.ones(block, block)] * blocks).bool()], 1)
+    earlier, own = (k[:, :, :prefix], v[:, :, :prefix]), (k[:, :, prefix:], v[:, :, prefix:])
+    assert torch.allclose(blockwise(q, earlier, own, reads, block), written_out(q, k, v, whole), atol=1e-5)
+
+
+def test_blocks_see_what_is_before_them_and_themselves():
+    """The CPU's attention and the GPU's: one token changed reaches the copies that may read it."""
+    checkpoint, _ = setting()
+    layout = Layout(length=12, first=4, block=4)
+    torch.manual_seed(4)
+    clean, copies = torch.randint(0, 90, (1, layout.clean)), torch.randint(0, 90, (1, 2 * layout.noisy))
+
+    def look(clean: torch.Tensor, copies: torch.Tensor) -> torch.Tensor:
+        before = DenseAttention(layout.clean_mask)
+        checkpoint.backbone(clean, layout.clean_positions, before)
+        attend = BlockAttention(layout.reads(2), layout.block, before.kept)
+        return checkpoint.backbone(copies, layout.positions(2), attend).unflatten(1, (4, 4))
+
+    def changed(tokens: torch.Tensor, place: int) -> torch.Tensor:
+        return tokens.index_fill(1, torch.tensor([place]), 91)
+
+    with torch.no_grad():
+        same = look(clean, copies)
+        reached = [
+            (look(*given) != same).flatten(2).any(-1)[0].tolist()
+            for given in ((changed(clean, 1), copies), (changed(clean, 6), copies), (clean, changed(copies, 5)))
+        ]
+    assert reached == [[True] * 4, [False, True, False, True], [False, True, False, False]]
