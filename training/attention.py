@@ -86,8 +86,9 @@ def blockwise(
         to_own = scaled.unflatten(2, blocks) @ keys.unflatten(2, blocks).transpose(3, 4)
         weights = torch.cat([to_clean, to_own.flatten(2, 3)], -1).softmax(-1)
         clean, within = weights.split([length, block], -1)
-        seen: Tensor = clean @ clean_values
-        return seen + (within.unflatten(2, blocks) @ values.unflatten(2, blocks)).flatten(2, 3)
+        own_seen = (within.unflatten(2, blocks) @ values.unflatten(2, blocks)).flatten(2, 3)
+        seen: Tensor = clean @ clean_values + own_seen
+        return seen
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
