@@ -6,6 +6,8 @@ serve every copy, and every application of MRP to them. Knows no model.
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -48,14 +50,20 @@ class BlockAttention:
         q = q.to(v.dtype).transpose(1, 2)
         if q.is_cuda:
             keys, values = (torch.cat(both, 2) for both in zip(earlier, own, strict=True))
-            out = fused(q, keys, values, torch.cat([self._reads, self._within()], 1))
+            out = fused(q, keys, values, self._mask)
         else:
             out = blockwise(q, (earlier[0], earlier[1]), (own[0], own[1]), self._reads, self._block)
         return out.transpose(1, 2).flatten(2)
 
-    def _within(self) -> Tensor:
-        number = torch.arange(len(self._reads)) // self._block
-        return number[:, None] == number[None]
+    @cached_property
+    def _mask(self) -> Tensor:
+        return with_own_blocks(self._reads, self._block)
+
+
+def with_own_blocks(reads: Tensor, block: int) -> Tensor:
+    """reads `[T, S]` of what is before -> `[T, S + T]`: that, and every block itself."""
+    number = torch.arange(len(reads)) // block
+    return torch.cat([reads, number[:, None] == number[None]], 1)
 
 
 def written_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:

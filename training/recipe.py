@@ -26,7 +26,7 @@ from training.optim import Clock
 from training.text import Windows, library_files
 from training.tokenizer import END, MASK, PAD, control, save_tokenizer, train_tokenizer
 
-MRP_SHARE, MRP_LAYERS = 0.35, 1
+MRP_SHARE, MRP_LAYERS = 0.35, 3
 BACKBONE_BATCH, MRP_BATCH = 24, 16
 
 #: The demo's size.

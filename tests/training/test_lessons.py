@@ -7,7 +7,7 @@ import torch
 
 from service.model import load_checkpoint, parse_config
 from tests.training.test_session import GOLDEN
-from training.attention import BlockAttention, DenseAttention, blockwise, fused, written_out
+from training.attention import BlockAttention, DenseAttention, blockwise, fused, with_own_blocks, written_out
 from training.conversations import Example
 from training.layout import Layout
 from training.lessons import Objective, Phase, Teacher, phases_up_to
@@ -119,18 +119,21 @@ def test_fused_attention_is_the_written_out_one():
 
 
 @pytest.mark.parametrize("prefix", [0, 6])
-def test_attention_by_blocks_is_the_written_out_one(prefix):
+def test_attention_by_blocks_is_the_fused_and_the_written_out_one(prefix):
     torch.manual_seed(2)
     block, blocks, width = 3, 4, 8
     q, (k, v) = torch.randn(2, 4, blocks * block, width), torch.randn(2, 2, 2, prefix + blocks * block, width)
     reads = torch.rand(blocks * block, prefix) < 0.5
-    whole = torch.cat([reads, torch.block_diag(*[torch.ones(block, block)] * blocks).bool()], 1)
+    mask = with_own_blocks(reads, block)
+    assert torch.equal(mask, torch.cat([reads, torch.block_diag(*[torch.ones(block, block)] * blocks).bool()], 1))
     earlier, own = (k[:, :, :prefix], v[:, :, :prefix]), (k[:, :, prefix:], v[:, :, prefix:])
-    assert torch.allclose(blockwise(q, earlier, own, reads, block), written_out(q, k, v, whole), atol=1e-5)
+    by_blocks = blockwise(q, earlier, own, reads, block)
+    assert torch.allclose(by_blocks, written_out(q, k, v, mask), atol=1e-5)
+    assert torch.allclose(by_blocks, fused(q, k, v, mask), atol=1e-5)
 
 
 def test_blocks_see_what_is_before_them_and_themselves():
-    """The CPU's attention and the GPU's: one token changed reaches the copies that may read it."""
+    """A changed token reaches the blocks that may read it, and no others."""
     checkpoint, _ = setting()
     layout = Layout(length=12, first=4, block=4)
     torch.manual_seed(4)
