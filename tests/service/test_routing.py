@@ -46,8 +46,8 @@ def client(pair):
 
 
 def test_the_turns_of_a_session_find_the_last_ones_pages(client):
-    """Through whichever of two ingresses. A new session that finds its home busy goes by load, and is known to one only:
-    so there is a pause, in which the last answer's replica is seen to be free."""
+    """Through whichever of two ingresses. A new session that finds its home busy goes by load, and only one of them
+    knows where: so there is a pause, in which the last answer's replica is seen to be free."""
     rng, before, hits = random.Random(5), routed(client), 0
     prompts = [rng.choices(range(500), k=80) for _ in range(SESSIONS)]
     for _ in range(TURNS):
