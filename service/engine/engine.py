@@ -2,7 +2,7 @@
 
 Synchronous and single-threaded; `worker.py` puts it on a thread for asyncio. As a library:
 
-    engine = Engine(load_checkpoint("service/demo/checkpoint"))
+    engine = Engine(load_checkpoint("service/demo"))
     [completion] = engine.generate([GenerationRequest("1", prompt_token_ids, Speculative(4))])
 """
 

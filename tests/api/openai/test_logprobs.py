@@ -71,7 +71,7 @@ async def test_speculative_has_those_of_static(http: httpx.AsyncClient) -> None:
 
 
 async def test_of_a_chat_whole_and_streamed(http: httpx.AsyncClient) -> None:
-    body = chat(logprobs=True, top_logprobs=1, max_tokens=20, stop="w99")
+    body = chat(mode="static", logprobs=True, top_logprobs=1, max_tokens=20, stop="w99")
     (choice,) = (await ask(http, CHAT, body))["choices"]
     content = choice["logprobs"]["content"]
     assert "".join(record["token"] for record in content) == choice["message"]["content"]
