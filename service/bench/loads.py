@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from service.decode.params import ModeParams, Speculative, Static
-from service.engine import Engine, EngineConfig, GenerationRequest
+from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
 from service.engine.costs import measure
 from service.engine.runner import Runner
 from service.model import Checkpoint
@@ -24,6 +24,23 @@ from service.model import Checkpoint
 _WAVES, _FEWEST = 2, 48
 #: KV that each of them has room for: no more, or where its pages lie in a big memory decides which plan is faster
 _TOKENS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is asked: prompts, each at the temperature."""
+
+    prompts: Sequence[tuple[int, ...]]
+    temperature: float = 0.0
+
+    def requests(self, params: ModeParams, places: range, stops: frozenset[int]) -> list[GenerationRequest]:
+        """Those at the places, the first prompt again behind the last. A place's seed is the same for every plan."""
+        prompts = [self.prompts[place % len(self.prompts)] for place in places]
+        sampling = [SamplingParams(self.temperature, seed=place) for place in places]
+        return [
+            GenerationRequest(f"{place}", prompt, params, drawn, max_new_tokens=96, stop_token_ids=stops)
+            for place, prompt, drawn in zip(places, prompts, sampling, strict=True)
+        ]
 
 
 @dataclass(slots=True)
@@ -73,7 +90,7 @@ def plans_at_load(has_mrp: bool) -> list[ModeParams]:
 
 def compare_at_loads(
     checkpoint: Checkpoint,
-    prompts: Sequence[tuple[int, ...]],
+    workload: Workload,
     plans: Sequence[ModeParams],
     concurrencies: Sequence[int],
     rounds: int,
@@ -82,27 +99,23 @@ def compare_at_loads(
     limits = EngineConfig()
     runner = Runner(checkpoint, 2 * limits.max_rows)
     costs = measure(runner, limits.max_rows, checkpoint.mrp is not None)
+    stops = frozenset(checkpoint.config.eos_token_ids)
     for concurrency in concurrencies:
         config = EngineConfig(max_running=concurrency, kv_cache_tokens=concurrency * _TOKENS, prefix_cache=False)
         rows = [PlanAtLoad(params, concurrency) for params in plans]
         turns = deque((Engine(checkpoint, config, costs=costs), row) for row in rows)
         for number in range(rounds + 1):
             count = max(_FEWEST, _WAVES * concurrency)
-            chosen = [prompts[(number * count + place) % len(prompts)] for place in range(count)]
+            places = range(number * count, (number + 1) * count)
             for engine, row in turns:
-                row.samples.append(_sample(engine, row.params, chosen))
+                row.samples.append(_sample(engine, workload.requests(row.params, places, stops)))
             turns.rotate(1)  # nobody always follows the same one
         for row in rows:
             del row.samples[0]
         yield rows
 
 
-def _sample(engine: Engine, params: ModeParams, prompts: Sequence[tuple[int, ...]]) -> Sample:
-    stops = frozenset(engine.model.eos_token_ids)
-    requests = [
-        GenerationRequest(str(number), prompt, params, max_new_tokens=96, stop_token_ids=stops)
-        for number, prompt in enumerate(prompts)
-    ]
+def _sample(engine: Engine, requests: Sequence[GenerationRequest]) -> Sample:
     cpu, wall = time.thread_time(), time.perf_counter()
     stats = [completion.stats for completion in engine.generate(requests)]
     cpu, wall = time.thread_time() - cpu, time.perf_counter() - wall

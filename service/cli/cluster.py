@@ -118,8 +118,10 @@ def stop() -> None:
 async def _answered(timeout_s: float) -> bool:
     """Waits until no ingress has a request in hand; False if that took longer."""
     try:
-        async with asyncio.timeout(timeout_s):
+        async with asyncio.timeout(timeout_s) as limit:
             while await _busy():
+                if limit.expired():  # and not noticed: Python 3.11's `wait_for` drops what comes along with its result
+                    return False
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:
         return False

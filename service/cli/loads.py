@@ -24,6 +24,7 @@ def command(
     plan: Annotated[
         list[str] | None, typer.Option(help="Beside static, such as 'speculative mrp_steps=auto'; may be given again.")
     ] = None,
+    temperature: Annotated[float, typer.Option(min=0)] = 0.0,
     problems: Annotated[int, typer.Option(min=1, help="Held-out problems that rounds draw from.")] = 256,
     device: Device = "auto",
     dtype: Dtype = "auto",
@@ -32,7 +33,7 @@ def command(
 ) -> None:
     """Speculative decoding with automatic and with fixed drafts beside static, on the held-out problems."""
     from service.api.text import TextCodec
-    from service.bench.loads import compare_at_loads, plans_at_load
+    from service.bench.loads import Workload, compare_at_loads, plans_at_load
     from service.decode.params import Static
     from service.demo import heldout_problems
 
@@ -40,12 +41,12 @@ def command(
     checkpoint = load(model, device, dtype, None)
     codec = TextCodec.load(checkpoint.path)
     chats = [[{"role": "user", "content": problem.prompt}] for problem in heldout_problems(problems, seed=1)]
-    prompts = [tuple(codec.encode_chat(chat)) for chat in chats]
+    workload = Workload([tuple(codec.encode_chat(chat)) for chat in chats], temperature)
     chosen = [Static(), *(parse_plan(text) for text in plan)] if plan else None
     plans, rows = chosen or plans_at_load(checkpoint.mrp is not None), list[dict[str, Any]]()
     with Console(stderr=True).status("decoding …"):
-        for at_load in compare_at_loads(checkpoint, prompts, plans, concurrency, rounds):
-            rows += [_row(plan, at_load[0]) for plan in at_load]
+        for at_load in compare_at_loads(checkpoint, workload, plans, concurrency, rounds):
+            rows += [{"temperature": temperature, **_row(plan, at_load[0])} for plan in at_load]
             if output:
                 output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     Console(width=110).print(_table(rows))
@@ -78,6 +79,6 @@ def _table(rows: list[dict[str, Any]]) -> Table:
         pad_edge=False,
     )
     for row in rows:
-        numbers = [f"{row[name]:.2f}" for name in list(row)[2:6]]
+        numbers = [f"{row[name]:.2f}" for name in list(row)[3:7]]
         table.add_row(str(row["concurrency"]), row["plan"], *numbers)
     return table

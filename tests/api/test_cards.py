@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -167,6 +168,22 @@ class TestNeverAwake:
         hall = Hall(ASLEEP, request_timeout_s=0.05)
         async with hall.http:
             assert "no replica started within 0.05 s" in problem(await hall.asking(), 503)["message"]
+
+    async def test_nor_if_a_look_takes_no_notice(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of the time's end, as when it comes along with an answer (`asyncio.wait_for` in Python 3.11)."""
+        hall, first = Hall(ASLEEP, request_timeout_s=0.05), iter([10])
+
+        async def look() -> ModelCard:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(next(first, 0))
+            raise ASLEEP
+
+        async with hall.http:
+            hall.backend.card = look  # type: ignore[method-assign]
+            monkeypatch.setattr(cards, "LOOK_S", 0.01)
+            task = asyncio.ensure_future(hall.ingress._cards._first())
+            with pytest.raises(NotReady, match="no replica started within"):
+                await asyncio.wait_for(task, 5)
 
     async def test_what_goes_wrong_is_told(self) -> None:
         hall = Hall(ASLEEP)

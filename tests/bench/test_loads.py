@@ -1,23 +1,26 @@
 """Plans beside each other at several loads, on a tiny checkpoint."""
 
+import pytest
+
 from service.bench import loads
-from service.bench.loads import PlanAtLoad, Sample, compare_at_loads, plans_at_load
+from service.bench.loads import PlanAtLoad, Sample, Workload, compare_at_loads, plans_at_load
 from service.decode.params import Speculative, Static
 from tests.tiny import tiny_checkpoint
 
 
-def test_every_plan_has_the_same_requests_at_every_load(monkeypatch):
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_every_plan_has_the_same_requests_at_every_load(monkeypatch, temperature):
     monkeypatch.setattr(loads, "_FEWEST", 6)
     prompts = [(1, 2, 3), (4, 5), (6,) * 9]
     plans = [Static(), Speculative("auto"), Speculative(0, 2)]
-    found = list(compare_at_loads(tiny_checkpoint(0), prompts, plans, (1, 3), rounds=2))
+    found = list(compare_at_loads(tiny_checkpoint(0), Workload(prompts, temperature), plans, (1, 3), rounds=1))
     assert [[row.concurrency for row in rows] for rows in found] == [[1, 1, 1], [3, 3, 3]]
     for static, *others in found:
-        assert len(static.samples) == 2
+        assert len(static.samples) == 1
         assert static.times_faster(static) == (1.0, 1.0)
         for row in others:
             assert [sample.tokens for sample in row.samples] == [sample.tokens for sample in static.samples]
-            assert row.tokens_per_forward >= static.tokens_per_forward == 1.0
+            assert row.tokens_per_forward >= static.tokens_per_forward > 0.9
 
 
 def test_ratios_are_of_the_same_round():
