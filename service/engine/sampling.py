@@ -19,8 +19,6 @@ from torch import Tensor
 
 from service.engine.request import SamplingParams
 
-_WORD = 0xFFFFFFFF
-
 #: lower temperatures sample like this one: their logits would not be finite
 _COLDEST = 1e-6
 
@@ -126,25 +124,32 @@ def _perturb(scores: Tensor, reads: Sequence[Read], candidates: Tensor | None) -
     keys = torch.tensor([_key(reads[index]) for index in chosen], device=scores.device)
     rows = torch.tensor(chosen, device=scores.device)
     tokens = torch.arange(scores.shape[-1], device=scores.device) if candidates is None else candidates[rows]
-    scores[rows] += gumbel(keys, tokens)
-    return scores
+    return scores.index_add_(0, rows, gumbel(keys, tokens))
 
 
 def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:
     """keys `[N, 2]` (32-bit words in int64), tokens `[V]` or `[N, V]` -> standard Gumbel noise `[N, V]`, float32."""
-    words = _mix((tokens * 0x9E3779B1 + keys[:, :1]) & _WORD)
-    words = _mix(words ^ keys[:, 1:])
-    uniform = (words.float() + 0.5) * 2.0**-32
-    return -torch.log(-torch.log1p(-uniform.clamp(max=1 - 2.0**-24)))
+    first, second = keys.to(torch.int32).unsqueeze(-1).unbind(1)
+    words = _mix((tokens * 0x9E3779B1).to(torch.int32) + first)
+    words = _mix(words.bitwise_xor_(second))
+    # the word without its sign, rounded once: the halves and 2^16 times the high one are exact
+    word = torch.add(words & 0xFFFF, _shifted(words, 16).float(), alpha=2.0**16)
+    return word.add_(0.5).mul_(-(2.0**-32)).clamp_(min=2.0**-24 - 1).log1p_().neg_().log_().neg_()
 
 
 def _mix(words: Tensor) -> Tensor:
-    """A 32-bit integer hash (Wellons' lowbias32) on int64 tensors."""
-    words = words ^ (words >> 16)
-    words = (words * 0x7FEB352D) & _WORD
-    words = words ^ (words >> 15)
-    words = (words * 0x846CA68B) & _WORD
-    return words ^ (words >> 16)
+    """A 32-bit integer hash (Wellons' lowbias32), in place.
+
+    On int32, whose products overflow to the same bits: half the memory of int64, and vectors can multiply them.
+    """
+    words.bitwise_xor_(_shifted(words, 16)).mul_(0x7FEB352D)
+    words.bitwise_xor_(_shifted(words, 15)).mul_(0x846CA68B - 2**32)
+    return words.bitwise_xor_(_shifted(words, 16))
+
+
+def _shifted(words: Tensor, bits: int) -> Tensor:
+    """To the right, with zeros from the left."""
+    return (words >> bits).bitwise_and_((1 << 32 - bits) - 1)
 
 
 def _key(read: Read) -> tuple[int, int]:
