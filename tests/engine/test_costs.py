@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Sequence
 
+import pytest
+import torch
+
+from service.decode.policy import Reading
 from service.engine import Engine, EngineConfig
 from service.engine.costs import Curve, lower_hull, measure
+from service.engine.rows import Row
 from tests.tiny import tiny_checkpoint
 
 
@@ -45,3 +50,19 @@ def test_an_engine_measures_its_own_forwards_and_changes_no_page_that_is_kept() 
     assert costs.draft > 0
     assert measure(engine._runner, 24, has_mrp=False).mrp is None
     assert bool((kept == 0.5).all())
+
+
+def test_where_memory_is_short_forwards_are_measured_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = Engine(tiny_checkpoint(1), EngineConfig(max_rows=24))._runner
+    evaluate, asked = runner.evaluate, []
+
+    def small(rows: Sequence[Row]) -> list[Reading]:
+        asked.append(len(rows))
+        if len(rows) > 8:
+            raise torch.OutOfMemoryError
+        return evaluate(rows)
+
+    monkeypatch.setattr(runner, "evaluate", small)
+    costs = measure(runner, 24, has_mrp=False)
+    assert costs.backbone.at(24) >= costs.backbone.at(1) > 0
+    assert {24, 16, 12, 8, 6} <= set(asked)
