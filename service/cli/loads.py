@@ -46,7 +46,7 @@ def command(
     plans, rows = chosen or plans_at_load(checkpoint.mrp is not None), list[dict[str, Any]]()
     with Console(stderr=True).status("decoding …"):
         for at_load in compare_at_loads(checkpoint, workload, plans, concurrency, rounds):
-            rows += [{"temperature": temperature, **_row(plan, at_load[0])} for plan in at_load]
+            rows += [_row(plan, at_load[0]) | {"temperature": temperature} for plan in at_load]
             if output:
                 output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     Console(width=110).print(_table(rows))
@@ -79,6 +79,6 @@ def _table(rows: list[dict[str, Any]]) -> Table:
         pad_edge=False,
     )
     for row in rows:
-        numbers = [f"{row[name]:.2f}" for name in list(row)[3:7]]
+        numbers = [f"{row[name]:.2f}" for name in list(row)[2:6]]
         table.add_row(str(row["concurrency"]), row["plan"], *numbers)
     return table

@@ -1,6 +1,6 @@
 """Plans beside each other at several loads, on a tiny checkpoint."""
 
-import pytest
+from dataclasses import replace
 
 from service.bench import loads
 from service.bench.loads import PlanAtLoad, Sample, Workload, compare_at_loads, plans_at_load
@@ -8,19 +8,27 @@ from service.decode.params import Speculative, Static
 from tests.tiny import tiny_checkpoint
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-def test_every_plan_has_the_same_requests_at_every_load(monkeypatch, temperature):
+def test_every_plan_has_the_same_requests_at_every_load(monkeypatch):
     monkeypatch.setattr(loads, "_FEWEST", 6)
     prompts = [(1, 2, 3), (4, 5), (6,) * 9]
     plans = [Static(), Speculative("auto"), Speculative(0, 2)]
-    found = list(compare_at_loads(tiny_checkpoint(0), Workload(prompts, temperature), plans, (1, 3), rounds=1))
+    found = list(compare_at_loads(tiny_checkpoint(0), Workload(prompts), plans, (1, 3), rounds=2))
     assert [[row.concurrency for row in rows] for rows in found] == [[1, 1, 1], [3, 3, 3]]
     for static, *others in found:
-        assert len(static.samples) == 1
+        assert len(static.samples) == 2
         assert static.times_faster(static) == (1.0, 1.0)
         for row in others:
             assert [sample.tokens for sample in row.samples] == [sample.tokens for sample in static.samples]
-            assert row.tokens_per_forward >= static.tokens_per_forward > 0.9
+            assert row.tokens_per_forward >= static.tokens_per_forward == 1.0
+
+
+def test_a_place_is_asked_alike_whatever_the_plan():
+    workload, stops = Workload([(1, 2), (3,)], temperature=0.7), frozenset({9})
+    static, auto = (workload.requests(params, range(3, 6), stops) for params in (Static(), Speculative("auto")))
+    assert [one.prompt_token_ids for one in static] == [(3,), (1, 2), (3,)]
+    assert {one.sampling.temperature for one in static} == {0.7}
+    assert len({one.sampling.seed for one in static}) == 3
+    assert [replace(one, params=Static()) for one in auto] == static
 
 
 def test_ratios_are_of_the_same_round():
