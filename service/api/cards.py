@@ -58,14 +58,14 @@ class Cards:
         """The first card of a service that sleeps; waiting for it wakes the service."""
         self._waiting += 1
         try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._timeout_s) as limit:
-                    # asked each time: Python 3.11's `wait_for`, in Serve, drops what comes along with its result
-                    while not limit.expired():
-                        await asyncio.sleep(LOOK_S)
-                        with suppress(Asleep):
-                            return await self._look()
-            raise NotReady(f"no replica started within {self._timeout_s:g} s", retry_after=LOOK_S)
+            async with asyncio.timeout(self._timeout_s) as limit:
+                while not limit.expired():  # nor does everybody notice: Python 3.11's `wait_for` may drop that
+                    await asyncio.sleep(LOOK_S)
+                    with suppress(Asleep):
+                        return await self._look()
+            raise TimeoutError
+        except TimeoutError:
+            raise NotReady(f"no replica started within {self._timeout_s:g} s", retry_after=LOOK_S) from None
         finally:
             self._waiting -= 1
 

@@ -117,14 +117,15 @@ def stop() -> None:
 
 async def _answered(timeout_s: float) -> bool:
     """Waits until no ingress has a request in hand; False if that took longer."""
-    with suppress(TimeoutError):
+    try:
         async with asyncio.timeout(timeout_s) as limit:
-            # asked each time: Python 3.11's `wait_for`, in Serve, drops a cancellation that comes along with its result
-            while not limit.expired():
-                if not await _busy():
-                    return True
+            while await _busy():
+                if limit.expired():  # and not noticed: Python 3.11's `wait_for` drops what comes along with its result
+                    return False
                 await asyncio.sleep(_POLL_S)
-    return False
+    except TimeoutError:
+        return False
+    return True
 
 
 async def _busy() -> bool:
