@@ -11,6 +11,8 @@ MrpServeError
 ├── QueueFull              429  too much work waits; try again after `retry_after` seconds
 ├── RateLimited            429  the API key has used up its requests or tokens of this minute
 ├── EngineFailed           500  the engine thread stopped on an unexpected error while it had the request
+├── DecodingFailed         500  the decoding of this request met an unexpected error; others go on
+├── Quarantined            422  the engines of two replicas stopped while they had the request
 ├── NotReady               503  loading, draining, or no replica
 │   ├── Asleep             503  no replica runs, as it should be while nobody asks; asking starts one
 │   ├── ReplicaLost        503  the replica died before the answer was complete
@@ -113,6 +115,22 @@ class EngineFailed(MrpServeError):
 
     status = 500
     code = "engine_failed"
+
+
+class DecodingFailed(MrpServeError):
+    """The decoding of this one request met an unexpected error. The engine goes on with the others."""
+
+    code = "decoding_failed"
+
+
+class Quarantined(MrpServeError):
+    """The engines of two replicas stopped while they had the request, so no third one gets it.
+
+    The status tells clients not to send it again by themselves, as they do after a 5xx.
+    """
+
+    status = 422
+    code = "quarantined"
 
 
 class NotReady(MrpServeError):

@@ -1,7 +1,8 @@
 """One answer from several replicas: where one is lost, another goes on after the last block that came.
 
-A continued request is the prompt and what was sent, with the same seed, which decodes to the same tokens. What is
-wrong with the request itself, and bugs, are nobody else's to try. Knows no Ray, no HTTP and no engine; the
+A continued request is the prompt and what was sent, with the same seed, which decodes to the same tokens. A request
+that is wrong, or meets a bug, is not tried again. A request whose engine failed is tried once more: if the second
+engine fails too, the request is suspected and no third replica gets it. Knows no Ray, no HTTP and no engine. The
 ingress asks every request through it.
 """
 
@@ -15,7 +16,15 @@ from dataclasses import replace
 
 from service.api.backend import Backend
 from service.api.wire import Answer, Chunk, Ending, Failure, Resume, Work
-from service.errors import EngineFailed, MrpServeError, OutOfMemory, QueueFull, ReplicaLost, ReplicaStopping
+from service.errors import (
+    EngineFailed,
+    MrpServeError,
+    OutOfMemory,
+    Quarantined,
+    QueueFull,
+    ReplicaLost,
+    ReplicaStopping,
+)
 
 #: the first pause before another attempt, which doubles, and the longest
 _PAUSE_S = 0.05
@@ -77,7 +86,7 @@ class _Attempts:
         self.work, self.complete = work, False
         self._first, self._max_failovers, self._count = work, max_failovers, count
         self._sent: list[Chunk] = []
-        self._made = self._lost = 0
+        self._made = self._lost = self._failed_engines = 0
 
     def took(self, item: Chunk | Ending) -> None:
         """An item is on its way to the client; no other replica needs to send it."""
@@ -88,6 +97,11 @@ class _Attempts:
     async def another(self, error: MrpServeError) -> None:
         """Returns when the next attempt is due; raises the error if there shall be none."""
         self._lost += isinstance(error, _LOSSES)
+        self._failed_engines += isinstance(error, EngineFailed)
+        if self._failed_engines > 1:
+            raise Quarantined(
+                "the engines of two replicas stopped while they decoded this request, so it is not tried again"
+            ) from error
         pause = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0**self._made)
         if not self._elsewhere(error) or time.time() + pause >= self._first.arrived + self._first.timeout_s:
             raise error

@@ -43,7 +43,8 @@ _FRESH, _STALE = 4.0, 2.0
 _SEVERAL = 0.45
 #: picks that are tried after a state
 _WIDTH = 4
-_SURE = 1 - 1e-7
+#: Confidences outside these bounds count as the bound: a cold temperature rounds them to 0 and 1.
+_DOUBTFUL, _SURE = 1e-12, 1 - 1e-7
 
 
 def chain(block: Block, reading: Reading, steps: int, rule: Rule, *, first: bool) -> Drafting:
@@ -169,5 +170,6 @@ def _grow(root: Block, sources: Mapping[Block, _Source], rule: Rule, terms: Term
 
 
 def _odds(confidence: float) -> float:
-    sure = min(confidence, _SURE)
-    return sure / (1 - sure)
+    """Positive and finite for every float, not a number included."""
+    bounded = min(max(_DOUBTFUL, confidence), _SURE)
+    return bounded / (1 - bounded)

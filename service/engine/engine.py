@@ -1,6 +1,8 @@
 """The engine: continuous batching of requests of any modes, one backbone forward a step.
 
-Synchronous and single-threaded; `worker.py` puts it on a thread for asyncio. As a library:
+Synchronous and single-threaded; `worker.py` puts it on a thread for asyncio. An unexpected error in the bookkeeping of
+one request ends that request. An error in a forward ends the engine: the error goes to the caller of `step`. As a
+library:
 
     engine = Engine(load_checkpoint("service/demo"))
     [completion] = engine.generate([GenerationRequest("1", prompt_token_ids, Speculative(4))])
@@ -8,9 +10,11 @@ Synchronous and single-threaded; `worker.py` puts it on a thread for asyncio. As
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -18,10 +22,11 @@ from itertools import islice
 from service.decode.policy import Reading
 from service.engine.config import EngineConfig
 from service.engine.costs import StepCosts, measure
+from service.engine.faults import kind_and_place
 from service.engine.grouping import same_shapes_for
 from service.engine.kv_cache import PagePool
 from service.engine.memory import Forward, read_what_fits
-from service.engine.observer import EngineState, Observer, SilentObserver, StepReport
+from service.engine.observer import EngineState, HarmlessObserver, Observer, SilentObserver, StepReport
 from service.engine.prefix_cache import PrefixCache
 from service.engine.pricing import Pricing
 from service.engine.request import BlockEvent, Completion, FinishReason, ForwardKind, GenerationRequest, Stats
@@ -30,8 +35,10 @@ from service.engine.runner import Runner
 from service.engine.scheduler import Scheduler, Waiting
 from service.engine.sequence import Sequence
 from service.engine.validation import validate
-from service.errors import InvalidRequest, OutOfMemory, SettingsError
+from service.errors import DecodingFailed, InvalidRequest, OutOfMemory, SettingsError
 from service.model.checkpoint import Checkpoint
+
+_log = logging.getLogger(__name__)
 
 #: the sequences that have rows in a forward, and the rows
 Plan = list[tuple[Sequence, list[Row]]]
@@ -64,7 +71,7 @@ class Engine:
         measured = partial(measure, self._runner, config.max_rows, checkpoint.mrp is not None)
         self._pricing = Pricing((lambda: costs) if costs else measured, config.max_rows)
         self._scheduler = Scheduler(self._pages, size, config, self._pricing)
-        self._observer: Observer = observer or SilentObserver()
+        self._observer: Observer = HarmlessObserver(observer or SilentObserver())
         self._clock = clock
         whole_blocks = min(self.model.max_positions // size, self._pages.capacity) * size
         self.max_model_len = min(config.max_model_len or whole_blocks, whole_blocks)
@@ -111,6 +118,8 @@ class Engine:
         now = self._clock()
         for sequence in self._scheduler.admit():
             sequence.stats = replace(sequence.stats, queue_s=now - sequence.submitted)
+            with _ending_alone(sequence):
+                sequence.start()
 
     def step(self) -> list[BlockEvent]:
         """One backbone forward over the rows of all live requests, and MRP until nobody waits for it."""
@@ -123,7 +132,7 @@ class Engine:
             self._evaluate(plan, forwards)
             self._refine([sequence for sequence, _ in plan], forwards)
             self._scheduler.publish(sequence for sequence, _ in plan)
-            events += self._collect([sequence for sequence, _ in plan])
+        events += self._collect(list(self._scheduler.running))
         rows = sum(len(rows) for _, rows in plan)
         asked, found = self._scheduler.take_lookups()
         self._observer.on_step(StepReport(self._clock() - start, rows, forwards, self.state(), asked, found))
@@ -147,10 +156,11 @@ class Engine:
 
     def _evaluate(self, plan: Plan, forwards: Counter[ForwardKind]) -> None:
         for sequence, rows, readings in _run(self._runner.evaluate, plan):
-            kinds = sequence.accept(rows, readings)
-            if "prefill" in kinds:
-                sequence.stats = replace(sequence.stats, prefill_s=self._clock() - sequence.submitted)
-            forwards.update(kinds)
+            with _ending_alone(sequence):
+                kinds = sequence.accept(rows, readings)
+                forwards.update(kinds)
+                if "prefill" in kinds:
+                    sequence.stats = replace(sequence.stats, prefill_s=self._clock() - sequence.submitted)
 
     def _refine(self, sequences: list[Sequence], forwards: Counter[ForwardKind]) -> None:
         """MRP forwards, one for each depth of drafting; blocks MRP has not seen ride with the first."""
@@ -159,7 +169,8 @@ class Engine:
             refined.append(sum(len(rows) for _, rows in plan))
             for sequence, _, readings in _run(self._runner.refine, plan):
                 forwards["mrp"] += 1
-                sequence.accept_refinement(readings)
+                with _ending_alone(sequence):
+                    sequence.accept_refinement(readings)
         self._pricing.end(refined)
 
     def _expire(self, now: float) -> list[BlockEvent]:
@@ -207,6 +218,19 @@ def _run(forward: Forward, plan: Plan) -> Iterator[tuple[Sequence, list[Row], li
             sequence.fail(OutOfMemory("the device ran out of memory in a step of this request", retry_after=1.0))
         else:
             yield sequence, rows, readings
+
+
+@contextmanager
+def _ending_alone(sequence: Sequence) -> Iterator[None]:
+    """An unexpected error in the context ends this request and no other.
+
+    The log gets the error's kind and place. It does not get the message, which may quote a prompt.
+    """
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
+        _log.error("the decoding of request %s failed: %s", sequence.request.request_id, kind_and_place(error))
+        sequence.fail(DecodingFailed("the decoding of this request met an unexpected error; the server's log has it"))
 
 
 def _completion(events: list[BlockEvent]) -> Completion:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from service.engine.faults import kind_and_place
 from service.engine.request import BlockEvent, ForwardKind, GenerationRequest
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class StepReport:
 
 
 class Observer(Protocol):
-    """Called on the engine's thread; must be quick and must not raise."""
+    """Called on the engine's thread; must be quick. What it raises is logged and changes nothing."""
 
     def on_step(self, report: StepReport) -> None:
         """After every engine step."""
@@ -58,3 +62,24 @@ class SilentObserver:
 
     def on_event(self, request: GenerationRequest, event: BlockEvent) -> None:
         """Ignored."""
+
+
+class HarmlessObserver:
+    """Passes everything on to an observer and logs what that raises: measuring must not end requests."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+
+    def on_step(self, report: StepReport) -> None:
+        """Passed on."""
+        try:
+            self._observer.on_step(report)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is about measuring
+            _log.error("an observer failed after a step: %s", kind_and_place(error))
+
+    def on_event(self, request: GenerationRequest, event: BlockEvent) -> None:
+        """Passed on."""
+        try:
+            self._observer.on_event(request, event)
+        except Exception as error:  # noqa: BLE001 - as above
+            _log.error("an observer failed on request %s: %s", request.request_id, kind_and_place(error))

@@ -18,7 +18,7 @@ from service.decode.block import Pick
 from service.decode.policy import Reading
 from service.engine.grouping import Grouping, in_places, join
 from service.engine.rows import Row
-from service.engine.sampling import Candidates, Read, choose, entropies
+from service.engine.sampling import Candidates, Read, choose, entropies, scale
 from service.model.sdar import Sdar
 
 #: token, confidence, entropy
@@ -47,7 +47,7 @@ class Readout:
             chosen = [Pick(read.slot - number * length, *picks[read.slot][:2]) for read in own]
             masked = next((place for place, read in enumerate(own) if read.token is not None), len(own))
             entropy = {read.slot - number * length: picks[read.slot][2] for read in own[:masked] if read.entropy}
-            kept = lists.of_row(number, length) if lists is not None else None
+            kept = lists.of_row(number) if lists is not None else None
             readings.append(Reading(tuple(chosen[:masked]), tuple(chosen[masked:]), hidden[number], entropy, kept))
         return readings
 
@@ -65,7 +65,7 @@ class Readout:
         slots = _slots(reads, flat)
         logits = self._backbone.logits(flat[slots])
         if lists is not None:
-            lists.fill(slots, logits, self._mask)
+            lists.fill(reads, slots, logits, self._mask)
         return self._chosen(logits, reads, None)
 
     def _choose_listed(self, flat: Tensor, reads: Sequence[Read], lists: _Lists) -> Tensor:
@@ -84,19 +84,21 @@ class Readout:
 
 @dataclass(frozen=True, slots=True)
 class _Lists:
-    """The candidates of every position, `[R * L, …]`. `wanted` `[R * L]`: where they are still to be found."""
+    """The candidates of every position, `[R * L, …]`, `length` L. `wanted`: the rows that have none yet."""
 
     tokens: Tensor
     others: Tensor
-    wanted: Tensor
+    wanted: frozenset[int]
     rows: frozenset[int]
+    length: int
 
     @classmethod
     def of(cls, rows: Sequence[Row], flat: Tensor, num_candidates: int) -> _Lists | None:
         """Those that rows bring along, and room for those that they want; None if there are neither."""
         having = {number: row.candidates for number, row in enumerate(rows) if row.candidates is not None}
-        wanting = [row.drafts and row.candidates is None for row in rows] if num_candidates else []
-        if not having and not any(wanting):
+        drafting = (number for number, row in enumerate(rows) if row.drafts and row.candidates is None)
+        wanted = frozenset(drafting if num_candidates else ())
+        if not having and not wanted:
             return None
         length = len(flat) // len(rows)
         width = next((known.tokens.shape[-1] for known in having.values()), num_candidates)
@@ -104,21 +106,23 @@ class _Lists:
         others = torch.zeros(len(rows), length, device=flat.device)
         for number, known in having.items():
             tokens[number], others[number] = known.tokens, known.others
-        wanted = torch.tensor(wanting or [False] * len(rows), device=flat.device).repeat_interleave(length)
-        with_lists = frozenset(having) | {number for number, wants in enumerate(wanting) if wants}
-        return cls(tokens.flatten(0, 1), others.flatten(), wanted, with_lists)
+        return cls(tokens.flatten(0, 1), others.flatten(), wanted, wanted | frozenset(having), length)
 
-    def fill(self, slots: Tensor, logits: Tensor, mask_token_id: int) -> None:
-        """The likeliest tokens by `logits` `[M, V]` of the positions `slots` `[M]`, where they are wanted."""
-        here = self.wanted[slots]
-        known = logits[here].index_fill_(1, torch.tensor([mask_token_id], device=logits.device), -torch.inf)
-        tokens = known.topk(self.tokens.shape[1], sorted=False).indices
+    def fill(self, reads: Sequence[Read], slots: Tensor, logits: Tensor, mask_token_id: int) -> None:
+        """The likeliest tokens by `logits` `[M, V]` of the reads' positions `slots` `[M]`, where they are wanted."""
+        wanting = [number for number, read in enumerate(reads) if read.slot // self.length in self.wanted]
+        if not wanting:
+            return
+        here = torch.tensor(wanting, device=logits.device)
+        known = scale(logits[here].float(), [reads[number] for number in wanting])
+        mask = torch.tensor([mask_token_id], device=logits.device)
+        tokens = known.index_fill(1, mask, -torch.inf).topk(self.tokens.shape[1], sorted=False).indices
         self.tokens[slots[here]] = tokens
-        self.others[slots[here]] = known.scatter(1, tokens, -torch.inf).logsumexp(-1).float()
+        self.others[slots[here]] = known.scatter(1, tokens, -torch.inf).logsumexp(-1)
 
-    def of_row(self, number: int, length: int) -> Candidates | None:
+    def of_row(self, number: int) -> Candidates | None:
         """`[L, …]`, or None for a row that has none."""
-        own = slice(number * length, (number + 1) * length)
+        own = slice(number * self.length, (number + 1) * self.length)
         return Candidates(self.tokens[own], self.others[own]) if number in self.rows else None
 
 

@@ -42,7 +42,10 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Tokens that a position's is chosen from, int64 `[…, C]`, and what all others weigh, a logsumexp, `[…]`."""
+    """Tokens that a position's is chosen from, int64 `[…, C]`, and the weight of all others, `[…]`.
+
+    The weight is the logsumexp of their logits over the request's temperature, the mask token's included.
+    """
 
     tokens: Tensor
     others: Tensor
@@ -56,10 +59,10 @@ def choose(
     The mask token is never chosen. With `candidates` of every row the logits, `[M, C]` then, are of these tokens alone,
     the mask not among them, and confidences leave the others what they weigh. `logits` may be overwritten.
     """
-    scaled = _scale(logits.float(), reads)
+    scaled = scale(logits.float(), reads)
     total = scaled.logsumexp(-1)
     if candidates is not None:
-        total = torch.logaddexp(total, _scale(candidates.others[:, None], reads)[:, 0])
+        total = torch.logaddexp(total, candidates.others)
     sampled = any(read.sampling.temperature > 0 for read in reads)
     scores = scaled.clone() if sampled else scaled
     if candidates is None:
@@ -84,11 +87,12 @@ def _probability(scaled: Tensor, columns: Tensor, total: Tensor) -> Tensor:
 
 def entropies(logits: Tensor, reads: Sequence[Read]) -> Tensor:
     """logits `[M, V]` -> entropies `[M]` in nats (float32) of what confidences are taken from."""
-    parts: Tensor = torch.special.entr(_scale(logits.float(), reads).softmax(-1))
+    parts: Tensor = torch.special.entr(scale(logits.float(), reads).softmax(-1))
     return parts.sum(-1)
 
 
-def _scale(logits: Tensor, reads: Sequence[Read]) -> Tensor:
+def scale(logits: Tensor, reads: Sequence[Read]) -> Tensor:
+    """logits `[M, V]` over each read's temperature, `[M, V]`; the same tensor where all temperatures are 0 or 1."""
     temperatures = [max(read.sampling.temperature, _COLDEST) if read.sampling.temperature else 1.0 for read in reads]
     if all(temperature == 1.0 for temperature in temperatures):
         return logits

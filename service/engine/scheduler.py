@@ -74,6 +74,8 @@ class Scheduler:
         self._pricing.begin(len(self.running))
         budget, served, left_out = self._max_rows, [], []
         for sequence in self.running:
+            if sequence.finish_reason is not None:  # it failed as it was started
+                continue
             rows = sequence.next_rows(budget)
             budget -= len(rows)
             if rows:
@@ -81,7 +83,8 @@ class Scheduler:
             else:
                 left_out.append(sequence)
         if left_out:
-            self.running = [*left_out, *(sequence for sequence, _ in served)]
+            failed = [sequence for sequence in self.running if sequence.finish_reason is not None]
+            self.running = [*left_out, *(sequence for sequence, _ in served), *failed]
         return served
 
     def publish(self, sequences: Iterable[Sequence]) -> None:

@@ -48,8 +48,12 @@ class Sequence:
         self._for_mrp: list[Row] = []
         self._canvas: Canvas
         self._decoding: Decoding
-        self._query: Query | None
+        self._query: Query | None = None
         self._prefill()
+
+    def start(self) -> None:
+        """Asks the policy of the present block for its first query, which may raise."""
+        self._query = next(self._decoding)
 
     # --- what it wants -----------------------------------------------------------------------------
 
@@ -121,13 +125,15 @@ class Sequence:
         return tuple(kinds)
 
     def expire(self, reason: FinishReason) -> None:
-        """Ends the request where it stands; the tokens final by now are its last event."""
-        self._end_block(reason)
+        """Ends the request where it stands; the tokens final by now are its last event. Not one that has ended."""
+        if self.finish_reason is None:
+            self._end_block(reason)
 
     def fail(self, error: MrpServeError) -> None:
-        """Ends the request with an error; what its block at hand has is lost."""
+        """Ends the request with an error; its present block and what it has not shared yet are lost."""
         self._decoding.close()
         self._query = None
+        self.written.clear()
         self.finish_reason = "abort"
         self.events.append(BlockEvent(self.request.request_id, self._num_blocks, (), self.stats, "abort", error=error))
 
@@ -147,7 +153,6 @@ class Sequence:
         )
         self._num_noted = 0
         self._decoding = decode_block(self._canvas, self.request.params)
-        self._query = next(self._decoding)
 
     def _answer(self, readings: tuple[Reading, ...]) -> None:
         """Lets the policy go on; ends the block when it is complete or nothing more of it is wanted."""
@@ -164,6 +169,7 @@ class Sequence:
             if self.finish_reason is None:
                 self._store(self._canvas.block, self._prompt_blocks + self._num_blocks - 1)
                 self._start_block()
+                self.start()
         elif isinstance(self._query, Evaluate) and self._settled(self._canvas.block):
             self._end_block(None)
 

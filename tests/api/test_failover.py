@@ -21,6 +21,7 @@ from service.errors import (
     InvalidRequest,
     MrpServeError,
     NotReady,
+    Quarantined,
     QueueFull,
     ReplicaLost,
     ReplicaStopping,
@@ -110,6 +111,24 @@ async def test_after_some_blocks_another_replica_is_asked_for_the_rest(error: It
     assert second.sampling == first.sampling
     assert (second.token_ids, second.max_new_tokens, second.arrived) == ((1, 2, 3), 6, first.arrived)
     assert len(asked.counted) == 1
+
+
+async def test_a_second_failed_engine_ends_the_request_and_no_third_replica_gets_it() -> None:
+    failed = Failure(EngineFailed("broken"))
+    asked = Asked(Attempts([FIRST, failed], [SECOND, failed], [LAST]))
+    with pytest.raises(Quarantined, match="the engines of two replicas stopped while they decoded this request"):
+        await asked.items()
+    assert len(asked.attempts.works) == 2
+    assert asked.counted == ["engine_failed"]
+    whole = Asked(Attempts(failed, LOST, failed))
+    with pytest.raises(Quarantined):
+        await whole.failover.complete(work())
+    assert len(whole.attempts.works) == 3
+
+
+async def test_without_failovers_a_failed_engine_is_what_the_client_hears_of() -> None:
+    with pytest.raises(EngineFailed):
+        await Asked(Attempts([Failure(EngineFailed("broken"))]), max_failovers=0).items()
 
 
 async def test_what_several_replicas_sent_adds_up() -> None:
@@ -213,7 +232,7 @@ async def test_pauses_grow_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("error", [LOST, Failure(LOST), Failure(EngineFailed("broken"))])
 async def test_a_whole_answer_is_asked_for_again(error: Failure | Exception) -> None:
     answer = Answer("abc", (10, 20), ENDING)
-    asked = Asked(Attempts(error, error, answer))
+    asked = Asked(Attempts(error, LOST, answer))
     assert await asked.failover.complete(work()) == answer
     assert [sent.request_id for sent in asked.attempts.works] == ["id", "id.1", "id.2"]
     assert [sent.attempt for sent in asked.attempts.works] == [0, 1, 2]

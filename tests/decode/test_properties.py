@@ -14,7 +14,7 @@ from service.decode.block import Block, Pick
 from service.decode.params import Direct, Dynamic, Entropy, ModeParams, Plain, Remask, Sequential, Speculative, Static
 from service.decode.policy import Refine
 from service.decode.terms import Terms
-from tests.decode.oracle import Run, fixed, masked_block, mostly, random_oracle, run
+from tests.decode.oracle import Run, Says, fixed, masked_block, mostly, random_oracle, run
 
 SEEDS = st.integers(0, 2**32)
 PLAIN = st.one_of(
@@ -104,6 +104,34 @@ def test_on_any_terms_drafts_give_what_the_rule_gives(
     if terms.row >= 1 and plain == Static(1):
         assert not done.refinements
         assert all(len(query.states) == 1 for query in done.evaluations)
+
+
+EXTREME = (0.0, 5e-324, 1e-300, 1e-30, 1e-12, 0.5, math.nextafter(1.0, 0.0), 1.0, 1.0000001, math.nan)
+
+
+@settings(max_examples=300)
+@given(
+    blocks(), SEEDS, st.lists(st.sampled_from(EXTREME), min_size=12, max_size=12),
+    st.lists(st.sampled_from(EXTREME), min_size=12, max_size=12), st.integers(0, 12), st.integers(1, 12), PLAIN,
+)  # fmt: skip
+def test_drafting_survives_any_confidences(
+    block: Block, seed: int, said: list[float], drafted: list[float], steps: int, drafts: int, plain: Plain
+) -> None:
+    """A cold temperature rounds confidences to 0 and 1; half precision may give what is no number."""
+
+    def extreme(confidences: list[float]) -> Says:
+        random = random_oracle(seed)
+        return lambda state: {place: (token, confidences[place], 0.0) for place, (token, *_) in random(state).items()}
+
+    truth, drafter = extreme(said), extreme(drafted)
+    wanted = [pick[:2] for pick in picks(run(block, plain, truth))]
+    knobs = {**asdict(plain), "verify": plain.mode}
+    for params, terms in (
+        (Speculative(steps, drafts, **knobs), None),
+        (Speculative("auto", **knobs), Terms(0.0, drafts, steps)),
+        (Speculative("auto", **knobs), Terms(0.4, drafts, steps)),
+    ):
+        assert [pick[:2] for pick in picks(run(block, params, truth, drafter, terms))] == wanted
 
 
 @settings(max_examples=50)

@@ -44,14 +44,21 @@ class Recorder:
 
     def __init__(self) -> None:
         self.reports: list[StepReport] = []
-        self.events: list[BlockEvent] = []
+        self._heard: list[tuple[GenerationRequest, BlockEvent]] = []
 
     def on_step(self, report: StepReport) -> None:
         self.reports.append(report)
 
     def on_event(self, request: GenerationRequest, event: BlockEvent) -> None:
-        assert request.request_id == event.request_id
-        self.events.append(event)
+        self._heard.append((request, event))
+
+    def clear(self) -> None:
+        self._heard.clear()
+
+    @property
+    def events(self) -> list[BlockEvent]:
+        assert all(request.request_id == event.request_id for request, event in self._heard)
+        return [event for _, event in self._heard]
 
     def forwards(self, kind: str) -> int:
         """Over all steps, how many requests had a row in a forward of the kind."""

@@ -9,10 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from service.decode.block import MASKED, Block
 from service.decode.params import Remask, Speculative, Static
 from service.engine import Completion, Engine, EngineConfig, GenerationRequest, SamplingParams
+from service.engine.rows import Row
+from service.engine.runner import Runner
 from service.engine.sampling import Candidates, Read, choose
-from service.model import Checkpoint, load_checkpoint
+from service.model import Checkpoint, LoadOptions, load_checkpoint
 from tests.engine.helpers import random_requests, request
 from tests.tiny import GOLDEN, tiny_checkpoint
 
@@ -39,6 +42,24 @@ def test_candidates_are_chosen_from_as_if_no_other_token_were_likely() -> None:
     wanted_tokens, wanted = choose(only, reads, MASK)
     assert tokens.tolist() == wanted_tokens.tolist()
     torch.testing.assert_close(confidences, wanted)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.01, 0.1, 0.7, 1.0, 1.2])
+def test_their_confidences_are_those_of_the_whole_vocabulary(
+    temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafts read where the backbone has just read: the hidden states are the same, so the probabilities are."""
+    checkpoint = load_checkpoint(GOLDEN / "sdar-mrp-random-a", LoadOptions(dtype=torch.float64))
+    runner = Runner(checkpoint, 8, num_candidates=32)
+    size = checkpoint.config.block_size
+    sampling = SamplingParams(temperature=temperature, seed=4)
+    row = Row(Block((MASKED,) * size), 0, [0], keeps=False, sampling=sampling, drafts=True)
+    (whole,) = runner.evaluate([row])
+    monkeypatch.setattr(checkpoint.mrp, "forward", lambda embedded, anchors, *_: anchors)
+    (listed,) = runner.refine([replace(row, anchor=whole.handle, candidates=whole.candidates)])
+    assert [pick[:2] for pick in listed.picks] == [pick[:2] for pick in whole.picks]
+    wanted = [pick.confidence for pick in whole.picks]
+    assert [pick.confidence for pick in listed.picks] == pytest.approx(wanted, rel=1e-4, abs=1e-7)
 
 
 @pytest.mark.parametrize("candidates", [1, 3, 20])

@@ -235,7 +235,7 @@ class TestTime:
     def test_a_running_request_ends_with_what_is_final(self, checkpoint: Checkpoint) -> None:
         engine, clock, heard = self.timed(checkpoint)
         whole = decode(engine, request("x", PROMPT, tokens=40))
-        heard.events.clear()
+        heard.clear()
         engine.submit(request("x", PROMPT, tokens=40, timeout_s=5.0))
         events = run_until_first_block(engine)
         clock.now += 4.9

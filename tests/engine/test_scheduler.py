@@ -13,7 +13,7 @@ from service.engine.kv_cache import PagePool
 from service.engine.prefix_cache import PrefixCache
 from service.engine.pricing import Pricing
 from service.engine.scheduler import Scheduler, Waiting
-from service.engine.sequence import pages_needed
+from service.engine.sequence import Sequence, pages_needed
 from service.errors import SettingsError
 from service.model import Checkpoint
 from tests.engine.helpers import FREE, Recorder, random_requests, request
@@ -35,6 +35,14 @@ def queue(target: Scheduler, *requests) -> None:
         target.enqueue(Waiting(one, 0.0))
 
 
+def admit(target: Scheduler) -> list[Sequence]:
+    """Admits as the engine does."""
+    admitted = target.admit()
+    for sequence in admitted:
+        sequence.start()
+    return admitted
+
+
 def running(target: Scheduler) -> list[str]:
     return [sequence.request.request_id for sequence in target.running]
 
@@ -49,16 +57,16 @@ class TestAdmission:
     def test_all_pages_are_reserved_at_admission(self) -> None:
         target = scheduler(pages=10)
         queue(target, request("a", [1] * 9, tokens=7))
-        (sequence,) = target.admit()
+        (sequence,) = admit(target)
         assert len(sequence.lease.pages) == 4
 
     def test_in_order_of_arrival_even_if_a_later_one_would_fit(self) -> None:
         target = scheduler(pages=5)
         queue(target, *(request(name, [1] * 4, tokens=size) for name, size in [("a", 8), ("b", 12), ("c", 4)]))
-        target.admit()
+        admit(target)
         assert running(target) == ["a"]
         target.remove(target.running[0])
-        target.admit()
+        admit(target)
         assert running(target) == ["b"]
 
     def test_by_priority_age_and_tenant(self) -> None:
@@ -74,7 +82,7 @@ class TestAdmission:
         )
         order = []
         while target.waiting:
-            (sequence,) = target.admit()
+            (sequence,) = admit(target)
             order.append(sequence.request.request_id)
             target.remove(sequence)
         assert order == ["flood-1", "old", "flood-2", "urgent", "late"]
@@ -82,13 +90,13 @@ class TestAdmission:
     def test_places_are_limited(self) -> None:
         target = scheduler(max_running=2)
         queue(target, *(request(name, [1]) for name in "abc"))
-        assert len(target.admit()) == 2
+        assert len(admit(target)) == 2
         assert [waiting.request.request_id for waiting in target.waiting] == ["c"]
 
     def test_a_request_that_waits_can_be_dropped(self) -> None:
         target = scheduler(max_running=1)
         queue(target, *(request(name, [1]) for name in "abc"))
-        target.admit()
+        admit(target)
         dropped = target.drop_waiting("b")
         assert dropped is not None
         assert dropped.request.request_id == "b"
@@ -101,14 +109,14 @@ class TestRows:
     def test_never_more_than_the_budget(self) -> None:
         target = scheduler(max_rows=8)
         queue(target, *(request(str(n), [1] * 20, tokens=4) for n in range(5)))
-        target.admit()
+        admit(target)
         plan = target.plan()
         assert sum(len(rows) for _, rows in plan) <= 8
 
     def test_who_is_left_out_comes_first_next_time(self) -> None:
         target = scheduler(max_rows=6)
         queue(target, *(request(name, [1] * 16, tokens=4) for name in "abc"))
-        target.admit()
+        admit(target)
         first = [sequence.request.request_id for sequence, _ in target.plan()]
         assert first == ["a", "b"]
         assert running(target) == ["c", "a", "b"]
@@ -116,7 +124,7 @@ class TestRows:
     def test_stored_blocks_go_first_and_an_evaluation_is_never_split(self) -> None:
         target = scheduler(max_rows=8)
         queue(target, request("a", [1] * 8, Static()))
-        (sequence,) = target.admit()
+        (sequence,) = admit(target)
         assert [row.keeps for row in sequence.next_rows(8)] == [True, True, False]
         assert [row.keeps for row in sequence.next_rows(2)] == [True, True]
         assert [row.keeps for row in sequence.next_rows(1)] == [True]

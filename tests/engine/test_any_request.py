@@ -1,0 +1,138 @@
+"""Any valid request, in any company, on an engine of any limits: nothing fails, and nothing of it stays behind.
+
+The normal run takes a minute's worth; `-m slow` an hour's. Faults found by it are listed in docs/reliability.md.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from service.decode.registry import make_params
+from service.demo import CHECKPOINT
+from service.engine import BlockEvent, Engine, EngineConfig, GenerationRequest, SamplingParams
+from service.engine.costs import StepCosts
+from service.model import Checkpoint, LoadOptions, load_checkpoint
+from tests.engine.helpers import DEAR, FAIR, FREE, audit
+from tests.extremes import drawn_knobs, drawn_prompt, drawn_sampling
+from tests.tiny import GOLDEN, GOLDEN_NAMES
+
+#: requests of one engine's life, and tokens of the longest
+_BATCH, _LONGEST = 40, 96
+
+
+@cache
+def checkpoint_of(name: str, dtype: torch.dtype = torch.float32) -> Checkpoint:
+    return load_checkpoint(CHECKPOINT if name == "demo" else GOLDEN / name, LoadOptions(dtype=dtype))
+
+
+def any_request(rng: random.Random, name: str, checkpoint: Checkpoint, longest: int) -> GenerationRequest:
+    """A request that the documentation allows for this checkpoint, at most `longest` tokens in all."""
+    config = checkpoint.config
+    allowed = [token for token in range(config.vocab_size) if token != config.mask_token_id]
+    knobs = drawn_knobs(rng, config.block_size)
+    prompt = drawn_prompt(rng, allowed, longest - 1, config.block_size)
+    room = longest - len(prompt)
+    return GenerationRequest(
+        name,
+        tuple(prompt),
+        make_params(knobs.pop("mode"), knobs),
+        SamplingParams(**drawn_sampling(rng)),
+        max_new_tokens=rng.choice([1, room, rng.randint(1, room), rng.randint(1, min(room, 12))]),
+        stop_token_ids=frozenset(rng.choice([[], config.eos_token_ids, rng.sample(allowed, 5), allowed, [10**12]])),
+        timeout_s=rng.choice([None, None, None, None, 1e-9, 1e-3, 0.02, 1e9]),
+        priority=rng.randint(0, 9),
+        tenant=rng.choice(["", "a", "b"]),
+        weight=rng.choice([1.0, 1.0, 0.01, 100.0]),
+        waited_s=rng.choice([0.0, 0.0, 1.0, 1e9]),
+        cache_salt=rng.choice(["", "", "", "salt", "\0", "\ud83d\ude00"]),
+    )
+
+
+@dataclass
+class Life:
+    """One engine of drawn limits, and the requests it gets."""
+
+    engine: Engine
+    requests: list[GenerationRequest]
+
+    @classmethod
+    def drawn(cls, rng: random.Random, checkpoint: Checkpoint) -> Life:
+        size = checkpoint.config.block_size
+        limits: dict[str, Any] = {
+            "max_running": rng.choice([1, 3, 16, 64]),
+            "max_rows": rng.choice([size + 2, 24, 64, 256]),
+            "kv_cache_tokens": rng.choice([_LONGEST + size, 512, 8192]),
+            "prefix_cache": rng.random() < 0.8,
+            "deterministic": rng.random() < 0.1,
+            "draft_candidates": rng.choice([0, 0, 1, 8, 32, None]),
+        }
+        costs: StepCosts = rng.choice([FREE, FREE, FAIR, DEAR])
+        engine = Engine(checkpoint, EngineConfig(**limits), costs=costs)
+        longest = min(_LONGEST, engine.max_model_len)
+        return cls(engine, [any_request(rng, f"r{number}", checkpoint, longest) for number in range(_BATCH)])
+
+    def live(self, rng: random.Random) -> dict[str, list[BlockEvent]]:
+        """The events of every request; requests come while others run, some are aborted."""
+        events: dict[str, list[BlockEvent]] = {one.request_id: [] for one in self.requests}
+        coming = list(self.requests)
+        while coming or self.engine.has_work:
+            for _ in range(rng.randint(0, 6)):
+                if coming:
+                    self.engine.submit(coming.pop())
+            if rng.random() < 0.01:
+                self.engine.abort(rng.choice(self.requests).request_id)
+            for event in self.engine.step():
+                events[event.request_id].append(event)
+        return events
+
+
+def survived(seed: int, checkpoint: Checkpoint) -> int:
+    """How many requests one engine answered, all of them rightly."""
+    rng = random.Random(seed)
+    life = Life.drawn(rng, checkpoint)
+    events = life.live(rng)
+    answered = 0
+    for one in life.requests:
+        answered += _right(one, events[one.request_id], checkpoint)
+    assert life.engine.state().kv_pages_used == 0
+    audit(life.engine._pages, [])
+    return answered
+
+
+def _right(one: GenerationRequest, events: list[BlockEvent], checkpoint: Checkpoint) -> bool:
+    if not events or events[-1].finish_reason is None:  # aborted: its last event goes to the observer alone
+        return False
+    assert [event.error for event in events if event.error is not None] == []
+    tokens = [token for event in events for token in event.token_ids]
+    assert len(tokens) <= one.max_new_tokens
+    assert all(0 <= token < checkpoint.config.vocab_size for token in tokens)
+    assert checkpoint.config.mask_token_id not in tokens
+    assert one.stop_token_ids.isdisjoint(tokens)
+    reason = events[-1].finish_reason
+    assert (reason == "length") == (len(tokens) == one.max_new_tokens) or reason in {"stop", "timeout", "abort"}
+    assert all(event.finish_reason is None for event in events[:-1])
+    return True
+
+
+@pytest.mark.parametrize("name", [*GOLDEN_NAMES, "demo"])
+def test_no_valid_request_ends_anything(name: str) -> None:
+    assert sum(survived(seed, checkpoint_of(name)) for seed in range(6)) > 0.9 * 6 * _BATCH
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("name", [*GOLDEN_NAMES, "demo"])
+def test_no_valid_request_of_thousands_ends_anything(name: str) -> None:
+    """20,000 requests over four checkpoints; MRP_FUZZ_SEED draws others."""
+    first = int(os.environ.get("MRP_FUZZ_SEED", "1000"))
+    lives = 5000 // _BATCH
+    answered = sum(survived(first + life, checkpoint_of(name)) for life in range(lives))
+    print(f"\n{name}: {answered} of {lives * _BATCH} requests answered, the others aborted")  # noqa: T201
+    assert answered > 0.9 * lives * _BATCH

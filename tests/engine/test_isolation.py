@@ -1,0 +1,136 @@
+"""An unexpected error in one request's bookkeeping ends that request: the others, and the engine, do not notice."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+from service.decode import registry
+from service.decode.block import Canvas
+from service.decode.direct import direct
+from service.decode.params import Direct, Static
+from service.decode.policy import Decoding
+from service.engine import BlockEvent, Engine, EngineWorker, GenerationRequest, StepReport
+from service.errors import DecodingFailed
+from service.model import Checkpoint
+from tests.engine.helpers import audit, random_requests, request
+from tests.tiny import tiny_checkpoint
+
+#: when the faulty policy raises: before its first query, after a reading of the backbone, after one of MRP
+MOMENTS = ("at its start", "after the backbone", "after MRP", "in its second block")
+
+
+class Fault(Exception):
+    """What nobody foresaw."""
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Checkpoint:
+    return tiny_checkpoint(4, block_size=4)
+
+
+@pytest.fixture(params=MOMENTS)
+def faulty(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`direct` raises at the moment of the parameter."""
+    moment, begun = request.param, []
+
+    def policy(canvas: Canvas, params: Direct) -> Decoding:
+        begun.append(canvas)
+        if moment == MOMENTS[0]:
+            raise Fault("a prompt may stand here")
+        decoding = direct(canvas, params)
+        query = next(decoding)
+        while True:
+            readings = yield query
+            refined = query.__class__.__name__ == "Refine"
+            if moment == MOMENTS[1 + refined] or (moment == MOMENTS[3] and len(begun) > 1):
+                raise Fault("a prompt may stand here")
+            try:
+                query = decoding.send(readings)
+            except StopIteration:
+                return
+
+    monkeypatch.setitem(registry.POLICIES, Direct, policy)
+
+
+def bad(name: str) -> GenerationRequest:
+    return request(name, [1, 2, 3, 4, 5], Direct(2), 20)
+
+
+def run(engine: Engine, requests: list[GenerationRequest]) -> dict[str, list[BlockEvent]]:
+    events: dict[str, list[BlockEvent]] = {one.request_id: [] for one in requests}
+    for one in requests:
+        engine.submit(one)
+    while engine.has_work:
+        for event in engine.step():
+            events[event.request_id].append(event)
+    return events
+
+
+@pytest.mark.usefixtures("faulty")
+def test_the_request_ends_with_an_error_and_the_others_as_ever(
+    checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    others = [one for one in random_requests(random.Random(5), checkpoint, 40) if not isinstance(one.params, Direct)]
+    engine = Engine(checkpoint)
+    wanted = run(engine, others)
+    mixed = [*others[:10], bad("bad"), *others[10:]]
+    found = run(engine, mixed)
+    *_, last = found.pop("bad")
+    assert isinstance(last.error, DecodingFailed)
+    assert last.finish_reason == "abort"
+    for name, events in found.items():
+        assert [event.token_ids for event in events] == [event.token_ids for event in wanted[name]]
+    assert engine.state().kv_pages_used == engine.state().num_running == 0
+    audit(engine._pages, [])
+    assert "the decoding of request bad failed: Fault at test_isolation.py" in caplog.text
+    assert "a prompt may stand here" not in caplog.text + last.error.message
+
+
+@pytest.mark.usefixtures("faulty")
+def test_it_can_be_aborted_before_it_is_collected(checkpoint: Checkpoint) -> None:
+    engine = Engine(checkpoint)
+    engine.submit(bad("bad"))
+    engine.admit()
+    engine.abort("bad")
+    assert not engine.has_work
+    assert engine.state().kv_pages_used == 0
+
+
+@pytest.mark.usefixtures("faulty")
+async def test_a_workers_stream_ends_with_the_error_and_it_stays_healthy(checkpoint: Checkpoint) -> None:
+    worker = EngineWorker(Engine(checkpoint))
+    worker.start()
+    try:
+
+        async def tokens(one: GenerationRequest) -> int:
+            return sum([len(event.token_ids) async for event in worker.generate(one)])
+
+        good = [request(f"good {n}", [n, 2, 3], Static(), 12) for n in range(8)]
+        results = await asyncio.gather(
+            *map(tokens, [*good, *(bad(f"bad {n}") for n in range(4))]), return_exceptions=True
+        )
+        assert results[:8] == [12] * 8
+        assert [type(result) for result in results[8:]] == [DecodingFailed] * 4
+        assert worker.failure is None
+        assert await tokens(request("after", [1], Static(), 5)) == 5
+    finally:
+        worker.stop()
+
+
+class Deaf:
+    """An observer that fails at everything."""
+
+    def on_step(self, report: StepReport) -> None:
+        raise Fault
+
+    def on_event(self, request: GenerationRequest, event: BlockEvent) -> None:
+        raise Fault
+
+
+def test_an_observer_that_fails_changes_nothing(checkpoint: Checkpoint) -> None:
+    requests = random_requests(random.Random(6), checkpoint, 20)
+    heard, unheard = Engine(checkpoint, observer=Deaf()), Engine(checkpoint)
+    assert [one.token_ids for one in heard.generate(requests)] == [one.token_ids for one in unheard.generate(requests)]
