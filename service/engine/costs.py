@@ -18,7 +18,7 @@ from service.decode.drafting import tree
 from service.decode.policy import Reading
 from service.decode.rules import MostConfident
 from service.decode.terms import Terms
-from service.engine.memory import read_what_fits
+from service.engine.memory import FittingForward
 from service.engine.request import SamplingParams
 from service.engine.rows import Row
 from service.engine.runner import Runner
@@ -100,12 +100,12 @@ def measure(runner: Runner, max_rows: int, has_mrp: bool) -> StepCosts:
     (reading,) = runner.evaluate([row])
     # On a CPU the thread's own time is that of the forward, whoever else wants the core.
     clock = time.thread_time if runner.device.type == "cpu" else time.perf_counter
-    backbone = _fastest(lambda rows: partial(read_what_fits, runner.evaluate, [row] * rows), counts, clock)
+    backbone = _fastest(lambda rows: partial(FittingForward().read, runner.evaluate, [row] * rows), counts, clock)
     draft = _drafting(row.state, reading, clock)
     if not has_mrp:
         return StepCosts(backbone, draft=draft)
     anchored = replace(row, anchor=reading.handle, candidates=reading.candidates)
-    mrp = _fastest(lambda rows: partial(read_what_fits, runner.refine, [anchored] * rows), counts, clock)
+    mrp = _fastest(lambda rows: partial(FittingForward().read, runner.refine, [anchored] * rows), counts, clock)
     return StepCosts(backbone, mrp, draft)
 
 

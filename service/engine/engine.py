@@ -25,7 +25,7 @@ from service.engine.costs import StepCosts, measure
 from service.engine.faults import kind_and_place
 from service.engine.grouping import same_shapes_for
 from service.engine.kv_cache import PagePool
-from service.engine.memory import Forward, read_what_fits
+from service.engine.memory import FittingForward
 from service.engine.observer import EngineState, HarmlessObserver, Observer, SilentObserver, StepReport
 from service.engine.prefix_cache import PrefixCache
 from service.engine.pricing import Pricing
@@ -68,6 +68,7 @@ class Engine:
         num_pages = config.kv_cache_tokens // size + num_scratch
         self._pages = PrefixCache(PagePool(num_pages, num_scratch), config.prefix_cache)
         self._runner = Runner(checkpoint, num_pages, grouping, config.candidates(self.model.vocab_size))
+        self._evaluating, self._refining = FittingForward(), FittingForward()
         measured = partial(measure, self._runner, config.max_rows, checkpoint.mrp is not None)
         self._pricing = Pricing((lambda: costs) if costs else measured, config.max_rows)
         self._scheduler = Scheduler(self._pages, size, config, self._pricing)
@@ -155,7 +156,7 @@ class Engine:
         return [_completion(events[request.request_id]) for request in requests]
 
     def _evaluate(self, plan: Plan, forwards: Counter[ForwardKind]) -> None:
-        for sequence, rows, readings in _run(self._runner.evaluate, plan):
+        for sequence, rows, readings in _run(partial(self._evaluating.read, self._runner.evaluate), plan):
             with _ending_alone(sequence):
                 kinds = sequence.accept(rows, readings)
                 forwards.update(kinds)
@@ -167,7 +168,7 @@ class Engine:
         refined = []
         while plan := [(sequence, rows) for sequence in sequences if (rows := sequence.next_refinement())]:
             refined.append(sum(len(rows) for _, rows in plan))
-            for sequence, _, readings in _run(self._runner.refine, plan):
+            for sequence, _, readings in _run(partial(self._refining.read, self._runner.refine), plan):
                 forwards["mrp"] += 1
                 with _ending_alone(sequence):
                     sequence.accept_refinement(readings)
@@ -209,9 +210,11 @@ def _late(request: GenerationRequest, submitted: float, now: float) -> bool:
     return request.timeout_s is not None and now - submitted >= request.timeout_s
 
 
-def _run(forward: Forward, plan: Plan) -> Iterator[tuple[Sequence, list[Row], list[Reading]]]:
+def _run(
+    read: Callable[[list[Row]], list[Reading | None]], plan: Plan
+) -> Iterator[tuple[Sequence, list[Row], list[Reading]]]:
     """The plan's rows through the model. A sequence that found no memory for a row has failed and is left out."""
-    results = iter(read_what_fits(forward, [row for _, rows in plan for row in rows]))
+    results = iter(read([row for _, rows in plan for row in rows]))
     for sequence, rows in plan:
         readings = [reading for reading in islice(results, len(rows)) if reading is not None]
         if len(readings) < len(rows):

@@ -57,16 +57,18 @@ class Together:
 
     min_rows = 1
 
-    def __init__(self, max_reads: int) -> None:
-        self._max_reads = max_reads
+    def __init__(self, max_reads: int, max_sampled: int) -> None:
+        self._max_reads, self._max_sampled = max_reads, max_sampled
 
     def rows(self, rows: Sequence[Row]) -> list[Group[Row]]:
         """One group."""
         return [Group(rows, range(len(rows)))]
 
     def reads(self, reads: Sequence[Read]) -> list[Group[Read]]:
-        """In order, cut where the logits would be too many."""
+        """In order, cut where the logits would be too many; fewer fit where one of them is sampled."""
         size, count = self._max_reads, len(reads)
+        if any(read.sampling.temperature for read in reads):
+            size = min(size, self._max_sampled)
         return [Group(reads[at : at + size], range(at, min(at + size, count))) for at in range(0, count, size)]
 
 

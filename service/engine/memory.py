@@ -1,6 +1,7 @@
 """Forwards that run out of memory: tried again with half the rows, so that what fits is not lost with what does not.
 
-Knows that torch says "out of memory" in several ways; knows no sequences and no modes. Any other error passes through.
+The size that fitted is remembered, so that the next steps do not pay for the same failure. Knows that torch says "out
+of memory" in several ways. Knows no sequences and no modes. Any other error passes through.
 """
 
 from __future__ import annotations
@@ -21,18 +22,56 @@ Forward = Callable[[Sequence[Row]], list[Reading]]
 _MESSAGES = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
-def read_what_fits(forward: Forward, rows: Sequence[Row]) -> list[Reading | None]:
-    """A Reading for every row in order; None for a row whose forward found no memory even alone.
+#: full forwards after which twice as many rows are tried again, and the most of them
+_PATIENCE, _LONGEST_PATIENCE = 32, 4096
 
-    Rows stay in order, so a row still finds what rows before it wrote.
+
+class FittingForward:
+    """One kind of forward, and how many rows of it have fitted of late.
+
+    After a failure at most half as many rows share a forward. After `_PATIENCE` full forwards the limit doubles; each
+    doubling that fails makes the next wait twice as long, until one succeeds.
     """
-    readings = _attempt(forward, rows)
-    if readings is not None:
-        return [*readings]
-    if len(rows) == 1:
-        return [None]
-    half = len(rows) // 2
-    return read_what_fits(forward, rows[:half]) + read_what_fits(forward, rows[half:])
+
+    def __init__(self) -> None:
+        self.limit: int | None = None
+        self._patience, self._full = _PATIENCE, 0
+        self._probing = False
+
+    def read(self, forward: Forward, rows: Sequence[Row]) -> list[Reading | None]:
+        """A Reading for every row in order; None for a row whose forward found no memory even alone.
+
+        Rows stay in order, so a row still finds what rows before it wrote.
+        """
+        readings: list[Reading | None] = []
+        before = self.limit
+        while len(readings) < len(rows):
+            start = len(readings)
+            chunk = rows[start : start + (self.limit or len(rows))]
+            found = _attempt(forward, chunk)
+            if found is not None:
+                self._fitted(len(chunk))
+                readings += found
+            elif len(chunk) > 1:
+                self._failed(len(chunk))
+            else:  # too large by itself, which says nothing of the others
+                self.limit, self._full, self._probing = before, 0, False
+                readings.append(None)
+        return readings
+
+    def _failed(self, rows: int) -> None:
+        if self._probing:
+            self._patience = min(2 * self._patience, _LONGEST_PATIENCE)
+        self.limit, self._full, self._probing = max(1, rows // 2), 0, False
+
+    def _fitted(self, rows: int) -> None:
+        if self.limit is None or rows < self.limit:
+            return
+        if self._probing:
+            self._patience, self._probing = _PATIENCE, False
+        self._full += 1
+        if self._full >= self._patience:
+            self.limit, self._full, self._probing = 2 * self.limit, 0, True
 
 
 def _attempt(forward: Forward, rows: Sequence[Row]) -> list[Reading] | None:

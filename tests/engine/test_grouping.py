@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,13 +27,20 @@ def read(slot: int, kind: int) -> Read:
 
 class TestTogether:
     def test_one_group_of_rows(self) -> None:
-        (group,) = Together(8).rows([row(5), row(0, keeps=True)])
+        (group,) = Together(8, 8).rows([row(5), row(0, keeps=True)])
         assert ([one.index for one in group.members], list(group.places), group.width) == ([5, 0], [0, 1], None)
 
     def test_reads_are_cut_where_logits_would_be_too_many(self) -> None:
-        groups = Together(2).reads([read(slot, slot % 4) for slot in range(5)])
+        reads = [read(slot, slot % 4) for slot in range(5)]
+        groups = Together(2, 9).reads(reads)
         assert [[one.slot for one in group.members] for group in groups] == [[0, 1], [2, 3], [4]]
         assert in_places(groups) == [0, 1, 2, 3, 4]
+
+    def test_fewer_logits_fit_where_one_of_them_is_sampled(self) -> None:
+        reads = [replace(read(slot, slot % 4), sampling=SamplingParams()) for slot in range(5)]
+        assert len(Together(9, 2).reads(reads)) == 1
+        reads[3] = replace(reads[3], sampling=SamplingParams(temperature=0.5))
+        assert [len(group.members) for group in Together(9, 2).reads(reads)] == [2, 2, 1]
 
 
 class TestSameShapes:

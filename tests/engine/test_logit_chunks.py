@@ -17,5 +17,6 @@ def test_chunks_change_nothing(monkeypatch):
     ]
     whole = Engine(checkpoint).generate(requests)
     monkeypatch.setattr(runner, "_MAX_LOGITS", 7 * checkpoint.config.vocab_size)
+    monkeypatch.setattr(runner, "_MAX_SAMPLED_LOGITS", 3 * checkpoint.config.vocab_size)
     chunked = Engine(checkpoint).generate(requests)
     assert [completion.token_ids for completion in chunked] == [completion.token_ids for completion in whole]
