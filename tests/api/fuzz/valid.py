@@ -1,0 +1,68 @@
+"""Bodies that the documentation allows, for any of the three routes: every field at its limits and beside them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from tests.extremes import drawn_knobs, drawn_prompt, drawn_sampling
+
+ROUTES = ("/generate", "/v1/completions", "/v1/chat/completions")
+#: what OpenAI's routes allow
+_WARMEST = 2
+_STOPS = ("w7", " ", "a", "\n", "\u0000", "\u202e", "👩🏽‍🚀", "w1 w2 w3", "x" * 2000)
+_TEXTS = ("w5 w6", "w5", " ", "w5 " * 60, "<|MASK|>", "\u0301", "a\u0000b", "{{ 7 * 7 }}", "</think>", "w509 w510")
+
+
+@dataclass(frozen=True)
+class Served:
+    """What bodies depend on. `allowed`: token ids that prompts may have."""
+
+    model: str
+    block_size: int
+    max_model_len: int
+    allowed: list[int]
+
+
+def valid_request(rng: random.Random, served: Served) -> tuple[str, dict[str, Any]]:
+    """A route and a body for it."""
+    route = rng.choice(ROUTES)
+    longest = rng.choice([served.block_size + 1, 24, 64, served.max_model_len])
+    prompt = drawn_prompt(rng, served.allowed, longest - 1, served.block_size)
+    room = served.max_model_len - max(len(prompt), 200)
+    tokens = rng.choice([1, 2, served.block_size, rng.randint(1, 40), rng.choice([40, room])])
+    body = {**drawn_knobs(rng, served.block_size), **drawn_sampling(rng), **_shared(rng, served)}
+    if route == "/generate":
+        body |= {"max_new_tokens": tokens, **_some_prompt(rng, prompt)}
+        return route, body
+    body |= {"model": served.model, "max_tokens": tokens, "n": rng.choice([1, 1, 1, 2, 3])}
+    body["temperature"] = min(_WARMEST, body.get("temperature", 0))
+    if route == "/v1/completions":
+        texts = rng.choice([rng.choice(_TEXTS), list(_TEXTS[:2])])
+        return route, body | {"prompt": rng.choice([prompt, texts])}
+    return route, body | {"messages": _messages(rng)}
+
+
+def _some_prompt(rng: random.Random, prompt: list[int]) -> dict[str, Any]:
+    return rng.choice([{"prompt_token_ids": prompt}, {"prompt": rng.choice(_TEXTS)}, {"messages": _messages(rng)}])
+
+
+def _messages(rng: random.Random) -> list[dict[str, str]]:
+    roles = rng.choice([["user"], ["system", "user"], ["user", "assistant", "user"]])
+    return [{"role": role, "content": rng.choice([*_TEXTS, ""])} for role in roles]
+
+
+def _shared(rng: random.Random, served: Served) -> dict[str, Any]:
+    fields = {
+        "stop": rng.choice([_STOPS[0], list(_STOPS), list(rng.choices(_STOPS, k=16))]),
+        "stop_token_ids": rng.choice([[], [0], served.allowed[:1024], [2**31, 2**63, 10**30]]),
+        "ignore_eos": rng.random() < 0.5,
+        "stream": rng.random() < 0.5,
+        "timeout_s": rng.choice([5e-324, 1e-9, 0.001, 0.05, 599.9, 600]),
+        "return_trace": rng.random() < 0.5,
+        "cache_salt": rng.choice(["a", "\u0000", "x" * 256, "👩🏽‍🚀"]),
+        "prompt_cache_key": rng.choice(["a", "\u0000", "x" * 512]),
+        "priority": rng.randint(0, 9),
+    }
+    return {name: value for name, value in fields.items() if rng.random() < 0.3}
