@@ -21,6 +21,8 @@ from service.engine.request import SamplingParams
 
 #: lower temperatures sample like this one: their logits would not be finite
 _COLDEST = 1e-6
+#: a lower top_p would be 0 in float32, which leaves no token at all
+_LEAST_TOP_P = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,8 @@ def _filter(scores: Tensor, reads: Sequence[Read]) -> Tensor:
     part = scores[rows]
     ordered = part.sort(dim=-1, descending=True).values
     top_k = torch.tensor([min(reads[i].sampling.top_k or vocabulary, vocabulary) for i in chosen], device=scores.device)
-    top_p = torch.tensor([p if (p := reads[i].sampling.top_p) < 1 else torch.inf for i in chosen], device=scores.device)
+    limits = [max(p, _LEAST_TOP_P) if (p := reads[i].sampling.top_p) < 1 else torch.inf for i in chosen]
+    top_p = torch.tensor(limits, device=scores.device)
     outside = torch.arange(vocabulary, device=scores.device) >= top_k[:, None]
     probabilities = ordered.masked_fill(outside, -torch.inf).softmax(-1)
     before = probabilities.cumsum(-1) - probabilities

@@ -233,3 +233,14 @@ def test_knobs_out_of_range_are_refused_by_name(knobs: dict[str, float], message
     with pytest.raises(InvalidRequest, match=message) as caught:
         SamplingParams(**knobs)  # type: ignore[arg-type]
     assert caught.value.param == next(iter(knobs))
+
+
+@pytest.mark.parametrize("top_p", [5e-324, 1e-300, 1e-46, 1e-40, 1e-7])
+@pytest.mark.parametrize("temperature", [5e-324, 1e-6, 0.7, 100.0])
+def test_the_least_top_p_leaves_the_likeliest_token_and_never_the_mask(top_p: float, temperature: float) -> None:
+    torch.manual_seed(0)
+    logits, mask = torch.randn(20, 50), 0
+    logits[:, mask] = 9.0
+    sampling = SamplingParams(temperature, top_p, seed=3)
+    tokens, _ = choose(logits.clone(), [Read(place, place, 0, sampling) for place in range(20)], mask)
+    assert tokens.tolist() == (logits[:, 1:].argmax(-1) + 1).tolist()
