@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from service.api.text import TextCodec
 from service.errors import CheckpointError, InvalidRequest
+from service.text import TextCodec
 from tests.tiny import GOLDEN
 
 START, END, MASK = "<|im_start|>", "<|im_end|>", "<|MASK|>"
