@@ -67,7 +67,7 @@ class Generator:
         self._metrics = ReplicaMetrics()
         self._codec = TextCodec.load(checkpoint.path)
         self._engine = engine = Engine(checkpoint, limits, self._metrics)
-        self._card = make_card(settings, checkpoint, engine.max_model_len, self._codec.has_chat_template)
+        self._card = make_card(settings, checkpoint, engine.max_model_len, self._codec.chat_problem is None)
         self._eos = frozenset(checkpoint.config.eos_token_ids)
         # The ingress bounds what waits; here is room for all that it lets through.
         room = settings.max_waiting + settings.places

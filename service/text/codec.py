@@ -6,33 +6,35 @@ chat template's own control tokens are special. Knows no requests and no engine;
 
 from __future__ import annotations
 
-import re
-import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from service.errors import CheckpointError, InvalidRequest
+from service.text.answers import spans_of_answers
 from service.text.pieces import TokenPieces
 from service.text.stream import TextStream
+from service.text.template import ChatTemplate, Messages
 
 
 class TextCodec:
     """A checkpoint's tokenizer and chat template."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        self._template_owner = tokenizer
-        backend = tokenizer.backend_tokenizer.to_str()
-        self._special, self._literal = Tokenizer.from_str(backend), Tokenizer.from_str(backend)
+        self._special, self._literal = _copy(tokenizer), _copy(tokenizer)
         self._literal.encode_special_tokens = True
+        special = {token: added for token, added in self._special.get_added_tokens_decoder().items() if added.special}
         self._unknown: int | None = tokenizer.unk_token_id
-        self._control = {
-            token for token, added in self._special.get_added_tokens_decoder().items() if added.special
-        } - {self._unknown}
+        self._control = special.keys() - {self._unknown}
+        self._template = ChatTemplate(tokenizer, [added.content for added in special.values()])
+        # In the template's text a private name is what the control token is in transformers: it parts what is beside
+        # it in the same way, but no text is taken for it.
+        names = {token: self._template.names.of[added.content] for token, added in special.items()}
+        self._literal.add_tokens([_named(added, names[token]) for token, added in special.items()])
+        self._own = {self._literal.token_to_id(name): token for token, name in names.items()}
 
     @classmethod
     def load(cls, path: Path) -> TextCodec:
@@ -46,12 +48,22 @@ class TextCodec:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether messages can be encoded."""
-        return bool(self._template_owner.chat_template)
+        """Whether there is a chat template, be it one that can be used or not."""
+        return self._template.source != ""
+
+    @property
+    def chat_problem(self) -> str | None:
+        """Why messages are refused: there is no chat template, or it cannot be used. None: they are not."""
+        return self._template.problem
+
+    @property
+    def chat_warning(self) -> str | None:
+        """What the chat template does otherwise than in transformers. None: nothing that is known."""
+        return self._template.warning
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text. InvalidRequest where the vocabulary has no way to write it."""
-        ids = self._literal.encode(text, add_special_tokens=False).ids
+        ids: list[int] = self._literal.encode(text, add_special_tokens=False).ids
         if self._control.isdisjoint(ids):
             return ids
         # A vocabulary of whole words may hold a control token as a word: there its literal is unknown.
@@ -59,37 +71,28 @@ class TextCodec:
             raise InvalidRequest("the prompt holds a control token that this vocabulary cannot write as text")
         return [self._unknown if token in self._control else token for token in ids]
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def encode_chat(self, messages: Messages) -> list[int]:
         """Ids of messages (`role`, `content`) in the chat template, ready for the assistant's answer.
 
-        The template's own text may hold control tokens, the contents may not. InvalidRequest if the
-        checkpoint has no template or the template refuses the messages.
+        The ids of transformers' `apply_chat_template`, less control tokens that contents would make. InvalidRequest
+        if the checkpoint has no template, or if the template refuses the messages.
         """
-        return [token for ids, _ in self.chat_pieces(messages) for token in ids]
+        return self._encode_rendered(self._template.render(messages))
 
-    def chat_pieces(
-        self, messages: Sequence[Mapping[str, str]], *, answer: bool = True
-    ) -> list[tuple[list[int], int | None]]:
-        """As `encode_chat`, in pieces: ids of the template's own text (None) or of a message's content (its number).
+    def chat_pieces(self, messages: Messages, *, answer: bool = True) -> list[tuple[list[int], int | None]]:
+        """As `encode_chat`, in pieces: ids of what an assistant said (the message's number) or of all else (None).
 
-        Without `answer` the template writes no beginning of an answer after the last message.
+        What an assistant said begins and ends with a token, as it does when it is decoded. Without `answer` the
+        template writes no beginning of an answer after the last message.
         """
-        if not self.has_chat_template:
-            raise InvalidRequest("this checkpoint has no chat template; send `prompt` instead", param="messages")
-        nonce = secrets.token_hex(8)
-        marked = [{**message, "content": f"\ue000{nonce}{number}\ue001"} for number, message in enumerate(messages)]
-        try:
-            rendered = str(
-                self._template_owner.apply_chat_template(marked, tokenize=False, add_generation_prompt=answer)
-            )
-        except (TemplateError, ValueError, TypeError) as error:
-            raise InvalidRequest(f"the chat template refuses these messages: {error}", param="messages") from error
-        # Text of the template, number of a message, text, …: it may repeat, reorder and leave out messages.
-        pieces = re.split(f"\ue000{nonce}(\\d+)\ue001", rendered)
-        found: list[tuple[list[int], int | None]] = [(self._encode_template(pieces[0]), None)]
-        for number, text in zip(map(int, pieces[1::2]), pieces[2::2], strict=True):
-            found += [(self.encode(messages[number]["content"]), number), (self._encode_template(text), None)]
-        return found
+        rendered = self._template.render(messages, answer=answer)
+        pieces: list[tuple[list[int], int | None]] = []
+        end = 0
+        for span in spans_of_answers(self._template, messages, rendered, answer=answer):
+            pieces.append((self._encode_rendered(rendered[end : span.start]), None))
+            pieces.append((self.encode(rendered[span.start : span.end]), span.number))
+            end = span.end
+        return [*pieces, (self._encode_rendered(rendered[end:]), None)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids; control tokens are left out."""
@@ -103,5 +106,18 @@ class TextCodec:
         """What each token of one answer is by itself."""
         return TokenPieces(self._special)
 
-    def _encode_template(self, text: str) -> list[int]:
-        return self._special.encode(text, add_special_tokens=False).ids
+    def _encode_rendered(self, text: str) -> list[int]:
+        return [self._own.get(token, token) for token in self.encode(text)]
+
+
+def _copy(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
+    """The tokenizer itself, which cuts and pads nothing."""
+    copy = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    copy.no_truncation()
+    copy.no_padding()
+    return copy
+
+
+def _named(token: AddedToken, name: str) -> AddedToken:
+    """A token of another name that takes the same white space with it. Beside any letter it is one."""
+    return AddedToken(name, special=False, lstrip=token.lstrip, rstrip=token.rstrip, normalized=token.normalized)
