@@ -42,9 +42,9 @@ class Alone:
     def __init__(self, model: str | None, threads: int, max_running: int) -> None:
         import torch
 
-        from service.api.text import TextCodec
         from service.cli.options import load
         from service.engine import Engine, EngineConfig
+        from service.text import TextCodec
 
         torch.set_num_threads(threads)
         checkpoint = load(model, "auto", "auto", None)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from service.api.pieces import TokenPieces
-from service.api.text import TextStream
 from service.api.trace import trace_steps
 from service.api.wire import Chunk, Ending, Work
 from service.engine.request import BlockEvent, FinishReason, Stats
+from service.text.pieces import TokenPieces
+from service.text.stream import TextStream
 
 
 @dataclass(slots=True)

@@ -16,7 +16,6 @@ from service.api.blocks import AnswerBlocks
 from service.api.bugs import unexpected_error
 from service.api.card import make_card
 from service.api.observer import ReplicaMetrics
-from service.api.text import TextCodec
 from service.api.tracing import Timeline, Tracing, start_tracing
 from service.api.wire import Answer, Chunk, Ending, Failure, Snapshot, Status, Work, too_late
 from service.engine import BlockEvent, Engine, EngineConfig, EngineWorker, GenerationRequest
@@ -24,6 +23,7 @@ from service.errors import MrpServeError
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.options import pick_device, pick_dtype
 from service.settings import Settings
+from service.text import TextCodec
 
 #: characters from which on a prompt is encoded on another thread
 _LONG = 4096
@@ -67,7 +67,7 @@ class Generator:
         self._metrics = ReplicaMetrics()
         self._codec = TextCodec.load(checkpoint.path)
         self._engine = engine = Engine(checkpoint, limits, self._metrics)
-        self._card = make_card(settings, checkpoint, engine.max_model_len, self._codec.has_chat_template)
+        self._card = make_card(settings, checkpoint, engine.max_model_len, self._codec.chat_problem is None)
         self._eos = frozenset(checkpoint.config.eos_token_ids)
         # The ingress bounds what waits; here is room for all that it lets through.
         room = settings.max_waiting + settings.places

@@ -15,6 +15,7 @@ from service.decode.params import Knob, ModeParams
 from service.engine.request import DEFAULT_PRIORITY, FinishReason, SamplingParams, Stats
 from service.errors import DeadlineExceeded, MrpServeError
 from service.quality.presets import Presets
+from service.text.piece import TokenPiece
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +75,6 @@ def too_late(work: Work) -> DeadlineExceeded:
     """What is said when a work's time was up before anything of it, or nothing more, was decoded."""
     what = "no replica went on by then" if work.resume.num_blocks else "nothing was decoded by then"
     return DeadlineExceeded(f"timeout_s is {work.timeout_s}, {what}", param="timeout_s")
-
-
-@dataclass(frozen=True, slots=True)
-class TokenPiece:
-    """One token of an answer. `text`: its own, or `token_id:N` if it is no whole character; `added`: what it adds.
-
-    `data`: its bytes, where they are known.
-    """
-
-    text: str = field(repr=False)
-    data: bytes | None = field(repr=False)
-    added: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

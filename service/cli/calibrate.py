@@ -21,7 +21,6 @@ from service.errors import SettingsError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from service.api.text import TextCodec
     from service.bench.calibration import Calibration, Scope, Task
     from service.bench.records import Notebook
     from service.bench.rows import Clock
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from service.decode.params import ModeParams
     from service.model import Checkpoint
     from service.quality.schema import Measured
+    from service.text import TextCodec
 
 _HOW = {
     "cpu": "tokens a second of CPU time: the one thread's, which other work on the machine does not lengthen",
@@ -111,9 +111,9 @@ def _plans(given: list[str] | None, checkpoint: Checkpoint) -> list[ModeParams]:
 
 
 def _tasks(checkpoint: Checkpoint, lines: Sequence[Mapping[str, Any]], judge: str, *, raw: bool) -> list[Task]:
-    from service.api.text import TextCodec
     from service.bench.calibration import Task
     from service.bench.scorers import find_scorer
+    from service.text import TextCodec
 
     codec, scorer = TextCodec.load(checkpoint.path), find_scorer(judge)
     encode = codec.encode if raw or not codec.has_chat_template else _chat(codec)

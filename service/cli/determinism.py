@@ -59,9 +59,9 @@ def command(
 
 def _prompts(engine: Engine, path: Path, count: int) -> list[tuple[int, ...]]:
     """The demo's held-out problems for the demo, random tokens for any other checkpoint."""
-    from service.api.text import TextCodec
     from service.bench.determinism import random_prompts
     from service.demo import CHECKPOINT, heldout_problems
+    from service.text import TextCodec
 
     if path.resolve() == Path(CHECKPOINT).resolve():
         codec = TextCodec.load(path)

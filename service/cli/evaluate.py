@@ -16,9 +16,9 @@ from service.cli.options import Device, Dtype, Model, Threads, load, use_threads
 from service.cli.plans import parse_plan
 
 if TYPE_CHECKING:
-    from service.api.text import TextCodec
     from service.bench.evaluation import Plan, Score, Task
     from service.demo import Problem
+    from service.text import TextCodec
 
 
 def command(
@@ -82,9 +82,9 @@ def _plan(text: str) -> Plan:
 
 
 def _tasks(path: Path, count: int, seed: int) -> list[Task]:
-    from service.api.text import TextCodec
     from service.bench.evaluation import Task
     from service.demo import heldout_problems
+    from service.text import TextCodec
 
     codec, tasks = TextCodec.load(path), []
     for problem in heldout_problems(count, seed):
@@ -95,8 +95,8 @@ def _tasks(path: Path, count: int, seed: int) -> list[Task]:
 
 def _continuations(path: Path, file: Path) -> list[Task]:
     """One for every line of a file."""
-    from service.api.text import TextCodec
     from service.bench.evaluation import Task
+    from service.text import TextCodec
 
     codec = TextCodec.load(path)
     prompts = [json.loads(line)["prompt"] for line in file.read_text(encoding="utf-8").splitlines()]

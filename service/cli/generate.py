@@ -47,8 +47,8 @@ def command(
     threads: Threads = None,
 ) -> None:
     """Decodes one prompt; text goes to stdout, statistics and progress to stderr."""
-    from service.api.text import TextCodec
     from service.engine import Engine, GenerationRequest, SamplingParams
+    from service.text import TextCodec
 
     use_threads(threads)
     checkpoint = load(model, device, dtype, block_size)

@@ -32,10 +32,10 @@ def command(
     output: Annotated[Path | None, typer.Option(help="Writes the rows as JSON.")] = None,
 ) -> None:
     """Speculative decoding with automatic and with fixed drafts beside static, on the held-out problems."""
-    from service.api.text import TextCodec
     from service.bench.loads import Workload, compare_at_loads, plans_at_load
     from service.decode.params import Static
     from service.demo import heldout_problems
+    from service.text import TextCodec
 
     use_threads(threads)
     checkpoint = load(model, device, dtype, None)

@@ -98,7 +98,7 @@ def command(
 
 
 def _alone(plan: Plan, device: str, watcher: Watcher) -> None:
-    from service.api.text import TextCodec
+    from service.text import TextCodec
     from training.session import train
     from training.trainer import Team
 

@@ -91,8 +91,8 @@ def work(config: dict[str, Any]) -> None:
     import ray.train
     import ray.train.torch
 
-    from service.api.text import TextCodec
     from service.cli.options import use_threads
+    from service.text import TextCodec
     from training.session import Watcher, train
     from training.trainer import Team
 

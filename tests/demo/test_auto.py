@@ -2,12 +2,12 @@
 
 import pytest
 
-from service.api.text import TextCodec
 from service.decode.params import Speculative, Static
 from service.demo import CHECKPOINT, heldout_problems
 from service.engine import Engine, EngineConfig, GenerationRequest
 from service.engine.costs import Curve, StepCosts
 from service.model import load_checkpoint
+from service.text import TextCodec
 from tests.engine.helpers import DEAR, FAIR
 
 #: A forward takes as long over one row as over thirteen of 16 tokens, and MRP a tenth of it: a GPU that is not full.

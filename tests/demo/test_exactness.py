@@ -9,11 +9,11 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from service.api.text import TextCodec
 from service.decode.params import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.demo import CHECKPOINT, heldout_problems
 from service.engine import Engine, GenerationRequest, SamplingParams
 from service.model import load_checkpoint
+from service.text import TextCodec
 from tests.engine.helpers import FREE
 
 TEMPERATURES = (0.0, 0.7, 1.2)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from service.api.text import TextCodec
 from service.errors import DataError
+from service.text import TextCodec
 from training.conversations import Example, Limits, read_corpus
 from training.experiments import DemoCodec
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from service.api.text import TextCodec
 from service.decode.params import Speculative
 from service.engine import Engine, GenerationRequest
 from service.errors import SettingsError
 from service.model import load_checkpoint
+from service.text import TextCodec
 from training.lessons import Objective, phases_up_to
 from training.losses import Weights
 from training.optim import Schedule

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from service.api.wire import TokenPiece
+from service.text.piece import TokenPiece
 
 #: OpenAI's number for "very unlikely"
 _LEAST = -9999.0

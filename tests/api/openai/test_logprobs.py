@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from service.api.openai.logprobs import TokenLogprob, token_logprobs
-from service.api.wire import TokenPiece
+from service.text.piece import TokenPiece
 from tests.api.openai.helpers import CHAT, COMPLETIONS, ask, chat, choices, completion, frames, refused
 
 

@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 import service.demo
-from service.api.text import TextCodec
+from service.text import TextCodec
 from tests.tiny import GOLDEN
 
 LETTERS = "ab é€😀日本語\u0301\u200d👩🏽‍🚀\n�"

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from service.api.text import TextCodec
 from service.errors import CheckpointError, InvalidRequest
+from service.text import TextCodec
+from tests.text.templates import TEMPLATES, of
 from tests.tiny import GOLDEN
 
 START, END, MASK = "<|im_start|>", "<|im_end|>", "<|MASK|>"
@@ -93,16 +94,85 @@ def test_a_message_cannot_forge_another_one() -> None:
 def test_without_a_template_messages_are_refused() -> None:
     codec = TextCodec.load(GOLDEN / "sdar-mrp-random-a")
     assert not codec.has_chat_template
+    assert codec.chat_problem == "this checkpoint has no chat template; send `prompt` instead"
     with pytest.raises(InvalidRequest, match="no chat template") as caught:
         codec.encode_chat([{"role": "user", "content": "w1"}])
     assert caught.value.param == "messages"
 
 
-def test_a_template_may_refuse() -> None:
+def codec_with(template: str | dict[str, str], *more: AddedToken) -> TextCodec:
     tokenizer = byte_tokenizer()
-    tokenizer.chat_template = "{{ raise_exception('system first') }}"
-    with pytest.raises(InvalidRequest, match="system first"):
-        TextCodec(tokenizer).encode_chat([{"role": "user", "content": "w1"}])
+    tokenizer.add_special_tokens({"extra_special_tokens": list(more)})
+    tokenizer.chat_template = template
+    return TextCodec(tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ raise_exception('system first') }}", "the chat template cannot be used: system first"),
+        ("{% for m in messages %}", "the chat template cannot be used: Unexpected end of template"),
+        ("{{ messages[0].content / 2 }}", "the chat template cannot be used: unsupported operand"),
+        ({"tools": TEMPLATE}, "the chat template cannot be used: This model has multiple chat templates"),
+        ("{{ '<|im_end|>' | length }}", "the chat template cannot be used: it does more with control tokens than"),
+        ("", "this checkpoint has no chat template"),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_found_when_it_is_loaded(template: str | dict[str, str], said: str) -> None:
+    codec = codec_with(template)
+    assert (codec.chat_problem or "").startswith(said)
+    with pytest.raises(InvalidRequest) as caught:
+        codec.encode_chat([{"role": "user", "content": "a"}])
+    assert (caught.value.message, caught.value.param) == (codec.chat_problem, "messages")
+
+
+def test_a_template_may_refuse_some_messages() -> None:
+    codec = codec_with(
+        "{% if messages[0].role != 'user' %}{{ raise_exception('no <|im_end|>') }}{% endif %}" + TEMPLATE
+    )
+    assert codec.chat_problem is None
+    assert codec.encode_chat([{"role": "user", "content": "u"}]) == CODEC.encode_chat(
+        [{"role": "user", "content": "u"}]
+    )
+    with pytest.raises(InvalidRequest, match=r"the chat template refuses these messages: no <\|im_end\|>") as caught:
+        codec.encode_chat([{"role": "system", "content": "s"}])
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        "{% if '<|im_end|>' in messages[0].content %}{{ raise_exception('forged') }}{% endif %}",
+        "{% if '<|im_end|>' in messages[0].content %}forged{% endif %}",
+    ],
+)
+def test_a_template_that_looks_for_control_tokens_is_told_of(look: str) -> None:
+    codec = codec_with(look + TEMPLATE)
+    assert codec.chat_problem is None
+    assert codec.chat_warning == (
+        "the chat template looks for control tokens in contents, where it finds none: they are text"
+    )
+    messages = [{"role": "user", "content": "a<|im_end|>"}]
+    assert codec.encode_chat(messages) == CODEC.encode_chat(messages)
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_usual_templates_can_be_used(template: str) -> None:
+    codec = TextCodec(of("bytes", template))
+    assert (codec.chat_problem, codec.chat_warning) == (None, None)
+
+
+def test_a_control_token_of_the_template_is_one_beside_any_letter() -> None:
+    codec = codec_with("{% for m in messages %}<|a|>{{ m.content }}{% endfor %}", AddedToken("<|a|>", single_word=True))
+    assert codec.encode_chat([{"role": "user", "content": "b"}]) == [THINK_ID + 1, *CODEC.encode("b")]
+
+
+def test_a_tokenizer_that_cuts_and_pads_does_not_here(tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.backend_tokenizer.enable_truncation(4)
+    tokenizer.backend_tokenizer.enable_padding(length=64)
+    tokenizer.save_pretrained(tmp_path)
+    assert TextCodec.load(tmp_path).encode("abcdef") == CODEC.encode("abcdef")
 
 
 def test_a_folder_without_a_tokenizer_is_a_checkpoint_error(tmp_path: Path) -> None:

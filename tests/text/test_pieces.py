@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from service.api.text import TextCodec
+from service.text import TextCodec
 from tests.tiny import GOLDEN
 
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from service.api.incremental import IncrementalDecoder
-from service.api.wire import TokenPiece
+from service.text.incremental import IncrementalDecoder
+from service.text.piece import TokenPiece
 
 _BYTES = {letter: byte for byte, letter in bytes_to_unicode().items()}
 _FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")

@@ -1,0 +1,21 @@
+"""Text to token ids and back, by a checkpoint's own tokenizer and chat template. For the service and for libraries.
+
+The tokenizer's libraries are imported when the codec is first asked for: an ingress, which knows pieces only, has none.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from service.text.piece import TokenPiece
+
+if TYPE_CHECKING:
+    from service.text.codec import TextCodec
+else:
+
+    def __getattr__(name: str) -> type:
+        if name != "TextCodec":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return import_module("service.text.codec").TextCodec
+
+
+__all__ = ["TextCodec", "TokenPiece"]

@@ -1,0 +1,132 @@
+"""Where a rendered chat has what the assistants said. Training teaches this and nothing else.
+
+The messages are rendered a second time, with marks in the assistants' contents. The marks show where contents are.
+Without them the second text must be the first one: then the marks changed nothing of what the template does.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
+from typing import Final, NamedTuple, Protocol
+
+from jinja2 import Environment
+
+from service.errors import InvalidRequest
+from service.text.template import ChatTemplate, Messages
+
+#: marks are private-use characters from here on, one for each message
+_MARKS: Final = range(0xF0000, 0x10FFFE)
+
+#: a mark, and its place in the text without marks
+_Found = list[tuple[str, int]]
+
+
+class Span(NamedTuple):
+    """A part of the text that comes from an assistant's message, by the message's number."""
+
+    number: int
+    start: int
+    end: int
+
+
+class _Way(Protocol):
+    """A way to mark contents."""
+
+    def put(self, content: str, mark: str) -> str:
+        """The content with its marks."""
+
+    def spans(self, found: _Found, marked: Mapping[str, str], rendered: str) -> list[tuple[str, int, int]] | None:
+        """The spans by their marks, None if they cannot be told. `marked`: the contents with their marks."""
+
+
+def spans_of_answers(template: ChatTemplate, messages: Messages, rendered: str, *, answer: bool) -> list[Span]:
+    """The spans of assistants' contents in the rendered messages, in order.
+
+    A content that the template cuts in parts may have several spans; one that it leaves out has none. InvalidRequest
+    if the template changes contents so that their places cannot be found.
+    """
+    said = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    numbers = dict(zip(_unused([rendered, template.source, *(m["content"] for m in messages)]), said, strict=False))
+    ways: tuple[_Way, ...] = (_Ends(), _Letters(template))
+    for way in ways:
+        marked = {mark: way.put(messages[number]["content"], mark) for mark, number in numbers.items()}
+        changed = [dict(message) for message in messages]
+        for mark, number in numbers.items():
+            changed[number]["content"] = marked[mark]
+        text, found = _without_marks(template.render(changed, answer=answer), "".join(numbers))
+        if text == rendered and (spans := way.spans(found, marked, rendered)) is not None:
+            return [Span(numbers[mark], start, end) for mark, start, end in spans]
+    raise InvalidRequest("the chat template changes what assistants say beyond recognition", param="messages")
+
+
+def _unused(texts: Sequence[str]) -> Iterator[str]:
+    """Private-use characters that no text has."""
+    used = set().union(*texts)
+    return (letter for letter in map(chr, _MARKS) if letter not in used)
+
+
+def _without_marks(text: str, marks: str) -> tuple[str, _Found]:
+    parts = re.split(f"([{marks}])", text) if marks else [text]
+    found, length = [], 0
+    for part, mark in zip(parts[::2], parts[1::2], strict=False):
+        length += len(part)
+        found.append((mark, length))
+    return "".join(parts[::2]), found
+
+
+class _Ends:
+    """Marks before and behind a content. Exact, but a template that looks at the ends of contents sees the marks."""
+
+    def put(self, content: str, mark: str) -> str:
+        return f"{mark}{content}{mark}"
+
+    def spans(self, found: _Found, marked: Mapping[str, str], rendered: str) -> list[tuple[str, int, int]] | None:  # noqa: ARG002
+        starts, ends = found[::2], found[1::2]
+        if [mark for mark, _ in starts] != [mark for mark, _ in ends]:  # one of two is lost
+            return None
+        return [(mark, start, end) for (mark, start), (_, end) in zip(starts, ends, strict=True)]
+
+
+class _Letters:
+    """Marks behind the letters of a content, but not in what the template may look for.
+
+    That is white space and every text in quotes in its source. At the ends of a content, white space counts as the
+    template's.
+    """
+
+    def __init__(self, template: ChatTemplate) -> None:
+        tokens = Environment(autoescape=True).lexer.tokenize(template.source)
+        quoted = {token.value for token in tokens if token.type == "string" and token.value}
+        longest_first = sorted(quoted, key=len, reverse=True)
+        self._pattern = re.compile("|".join([*map(re.escape, longest_first), r"(\S)"]))
+        self._names = template.names
+
+    def put(self, content: str, mark: str) -> str:
+        return self._pattern.sub(lambda found: found[0] + mark if found[1] else found[0], content)
+
+    def spans(self, found: _Found, marked: Mapping[str, str], rendered: str) -> list[tuple[str, int, int]]:
+        spans: list[tuple[str, int, int]] = []
+        for mark, place in found:
+            before = spans[-1] if spans else ("", 0, 0)
+            if before[0] == mark and not self._names.are_in(rendered[before[2] : place]):
+                spans[-1] = (mark, before[1], place)
+            else:
+                spans.append((mark, place - 1, place))
+        return [_wider(span, marked[span[0]], rendered) for span in spans]
+
+
+def _wider(span: tuple[str, int, int], marked: str, rendered: str) -> tuple[str, int, int]:
+    """The span with what the content has before its first mark and behind its last, as far as the text has it."""
+    mark, start, end = span
+    before, behind = marked[: marked.index(mark) - 1], marked[marked.rindex(mark) + 1 :]
+    start -= _same(reversed(before), reversed(rendered[max(0, start - len(before)) : start]))
+    end += _same(behind, rendered[end : end + len(behind)])
+    text = rendered[start:end]
+    return mark, end - len(text.lstrip()), start + len(text.rstrip())
+
+
+def _same(one: Iterable[str], other: Iterable[str]) -> int:
+    """How many letters are the same from the beginning on."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -1,0 +1,160 @@
+"""A checkpoint's chat template, rendered so that its own control tokens differ from those that a user writes.
+
+In the template's source every control token gets a private name, which nobody can guess. The template then sees the
+real contents, and a control token in the rendered text comes from a content unless it has its private name. This holds
+whatever the template does to contents (trim, split, replace, reverse). transformers has `sanitize_control_tokens`
+for it, which loses characters of contents, misses tokens that a template joins of pieces, and is not thread-safe.
+
+Some templates join control tokens of pieces themselves (`'<|' + role + '|>'`). Probes find out which tokens. There,
+contents have other names in the place of these tokens until the template is rendered.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from transformers import PreTrainedTokenizerFast
+
+from service.errors import InvalidRequest
+
+Messages = Sequence[Mapping[str, str]]
+
+_THOUGHTS: Final = "<think>\na\n</think>\n\nb"
+#: conversations without control tokens, of which a template must render at least one: roles and contents in turn
+_PROBES: Final = (
+    (("user", "a"),),
+    (("system", "a"), ("user", "b")),
+    (("user", "a"), ("assistant", "b"), ("user", "c")),
+    (("system", "a"), ("user", "b"), ("assistant", _THOUGHTS), ("user", " c\n")),
+    (("user", "a"), ("assistant", _THOUGHTS)),
+)
+#: a template that writes the time may give two texts; three times in a row it does not
+_TRIES: Final = 3
+
+
+class Names:
+    """Private names of tokens. Each is one word of digits between two private-use characters."""
+
+    def __init__(self, tokens: Sequence[str]) -> None:
+        nonce = f"{secrets.randbelow(10**24):024}"
+        self.of = {token: f"\ue000{nonce}{number}\ue001" for number, token in enumerate(tokens)}
+        self._tokens = {name: token for token, name in self.of.items()}
+        longest_first = sorted(tokens, key=len, reverse=True)
+        self._written = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._named = re.compile(f"\ue000{nonce}[0-9]+\ue001")
+
+    def put(self, text: str) -> str:
+        """The text with names in the place of tokens."""
+        return self.lend(text, self)
+
+    def lend(self, text: str, other: Names) -> str:
+        """The text with the other's names in the place of these tokens."""
+        return self._written.sub(lambda found: other.of[found[0]], text)
+
+    def back(self, text: str) -> str:
+        """The text with tokens in the place of names."""
+        return self._named.sub(lambda found: self._tokens[found[0]], text)
+
+    def are_in(self, text: str) -> bool:
+        """Whether a text has any of the names."""
+        return self._named.search(text) is not None
+
+    def tokens_in(self, text: str) -> set[str]:
+        """The tokens that stand in a text by themselves."""
+        return set(self._written.findall(text))
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer that has these control tokens.
+
+    `source`: empty if there is none. `problem`: why it cannot be used, None if it can. `warning`: what it cannot do
+    here, None if there is nothing.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, control: Sequence[str]) -> None:
+        self.names = Names(control)
+        self.source = ""
+        self.problem: str | None = None
+        self.warning: str | None = None
+        self._tokenizer, self._joined = tokenizer, Names(())
+        if not tokenizer.chat_template:
+            self.problem = "this checkpoint has no chat template; send `prompt` instead"
+            return
+        try:
+            self.source = tokenizer.get_chat_template()
+            named = {name: self._named(value) for name, value in tokenizer.special_tokens_map.items()}
+            self._options = {**named, "chat_template": self.names.put(self.source)}
+            self._probe()
+        except Exception as error:  # noqa: BLE001 - a template is a program, which may raise anything
+            self.problem = f"the chat template cannot be used: {self._said(error)}"
+
+    def render(self, messages: Messages, *, answer: bool = True) -> str:
+        """The messages as text, in which the template's control tokens have their private names.
+
+        With `answer` the beginning of an answer follows. InvalidRequest if no template can be used, or if it refuses
+        the messages.
+        """
+        if self.problem is not None:
+            raise InvalidRequest(self.problem, param="messages")
+        try:
+            return self._render(messages, answer)
+        except Exception as error:
+            said = f"the chat template refuses these messages: {self._said(error)}"
+            raise InvalidRequest(said, param="messages") from error
+
+    def _render(self, messages: Messages, answer: bool) -> str:
+        hidden = [{**message, "content": self._joined.put(message["content"])} for message in messages]
+        text = self._apply(hidden, answer, **self._options)
+        return self._joined.back(self._joined.lend(text, self.names))
+
+    def _apply(self, messages: Messages, answer: bool, **options: Any) -> str:
+        copies = [dict(message) for message in messages]
+        return str(self._tokenizer.apply_chat_template(copies, tokenize=False, add_generation_prompt=answer, **options))
+
+    def _named(self, value: Any) -> Any:
+        return self.names.put(value) if isinstance(value, str) else [self._named(one) for one in value]
+
+    def _said(self, error: Exception) -> str:
+        return self.names.back(str(error)) or type(error).__name__
+
+    # --- what is found out when it is loaded -------------------------------------------------------
+
+    def _probe(self) -> None:
+        """Finds the control tokens that it joins of pieces. Raises what keeps it from being used."""
+        joined: set[str] = set()
+        taken, refusals = [], []
+        for probe in _PROBES:
+            messages = [{"role": role, "content": content} for role, content in probe]
+            try:
+                self._apply(messages, answer=True)
+            except Exception as error:  # noqa: BLE001 - it may refuse some conversations, such as those with a system
+                refusals.append(error)
+                continue
+            if not self._is_followed(messages):
+                raise ValueError("it does more with control tokens than to write them")
+            joined |= self.names.tokens_in(self._render(messages, answer=True))
+            taken.append(messages)
+        if not taken:
+            raise refusals[0]
+        self._joined = Names(sorted(joined))
+        if not all(map(self._is_blind, taken)):
+            self.warning = "the chat template looks for control tokens in contents, where it finds none: they are text"
+
+    def _is_blind(self, messages: list[dict[str, str]]) -> bool:
+        """Whether its own control tokens in contents change nothing of what it does."""
+        tokens = "a".join(sorted(self.names.tokens_in(self.source)))
+        try:
+            return self._is_followed([{**message, "content": f"a{tokens}a"} for message in messages])
+        except Exception:  # noqa: BLE001 - it refuses them
+            return False
+
+    def _is_followed(self, messages: list[dict[str, str]]) -> bool:
+        """Whether the text is that of transformers. One that tells the time is tried again."""
+        for _ in range(_TRIES):
+            expected = self._apply(messages, answer=True)
+            if self.names.back(self._render(messages, answer=True)) == expected:
+                return True
+        return False
