@@ -8,7 +8,6 @@ ingress asks every request through it.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -89,7 +88,7 @@ class _Attempts:
         """Returns when the next attempt is due; raises the error if there shall be none."""
         self._lost += isinstance(error, _LOSSES)
         pause = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0**self._made)
-        if not self._elsewhere(error) or time.time() + pause >= self._first.arrived + self._first.timeout_s:
+        if not self._elsewhere(error) or self._first.arrived.waited_s() + pause >= self._first.timeout_s:
             raise error
         self._made += 1
         self._count(error)

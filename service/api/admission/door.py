@@ -69,16 +69,11 @@ class Job:
 class Door:
     """The one door of an ingress, with its share of places and limits: no ingress knows of the others' requests.
 
-    `clock` is monotonic, `wall` the clock of `Work.arrived`.
+    `clock`: that of `Arrival`.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
-    ) -> None:
-        self._clock, self._wall, self._share = clock, wall, settings.share
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._share = clock, settings.share
         self._meter = Meter(clock)
         self._queue: FairQueue[Waiter] = FairQueue(settings.priority_aging_s)
         self._gate = Gate(self._queue, self._meter)
@@ -133,7 +128,7 @@ class Door:
 
     async def _enter(self, work: Work, on_wait: Callable[[], None]) -> None:
         try:
-            await self._gate.enter(self._claim(work), work.timeout_s - (self._wall() - work.arrived), on_wait)
+            await self._gate.enter(self._claim(work), work.arrived.at + work.timeout_s - self._clock(), on_wait)
         except TimeoutError:
             raise too_late(work) from None
 
@@ -162,8 +157,7 @@ class Door:
         return self._demand.wanted(load, ratio)
 
     def _claim(self, work: Work) -> Claim:
-        waited_s = max(0.0, self._wall() - work.arrived)
-        return Claim(self._clock() - waited_s, work.tenant, work.weight, work.priority, self._blocks(work))
+        return Claim(work.arrived.at, work.tenant, work.weight, work.priority, self._blocks(work))
 
     def _blocks(self, work: Work) -> int:
         return -(-work.max_new_tokens // self._block_size)

@@ -11,6 +11,7 @@ from typing import Any
 
 from service.api.admission.door import Door, Visit
 from service.api.admission.keys import ApiKey
+from service.api.arrival import Arrival
 from service.api.wire import Answer, Chunk, Ending, ModelCard, Work
 from service.decode.params import Static
 from service.engine.request import SamplingParams
@@ -24,7 +25,9 @@ ANYBODY = ApiKey("anonymous")
 
 
 def work(number: int, blocks: int, timeout_s: float = 600.0, **fields: Any) -> Work:
-    return Work(str(number), Static(), SamplingParams(), blocks * BLOCK, timeout_s, now(), token_ids=(1,), **fields)
+    return Work(
+        str(number), Static(), SamplingParams(), blocks * BLOCK, timeout_s, Arrival(now()), token_ids=(1,), **fields
+    )
 
 
 @dataclass
@@ -76,7 +79,7 @@ class Service:
         self.random, self.spread = random.Random(seed), random.Random(seed)
         loop = asyncio.get_running_loop()
         made = Settings(**settings)
-        self.doors = [Door(made, loop.time, loop.time) for _ in range(made.num_ingresses)]
+        self.doors = [Door(made, loop.time) for _ in range(made.num_ingresses)]
         self.card: ModelCard = replace(CARD, places=places)
         self.log = Log()
         self.capacity = places * pace
