@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from service.api.admission.door import Door, Visit
+from service.api.admission.door import Admission, Door, Visit
 from service.api.admission.keys import ApiKey
 from service.api.arrival import Arrival
 from service.api.wire import Answer, Chunk, Ending, ModelCard, Work
@@ -101,29 +101,29 @@ class Service:
         while client.attempts < tries:
             client.attempts += 1
             door = self.spread.choice(self.doors)
-            if self.let_in(door, number, client, key):
-                await self.serve(door, number, client, key)
+            if admitted := self.let_in(door, number, client, key):
+                await self.serve(door, admitted, client)
                 return client
             if not obeys:
                 return client
             await asyncio.sleep(self.log.retry_after[-1] + self.random.uniform(0.01, 0.2))
         return client
 
-    def let_in(self, door: Door, number: int, client: Client, key: ApiKey) -> bool:
+    def let_in(self, door: Door, number: int, client: Client, key: ApiKey) -> Admission | None:
         door.serves(self.card)
         self.log.retries += client.attempts > 1
         try:
-            door.admit(Visit(key, "10.0.0.1", "/generate", str(number).encode()), [work(number, client.asked)])
+            visit = Visit(key, "10.0.0.1", "/generate", str(number).encode())
+            admitted = door.admit(visit, [work(number, client.asked)])
         except QueueFull as refusal:
             self.log.retry_after.append(max(1, math.ceil(refusal.retry_after or 0)))
-            return False
+            return None
         self.log.retries_let_in += client.attempts > 1
-        return True
+        return admitted
 
-    async def serve(self, door: Door, number: int, client: Client, key: ApiKey) -> None:
+    async def serve(self, door: Door, admitted: Admission, client: Client) -> None:
         let_in, streams = now(), self.random.random() < self.lengths.streams
-        one = replace(work(number, client.asked), tenant=key.name, weight=key.weight)
-        async with door.place(one) as job:
+        async with door.place(admitted.works[0], admitted.bill) as job:
             client.waited_s = now() - let_in
             for block in range(client.decoded):
                 await asyncio.sleep(1 / self.pace)
