@@ -14,10 +14,11 @@ ROOT = Path(__file__).resolve().parent.parent
 ALLOWED: dict[str, tuple[str, ...]] = {
     "service.errors": (),
     "service.settings": ("service.errors",),
+    "service.tracebacks": (),
     "service.decode": ("service.errors",),
     "service.model": ("service.errors",),
     "service.quality": ("service.decode", "service.errors"),
-    "service.engine": ("service.decode", "service.model", "service.errors"),
+    "service.engine": ("service.decode", "service.model", "service.errors", "service.tracebacks"),
     "service.text": ("service.errors",),
     "service.api": (
         "service.engine",
@@ -29,6 +30,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.quality",
         "service.settings",
         "service.errors",
+        "service.tracebacks",
     ),
     "service.app": ("service.api", "service.engine", "service.model", "service.settings", "service.errors"),
     "service.bench": (

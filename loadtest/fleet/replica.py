@@ -5,7 +5,6 @@ Its checkpoint is a file that says how fast it is (`clock.Speed`). Made by `serv
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
@@ -66,7 +65,7 @@ class ClockDeployment:
         """It is well."""
 
     async def _decode(self, work: Work, every: int) -> AsyncGenerator[Chunk]:
-        waited_s, index, first = max(0.0, time.time() - work.arrived), 0, None
+        waited_s, index, first = work.arrived.waited_s(), 0, None
         self._in_flight += 1
         try:
             async with aclosing(self._engine.decode(work.max_new_tokens, every)) as events:

@@ -13,9 +13,9 @@ from dataclasses import replace
 
 from service.api.admission.door import Door
 from service.api.backend import Backend
-from service.api.bugs import without_message
 from service.api.wire import ModelCard
 from service.errors import Asleep, NotReady
+from service.tracebacks import without_message
 
 _log = logging.getLogger(__name__)
 

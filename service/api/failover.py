@@ -9,7 +9,6 @@ ingress asks every request through it.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -103,7 +102,7 @@ class _Attempts:
                 "the engines of two replicas stopped while they decoded this request, so it is not tried again"
             ) from error
         pause = min(_LONGEST_PAUSE_S, _PAUSE_S * 2.0**self._made)
-        if not self._elsewhere(error) or time.time() + pause >= self._first.arrived + self._first.timeout_s:
+        if not self._elsewhere(error) or self._first.arrived.waited_s() + pause >= self._first.timeout_s:
             raise error
         self._made += 1
         self._count(error)

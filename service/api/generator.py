@@ -7,7 +7,6 @@ and no Ray: `deployments.py` puts it behind a Serve handle, tests call it direct
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import TypeVar
@@ -107,7 +106,7 @@ class Generator:
 
     async def _decode(self, work: Work) -> AsyncGenerator[Chunk | Ending]:
         prompt = await self._encode(work)
-        waited_s = max(0.0, time.time() - work.arrived)
+        waited_s = work.arrived.waited_s()
         request = self._request(work, prompt, waited_s)
         pieces = self._codec.pieces() if work.return_pieces else None
         answer = AnswerBlocks(work, len(prompt), waited_s, self._codec.stream(work.stop), pieces)

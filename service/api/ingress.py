@@ -6,7 +6,6 @@ Knows no engine and no Ray: `deployments.py` gives it Serve's handles, tests a g
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
@@ -15,14 +14,14 @@ from starlette.types import ASGIApp
 
 from service.api import problems
 from service.api.admission.demand import FEWEST
-from service.api.admission.door import Door, Visit
+from service.api.admission.door import Admission, Door, Visit
 from service.api.admission.keys import KeyRing
 from service.api.answers import Health, Live, answer_json
 from service.api.backend import Backend, serving
 from service.api.cards import Cards
 from service.api.draining import DrainGate, Draining
 from service.api.exposition import CONTENT_TYPE, expose
-from service.api.failover import REASONS, Answering, Failover
+from service.api.failover import REASONS, Failover
 from service.api.journal import Journal, JournaledAnswers, current_record
 from service.api.metrics import Registry
 from service.api.middleware import BodyLimit, RequestId, given_key
@@ -30,11 +29,12 @@ from service.api.models import Models, models_json
 from service.api.openai.problems import error_writer
 from service.api.openai.routes import Upstream, openai_router
 from service.api.openapi import OPENAI, OPERATION, documented, errors, generate_docs
+from service.api.placed import PlacedAnswers
 from service.api.routing.affinity import HOW
 from service.api.streams import Exchange, event_stream, first_of
 from service.api.tracing import Tracing, telemetry
 from service.api.validation import parse_generate, parse_json, to_work
-from service.api.wire import Answer, ModelCard, Snapshot, Work
+from service.api.wire import ModelCard, Snapshot, Work
 from service.errors import Asleep, MrpServeError, Unauthorized
 from service.settings import Settings
 
@@ -62,11 +62,11 @@ class Ingress:
         for how in HOW:
             self._registry.add("request_routed_total", 0, by=how)
         replicas = Failover(backend, settings.max_failovers, self._count_failover)
-        self._answers = JournaledAnswers(replicas, settings.model_name)
         self._keys, self._door = KeyRing.load(settings), Door(settings)
         self._cards = Cards(backend, self._door, settings.request_timeout_s)
-        self._in_flight = 0
         self.draining = Draining()
+        answers = JournaledAnswers(replicas, settings.model_name)
+        self._answers = PlacedAnswers(answers, self._door, self._cards, self.draining)
 
     def app(self, *, answers_request_id: bool) -> ASGIApp:
         """The application. `answers_request_id`: it sends X-Request-Id itself; not where Serve does."""
@@ -87,7 +87,7 @@ class Ingress:
         self._registry.set("replicas_wanted", self.replicas_wanted)
         self._registry.set("queue_blocks_left", self._door.blocks_left)
         self._registry.set("queue_blocks_per_second", self._door.blocks_per_second)
-        return Snapshot(self._name, self._in_flight, self._registry.families(self._name))
+        return Snapshot(self._name, self._answers.in_flight, self._registry.families(self._name))
 
     def _add_routes(self, app: FastAPI) -> None:
         locked = [Depends(self._authorize)]
@@ -95,8 +95,8 @@ class Ingress:
         listed = {200: {"model": Models}, **errors(401, 503)}
         models = app.get("/v1/models", dependencies=locked, tags=[OPENAI], summary="Model and limits", responses=listed)
         models(self._models)
-        count, limit = self._count_rejected, self._settings.request_timeout_s
-        openai = openai_router(Upstream(self._card, self._admit, self._complete, self._stream, count, limit))
+        count, limit, answers = self._count_rejected, self._settings.request_timeout_s, self._answers
+        openai = openai_router(Upstream(self._card, self._admit, answers.complete, answers.stream, count, limit))
         app.include_router(openai, dependencies=locked, tags=[OPENAI])
         app.include_router(self._operation())
 
@@ -116,12 +116,13 @@ class Ingress:
     async def _generate(self, request: Request) -> Response:
         card = await self._card()
         wanted = parse_generate(parse_json(await request.body()), card.default_mode)
-        [work] = await self._admit(request, [to_work(wanted, card, self._settings.request_timeout_s)])
+        admitted = await self._admit(request, [to_work(wanted, card, self._settings.request_timeout_s)])
+        [work] = admitted.works
         if wanted.stream:
-            items = self._stream(work)
+            items = self._answers.stream(work, admitted.bill)
             exchange = Exchange(work, card, request.scope["request_id"], self._count_rejected)
             return event_stream(await first_of(items), items, exchange)
-        return JSONResponse(answer_json(await self._complete(work), work, card))
+        return JSONResponse(answer_json(await self._answers.complete(work, admitted.bill), work, card))
 
     async def _models(self) -> Response:
         return JSONResponse(models_json(await self._card()))
@@ -151,8 +152,8 @@ class Ingress:
             raise Unauthorized(f"the API key is {'wrong' if given else 'missing'}; send `Authorization: Bearer <key>`")
         request.state.api_key = key
 
-    async def _admit(self, request: Request, works: Sequence[Work]) -> list[Work]:
-        """The works of a request that may come in, as its key's."""
+    async def _admit(self, request: Request, works: Sequence[Work]) -> Admission:
+        """A request that may come in."""
         client = request.client.host if request.client else ""
         visit = Visit(request.state.api_key, client, request.url.path, await request.body())
         return self._door.admit(visit, works)
@@ -161,37 +162,7 @@ class Ingress:
         async with self.draining.until_cut():
             return await self._cards.card()
 
-    # --- answers -----------------------------------------------------------------------------------
-
-    async def _complete(self, work: Work) -> Answer:
-        self._in_flight += 1
-        try:
-            async with self.draining.until_cut(), self._door.place(work, self._cards.watch) as job:
-                answer = await self._answers.complete(work)
-                job.take(answer)
-                return answer
-        finally:
-            self._in_flight -= 1
-
-    async def _stream(self, work: Work) -> Answering:
-        self._in_flight += 1
-        try:
-            async with aclosing(self._placed(work)) as items:
-                while True:
-                    async with self.draining.until_cut():
-                        item = await anext(items, None)
-                    if item is None:
-                        return
-                    yield item
-        finally:
-            self._in_flight -= 1
-
-    async def _placed(self, work: Work) -> Answering:
-        """The items of an answer, once there is a place for it."""
-        async with self._door.place(work, self._cards.watch) as job, aclosing(self._answers.stream(work)) as items:
-            async for item in items:
-                job.take(item)
-                yield item
+    # --- counters ----------------------------------------------------------------------------------
 
     def _count_rejected(self, error: MrpServeError) -> None:
         self._registry.add("request_rejected_total", reason=error.code)

@@ -181,7 +181,7 @@ def _known(answers: list[_T] | BaseException, before: list[_T]) -> list[_T]:
 
 def _time_left(work: Work) -> float:
     """Until when the ingress waits for a replica; a little longer than an engine would."""
-    return max(0.0, work.arrived + work.timeout_s - time.time()) + _GRACE_S
+    return max(0.0, work.timeout_s - work.arrived.waited_s()) + _GRACE_S
 
 
 @contextmanager

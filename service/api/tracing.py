@@ -58,7 +58,8 @@ class Tracing:
 
     def decoded(self, replica: str, work: Work, timeline: Timeline) -> None:
         """The spans of one request in a replica, as children of the ingress's."""
-        arrived, events = work.arrived, timeline.events
+        ended, events = time.time(), timeline.events
+        arrived = ended - work.arrived.waited_s()
         start = arrived + timeline.waited_s
         last = events[-1].stats if events else Stats()
         context = _PROPAGATOR.extract(dict(work.origin.trace))
@@ -82,7 +83,7 @@ class Tracing:
                 begin = start + last.prefill_s
             span("block", begin, end, _block(event, before))
             begin, before = end, event.stats
-        whole.end(_ns(start + last.total_s if events else time.time()))
+        whole.end(_ns(start + last.total_s if events else ended))
 
 
 def start_tracing(settings: Settings) -> Tracing | None:

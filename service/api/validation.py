@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import from_json
 
+from service.api.arrival import Arrival
 from service.api.schemas import GENERATE, KNOBS, REQUESTS, GenerateCommon, GenerateQuality, Message
 from service.api.wire import ModelCard, Work
 from service.decode.registry import make_params
@@ -65,7 +65,7 @@ def to_work(request: GenerateCommon, card: ModelCard, timeout_limit_s: float) ->
         sampling=SamplingParams(request.temperature, request.top_p, request.top_k, seed),
         max_new_tokens=request.max_new_tokens,
         timeout_s=timeout_s,
-        arrived=time.time(),
+        arrived=Arrival.now(),
         text=request.prompt,
         token_ids=tuple(request.prompt_token_ids) if request.prompt_token_ids else None,
         messages=tuple(message.model_dump() for message in request.messages) if request.messages else None,

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from service.api.arrival import Arrival
 from service.decode.params import Knob, ModeParams
 from service.engine.request import DEFAULT_PRIORITY, FinishReason, SamplingParams, Stats
 from service.errors import DeadlineExceeded, MrpServeError
@@ -41,8 +42,8 @@ class Work:
 
     What it was asked and what it answers is left out of `repr`, which may get into a log.
 
-    `arrived`: wall clock of the ingress, so that `timeout_s` and the times in the statistics count from
-    there, the time in queues included. `stop_token_ids` are added to the checkpoint's eos. `tenant`: whose
+    `arrived`: when it came to the ingress. `timeout_s` and the times in the statistics count from there, the time in
+    queues included. `stop_token_ids` are added to the checkpoint's eos. `tenant`: whose
     API key it came with, by name; `weight`: that key's share. `session`: works of the same one are best sent to the
     same replica. `resume`: the answer's beginning, which is not to be sent again; `attempt`: how many were lost.
     """
@@ -52,7 +53,7 @@ class Work:
     sampling: SamplingParams
     max_new_tokens: int
     timeout_s: float
-    arrived: float
+    arrived: Arrival
     text: str | None = field(default=None, repr=False)
     token_ids: tuple[int, ...] | None = field(default=None, repr=False)
     messages: tuple[Mapping[str, str], ...] | None = field(default=None, repr=False)

@@ -13,12 +13,14 @@ import logging
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
+from copy import copy
 from dataclasses import dataclass, field
 
 from service.engine.engine import Engine
 from service.engine.observer import EngineState
 from service.engine.request import BlockEvent, GenerationRequest
 from service.errors import EngineFailed, InvalidRequest, MrpServeError, QueueFull, ReplicaStopping
+from service.tracebacks import kind_and_place, without_message
 
 _log = logging.getLogger(__name__)
 
@@ -150,9 +152,9 @@ class EngineWorker:
                 self._send([(event.request_id, event.error or event) for event in events])
             self._fail(ReplicaStopping("the server is shutting down", retry_after=1.0))
         except Exception as error:  # noqa: BLE001 - anything unexpected is a failure of the whole engine
-            _log.exception("the engine stopped")
+            _log.error("the engine stopped", extra={"exception": without_message(error)})
             with self._changed:
-                self._failure = f"{type(error).__name__}: {error}"
+                self._failure = kind_and_place(error)
             self._fail(EngineFailed(f"the engine stopped: {self._failure}"))
 
     def _step(self) -> list[BlockEvent]:
@@ -187,7 +189,7 @@ class EngineWorker:
     def _fail(self, error: MrpServeError) -> None:
         with self._changed:
             failed = list(self._streams)
-        self._send([(request_id, error) for request_id in failed])
+        self._send([(request_id, copy(error)) for request_id in failed])  # one each: raising it grows its traceback
 
     def _send(self, items: list[tuple[str, BlockEvent | MrpServeError]]) -> None:
         """Hands items to their streams, one wake-up for every event loop."""

@@ -105,13 +105,16 @@ class Dying(LocalBackend):
 class Visitor:
     """One request at the level of ASGI. Its client leaves when the first block has come, or when told."""
 
-    def __init__(self, request: Mapping[str, Any], version: str = "2.3", stays: bool = False) -> None:
+    def __init__(
+        self, request: Mapping[str, Any], version: str = "2.3", stays: bool = False, headers: Mapping[str, str] = {}
+    ) -> None:
         self.body, self.version, self.stays = json.dumps(request).encode(), version, stays
+        self.headers = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
         self.sent = b""
         self.got_block, self._asked = asyncio.Event(), False
 
     async def visit(self, app: ASGIApp) -> None:
-        scope = {"type": "http", "method": "POST", "path": GENERATE, "headers": [], "query_string": b""}
+        scope = {"type": "http", "method": "POST", "path": GENERATE, "headers": self.headers, "query_string": b""}
         await app(scope | {"root_path": "", "asgi": {"spec_version": self.version}}, self._receive, self._send)
 
     async def _receive(self) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 import pytest
 
 from service.api import failover
+from service.api.arrival import Arrival
 from service.api.backend import Items
 from service.api.failover import Failover
 from service.api.wire import Answer, Chunk, Ending, Failure, Resume, Work
@@ -88,7 +88,7 @@ class Asked:
 
 
 def work(timeout_s: float = 60.0) -> Work:
-    return Work("id", Static(), SamplingParams(seed=7), 6, timeout_s, time.time(), token_ids=(1, 2, 3))
+    return Work("id", Static(), SamplingParams(seed=7), 6, timeout_s, Arrival.now(), token_ids=(1, 2, 3))
 
 
 async def test_an_undisturbed_answer_is_asked_for_once() -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from service.api.bugs import unexpected_error, without_message
+from service.api.bugs import unexpected_error
 from service.api.logs import install_logs, log_formatter
 from service.errors import SettingsError
 from service.settings import Settings
+from service.tracebacks import kind_and_place, without_message
 
 
 @pytest.fixture(autouse=True)
@@ -111,3 +113,12 @@ def test_an_error_no_one_foresaw_is_told_by_kind_and_place(caplog: pytest.LogCap
     assert ours.code == "internal_error"
     for secret in ("'the prompt'", "the key\n"):
         assert secret not in told + shown + ours.message
+
+
+def test_a_kind_and_a_place_are_one_line() -> None:
+    try:
+        json.loads("the prompt")
+    except json.JSONDecodeError as error:
+        told = kind_and_place(error)
+    assert re.fullmatch(r"json\.decoder\.JSONDecodeError in json\.decoder, line \d+", told)
+    assert kind_and_place(ValueError("the prompt")) == "ValueError"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from service.api import ray_backend, serve_state
+from service.api.arrival import Arrival
 from service.api.ray_backend import RayBackend
 from service.api.wire import Answer, Chunk, Ending, Failure, Resume, Snapshot, Status, Work
 from service.decode.params import Static
@@ -28,7 +28,7 @@ CHUNK = Chunk(0, "a", (1,), Stats())
 
 
 def work(timeout_s: float = 60.0) -> Work:
-    return Work("id", Static(), SamplingParams(), 4, timeout_s, time.time(), token_ids=(1,))
+    return Work("id", Static(), SamplingParams(), 4, timeout_s, Arrival.now(), token_ids=(1,))
 
 
 class Response:
@@ -249,7 +249,7 @@ async def test_what_replicas_said_last_holds_while_one_hangs(monkeypatch: pytest
 async def test_the_time_limit_counts_from_the_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
     """A continued request has no more time than its first attempt had."""
     monkeypatch.setattr(ray_backend, "_GRACE_S", 0.0)
-    begun = replace(work(60.0), arrived=time.time() - 61, resume=Resume((1,), 1))
+    begun = replace(work(60.0), arrived=Arrival.ago(61.0), resume=Resume((1,), 1))
     with pytest.raises(DeadlineExceeded, match="no replica went on by then"):
         await anext(backend(Handle(None)).stream(begun))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import aclosing
@@ -19,6 +20,8 @@ from tests.tiny import tiny_checkpoint
 
 PROMPT = (5, 6, 7, 8, 9, 10)
 LONG = 200
+#: what an error says that nobody foresaw
+MARK = "xylophone"
 
 
 @pytest.fixture(scope="module")
@@ -257,11 +260,12 @@ class TestFailure:
     async def test_all_streams_fail_with_the_reason_and_it_stays_failed(
         self, start: Callable, caplog: pytest.LogCaptureFixture
     ) -> None:
+        """The reason is a kind and a place: what the error says may quote a prompt, in `/health` for everybody."""
         worker, engine = start()
         gate = Gate(engine)
 
         def explode() -> list[BlockEvent]:
-            raise RuntimeError("out of memory")
+            raise RuntimeError(f"cannot decode {MARK}")
 
         tasks = [asyncio.ensure_future(collect(worker.generate(request(str(n), PROMPT)))) for n in range(3)]
         await asyncio.sleep(0.05)
@@ -269,12 +273,16 @@ class TestFailure:
         gate._step = explode
         gate.open.set()
         errors = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [str(error) for error in errors] == ["the engine stopped: RuntimeError: out of memory"] * 3
+        place = rf"RuntimeError in {re.escape(__name__)}, line {explode.__code__.co_firstlineno + 1}"
+        assert re.fullmatch(place, str(worker.failure))
+        assert [str(error) for error in errors] == [f"the engine stopped: {worker.failure}"] * 3
         assert all(isinstance(error, EngineFailed) for error in errors)
-        assert worker.failure == "RuntimeError: out of memory"
-        assert "out of memory" in caplog.text
-        with pytest.raises(ReplicaStopping, match="the engine stopped: RuntimeError: out of memory"):
+        assert len({id(error) for error in errors}) == 3
+        with pytest.raises(ReplicaStopping, match=f"the engine stopped: {place}"):
             await collect(worker.generate(request("late", PROMPT)))
+        (record,) = [record for record in caplog.records if record.message == "the engine stopped"]
+        assert "test_worker.py" in record.exception  # type: ignore[attr-defined]
+        assert MARK not in caplog.text + record.exception  # type: ignore[attr-defined]
 
     async def test_a_client_that_left_before_the_failure_is_no_trouble(self, start: Callable) -> None:
         worker, engine = start()

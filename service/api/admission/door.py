@@ -11,14 +11,16 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
+from service.api.admission.bill import Bill, Job
 from service.api.admission.demand import Demand, Load
 from service.api.admission.desk import Desk, Marks
 from service.api.admission.gate import Gate, Waiter
 from service.api.admission.keys import ApiKey
 from service.api.admission.limits import RateLimits
-from service.api.admission.meter import Meter, Moment
-from service.api.wire import Answer, Chunk, Ending, Failure, ModelCard, Work, too_late
+from service.api.admission.meter import Meter
+from service.api.wire import ModelCard, Work, too_late
 from service.engine.fair_queue import Claim, FairQueue
 from service.errors import MrpServeError
 from service.settings import Settings
@@ -39,46 +41,22 @@ class Visit:
         return hashlib.blake2b(head + self.body, digest_size=16).digest()
 
 
-class Job:
-    """One answer: what has been decoded of it. Told of every item, or of the whole. `begun`: when it got its place."""
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A request that may come in: its works, marked as its key's, and the bill of their answers."""
 
-    def __init__(self, asked: int, block_size: int, meter: Meter) -> None:
-        self.asked, self.decoded, self.tokens = asked, 0, 0
-        self.begun: Moment | None = None
-        self.ended = False
-        self._block_size, self._meter = block_size, meter
-
-    def take(self, item: Answer | Chunk | Ending | Failure) -> None:
-        """An item of the stream, or the whole answer."""
-        if isinstance(item, Answer):
-            self.decoded = -(-item.ending.completion_tokens // self._block_size)
-            if self.begun is not None:
-                self._meter.decoded_since(self.begun, self.decoded)
-            item = item.ending
-        if isinstance(item, Chunk):
-            self.decoded += 1
-            self._meter.decoded(1)
-            self.tokens += len(item.token_ids)
-        elif isinstance(item, Ending):
-            self.tokens, self.ended = item.prompt_tokens + item.completion_tokens, True
-            self._meter.answered(self.asked, self.decoded)
-        else:
-            self.ended = True
+    works: list[Work]
+    bill: Bill
 
 
 class Door:
     """The one door of an ingress, with its share of places and limits: no ingress knows of the others' requests.
 
-    `clock` is monotonic, `wall` the clock of `Work.arrived`.
+    `clock`: that of `Arrival`.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        clock: Callable[[], float] = time.monotonic,
-        wall: Callable[[], float] = time.time,
-    ) -> None:
-        self._clock, self._wall, self._share = clock, wall, settings.share
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._share = clock, settings.share
         self._meter = Meter(clock)
         self._queue: FairQueue[Waiter] = FairQueue(settings.priority_aging_s)
         self._gate = Gate(self._queue, self._meter)
@@ -98,25 +76,24 @@ class Door:
         """There is no replica and none will come: who waits is told so."""
         self._gate.turn_away(error)
 
-    def admit(self, visit: Visit, works: Sequence[Work]) -> list[Work]:
-        """The works of a request that may come in, as its key's. RateLimited or QueueFull when it may not."""
+    def admit(self, visit: Visit, works: Sequence[Work]) -> Admission:
+        """A request that may come in. RateLimited or QueueFull when it may not."""
         key = visit.key
         works = [replace(work, tenant=key.name, weight=key.weight) for work in works]
         self._limits.check(key, sum(self._tokens(work) for work in works))
         blocks = sum(self._blocks(work) for work in works)
         self._desk.check(replace(self._claim(works[0]), cost=blocks), visit.digest)
         self._limits.count_request(key.name)
-        return works
+        return Admission(works, Bill(partial(self._limits.take_tokens, key.name)))
 
     @asynccontextmanager
-    async def place(self, work: Work, on_wait: Callable[[], None] = lambda: None) -> AsyncIterator[Job]:
+    async def place(self, work: Work, bill: Bill, on_wait: Callable[[], None] = lambda: None) -> AsyncIterator[Job]:
         """A place at a replica for as long as the context lasts. DeadlineExceeded when the work's time is up before.
 
-        `on_wait` is called if it has to be waited for.
+        `on_wait` is called if it has to be waited for. Whoever learns that the request has failed tells the bill.
         """
         job = Job(self._blocks(work), self._block_size, self._meter)
-        charged = self._tokens(work)
-        self._limits.take_tokens(work.tenant, charged)
+        bill.open(job, self._tokens(work))
         self._jobs.add(job)
         self._demand.came(job.asked)
         try:
@@ -128,12 +105,11 @@ class Door:
                 self._gate.leave()
         finally:
             self._jobs.remove(job)
-            if job.ended:
-                self._limits.take_tokens(work.tenant, job.tokens - charged)
+            bill.close(job)
 
     async def _enter(self, work: Work, on_wait: Callable[[], None]) -> None:
         try:
-            await self._gate.enter(self._claim(work), work.timeout_s - (self._wall() - work.arrived), on_wait)
+            await self._gate.enter(self._claim(work), work.arrived.at + work.timeout_s - self._clock(), on_wait)
         except TimeoutError:
             raise too_late(work) from None
 
@@ -162,8 +138,7 @@ class Door:
         return self._demand.wanted(load, ratio)
 
     def _claim(self, work: Work) -> Claim:
-        waited_s = max(0.0, self._wall() - work.arrived)
-        return Claim(self._clock() - waited_s, work.tenant, work.weight, work.priority, self._blocks(work))
+        return Claim(work.arrived.at, work.tenant, work.weight, work.priority, self._blocks(work))
 
     def _blocks(self, work: Work) -> int:
         return -(-work.max_new_tokens // self._block_size)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
 
 from service.api.admission.meter import Meter
@@ -62,11 +63,14 @@ class Gate:
             raise
 
     def turn_away(self, error: MrpServeError) -> None:
-        """There are no places and none will come: who waits is told so."""
+        """There are no places and none will come: who waits is told so, each by a copy of the error.
+
+        Tasks that raise one error object at the same time add to one traceback.
+        """
         if not self._places:
             for waiter in self._queue:
                 if not waiter.turn.done():
-                    waiter.turn.set_exception(error)
+                    waiter.turn.set_exception(copy(error))
 
     def leave(self) -> None:
         """Gives a place on."""

@@ -6,6 +6,7 @@ reason, mode and seed) and, if asked for, `trace`. A time-out is OpenAI's `lengt
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,8 +26,8 @@ class Writer:
     def __init__(self, plan: Plan, dialect: Dialect) -> None:
         self._plan, self._dialect = plan, dialect
         self._written = [0] * len(plan.choices)  # characters of each choice's text whose tokens have been named
-        first = plan.choices[0].work
-        self._head = {"id": dialect.id_prefix + first.request_id, "created": int(first.arrived), "model": plan.model}
+        name = dialect.id_prefix + plan.choices[0].work.request_id
+        self._head = {"id": name, "created": int(time.time()), "model": plan.model}
 
     def answer(self, answers: Sequence[Answer]) -> Json:
         """The whole answer; one of `answers` for every choice."""

@@ -9,6 +9,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from service.api.admission.bill import Bill
+from service.api.admission.door import Admission
 from service.api.bugs import unexpected_error
 from service.api.failover import Answering
 from service.api.models import models_json
@@ -28,12 +30,12 @@ Planner = Callable[[Mapping[str, Any], ModelCard, float], Plan]
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """What the routes need of the ingress. `admit` lets works in or raises; `count` is told of every error."""
+    """What the routes need of the ingress. `admit` lets a request in or raises; `count` is told of every error."""
 
     card: Callable[[], Awaitable[ModelCard]]
-    admit: Callable[[Request, Sequence[Work]], Awaitable[list[Work]]]
-    complete: Callable[[Work], Awaitable[Answer]]
-    stream: Callable[[Work], Answering]
+    admit: Callable[[Request, Sequence[Work]], Awaitable[Admission]]
+    complete: Callable[[Work, Bill], Awaitable[Answer]]
+    stream: Callable[[Work, Bill], Answering]
     count: Count
     timeout_limit_s: float
 
@@ -66,19 +68,19 @@ class _Routes:
     async def _answer(self, request: Request, planner: Planner, dialect: Dialect) -> Response:
         card = await self._upstream.card()
         plan = planner(parse_json(await request.body()), card, self._upstream.timeout_limit_s)
-        works = await self._upstream.admit(request, [choice.work for choice in plan.choices])
-        plan = plan.with_works(works)
+        admitted = await self._upstream.admit(request, [choice.work for choice in plan.choices])
+        plan = plan.with_works(admitted.works)
         writer = Writer(plan, dialect)
         try:
             if plan.stream:
-                return await self._stream(plan, writer, request.scope["request_id"])
-            answers = await all_of(self._complete(choice.work) for choice in plan.choices)
+                return await self._stream(plan, admitted.bill, writer, request.scope["request_id"])
+            answers = await all_of(self._complete(choice.work, admitted.bill) for choice in plan.choices)
         except MrpServeError as error:
             raise in_openai_terms(error) from error
         return JSONResponse(writer.answer(answers))
 
-    async def _stream(self, plan: Plan, writer: Writer, request_id: str) -> Response:
-        items = await started(merged([self._upstream.stream(choice.work) for choice in plan.choices]))
+    async def _stream(self, plan: Plan, bill: Bill, writer: Writer, request_id: str) -> Response:
+        items = await started(merged([self._upstream.stream(choice.work, bill) for choice in plan.choices]))
 
         def failed(error: Exception) -> dict[str, Any]:
             ours = error if isinstance(error, MrpServeError) else unexpected_error(error, request_id)
@@ -87,5 +89,5 @@ class _Routes:
 
         return choice_stream(items, Script(plan.choices, writer, failed))
 
-    async def _complete(self, work: Work) -> Answer:
-        return await self._upstream.complete(work)
+    async def _complete(self, work: Work, bill: Bill) -> Answer:
+        return await self._upstream.complete(work, bill)

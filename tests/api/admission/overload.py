@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from service.api.admission.door import Door, Visit
+from service.api.admission.door import Admission, Door, Visit
 from service.api.admission.keys import ApiKey
+from service.api.arrival import Arrival
 from service.api.wire import Answer, Chunk, Ending, ModelCard, Work
 from service.decode.params import Static
 from service.engine.request import SamplingParams
@@ -24,7 +25,9 @@ ANYBODY = ApiKey("anonymous")
 
 
 def work(number: int, blocks: int, timeout_s: float = 600.0, **fields: Any) -> Work:
-    return Work(str(number), Static(), SamplingParams(), blocks * BLOCK, timeout_s, now(), token_ids=(1,), **fields)
+    return Work(
+        str(number), Static(), SamplingParams(), blocks * BLOCK, timeout_s, Arrival(now()), token_ids=(1,), **fields
+    )
 
 
 @dataclass
@@ -76,7 +79,7 @@ class Service:
         self.random, self.spread = random.Random(seed), random.Random(seed)
         loop = asyncio.get_running_loop()
         made = Settings(**settings)
-        self.doors = [Door(made, loop.time, loop.time) for _ in range(made.num_ingresses)]
+        self.doors = [Door(made, loop.time) for _ in range(made.num_ingresses)]
         self.card: ModelCard = replace(CARD, places=places)
         self.log = Log()
         self.capacity = places * pace
@@ -98,29 +101,29 @@ class Service:
         while client.attempts < tries:
             client.attempts += 1
             door = self.spread.choice(self.doors)
-            if self.let_in(door, number, client, key):
-                await self.serve(door, number, client, key)
+            if admitted := self.let_in(door, number, client, key):
+                await self.serve(door, admitted, client)
                 return client
             if not obeys:
                 return client
             await asyncio.sleep(self.log.retry_after[-1] + self.random.uniform(0.01, 0.2))
         return client
 
-    def let_in(self, door: Door, number: int, client: Client, key: ApiKey) -> bool:
+    def let_in(self, door: Door, number: int, client: Client, key: ApiKey) -> Admission | None:
         door.serves(self.card)
         self.log.retries += client.attempts > 1
         try:
-            door.admit(Visit(key, "10.0.0.1", "/generate", str(number).encode()), [work(number, client.asked)])
+            visit = Visit(key, "10.0.0.1", "/generate", str(number).encode())
+            admitted = door.admit(visit, [work(number, client.asked)])
         except QueueFull as refusal:
             self.log.retry_after.append(max(1, math.ceil(refusal.retry_after or 0)))
-            return False
+            return None
         self.log.retries_let_in += client.attempts > 1
-        return True
+        return admitted
 
-    async def serve(self, door: Door, number: int, client: Client, key: ApiKey) -> None:
+    async def serve(self, door: Door, admitted: Admission, client: Client) -> None:
         let_in, streams = now(), self.random.random() < self.lengths.streams
-        one = replace(work(number, client.asked), tenant=key.name, weight=key.weight)
-        async with door.place(one) as job:
+        async with door.place(admitted.works[0], admitted.bill) as job:
             client.waited_s = now() - let_in
             for block in range(client.decoded):
                 await asyncio.sleep(1 / self.pace)

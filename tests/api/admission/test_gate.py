@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from service.api.admission.gate import Gate, Waiter
 from service.api.admission.meter import Meter
 from service.engine.fair_queue import Claim, FairQueue
+from service.errors import NotReady
 from tests.api.admission.virtual import now, run
 
 
@@ -162,6 +163,33 @@ class TestLeaving:
     @pytest.mark.parametrize("timeout_s", [0.0, -5.0])
     def test_a_free_place_needs_no_time(self, timeout_s: float) -> None:
         assert in_hall(1, lambda hall: hall._visit("a", 1.0, False, Claim(now()), timeout_s)).came == ["a"]
+
+
+class TestTurnedAway:
+    def test_everybody_gets_an_error_of_his_own(self) -> None:
+        """Errors that are raised in several tasks at once would grow each other's tracebacks."""
+        told = NotReady("given up", param="model", retry_after=5.0)
+
+        async def script(hall: Hall) -> None:
+            tasks = [hall.visit(str(number)) for number in range(3)]
+            await asyncio.sleep(1)
+            hall.gate.turn_away(told)
+            errors = await asyncio.gather(*tasks, return_exceptions=True)
+            assert [type(error) for error in errors] == [NotReady] * 3
+            assert {(error.message, error.param, error.retry_after) for error in errors} == {("given up", "model", 5.0)}
+            assert len({id(error) for error in (told, *errors)}) == 4
+            assert told.__traceback__ is None
+
+        assert in_hall(0, script).is_empty()
+
+    def test_only_where_there_are_no_places(self) -> None:
+        async def script(hall: Hall) -> None:
+            tasks = [hall.visit(str(number)) for number in range(2)]
+            await asyncio.sleep(0.5)
+            hall.gate.turn_away(NotReady("given up"))
+            await asyncio.gather(*tasks)
+
+        assert in_hall(1, script).came == ["0", "1"]
 
 
 visitors = st.lists(

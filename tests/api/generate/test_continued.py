@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
 
+from service.api.arrival import Arrival
 from service.api.generator import Generator, load_generator
 from service.api.wire import Chunk, Resume, Work
 from service.decode.params import Static
@@ -164,7 +164,7 @@ async def test_a_continued_answer_that_comes_too_late_is_a_time_out(generator: G
         sampling=SamplingParams(),
         max_new_tokens=9,
         timeout_s=1.0,
-        arrived=time.time() - 2.0,
+        arrived=Arrival.ago(2.0),
         token_ids=(1, 2, 3, 4, 5, 6),
         stop=(" w17 w",),
         resume=resume,

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.api.arrival import Arrival
 from service.api.routing.keys import PrefixKeys, boundaries, prefix_keys
 from service.api.wire import Work
 from service.decode.params import Static
@@ -21,7 +22,7 @@ TEXT = "".join(chr(97 + n * n % 23) for n in range(3000))
 
 
 def work(**prompt: Any) -> Work:
-    return Work("id", Static(), SamplingParams(), 4, 60.0, 0.0, **prompt)
+    return Work("id", Static(), SamplingParams(), 4, 60.0, Arrival(0.0), **prompt)
 
 
 def keys(**prompt: Any) -> PrefixKeys:
