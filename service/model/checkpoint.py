@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch.overrides import TorchFunctionMode
 
 from service.errors import CheckpointError
 from service.model.config import ModelConfig, parse_config
@@ -60,6 +61,19 @@ class Checkpoint:
         return self.backbone.embed_tokens.weight.dtype
 
 
+class _WithoutFirstValues(TorchFunctionMode):
+    """Modules made inside draw no random weights.
+
+    A checkpoint's weights replace them. On the meta device torch would import its whole compiler to draw them.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        return kwargs["tensor"] if func is torch.nn.init.normal_ else func(*args, **kwargs)
+
+
 def load_checkpoint(name: str | Path, options: LoadOptions | None = None) -> Checkpoint:
     """Loads a backbone and, if the checkpoint has one, its MRP module.
 
@@ -70,7 +84,7 @@ def load_checkpoint(name: str | Path, options: LoadOptions | None = None) -> Che
     path = resolve(name)
     raw = read_config(path)
     config = _override(parse_config(raw, block_size=options.block_size), options)
-    with torch.device("meta"):
+    with torch.device("meta"), _WithoutFirstValues():
         backbone = FAMILIES[raw["model_type"]](config)
         mrp = Mrp(config, config.mrp) if config.mrp else None
     fill(path, config, (backbone, mrp), options.dtype)

@@ -11,7 +11,9 @@ import httpx
 import jsonschema
 import pytest
 
+from service.api import schemas
 from service.api.answers import BlockFrame, Done, GenerateAnswer
+from service.api.openai.schemas import OpenAiRequest
 from service.api.openapi import DECODING, OPENAI, OPERATION
 from service.api.schemas import EXAMPLES, KNOBS, REQUESTS
 from service.api.validation import parse_generate
@@ -88,6 +90,24 @@ def test_errors_and_frames_are_there(schema: dict[str, Any]) -> None:
 
 async def test_a_second_page_is_the_same(http: httpx.AsyncClient, schema: dict[str, Any]) -> None:
     assert (await http.get("/openapi.json")).json() == schema
+
+
+async def test_another_applications_page_is_the_same(schema: dict[str, Any]) -> None:
+    """They share what they are told of bodies, so none may change it."""
+    async with over(Scripted()) as http:
+        assert (await http.get("/openapi.json")).json() == schema
+
+
+@pytest.mark.usefixtures("schema")
+def test_schemas_of_bodies_are_made_once_for_all_applications(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making them takes several times as long as the rest of an application."""
+
+    def again(**_: Any) -> None:
+        pytest.fail("a schema is made again")
+
+    for maker, name in ((schemas.GENERATE, "json_schema"), (OpenAiRequest, "model_json_schema")):
+        monkeypatch.setattr(maker, name, again)
+    over(Scripted())
 
 
 async def test_the_page_needs_nothing_from_elsewhere(http: httpx.AsyncClient) -> None:
