@@ -140,8 +140,10 @@ class _Reader:
 
 
 def _messages(value: object) -> list[dict[str, str]]:
-    if not isinstance(value, list) or not value:
+    if not isinstance(value, list):
         raise DataError(f"'messages' is {_kind(value)}, a list of messages is expected")
+    if not value:
+        raise DataError("'messages' is an empty list, at least one message is expected")
     for number, message in enumerate(value, start=1):
         if not isinstance(message, dict):
             raise DataError(f"message {number} is {_kind(message)}, an object with role and content is expected")
