@@ -119,7 +119,7 @@ class _Reader:
         elif "text" in value:
             text = _text(value, "text")
         else:
-            raise DataError(f"'messages', 'prompt' and 'completion', or 'text' is expected, keys are {sorted(value)}")
+            raise DataError(f"'messages', 'prompt' and 'completion', or 'text' is expected, {_keys(value)}")
         before = self._codec.encode(prompt)
         tokens = [*before, *self._codec.encode(text), *self._ends[:1]]
         return tokens, [(len(before), len(tokens))]
@@ -160,6 +160,10 @@ def _text(value: dict[str, Any], key: str) -> str:
     if not isinstance(text, str):
         raise DataError(f"{key!r} is {_kind(text)}, text is expected")
     return text
+
+
+def _keys(value: dict[str, Any]) -> str:
+    return f"the keys are {', '.join(sorted(value))}" if value else "the object is empty"
 
 
 def _kind(value: object) -> str:

@@ -96,7 +96,7 @@ def test_a_share_of_the_lines_is_held_out_whatever_their_order(tmp_path):
     [
         ("{", "not JSON"),
         ([1], "a JSON object is expected, this is a list"),
-        ({"input": "x"}, r"'messages', 'prompt' and 'completion', or 'text' is expected, keys are \['input'\]"),
+        ({"input": "x"}, r"'messages', 'prompt' and 'completion', or 'text' is expected, the keys are input"),
         ({"text": 3}, "'text' is a number, text is expected"),
         ({"prompt": "x"}, "'completion' is not there, text is expected"),
         ({"messages": []}, "'messages' is an empty list, at least one message is expected"),
