@@ -14,7 +14,7 @@ import typer
 from service.cli.options import Device, Dtype, Model, Threads, load, use_threads
 from service.cli.output import Counter, notes
 from service.cli.plans import parse_plan
-from service.cli.quality import draw, needs_matplotlib, show
+from service.cli.quality import draw, drawer, show
 from service.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def command(
     scope.check(len(asked.lines))
     given = [parse_plan(text) for text in plan or ()]
     if plot:
-        needs_matplotlib()
+        drawer()
     use_threads(threads)
     checkpoint = load(model, device, dtype, None)
     plans = _plans(given, checkpoint)

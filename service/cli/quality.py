@@ -12,6 +12,8 @@ from service.cli.output import notes, results
 from service.errors import SettingsError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from service.quality.schema import QualityFile, Row, Speed
 
 
@@ -52,19 +54,18 @@ def show(file: QualityFile) -> None:
         console.print(f"mind: {warning}", style="yellow")
 
 
-def needs_matplotlib() -> None:
-    """SettingsError where matplotlib, which draws, is not installed."""
+def drawer() -> Callable[[QualityFile, Path], list[Path]]:
+    """What draws a file into a folder. SettingsError where matplotlib is not installed."""
     try:
-        import service.quality.picture
+        from service.quality.picture import draw_frontier
     except ModuleNotFoundError as error:
         raise SettingsError(f"plot needs {error.name}: pip install 'mrp-serve[plot]'", param="plot") from None
+    return draw_frontier
 
 
 def draw(file: QualityFile, folder: Path) -> None:
     """Writes the pictures. SettingsError where matplotlib is not installed."""
-    needs_matplotlib()
-    from service.quality.picture import draw_frontier
-
+    draw_frontier = drawer()
     folder.mkdir(parents=True, exist_ok=True)
     for path in draw_frontier(file, folder):
         notes().print(f"wrote {path}", soft_wrap=True)

@@ -174,7 +174,8 @@ def test_another_plan_in_the_same_folder_is_refused_by_the_names_of_its_options(
         run(plan)
     assert refused.value.message == (
         f"{whole[0] / 'training'} holds a training with other options: --fp32 was no, is yes; "
-        "--order was 0.25, is 0.5; --steps was 12, is 99; --unroll was 2, is 3. Name another folder, or give the options of before"
+        "--order was 0.25, is 0.5; --steps was 12, is 99; --unroll was 2, is 3."
+        " Name another folder, or give the options of before"
     )
 
 
