@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ class Measures:
         self._environment = environment
         self._clock = Clock()
         self._rows: list[dict[str, Any]] = []
+        self._flying: Counter[float] = Counter()
         environment.events.request.add_listener(self._request)
         environment.events.report_to_master.add_listener(self._report)
         environment.events.worker_report.add_listener(self._reported)
@@ -53,6 +55,14 @@ class Measures:
     def level(self, at: float, stage: int, level: float) -> None:
         """A new stage begins."""
         self._add(Level(round(self._clock.wall(at), 4), stage, level))
+
+    def due(self, at: float) -> None:
+        """A request is in flight from when it is due."""
+        self._flying[at] += 1
+
+    def ended(self, at: float) -> None:
+        """A request that was due then is in flight no more."""
+        self._flying -= Counter([at])
 
     def unfinished(self, seen: Observation, stage: int | None) -> None:
         """A request that the end of the run cut: a row, but no failure of the service."""
@@ -85,7 +95,8 @@ class Measures:
             self._flush()
 
     def _look(self) -> None:
-        self._add(Client(round(time.time(), 3), os.getpid(), round(time.process_time(), 3)))
+        oldest = round(self._clock.wall(min(self._flying)), 4) if self._flying else None
+        self._add(Client(round(time.time(), 3), os.getpid(), round(time.process_time(), 3), oldest))
 
     def _flush(self) -> None:
         if self._rows and not isinstance(self._environment.runner, WorkerRunner):

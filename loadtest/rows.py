@@ -74,11 +74,15 @@ class Level:
 
 @dataclass(frozen=True)
 class Client:
-    """The CPU time that a process of the load generator has used so far."""
+    """The CPU time that a process of the load generator has used so far, and its oldest request in flight.
+
+    `oldest`: when that was due; None: no request is in flight.
+    """
 
     at: float
     process: int
     cpu_s: float
+    oldest: float | None = None
 
 
 Row = Request | Level | Client

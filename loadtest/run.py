@@ -21,10 +21,12 @@ from loadtest.chaos.common import options, say, service
 from loadtest.driver import Driver, Record
 from loadtest.report.page import write
 from loadtest.report.result import Result
+from loadtest.rows import Client, Row
 from loadtest.scenario import Run, Scenario
 from loadtest.summary import Point, points, windows
 from loadtest.thresholds import Threshold
 
+#: a stage of arrivals begins and ends that much later than its level, at most
 _SETTLE_S = 2.0
 
 
@@ -96,23 +98,30 @@ class Progress:
         self._scenario, self._said = scenario, 0
 
     def show(self, record: Record) -> None:
-        """Says what is new: levels whose requests have ended, as far as one can wait for them."""
-        newest = max((row.at for row in record.rows), default=0.0)
+        """Says what is new: levels of which no request is in flight."""
+        until = settled(record.rows)
         ends = [window.until for window in windows(record.run, record.rows, self._scenario.warm_s)]
-        self._say(record, sum(end + _SETTLE_S < newest for end in ends))
+        self._say(record, sum(end + _SETTLE_S <= until for end in ends))
 
     def rest(self, record: Record) -> None:
         """Says what is left at the end."""
         self._say(record, len(self._points(record)))
 
     def _say(self, record: Record, count: int) -> None:
-        for point in self._points(record)[self._said : count]:
-            say(line(point))
-        self._said = max(self._said, count)
+        if count > self._said:
+            for point in self._points(record)[self._said : count]:
+                say(line(point))
+            self._said = count
 
     def _points(self, record: Record) -> list[Point]:
         every = points(record.run, record.rows, record.samples, self._scenario.slo, self._scenario.warm_s)
         return [point for point in every if not point.part]
+
+
+def settled(rows: Sequence[Row]) -> float:
+    """Until when every request that was due has ended, as far as all processes of the load generator have said."""
+    looks = {row.process: row for row in rows if isinstance(row, Client)}  # of each the last
+    return min((look.at if look.oldest is None else look.oldest for look in looks.values()), default=0.0)
 
 
 def line(point: Point) -> str:

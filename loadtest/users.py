@@ -63,7 +63,8 @@ class LoadUser(User):
     def load(self) -> None:
         """A closed loop's request, or all arrivals of an open one."""
         if self._plan.loop == "closed":
-            self._pause_after(self._ask(time.perf_counter(), None))
+            self._measures.due(now := time.perf_counter())
+            self._pause_after(self._ask(now, None))
         else:
             self._arrive(self._arrivals())
             raise StopUser
@@ -77,8 +78,10 @@ class LoadUser(User):
         began, group = time.perf_counter(), Group()
         try:
             for arrival in arrivals:
-                gevent.sleep(max(0.0, began + arrival.at - time.perf_counter()))
-                group.spawn(self._ask, began + arrival.at, arrival.stage)
+                due = began + arrival.at
+                gevent.sleep(max(0.0, due - time.perf_counter()))
+                self._measures.due(due)
+                group.spawn(self._ask, due, arrival.stage)
             group.join()
         finally:
             group.kill()  # what is left when the run is stopped is recorded as unfinished
@@ -98,6 +101,7 @@ class LoadUser(User):
                 self._measures.unfinished(seen, stage)
             else:
                 self._fire(seen, stage)
+            self._measures.ended(due)
         return seen
 
     def _fire(self, seen: Observation, stage: int | None) -> None:

@@ -119,7 +119,7 @@ class _Reader:
         elif "text" in value:
             text = _text(value, "text")
         else:
-            raise DataError(f"'messages', 'prompt' and 'completion', or 'text' is expected, keys are {sorted(value)}")
+            raise DataError(f"'messages', 'prompt' and 'completion', or 'text' is expected, {_keys(value)}")
         before = self._codec.encode(prompt)
         tokens = [*before, *self._codec.encode(text), *self._ends[:1]]
         return tokens, [(len(before), len(tokens))]
@@ -140,8 +140,10 @@ class _Reader:
 
 
 def _messages(value: object) -> list[dict[str, str]]:
-    if not isinstance(value, list) or not value:
+    if not isinstance(value, list):
         raise DataError(f"'messages' is {_kind(value)}, a list of messages is expected")
+    if not value:
+        raise DataError("'messages' is an empty list, at least one message is expected")
     for number, message in enumerate(value, start=1):
         if not isinstance(message, dict):
             raise DataError(f"message {number} is {_kind(message)}, an object with role and content is expected")
@@ -158,6 +160,10 @@ def _text(value: dict[str, Any], key: str) -> str:
     if not isinstance(text, str):
         raise DataError(f"{key!r} is {_kind(text)}, text is expected")
     return text
+
+
+def _keys(value: dict[str, Any]) -> str:
+    return f"the keys are {', '.join(sorted(value))}" if value else "the object is empty"
 
 
 def _kind(value: object) -> str:

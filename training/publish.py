@@ -21,6 +21,10 @@ from service.model import Mrp, Sdar, parse_config, published_weights
 MRP_FILE = "mrp.safetensors"
 _INDEX = "model.safetensors.index.json"
 _COPIED = ("*.json", "*.jinja", "*.txt", "*.model")
+#: the judgement of a training on held-out examples
+HELDOUT_FILE = "heldout.json"
+#: written anew, or measured of the backbone with another module or none: the calibration, the judgement
+_NOT_COPIED = {"config.json", _INDEX, "quality.json", HELDOUT_FILE}
 
 
 def mrp_config(raw: Mapping[str, Any], mrp: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,7 +44,7 @@ def publish(source: Path, out: Path, raw: Mapping[str, Any], models: tuple[Sdar,
     out.mkdir(parents=True, exist_ok=True)
     for pattern in _COPIED:
         for file in source.glob(pattern):
-            if file.name not in {"config.json", _INDEX}:
+            if file.name not in _NOT_COPIED:
                 shutil.copyfile(file, out / file.name)
     weights = published_weights(parse_config(raw), *models)
     ours = {name: weight for name, weight in weights.items() if _is_mrp(name)}

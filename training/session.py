@@ -23,7 +23,7 @@ from training.lessons import Teacher
 from training.mrp import new_mrp
 from training.optim import Optimiser, Steps
 from training.plan import Plan, Source
-from training.publish import mrp_config, publish, stored_dtype
+from training.publish import HELDOUT_FILE, mrp_config, publish, stored_dtype
 from training.simulate import Drafting
 from training.state import RunFolder
 from training.stream import Shape, Stream
@@ -64,6 +64,7 @@ class Session:
     """One worker's part of a training."""
 
     def __init__(self, plan: Plan, codec_of: Callable[[Path], Codec], device: str, team: Team) -> None:
+        _check_out(plan)
         self._plan, self._team, self._device = plan, team, device
         dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
         options = LoadOptions(dtype, device, plan.source.block_size)
@@ -113,7 +114,7 @@ class Session:
         models = (self._checkpoint.backbone, mrp)
         scores = evaluate(models, map(stream.batch, range(count)), self._ends, Drafting(self._plan.drafts))
         report = {name: score.numbers() for name, score in zip(("mrp", "zero"), scores, strict=True)}
-        (out / "heldout.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        (out / HELDOUT_FILE).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
         return scores
 
     def _go_on(self) -> None:
@@ -130,6 +131,12 @@ class Session:
     def _shape(self) -> Shape:
         config = self._checkpoint.config
         return Shape(self._plan.budget.rows, config.block_size, int(config.mask_token_id == 0), config.mask_token_id)
+
+
+def _check_out(plan: Plan) -> None:
+    """SettingsError where the result would be written over the backbone."""
+    if plan.keeping.out.resolve() == Path(plan.source.backbone).resolve():
+        raise SettingsError(f"out is {plan.keeping.out}, which is the backbone's own folder: name another one")
 
 
 def _config(checkpoint: Checkpoint, plan: Plan) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from service.errors import SettingsError
+from training.differences import differences
 from training.trainer import Report
 
 STATE, LOG = "state.pt", "losses.jsonl"
@@ -35,11 +36,11 @@ class RunFolder:
             return None
         # Tensors and plain values only: nothing in the file is executed.
         state: dict[str, Any] = torch.load(file, map_location=device, weights_only=True)
-        earlier = json.loads(state["plan"])
-        differ = [key for key in {**earlier, **self._plan} if earlier.get(key) != self._plan.get(key)]
-        if differ:
-            was = "; ".join(f"{key} was {earlier.get(key)!r}, is {self._plan.get(key)!r}" for key in sorted(differ))
-            raise SettingsError(f"{self._path} holds a training with other options ({was}): name another folder")
+        if differ := differences(json.loads(state["plan"]), self._plan):
+            raise SettingsError(
+                f"{self._path} holds a training with other options: {'; '.join(differ)}."
+                " Name another folder, or give the options of before"
+            )
         return state
 
     def save(self, state: Mapping[str, Any]) -> None:

@@ -55,7 +55,8 @@ class Scope:
         most = min(prompts, self.timed) // 2
         if max(self.concurrency) > most:
             raise SettingsError(
-                f"concurrency is {max(self.concurrency)}, allowed is at most half the timed prompts, {most}",
+                f"concurrency is {max(self.concurrency)}, allowed is at most half the timed prompts, {most}: "
+                f"timed are {min(prompts, self.timed)}, in two chunks at least",
                 param="concurrency",
             )
 

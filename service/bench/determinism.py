@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from service.bench.rounds import Rounds
 from service.bench.speed import Workload, engine_rate
 from service.decode.params import Direct, Dynamic, ModeParams, Remask, Speculative, Static
 from service.engine import Engine, GenerationRequest, SamplingParams
@@ -40,16 +41,27 @@ def random_prompts(engine: Engine, count: int) -> list[tuple[int, ...]]:
     return [tuple(rng.choices(allowed, k=rng.randint(1, 64))) for _ in range(count)]
 
 
-def count_differences(engine: Engine, prompts: Sequence[tuple[int, ...]], new_tokens: int = 64) -> Differences:
-    """Every prompt once in each temperature, in turn in all modes the checkpoint has, alone and in random batches."""
-    rng = random.Random(0)
+def answers_to(engine: Engine, prompts: Sequence[tuple[int, ...]]) -> int:
+    """How many answers `count_differences` asks for."""
+    asked = _requests(engine, prompts, 1)
+    return 2 * (len(asked) + len(_drafted(engine, asked)))
+
+
+def count_differences(
+    engine: Engine,
+    prompts: Sequence[tuple[int, ...]],
+    new_tokens: int = 64,
+    answered: Callable[[int], None] = lambda _: None,
+) -> Differences:
+    """Every prompt once in each temperature, in turn in all modes the checkpoint has, alone and in random batches.
+
+    `answered` is told of every answer or batch of them: how many they were.
+    """
+    ask = _Asking(engine, answered)
     asked = _requests(engine, prompts, new_tokens)
-    alone = {one.request_id: engine.generate([one])[0].token_ids for one in asked}
-    mixed = _in_batches(engine, asked, rng)
-    static = [one for one in asked if isinstance(one.params, Static)] if engine.model.mrp else []
-    drafts = [replace(one, params=Speculative(1 + n % engine.model.block_size)) for n, one in enumerate(static)]
-    answers = [(one.request_id, engine.generate([one])[0].token_ids) for one in drafts]
-    answers += _in_batches(engine, drafts, rng).items()
+    alone, mixed = ask.alone(asked), ask.in_batches(asked)
+    drafts = _drafted(engine, asked)
+    answers = [*ask.alone(drafts).items(), *ask.in_batches(drafts).items()]
     return Differences(
         requests=len(asked),
         differing=sum(alone[name] != tokens for name, tokens in mixed.items()),
@@ -77,13 +89,35 @@ def _requests(engine: Engine, prompts: Sequence[tuple[int, ...]], new_tokens: in
     ]
 
 
-def _in_batches(engine: Engine, requests: list[GenerationRequest], rng: random.Random) -> dict[str, tuple[int, ...]]:
-    answers, rest = dict[str, tuple[int, ...]](), rng.sample(requests, len(requests))
-    while rest:
-        size = rng.randint(2, _MOST_TOGETHER)
-        answers |= {done.request_id: done.token_ids for done in engine.generate(rest[:size])}
-        rest = rest[size:]
-    return answers
+def _drafted(engine: Engine, requests: Sequence[GenerationRequest]) -> list[GenerationRequest]:
+    """Those of static again, with drafts of all lengths; none without MRP."""
+    static = [one for one in requests if isinstance(one.params, Static)] if engine.model.mrp else []
+    return [replace(one, params=Speculative(1 + n % engine.model.block_size)) for n, one in enumerate(static)]
+
+
+class _Asking:
+    """Answers of an engine by the request's id."""
+
+    def __init__(self, engine: Engine, answered: Callable[[int], None]) -> None:
+        self._engine, self._answered, self._rng = engine, answered, random.Random(0)
+
+    def alone(self, requests: Sequence[GenerationRequest]) -> dict[str, tuple[int, ...]]:
+        """One after the other."""
+        return {name: tokens for one in requests for name, tokens in self._together([one])}
+
+    def in_batches(self, requests: Sequence[GenerationRequest]) -> dict[str, tuple[int, ...]]:
+        """In batches of random sizes and neighbours."""
+        answers, rest = dict[str, tuple[int, ...]](), self._rng.sample(requests, len(requests))
+        while rest:
+            size = self._rng.randint(2, _MOST_TOGETHER)
+            answers |= self._together(rest[:size])
+            rest = rest[size:]
+        return answers
+
+    def _together(self, requests: list[GenerationRequest]) -> list[tuple[str, tuple[int, ...]]]:
+        answers = [(done.request_id, done.token_ids) for done in self._engine.generate(requests)]
+        self._answered(len(answers))
+        return answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +131,14 @@ class Price:
     ratio: float
 
 
-def prices(
-    engines: tuple[Engine, Engine], workloads: Sequence[Workload], concurrencies: Sequence[int], rounds: int
-) -> Iterator[Price]:
+def prices(engines: tuple[Engine, Engine], workloads: Sequence[Workload], rounds: Rounds) -> Iterator[Price]:
     """Interleaved rounds of the engine without and with `deterministic` on the same requests."""
     for workload in workloads:
-        for concurrency in concurrencies:
-            rates = [
-                [engine_rate(engine, workload.requests(engine, concurrency, number)) for engine in engines]
-                for number in range(rounds)
-            ]
+        for concurrency in rounds.concurrencies:
+            rates = []
+            for number in range(rounds.count):
+                rates.append([engine_rate(one, workload.requests(one, concurrency, number)) for one in engines])
+                rounds.after(f"{concurrency} together, {workload.params.mode}")
             free, fixed = (statistics.median(column) for column in zip(*rates, strict=True))
             ratio = statistics.median(after / before for before, after in rates)
             yield Price(workload.params.mode, concurrency, free, fixed, ratio)

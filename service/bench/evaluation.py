@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
-from service.decode.params import Direct, Dynamic, ModeParams, Remask, Speculative, Static
+from service.decode.params import Direct, Dynamic, Entropy, ModeParams, Remask, Sequential, Speculative, Static
 from service.engine import Completion, Engine, GenerationRequest, SamplingParams
 
 THRESHOLDS = (0.3, 0.5, 0.7, 0.9)
+BOUNDS = (0.1, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,10 @@ class Score:
 def default_plans(with_mrp: bool) -> list[Plan]:
     """Static first (the others are compared with it), then every mode at its usual knobs."""
     plans = [Plan(Static()), *(Plan(Dynamic(threshold)) for threshold in THRESHOLDS)]
-    if with_mrp:
+    plans += [Plan(kind(entropy_bound=bound)) for kind in (Sequential, Entropy) for bound in BOUNDS]
+    if not with_mrp:
+        plans += [Plan(Speculative(0, drafts)) for drafts in (1, 4)]
+    else:
         params: list[ModeParams] = [Remask(threshold) for threshold in THRESHOLDS]
         params += [Direct(steps) for steps in (1, 2)]
         params += [Speculative(steps) for steps in (1, 2, 4)]
@@ -117,7 +121,7 @@ def evaluate(
     sampling: SamplingParams,
     limits: tuple[int, int] = (128, 8),
 ) -> Iterator[list[Score]]:
-    """Runs all plans over all tasks; yields the scores so far after every chunk.
+    """Runs all plans over all tasks; yields the scores so far after every plan's turn at a chunk.
 
     `limits`: max_new_tokens, and how many requests are decoded together (a chunk).
     """
@@ -139,7 +143,7 @@ def evaluate(
             score.seconds += time.perf_counter() - begin
             score.cpu_seconds += time.process_time() - cpu
             _judge(score, chunk, completions, scores[0].completions)
-        yield scores
+            yield scores
 
 
 def _judge(score: Score, tasks: Sequence[Task], completions: list[Completion], static: list[Completion]) -> None:

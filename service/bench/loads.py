@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from service.bench.rounds import Rounds
 from service.decode.params import ModeParams, Speculative, Static
 from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
 from service.engine.costs import measure
@@ -88,27 +89,36 @@ def plans_at_load(has_mrp: bool) -> list[ModeParams]:
     return plans
 
 
+def parts(plans: Sequence[ModeParams], rounds: Rounds) -> int:
+    """How many plans are measured, each round for itself."""
+    return len(plans) * len(rounds.concurrencies) * (rounds.count + 1)
+
+
 def compare_at_loads(
     checkpoint: Checkpoint,
     workload: Workload,
     plans: Sequence[ModeParams],
-    concurrencies: Sequence[int],
-    rounds: int,
+    rounds: Rounds,
 ) -> Iterator[list[PlanAtLoad]]:
-    """For each number of requests all plans, in their order. One round more warms up."""
+    """For each number of requests all plans, in their order. One round more warms up.
+
+    `rounds.after` is told of every plan in every round: `parts` says how often.
+    """
     limits = EngineConfig()
     runner = Runner(checkpoint, 2 * limits.max_rows)
     costs = measure(runner, limits.max_rows, checkpoint.mrp is not None)
     stops = frozenset(checkpoint.config.eos_token_ids)
-    for concurrency in concurrencies:
+    for concurrency in rounds.concurrencies:
         config = EngineConfig(max_running=concurrency, kv_cache_tokens=concurrency * _TOKENS, prefix_cache=False)
         rows = [PlanAtLoad(params, concurrency) for params in plans]
         turns = deque((Engine(checkpoint, config, costs=costs), row) for row in rows)
-        for number in range(rounds + 1):
+        for number in range(rounds.count + 1):
             count = max(_FEWEST, _WAVES * concurrency)
             places = range(number * count, (number + 1) * count)
             for engine, row in turns:
                 row.samples.append(_sample(engine, workload.requests(row.params, places, stops)))
+                turn = f"round {number} of {rounds.count}" if number else "to warm up"
+                rounds.after(f"{concurrency} together, {turn}, {row.params.mode}")
             turns.rotate(1)  # nobody always follows the same one
         for row in rows:
             del row.samples[0]

@@ -26,14 +26,20 @@ class PrefixTime:
     again: float
 
 
-def prefix_times(checkpoint: Checkpoint, lengths: Sequence[int], rounds: int) -> Iterator[PrefixTime]:
-    """One request alone, its first block revealed in one forward; prompts are cut to what the model takes."""
+def possible_lengths(checkpoint: Checkpoint, lengths: Sequence[int]) -> list[int]:
+    """The lengths of prompts that are measured: each once, cut to what the model takes."""
     size = checkpoint.config.block_size
     most = checkpoint.config.max_positions // size * size - size
-    tokens = 4 * (min(max(lengths), most) + 2 * size)
+    return sorted({min(length, most) for length in lengths})
+
+
+def prefix_times(checkpoint: Checkpoint, lengths: Sequence[int], rounds: int) -> Iterator[PrefixTime]:
+    """One request alone, its first block revealed in one forward, at every one of the possible lengths."""
+    possible = possible_lengths(checkpoint, lengths)
+    tokens = 4 * (possible[-1] + 2 * checkpoint.config.block_size)
     plain, caching = (Engine(checkpoint, EngineConfig(kv_cache_tokens=tokens, prefix_cache=on)) for on in (False, True))
     rng = random.Random(0)
-    for length in sorted({min(length, most) for length in lengths}):
+    for length in possible:
         rows = []
         for _ in range(rounds + 1):  # the first round warms up
             request = _request(checkpoint, length, rng)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import random
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from service.bench.plain_loop import PlainLoop
+from service.bench.rounds import Rounds
 from service.decode.params import ModeParams
 from service.engine import Engine, GenerationRequest
 
@@ -54,15 +55,14 @@ class SpeedRow:
     ratio: float
 
 
-def compare_with_plain_loop(
-    engine: Engine, plain: PlainLoop, workload: Workload, concurrencies: Sequence[int], rounds: int
-) -> Iterator[SpeedRow]:
+def compare_with_plain_loop(engine: Engine, plain: PlainLoop, workload: Workload, rounds: Rounds) -> Iterator[SpeedRow]:
     """Interleaved rounds of engine and plain loop on the same requests."""
-    for concurrency in concurrencies:
-        rates = [
-            (engine_rate(engine, requests), _plain_rate(plain, requests[:_PLAIN_SAMPLE]))
-            for requests in (workload.requests(engine, concurrency, number) for number in range(rounds))
-        ]
+    for concurrency in rounds.concurrencies:
+        rates = []
+        for number in range(rounds.count):
+            requests = workload.requests(engine, concurrency, number)
+            rates.append((engine_rate(engine, requests), _plain_rate(plain, requests[:_PLAIN_SAMPLE])))
+            rounds.after(f"{concurrency} together, engine and plain loop")
         ratios = [ours / theirs for ours, theirs in rates]
         engine_rates, plain_rates = zip(*rates, strict=True)
         yield SpeedRow(

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from service.cli.options import BlockSize, Device, Dtype, Model, Threads, load, use_threads
+from service.cli.output import Counter, results
 
 if TYPE_CHECKING:
     from service.bench.prefix import PrefixTime
     from service.bench.speed import SpeedRow
     from service.bench.steps import StepTime
     from service.model import Checkpoint
+
+_Time = TypeVar("_Time")
 
 
 def command(
@@ -39,7 +42,8 @@ def command(
 ) -> None:
     """Tokens per second beside a plain transformers loop, milliseconds a step, and what the prefix cache saves."""
     from service.bench.plain_loop import PlainLoop
-    from service.bench.prefix import prefix_times
+    from service.bench.prefix import possible_lengths, prefix_times
+    from service.bench.rounds import Rounds
     from service.bench.speed import Workload, compare_with_plain_loop
     from service.bench.steps import step_times
     from service.decode.params import Static
@@ -49,16 +53,23 @@ def command(
     checkpoint = _random(shape, device, dtype, block_size) if shape else load(model, device, dtype, block_size)
     engine = Engine(checkpoint, EngineConfig(max_running=max(concurrency)))
     workload = Workload(Static(), new_tokens=new_tokens)
-    with Console(stderr=True).status("decoding …"):
-        speed = list(compare_with_plain_loop(engine, PlainLoop(checkpoint), workload, concurrency, rounds))
-        steps = list(step_times(checkpoint, rows, prefix_tokens, rounds))
-        prefix = list(prefix_times(checkpoint, prompt_tokens, rounds))
-    console = Console()
-    console.print(_speed_table(speed), _step_table(steps), _prefix_table(prefix), sep="\n")
+    parts = len(concurrency) * rounds + len(rows) + len(possible_lengths(checkpoint, prompt_tokens))
+    with Counter(parts) as counter:
+        beside = Rounds(concurrency, rounds, counter.next)
+        speed = list(compare_with_plain_loop(engine, PlainLoop(checkpoint), workload, beside))
+        steps = list(_each(step_times(checkpoint, rows, prefix_tokens, rounds), counter, "steps of many rows"))
+        prefix = list(_each(prefix_times(checkpoint, prompt_tokens, rounds), counter, "first blocks of prompts"))
+    results().print(_speed_table(speed), _step_table(steps), _prefix_table(prefix), sep="\n")
     if output:
         result = {"speed": [asdict(row) for row in speed], "steps": [asdict(step) for step in steps]}
         result["prefix"] = [asdict(time) for time in prefix]
         output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def _each(found: Iterable[_Time], counter: Counter, what: str) -> Iterator[_Time]:
+    for one in found:
+        counter.next(what)
+        yield one
 
 
 def _random(shape: str, device: str, dtype: str, block_size: int | None) -> Checkpoint:

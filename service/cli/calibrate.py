@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from service.cli.options import Device, Dtype, Model, Threads, load, use_threads
+from service.cli.output import Counter, notes
 from service.cli.plans import parse_plan
-from service.cli.quality import draw, show
+from service.cli.quality import draw, drawer, show
 from service.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -50,10 +49,16 @@ def command(
     ] = None,
     count: Annotated[int | None, typer.Option(min=1, help="So many of the prompts, from the first on.")] = None,
     concurrency: Annotated[
-        list[int] | None, typer.Option(min=1, help="Requests together; may be given again. Default: 1 and 16.")
+        list[int] | None,
+        typer.Option(min=1, help="Requests together, at most half of --timed; may be given again. Default: 1 and 16."),
     ] = None,
     chosen_at: Annotated[int | None, typer.Option(help="Presets are fastest at this one. Default: the most.")] = None,
-    timed: Annotated[int, typer.Option(min=2, help="Prompts that are timed; lossless plans answer no others.")] = 128,
+    timed: Annotated[
+        int,
+        typer.Option(
+            min=2, help="Prompts that are timed, twice --concurrency at least; lossless plans answer no others."
+        ),
+    ] = 128,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
     raw: Annotated[bool, typer.Option("--raw", help="Prompts are continued as they stand, not sent as chats.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draws the frontier into this folder.")] = None,
@@ -64,18 +69,23 @@ def command(
     """Measures accuracy and speed of every mode and writes quality.json. Interrupted, the same command goes on."""
     from service.bench.calibration import Calibration, Scope
     from service.bench.prompts import read_prompts
+    from service.bench.scorers import find_scorer
     from service.quality.assemble import assemble
     from service.quality.identity import identity_of
     from service.quality.schema import FILE_NAME, read_quality, write_quality
 
     file, judge = _asked(model, prompts, scorer)
-    asked = read_prompts(file, count)
-    use_threads(threads)
-    checkpoint = load(model, device, dtype, None)
+    asked, scored_by = read_prompts(file, count), find_scorer(judge)
     together = tuple(sorted(set(concurrency or (1, 16))))
     scope = Scope(together, min(timed, len(asked.lines)), max_new_tokens, chosen_at or together[-1])
-    plans = _plans(plan, checkpoint)
-    tasks = _tasks(checkpoint, asked.lines, judge, raw=raw)
+    scope.check(len(asked.lines))
+    given = [parse_plan(text) for text in plan or ()]
+    if plot:
+        drawer()
+    use_threads(threads)
+    checkpoint = load(model, device, dtype, None)
+    plans = _plans(given, checkpoint)
+    tasks = _tasks(checkpoint, asked.lines, scored_by, raw=raw)
     calibration = Calibration(_engine(checkpoint, tasks, scope), tasks, plans, scope)
     measured = _measured(checkpoint, scope, {"prompts_sha256": asked.sha256, "scorer": judge, "prompts": len(tasks)})
     identity, target = identity_of(checkpoint.path, checkpoint.config), out or checkpoint.path / FILE_NAME
@@ -100,22 +110,21 @@ def _asked(model: str | None, prompts: Path | None, scorer: str | None) -> tuple
     return prompts or HELDOUT_FILE, scorer or "demo"
 
 
-def _plans(given: list[str] | None, checkpoint: Checkpoint) -> list[ModeParams]:
+def _plans(given: list[ModeParams], checkpoint: Checkpoint) -> list[ModeParams]:
     """Those given, or all; static, which the others are compared with, first."""
     from service.bench.grid import grid
     from service.decode.params import Static
 
     if not given:
         return grid(checkpoint.config.block_size, has_mrp=checkpoint.mrp is not None)
-    return [Static(), *(plan for plan in dict.fromkeys(map(parse_plan, given)) if plan != Static())]
+    return [Static(), *(plan for plan in dict.fromkeys(given) if plan != Static())]
 
 
-def _tasks(checkpoint: Checkpoint, lines: Sequence[Mapping[str, Any]], judge: str, *, raw: bool) -> list[Task]:
+def _tasks(checkpoint: Checkpoint, lines: Sequence[Mapping[str, Any]], scorer: Scorer, *, raw: bool) -> list[Task]:
     from service.bench.calibration import Task
-    from service.bench.scorers import find_scorer
     from service.text import TextCodec
 
-    codec, scorer = TextCodec.load(checkpoint.path), find_scorer(judge)
+    codec = TextCodec.load(checkpoint.path)
     encode = codec.encode if raw or not codec.has_chat_template else _chat(codec)
     return [Task(tuple(encode(line["prompt"])), partial(_is_right, codec, scorer, line)) for line in lines]
 
@@ -173,13 +182,10 @@ def _notebook(target: Path, about: Mapping[str, Any]) -> Iterator[Notebook]:
 
 
 def _run(calibration: Calibration, notebook: Notebook) -> None:
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    console = Console(stderr=True)
     try:
-        with Progress(*columns, console=console) as progress:
-            bar = progress.add_task("chunks", total=len(calibration.jobs))
+        with Counter(len(calibration.jobs)) as counter:
             for job in calibration.run(notebook):
-                progress.update(bar, advance=1, description=f"{job.together} together, {job.plan}"[:60].ljust(60))
+                counter.next(f"{job.together} together, {job.plan}")
     except KeyboardInterrupt:
-        console.print("interrupted; the same command goes on from here")
+        notes().print("interrupted; the same command goes on from here")
         raise typer.Exit(130) from None

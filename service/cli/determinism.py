@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from service.cli.options import Device, Model, Threads, load, use_threads
+from service.cli.output import Counter, results
 
 if TYPE_CHECKING:
     from service.bench.determinism import Differences, Price
     from service.engine import Engine
+    from service.model import Checkpoint
 
 
 def command(
@@ -29,32 +31,46 @@ def command(
     output: Annotated[Path | None, typer.Option(help="Writes the rows as JSON.")] = None,
 ) -> None:
     """Answers that differ from those of the same request alone, without and with `deterministic`, and its price."""
-    from service.bench.determinism import count_differences, prices
-    from service.bench.speed import Workload
-    from service.decode.params import Speculative, Static
-    from service.engine import Engine, EngineConfig
-
     use_threads(threads)
     counts: list[tuple[str, bool, Differences]] = []
     costs: list[tuple[str, Price]] = []
-    with Console(stderr=True).status("decoding …"):
-        for name in dtype:
-            checkpoint = load(model, device, name, None)
-            free, fixed = (
-                Engine(checkpoint, EngineConfig(deterministic=switch, prefix_cache=False)) for switch in (False, True)
-            )
-            asked = _prompts(free, checkpoint.path, prompts)
-            counts += [(name, engine is fixed, count_differences(engine, asked)) for engine in (free, fixed)]
-            workloads = [Workload(Static()), *([Workload(Speculative(2))] if checkpoint.mrp else [])]
-            if rounds:
-                costs += [(name, row) for row in prices((free, fixed), workloads, concurrency, rounds)]
-    Console().print(_counts_table(counts), *([_price_table(costs)] if costs else []), sep="\n")
+    for name in dtype:
+        found, price = _measure(load(model, device, name, None), prompts, concurrency, rounds)
+        counts += [(name, *differences) for differences in found]
+        costs += [(name, row) for row in price]
+    results().print(_counts_table(counts), *([_price_table(costs)] if costs else []), sep="\n")
     if output:
         result = {
             "differences": [{"dtype": name, "deterministic": on} | asdict(row) for name, on, row in counts],
             "price": [{"dtype": name} | asdict(row) for name, row in costs],
         }
         output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def _measure(
+    checkpoint: Checkpoint, prompts: int, concurrency: list[int], rounds: int
+) -> tuple[list[tuple[bool, Differences]], list[Price]]:
+    """Without and with `deterministic`: the differences of each, and the price of the second beside the first."""
+    from service.bench.determinism import answers_to, count_differences, prices
+    from service.bench.rounds import Rounds
+    from service.bench.speed import Workload
+    from service.decode.params import Speculative, Static
+    from service.engine import Engine, EngineConfig
+
+    free, fixed = (Engine(checkpoint, EngineConfig(deterministic=on, prefix_cache=False)) for on in (False, True))
+    asked, dtype = _prompts(free, checkpoint.path, prompts), str(checkpoint.dtype).removeprefix("torch.")
+    workloads = [Workload(Static()), *([Workload(Speculative(2))] if checkpoint.mrp else [])]
+    differences = []
+    with Counter(2 * answers_to(free, asked)) as counter:
+        for on, engine in ((False, free), (True, fixed)):
+            what = f"answers in {dtype}, {'deterministic' if on else 'not deterministic'}"
+            count = count_differences(engine, asked, answered=partial(counter.next, what))
+            differences.append((on, count))
+    if not rounds:
+        return differences, []
+    with Counter(rounds * len(concurrency) * len(workloads)) as counter:
+        beside = Rounds(concurrency, rounds, lambda what: counter.next(f"rounds of the price in {dtype}, {what}"))
+        return differences, list(prices((free, fixed), workloads, beside))
 
 
 def _prompts(engine: Engine, path: Path, count: int) -> list[tuple[int, ...]]:

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from service.cli.options import Device, Dtype, Model, Threads, load, use_threads
+from service.cli.output import Counter, results
 from service.cli.plans import parse_plan
 
 if TYPE_CHECKING:
@@ -63,14 +62,13 @@ def command(
         engines["block"] = Engine(block_only(checkpoint), limits)
     tasks = _continuations(checkpoint.path, text) if text else _tasks(checkpoint.path, problems, seed)
     limits_of_all = (max_new_tokens, together)
-    with Progress(console=Console(stderr=True)) as progress:
-        bar = progress.add_task("problems", total=len(tasks))
+    with Counter(len(tasks) * len(plans)) as counter:
         for latest in evaluate(engines, tasks, plans, SamplingParams(temperature, seed=seed), limits_of_all):
-            scores = latest
-            progress.update(bar, completed=len(scores[0].completions))
-            if output:
+            scores, done = latest, [len(score.completions) for score in latest]
+            counter.reach(sum(done), f"answers; {min(done)} of {len(tasks)} problems by all {len(plans)} plans")
+            if output and min(done) == max(done):
                 output.write_text(json.dumps([_row(score) for score in scores], indent=1) + "\n", encoding="utf-8")
-    Console(width=110).print(_table(scores))
+    results().print(_table(scores))
 
 
 def _plan(text: str) -> Plan:

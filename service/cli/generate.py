@@ -8,9 +8,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from service.cli.options import BlockSize, Device, Dtype, Model, Threads, load, use_threads
+from service.cli.output import notes
 
 if TYPE_CHECKING:
     from service.decode.params import Knob, ModeParams
@@ -27,13 +27,21 @@ def command(
     ] = None,
     quality: Annotated[str | None, typer.Option(help="lossless, balanced or fast, instead of mode and knobs.")] = None,
     tokens_per_step: Annotated[
-        int | None, typer.Option(help="static, sequential: tokens revealed per forward.")
+        int | None, typer.Option(help="static, sequential, speculative: tokens revealed per forward.")
     ] = None,
-    threshold: Annotated[float | None, typer.Option(help="dynamic, remask: confidence needed.")] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option(help="dynamic, remask, speculative: confidence needed; speculative verifies dynamic."),
+    ] = None,
     mrp_steps: Annotated[str | None, typer.Option(help="direct, speculative: MRP steps per forward; or auto.")] = None,
     max_drafts: Annotated[int | None, typer.Option(help="speculative: states verified per forward, a tree.")] = None,
-    entropy_bound: Annotated[float | None, typer.Option(help="sequential, entropy: nats revealed together.")] = None,
-    verify: Annotated[str | None, typer.Option(help="speculative: mode whose output comes out.")] = None,
+    entropy_bound: Annotated[
+        float | None, typer.Option(help="sequential, entropy, speculative: nats revealed together.")
+    ] = None,
+    verify: Annotated[
+        str | None,
+        typer.Option(help="speculative: mode whose output comes out, static, dynamic, sequential or entropy."),
+    ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
     temperature: Annotated[float, typer.Option(min=0)] = 0.0,
     top_p: float = 1.0,
@@ -103,10 +111,19 @@ def _preset(quality: str, mode: str | None, knobs: dict[str, Knob], checkpoint: 
 
 
 def _run(engine: Engine, request: GenerationRequest) -> list[BlockEvent]:
-    """Decodes with a progress line on stderr."""
+    """Decodes with a progress line on stderr.
+
+    What forwards cost is measured before, where drafts are to be those that pay: it is no part of the answer's time.
+    """
+    from service.decode.registry import leaves_drafts_open
+
     events: list[BlockEvent] = []
-    engine.submit(request)
-    with Console(stderr=True).status("prefill …") as status:
+    engine.validate(request)
+    with notes().status("measuring forwards, for the drafts that pay …") as status:
+        if leaves_drafts_open(request.params):
+            engine.prepare()
+        status.update("prefill …")
+        engine.submit(request)
         while engine.has_work:
             events += engine.step()
             if events:
@@ -139,4 +156,4 @@ def _print(request: GenerationRequest, events: list[BlockEvent], text: str, as_j
     line = f"{request.params.mode}: {len(tokens)} tokens in {stats.total_s:.2f} s, {last.finish_reason}"
     line += f"; {stats.tokens_per_forward:.2f} tokens a forward ({forwards.denoise} denoise, {forwards.verify} verify"
     line += f", {forwards.mrp} MRP); seed {request.sampling.seed}"
-    Console(stderr=True, highlight=False).print(line, style="dim")
+    notes().print(line, style="dim", soft_wrap=True)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from service.cli.options import Device, Dtype, Model, Threads, load, use_threads
+from service.cli.options import Device, Dtype, Model, load, use_threads
+from service.cli.output import Counter, results
 from service.cli.plans import parse_plan
 
 if TYPE_CHECKING:
@@ -28,11 +28,14 @@ def command(
     problems: Annotated[int, typer.Option(min=1, help="Held-out problems that rounds draw from.")] = 256,
     device: Device = "auto",
     dtype: Dtype = "auto",
-    threads: Threads = 1,
+    threads: Annotated[
+        int, typer.Option(min=1, help="CPU threads for torch. With one, CPU time is that of the forwards alone.")
+    ] = 1,
     output: Annotated[Path | None, typer.Option(help="Writes the rows as JSON.")] = None,
 ) -> None:
     """Speculative decoding with automatic and with fixed drafts beside static, on the held-out problems."""
-    from service.bench.loads import Workload, compare_at_loads, plans_at_load
+    from service.bench.loads import Workload, compare_at_loads, parts, plans_at_load
+    from service.bench.rounds import Rounds
     from service.decode.params import Static
     from service.demo import heldout_problems
     from service.text import TextCodec
@@ -44,12 +47,12 @@ def command(
     workload = Workload([tuple(codec.encode_chat(chat)) for chat in chats], temperature)
     chosen = [Static(), *(parse_plan(text) for text in plan)] if plan else None
     plans, rows = chosen or plans_at_load(checkpoint.mrp is not None), list[dict[str, Any]]()
-    with Console(stderr=True).status("decoding …"):
-        for at_load in compare_at_loads(checkpoint, workload, plans, concurrency, rounds):
+    with Counter(parts(plans, Rounds(concurrency, rounds))) as counter:
+        for at_load in compare_at_loads(checkpoint, workload, plans, Rounds(concurrency, rounds, counter.next)):
             rows += [_row(plan, at_load[0]) | {"temperature": temperature} for plan in at_load]
             if output:
                 output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    Console(width=110).print(_table(rows))
+    results().print(_table(rows))
 
 
 def _row(plan: PlanAtLoad, static: PlanAtLoad) -> dict[str, Any]:

@@ -6,11 +6,13 @@ file and imports what it needs only when it runs, so that `--help` is instant.
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
 
 from service.cli import bench, calibrate, check, determinism, evaluate, generate, key, loads, quality, serve, train
+from service.cli.output import WIDE, is_on_a_terminal
 from service.errors import MrpServeError
 
 app = typer.Typer(
@@ -35,6 +37,8 @@ app.command("train-mrp")(train.command)
 
 def main() -> None:
     """The console script's entry."""
+    if not is_on_a_terminal():
+        os.environ.setdefault("TERMINAL_WIDTH", str(WIDE))  # of help and of usage errors: typer reads it
     try:
         app()
     except MrpServeError as error:

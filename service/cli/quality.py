@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from service.cli.output import notes, results
 from service.errors import SettingsError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from service.quality.schema import QualityFile, Row, Speed
 
 
@@ -36,7 +38,7 @@ def command(
 
 def show(file: QualityFile) -> None:
     """Prints the table, the presets and the warnings."""
-    console = Console(width=140, highlight=False)
+    console = results()
     table = Table(
         "plan", "accuracy", "from static", "identical", "tok/forward", *_speeds(file), "", box=None, pad_edge=False
     )
@@ -52,15 +54,21 @@ def show(file: QualityFile) -> None:
         console.print(f"mind: {warning}", style="yellow")
 
 
-def draw(file: QualityFile, folder: Path) -> None:
-    """Writes the pictures. SettingsError where matplotlib is not installed."""
+def drawer() -> Callable[[QualityFile, Path], list[Path]]:
+    """What draws a file into a folder. SettingsError where matplotlib is not installed."""
     try:
         from service.quality.picture import draw_frontier
     except ModuleNotFoundError as error:
         raise SettingsError(f"plot needs {error.name}: pip install 'mrp-serve[plot]'", param="plot") from None
+    return draw_frontier
+
+
+def draw(file: QualityFile, folder: Path) -> None:
+    """Writes the pictures. SettingsError where matplotlib is not installed."""
+    draw_frontier = drawer()
     folder.mkdir(parents=True, exist_ok=True)
     for path in draw_frontier(file, folder):
-        Console(stderr=True).print(f"wrote {path}")
+        notes().print(f"wrote {path}", soft_wrap=True)
 
 
 def _speeds(file: QualityFile) -> list[str]:

@@ -5,23 +5,21 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from service.cli.options import BlockSize, Device, Threads, use_threads
+from service.cli.output import Counter, notes, results
 
 if TYPE_CHECKING:
     from training.plan import Plan
     from training.session import Start, Watcher
     from training.trainer import Report
 
-_LINES_EVERY = 50
 #: how often the log of other processes is looked at
 _LOOK_S = 0.5
 
@@ -107,22 +105,23 @@ def _alone(plan: Plan, device: str, watcher: Watcher) -> None:
 
 @contextmanager
 def shown(plan: Plan) -> Iterator[Watcher]:
-    """A watcher with a progress bar; where stderr is no terminal, it writes lines."""
+    """A watcher that counts the updates. It shows nothing before the first, for the data may be wrong."""
     from training.session import Watcher
 
-    console = Console(stderr=True)
-    said = TextColumn("{task.description}")
-    with Progress(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), said, console=console) as progress:
-        task = progress.add_task("", total=plan.budget.steps)
+    with ExitStack() as stack:
+        counters: list[Counter] = []
+
+        def counter(done: int) -> Counter:
+            if not counters:
+                counters.append(stack.enter_context(Counter(plan.budget.steps, done)))
+            return counters[0]
 
         def started(start: Start) -> None:
-            console.print(described(start))
-            progress.update(task, completed=start.step)
+            notes().print(described(start), markup=False, soft_wrap=True)
+            counter(start.step)
 
         def updated(report: Report) -> None:
-            progress.update(task, completed=report.step, description=losses(report))
-            if not console.is_terminal and report.step % _LINES_EVERY == 0:
-                console.print(f"{report.step}/{plan.budget.steps}  {losses(report)}")
+            counter(report.step - 1).reach(report.step, losses(report))
 
         yield Watcher(started, updated)
 
@@ -172,12 +171,11 @@ def losses(report: Report) -> str:
 
 def _say_result(plan: Plan) -> None:
     file = plan.keeping.out / "heldout.json"
-    console = Console(width=100)
     if file.is_file():
         scores = json.loads(file.read_text(encoding="utf-8"))
         table = Table("held out", "KL", "drafts that hold", "tokens/forward", box=None, pad_edge=False)
         for name, score in scores.items():
             cells = [" ".join(f"{number:.3f}" for number in score[key]) for key in ("divergence", "accepted")]
             table.add_row("MRP" if name == "mrp" else name, *cells, f"{score['tokens_per_forward']:.3f}")
-        console.print(table)
+        results().print(table)
     print(f"done: mrp-serve serve --model {plan.keeping.out}")

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from service.bench.determinism import TEMPERATURES, count_differences, prices, random_prompts
+from service.bench.rounds import Rounds
 from service.bench.speed import Workload
 from service.decode.params import Static
 from service.engine import Engine, EngineConfig
@@ -54,6 +55,6 @@ def test_a_backbone_alone_has_no_drafts():
 def test_prices_stand_for_every_workload_and_concurrency(rounds):
     checkpoint = tiny_checkpoint(1)
     engines = Engine(checkpoint), Engine(checkpoint, EngineConfig(deterministic=True))
-    rows = list(prices(engines, [Workload(Static(), new_tokens=8)], [1, 3], rounds))
+    rows = list(prices(engines, [Workload(Static(), new_tokens=8)], Rounds([1, 3], rounds)))
     assert [(row.mode, row.concurrency) for row in rows] == [("static", 1), ("static", 3)]
     assert all(row.free > 0 and row.fixed > 0 and row.ratio > 0 for row in rows)

@@ -6,6 +6,7 @@ import pytest
 
 from service.bench.evaluation import Plan, Task, default_plans, evaluate
 from service.decode.params import Dynamic, Speculative, Static
+from service.decode.registry import MODES
 from service.engine import Engine, SamplingParams
 from service.model import LoadOptions, load_checkpoint
 
@@ -66,3 +67,16 @@ def test_the_default_plans_put_zero_beside_every_mrp_row():
     with_mrp = [plan.params for plan in plans if plan.params.needs_mrp and plan.engine == "mrp"]
     assert with_mrp == [plan.params for plan in plans if plan.engine == "zero"]
     assert not any(plan.params.needs_mrp for plan in default_plans(with_mrp=False))
+
+
+def test_the_default_plans_are_of_every_mode_that_the_checkpoint_serves():
+    assert {plan.params.mode for plan in default_plans(with_mrp=True)} == set(MODES)
+    served = {name for name, params in MODES.items() if params.served_without_mrp}
+    assert {plan.params.mode for plan in default_plans(with_mrp=False)} == served
+
+
+def test_scores_are_told_after_every_plans_turn(engines):
+    tasks, plans = [Task((3, 7, 9)), Task((4, 5)), Task((6,))], [Plan(Static()), Plan(Dynamic(0.2))]
+    turns = evaluate(engines, tasks, plans, SamplingParams(), (6, 2))
+    done = [[len(score.completions) for score in scores] for scores in turns]
+    assert done == [[2, 0], [2, 2], [3, 2], [3, 3]]

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from service.bench.plain_loop import PlainLoop
+from service.bench.rounds import Rounds
 from service.bench.speed import Workload, compare_with_plain_loop
 from service.decode.params import Static
 from service.engine import Engine
@@ -31,7 +32,7 @@ def test_the_comparison_runs_both_on_the_same_requests():
     checkpoint = load_checkpoint(GOLDEN[0])
     engine = Engine(checkpoint)
     workload = Workload(Static(), prompt_tokens=(3, 9), new_tokens=9)
-    rows = list(compare_with_plain_loop(engine, PlainLoop(checkpoint), workload, [1, 3], rounds=2))
+    rows = list(compare_with_plain_loop(engine, PlainLoop(checkpoint), workload, Rounds([1, 3], 2)))
     assert [row.concurrency for row in rows] == [1, 3]
     assert all(row.engine > 0 and row.plain > 0 and row.ratio > 0 for row in rows)
     assert workload.requests(engine, 3, 1) == workload.requests(engine, 3, 1) != workload.requests(engine, 3, 0)

@@ -98,12 +98,38 @@ def test_goes_on_where_it_was_interrupted(run, capsys, model, options, monkeypat
         (("--chosen-at", 3), "chosen_at is 3, allowed is what is measured: 1, 2"),
         (("--plan", "swift"), "mode is 'swift'"),
         (("--prompts", "nowhere.jsonl"), "cannot be read"),
+        (("--count", 5, "--timed", 3, "--concurrency", 2), "half the timed prompts, 1: timed are 3, in two chunks"),
         (("--out", "nowhere/quality.json"), "nowhere/quality.json cannot be written: No such file"),
     ],
 )
 def test_refuses_what_makes_no_sense(run, capsys, options, more, said):
     assert run("calibrate", *options, *more) == 1
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("--concurrency", 3),
+        ("--chosen-at", 3),
+        ("--plan", "swift"),
+        ("--scorer", "best"),
+        ("--count", 7),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_is_loaded(run, capsys, options, more, monkeypatch):
+    monkeypatch.setattr("service.cli.calibrate.load", lambda *_: pytest.fail("the checkpoint was loaded"))
+    assert run("calibrate", *options, *more) == 1
+    assert capsys.readouterr().err.startswith("mrp-serve: ")
+
+
+def test_the_demo_too_is_told_of_the_rule_before_it_is_loaded(run, capsys, monkeypatch):
+    monkeypatch.setattr("service.cli.calibrate.load", lambda *_: pytest.fail("the checkpoint was loaded"))
+    assert run("calibrate", "--count", 20, "--timed", 8) == 1
+    assert capsys.readouterr().err == (
+        "mrp-serve: concurrency is 16, allowed is at most half the timed prompts, 4: "
+        "timed are 8, in two chunks at least\n"
+    )
 
 
 def test_every_checkpoint_but_the_demo_needs_prompts_and_a_scorer(run, capsys, model):
@@ -116,6 +142,7 @@ def test_every_checkpoint_but_the_demo_needs_prompts_and_a_scorer(run, capsys, m
 def test_pictures_need_matplotlib(run, capsys, options, monkeypatch, tmp_path):
     monkeypatch.delitem(sys.modules, "service.quality.picture", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr("service.cli.calibrate.load", lambda *_: pytest.fail("the checkpoint was loaded"))
     assert run("calibrate", *options, "--plot", tmp_path / "pictures") == 1
     assert "pip install 'mrp-serve[plot]'" in capsys.readouterr().err
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from service.demo import check
+from service.engine import Engine
 
 STORY = "Tom has 5 apples, gets 3, loses 2."
 
@@ -24,6 +25,18 @@ def test_generate_as_json_uses_the_servers_default_mode(run, capsys):
     assert answer["tokens_per_forward"] > 1
     assert answer["finish_reason"] == "stop"
     assert check(STORY, answer["text"])
+
+
+def test_generate_measures_forwards_before_the_answers_time_begins(run, capsys, monkeypatch):
+    order = []
+    for name in ("prepare", "submit"):
+        done = getattr(Engine, name)
+        monkeypatch.setattr(Engine, name, lambda *given, name=name, done=done: order.append(name) or done(*given))
+    assert run("generate", STORY, "--max-new-tokens", 4) == 0
+    assert order == ["prepare", "submit"]
+    assert run("generate", STORY, "--mode", "static", "--max-new-tokens", 4) == 0
+    assert order == ["prepare", "submit", "submit"]
+    assert len(capsys.readouterr().err.splitlines()) == 2  # the statistics, in a line each
 
 
 @pytest.mark.parametrize(

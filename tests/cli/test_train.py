@@ -1,6 +1,7 @@
 """`mrp-serve train-mrp` as a user calls it."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ def test_it_says_what_it_found_trains_and_says_how_good_it_is(run, capsys, data,
     mrp = load_checkpoint(tmp_path / "out").config.mrp
     assert (mrp.num_layers, mrp.residual, mrp.default_steps) == (2, False, 2)
     assert len((tmp_path / "out/training/losses.jsonl").read_text().splitlines()) == 3
+    assert re.findall(r"^(\d/3)  K=", said.err, re.MULTILINE) == ["1/3", "2/3", "3/3"]
 
 
 def test_cut_lines_and_an_earlier_state_are_mentioned(run, capsys, data, tmp_path):
@@ -47,6 +49,16 @@ def test_a_bad_line_is_one_line_on_stderr(run, capsys, tmp_path):
     data = tmp_path / "bad.jsonl"
     data.write_text('{"text": "w1"}\n{"txt": "w1"}\n')
     assert run("train-mrp", *options(data, tmp_path / "out")) == 1
-    assert capsys.readouterr().err.splitlines()[-1] == (
-        f"mrp-serve: {data}, line 2: 'messages', 'prompt' and 'completion', or 'text' is expected, keys are ['txt']"
+    assert capsys.readouterr().err == (
+        f"mrp-serve: {data}, line 2: 'messages', 'prompt' and 'completion', or 'text' is expected, the keys are txt\n"
+    )
+
+
+def test_a_bad_line_leaves_no_bar_on_a_terminal(run, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    data = tmp_path / "bad.jsonl"
+    data.write_text('{"messages": []}\n')
+    assert run("train-mrp", *options(data, tmp_path / "out")) == 1
+    assert capsys.readouterr().err == (
+        f"mrp-serve: {data}, line 1: 'messages' is an empty list, at least one message is expected\n"
     )

@@ -77,6 +77,13 @@ def test_latency_counts_from_the_intended_start(tmp_path):
     assert done.returncode == 0, done.stderr
     times = [row.total_ms for row in requests(found)]
     assert len(times) > 60
+    looks = [row for row in found if isinstance(row, rows.Client)]
+    due = {row.at for row in requests(found)}
+    assert any(look.oldest is not None for look in looks)
+    assert all(look.oldest is None or look.oldest in due for look in looks)
+    for look in looks:  # what has ended is written before
+        before = {row.at for row in found[: found.index(look)] if isinstance(row, rows.Request)}
+        assert all(at in before for at in due if at < (look.oldest or look.at) - 0.1)
     assert sum(time > 400 for time in times) >= 6  # 15 are expected; a closed loop of one user would see one
     assert percentile(times, 0.99) > 700
     assert percentile(times, 0.5) < 700

@@ -96,10 +96,11 @@ def test_a_share_of_the_lines_is_held_out_whatever_their_order(tmp_path):
     [
         ("{", "not JSON"),
         ([1], "a JSON object is expected, this is a list"),
-        ({"input": "x"}, r"'messages', 'prompt' and 'completion', or 'text' is expected, keys are \['input'\]"),
+        ({"input": "x"}, r"'messages', 'prompt' and 'completion', or 'text' is expected, the keys are input"),
         ({"text": 3}, "'text' is a number, text is expected"),
         ({"prompt": "x"}, "'completion' is not there, text is expected"),
-        ({"messages": []}, "'messages' is a list, a list of messages is expected"),
+        ({"messages": []}, "'messages' is an empty list, at least one message is expected"),
+        ({"messages": "hi"}, "'messages' is text, a list of messages is expected"),
         ({"messages": ["hi"]}, "message 1 is text, an object with role and content is expected"),
         ({"messages": [say("user", "a"), say("assistant", None)]}, "message 2: 'content' is not there, text is"),
         ({"messages": [say("user", "a")]}, "no message has the role 'assistant'"),

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from service.decode.params import Speculative
 from service.engine import Engine, GenerationRequest
 from service.errors import SettingsError
 from service.model import load_checkpoint
+from service.quality.schema import FILE_NAME
 from service.text import TextCodec
 from training.lessons import Objective, phases_up_to
 from training.losses import Weights
@@ -79,6 +81,25 @@ def test_the_result_is_a_checkpoint_that_decodes(whole):
     mrp, zero = json.loads((out / "heldout.json").read_text()).values()
     assert mrp["divergence"] == scores[0].divergence
     assert zero["tokens_per_forward"] >= 1
+
+
+def test_what_was_measured_of_the_backbones_weights_is_not_copied(data, tmp_path):
+    source, out = tmp_path / "backbone", tmp_path / "out"
+    shutil.copytree(GOLDEN, source)
+    for measured in (FILE_NAME, "heldout.json"):
+        (source / measured).write_text("{}")
+    (source / "generation_config.json").write_text("{}")
+    plan = plan_of(data, out, source=Source(str(source), data, heldout=0.0), budget=Budget(steps=1, rows=3))
+    assert run(plan) is None
+    assert (out / "generation_config.json").is_file()
+    assert not {FILE_NAME, "heldout.json"} & {path.name for path in out.iterdir()}
+
+
+def test_the_result_does_not_take_the_backbones_place(data, tmp_path):
+    shutil.copytree(GOLDEN, tmp_path / "backbone")
+    plan = plan_of(data, tmp_path / "backbone", source=Source(str(tmp_path / "backbone"), data))
+    with pytest.raises(SettingsError, match=r"out is .*, which is the backbone's own folder: name another one"):
+        run(plan)
 
 
 def test_every_update_is_logged_and_the_unrolling_grows(whole):
@@ -146,10 +167,16 @@ def stop_at(report, step):
         raise Stopped
 
 
-def test_another_plan_in_the_same_folder_is_refused(whole, data):
-    plan = plan_of(data, whole[0], budget=Budget(steps=99, rows=3, batches=2))
-    with pytest.raises(SettingsError, match=r"other options \(budget.steps was 12, is 99\): name another folder"):
+def test_another_plan_in_the_same_folder_is_refused_by_the_names_of_its_options(whole, data):
+    objective = Objective(phases_up_to(3, Weights(4.0, 0.5, 0.5)), trajectories=0.5, copies=2)
+    plan = plan_of(data, whole[0], budget=Budget(steps=99, rows=3, batches=2, bf16=False), objective=objective)
+    with pytest.raises(SettingsError) as refused:
         run(plan)
+    assert refused.value.message == (
+        f"{whole[0] / 'training'} holds a training with other options: --fp32 was no, is yes; "
+        "--order was 0.25, is 0.5; --steps was 12, is 99; --unroll was 2, is 3."
+        " Name another folder, or give the options of before"
+    )
 
 
 def test_a_direct_deeper_module_for_another_block_size(data, tmp_path):

@@ -1,0 +1,60 @@
+"""What the commands print on: consoles that have the width of the terminal, and a bar or lines for what takes long."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
+
+#: columns where no terminal says how many there are; rich would take 80 and break tables and help
+WIDE = 140
+#: lines, at most, that tell of the progress where there is no terminal
+_LINES = 20
+
+
+def results() -> Console:
+    """The console of results, on stdout."""
+    return Console(width=None if sys.stdout.isatty() else WIDE, highlight=False)
+
+
+def notes() -> Console:
+    """The console of everything that is no result, on stderr."""
+    return Console(stderr=True, width=None if sys.stderr.isatty() else WIDE, highlight=False)
+
+
+def is_on_a_terminal() -> bool:
+    """Whether one of the standard streams is a terminal: rich asks it for its width, even for a pipe beside it."""
+    return any(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+
+
+class Counter:
+    """Parts of a whole, counted as they are done: on a terminal a bar with the time left, else lines."""
+
+    def __init__(self, total: int, done: int = 0) -> None:
+        self._total, self._done = total, done
+        self._console = notes()
+        what = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=1))
+        columns = BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn(), what
+        # Rich's last picture of a bar is no line of a log.
+        self._bar = Progress(*columns, console=self._console, disable=not self._console.is_terminal, expand=True)
+        self._task = self._bar.add_task("", total=total, completed=done)
+
+    def __enter__(self) -> Counter:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def next(self, what: str, parts: int = 1) -> None:
+        """One more part is done, or several."""
+        self.reach(self._done + parts, what)
+
+    def reach(self, done: int, what: str) -> None:
+        """So many parts are done, of which the last was this."""
+        lines, self._done = self._done * _LINES // self._total, done
+        self._bar.update(self._task, completed=done, description=what)
+        if not self._console.is_terminal and done * _LINES // self._total > lines:
+            self._console.print(f"{done}/{self._total}  {what}", markup=False, soft_wrap=True)

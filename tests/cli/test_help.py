@@ -1,0 +1,40 @@
+"""What `--help` says is so."""
+
+import inspect
+import re
+from dataclasses import fields
+
+import pytest
+
+from service.cli import calibrate, generate, loads
+from service.decode.registry import MODES
+
+
+def helps(command):
+    """The help of every option, by name."""
+    parameters = inspect.signature(command, eval_str=True).parameters
+    return {
+        name: one.annotation.__metadata__[0].help
+        for name, one in parameters.items()
+        if one.annotation not in (int, float)
+    }
+
+
+@pytest.mark.parametrize("knob", sorted({field.name for params in MODES.values() for field in fields(params)}))
+def test_a_knobs_help_begins_with_the_modes_that_use_it(knob):
+    users = [mode for mode, params in MODES.items() if knob in {field.name for field in fields(params)}]
+    assert set(helps(generate.command)[knob].partition(":")[0].split(", ")) == set(users)
+
+
+def test_generate_names_all_modes():
+    assert set(re.findall(r"\w+", helps(generate.command)["mode"])) == {*MODES, "or"}
+
+
+def test_loads_says_one_default_of_threads():
+    assert "half the cores" not in helps(loads.command)["threads"]
+    assert inspect.signature(loads.command).parameters["threads"].default == 1
+
+
+@pytest.mark.parametrize("option", ["concurrency", "timed"])
+def test_calibrate_says_how_many_prompts_must_be_timed(option):
+    assert "half" in helps(calibrate.command)[option] or "twice" in helps(calibrate.command)[option]

@@ -1,0 +1,96 @@
+"""What takes long says how far it is: a bar on a terminal, lines where there is none, from the first part on."""
+
+import re
+import sys
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from service.bench import loads
+from service.cli.output import WIDE, Counter, notes, results
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "sdar-mrp-random-b"
+
+
+def counts(said):
+    """`(done, of)` of the lines of progress."""
+    return [(int(done), int(of)) for done, of in re.findall(r"^(\d+)/(\d+)  \S", said, re.MULTILINE)]
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TTY_INTERACTIVE", "1")
+
+
+def test_a_short_job_has_a_line_for_every_part(capsys):
+    with Counter(3) as counter:
+        for part in ("one", "two", "three [bold]"):
+            counter.next(part)
+    assert capsys.readouterr().err == "1/3  one\n2/3  two\n3/3  three [bold]\n"
+
+
+def test_a_long_job_has_twenty_lines(capsys):
+    with Counter(1000, done=500) as counter:
+        for _ in range(250):
+            counter.next("parts", 2)
+    assert counts(capsys.readouterr().err) == [(done, 1000) for done in range(550, 1001, 50)]
+
+
+def test_a_terminal_has_a_bar_with_the_count_and_the_time_left(terminal, capsys):
+    with Counter(3) as counter:
+        counter.reach(2, "two")
+    said = capsys.readouterr().err
+    assert "2/3" in said
+    assert re.search(r"\d:\d\d:\d\d|-:--:--", said)
+    assert "two" in said
+    assert not counts(said)
+
+
+def test_without_a_terminal_there_is_room(capsys):
+    assert results().width == notes().width == WIDE
+
+
+@pytest.mark.parametrize("command", ["eval", "calibrate", "train-mrp"])
+def test_help_is_as_wide_as_there_is_room(run, capsys, command, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", StringIO())
+    assert run(command, "--help") == 0
+    widths = {len(line.rstrip()) for line in capsys.readouterr().out.splitlines()}
+    assert max(widths) == WIDE
+
+
+def test_bench_says_how_far_it_is(run, capsys):
+    words = ["--concurrency", 1, "--concurrency", 2, "--rounds", 1, "--rows", 1, "--rows", 2, "--new-tokens", 2]
+    words += ["--prompt-tokens", 8, "--prompt-tokens", 5000, "--prompt-tokens", 6000, "--prefix-tokens", 8]
+    assert run("bench", "--model", GOLDEN, "--threads", 1, *words) == 0
+    assert counts(capsys.readouterr().err) == [(done, 6) for done in range(1, 7)]
+
+
+def test_determinism_says_how_far_it_is(run, capsys):
+    words = ["--prompts", 1, "--dtype", "float32", "--rounds", 2, "--concurrency", 1]
+    assert run("determinism", "--model", GOLDEN, "--threads", 1, *words) == 0
+    said = capsys.readouterr().err
+    answers = [(done, of) for done, of in counts(said) if of != 4]
+    assert answers[-1] == (16, 16)  # three requests and a draft, alone and in a batch, for either engine
+    assert counts(said)[-4:] == [(done, 4) for done in range(1, 5)]
+    assert "answers in float32, deterministic" in said
+    assert "rounds of the price in float32, 1 together, speculative" in said
+
+
+def test_loads_says_how_far_it_is(run, capsys, monkeypatch):
+    monkeypatch.setattr(loads, "_FEWEST", 2)
+    words = ["--concurrency", 1, "--rounds", 1, "--plan", "speculative mrp_steps=1", "--problems", 2]
+    assert run("loads", *words) == 0
+    said = capsys.readouterr().err
+    assert counts(said) == [(done, 4) for done in range(1, 5)]
+    assert "1 together, to warm up, static" in said
+    assert "1 together, round 1 of 1, speculative" in said
+
+
+def test_eval_says_how_far_it_is_before_the_first_chunk_is_through(run, capsys):
+    words = ["--problems", 4, "--together", 2, "--plan", "static", "--plan", "dynamic threshold=0.5"]
+    assert run("eval", "--threads", 1, *words) == 0
+    said = capsys.readouterr().err
+    assert counts(said) == [(done, 8) for done in (2, 4, 6, 8)]
+    assert "2/8  answers; 0 of 4 problems by all 2 plans" in said
