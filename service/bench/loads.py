@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from service.decode.params import ModeParams, Speculative, Static
-from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
+from service.engine import Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
 from service.engine.costs import measure
 from service.engine.runner import Runner
 from service.model import Checkpoint
@@ -103,7 +103,7 @@ def compare_at_loads(
     for concurrency in concurrencies:
         config = EngineConfig(max_running=concurrency, kv_cache_tokens=concurrency * _TOKENS, prefix_cache=False)
         rows = [PlanAtLoad(params, concurrency) for params in plans]
-        turns = deque((Engine(checkpoint, config, costs=costs), row) for row in rows)
+        turns = deque((Engine(checkpoint, config, parts=Parts(costs=costs)), row) for row in rows)
         for number in range(rounds + 1):
             count = max(_FEWEST, _WAVES * concurrency)
             places = range(number * count, (number + 1) * count)

@@ -8,25 +8,24 @@ Synchronous and single-threaded; `worker.py` puts it on a thread for asyncio. As
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 
 from service.decode.policy import Reading
 from service.engine.config import EngineConfig
-from service.engine.costs import StepCosts, measure
+from service.engine.costs import measure
 from service.engine.grouping import same_shapes_for
 from service.engine.kv_cache import PagePool
 from service.engine.memory import Forward, read_what_fits
 from service.engine.observer import EngineState, Observer, SilentObserver, StepReport
+from service.engine.parts import Parts
 from service.engine.prefix_cache import PrefixCache
 from service.engine.pricing import Pricing
 from service.engine.request import BlockEvent, Completion, FinishReason, ForwardKind, GenerationRequest, Stats
 from service.engine.rows import Row
-from service.engine.runner import Runner
 from service.engine.scheduler import Scheduler, Waiting
 from service.engine.sequence import Sequence
 from service.engine.validation import validate
@@ -38,20 +37,16 @@ Plan = list[tuple[Sequence, list[Row]]]
 
 
 class Engine:
-    """Decodes requests over one checkpoint. Not thread-safe.
-
-    `costs`: of its forwards, for `mrp_steps: "auto"`; None: measured by the first request that is to have it.
-    """
+    """Decodes requests over one checkpoint. Not thread-safe. `parts`: `parts.py`."""
 
     def __init__(
         self,
         checkpoint: Checkpoint,
         config: EngineConfig | None = None,
         observer: Observer | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        costs: StepCosts | None = None,
+        parts: Parts | None = None,
     ) -> None:
-        config = config or EngineConfig()
+        config, parts = config or EngineConfig(), parts or Parts()
         self.model = checkpoint.config
         size = self.model.block_size
         if config.max_rows < size + 2:
@@ -60,12 +55,13 @@ class Engine:
         num_scratch = max(config.max_rows, grouping.min_rows) if grouping else config.max_rows
         num_pages = config.kv_cache_tokens // size + num_scratch
         self._pages = PrefixCache(PagePool(num_pages, num_scratch), config.prefix_cache)
-        self._runner = Runner(checkpoint, num_pages, grouping, config.candidates(self.model.vocab_size))
+        self._runner = parts.runner(checkpoint, num_pages, grouping, config.candidates(self.model.vocab_size))
         measured = partial(measure, self._runner, config.max_rows, checkpoint.mrp is not None)
+        costs = parts.costs
         self._pricing = Pricing((lambda: costs) if costs else measured, config.max_rows)
         self._scheduler = Scheduler(self._pages, size, config, self._pricing)
         self._observer: Observer = observer or SilentObserver()
-        self._clock = clock
+        self._clock = parts.clock
         whole_blocks = min(self.model.max_positions // size, self._pages.capacity) * size
         self.max_model_len = min(config.max_model_len or whole_blocks, whole_blocks)
 
