@@ -7,6 +7,7 @@ are served from here, too: a browser without a way to the internet shows it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from fastapi import FastAPI
@@ -62,6 +63,7 @@ def _with_models(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
+@cache
 def generate_docs() -> dict[str, Any]:
     """What FastAPI is told of POST /generate."""
     body = GENERATE.json_schema(ref_template=_REF)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from fastapi.responses import JSONResponse
@@ -59,6 +60,7 @@ def _asked(schema: type[OpenAiRequest], example: str) -> dict[str, Any]:
     return {"openapi_extra": {"requestBody": {"required": True, "content": content}}}
 
 
+@cache
 def _schema(schema: type[OpenAiRequest]) -> dict[str, Any]:
     """OpenAI's own fields and those shared with POST /generate, of all modes, without references."""
     made = schema.model_json_schema()
