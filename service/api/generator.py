@@ -17,7 +17,7 @@ from service.api.card import make_card
 from service.api.observer import ReplicaMetrics
 from service.api.tracing import Timeline, Tracing, start_tracing
 from service.api.wire import Answer, Chunk, Ending, Failure, Snapshot, Status, Work, too_late
-from service.engine import BlockEvent, Engine, EngineConfig, EngineWorker, GenerationRequest
+from service.engine import BlockEvent, Engine, EngineConfig, EngineWorker, GenerationRequest, Parts
 from service.errors import MrpServeError
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.options import pick_device, pick_dtype
@@ -47,10 +47,15 @@ def load_generator(replica: str, settings: Settings) -> Generator:
 
 
 class Generator:
-    """Answers requests over one running engine. `replica` names it in metrics."""
+    """Answers requests over one running engine. `replica` names it in metrics; `parts` are its engine's."""
 
     def __init__(
-        self, replica: str, checkpoint: Checkpoint, settings: Settings, tracing: Tracing | None = None
+        self,
+        replica: str,
+        checkpoint: Checkpoint,
+        settings: Settings,
+        tracing: Tracing | None = None,
+        parts: Parts | None = None,
     ) -> None:
         limits = EngineConfig(
             settings.max_running,
@@ -65,7 +70,7 @@ class Generator:
         self._replica, self._tracing = replica, tracing
         self._metrics = ReplicaMetrics()
         self._codec = TextCodec.load(checkpoint.path)
-        self._engine = engine = Engine(checkpoint, limits, self._metrics)
+        self._engine = engine = Engine(checkpoint, limits, self._metrics, parts)
         self._card = make_card(settings, checkpoint, engine.max_model_len, self._codec.chat_problem is None)
         self._eos = frozenset(checkpoint.config.eos_token_ids)
         # The ingress bounds what waits; here is room for all that it lets through.

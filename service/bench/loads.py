@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from service.bench.rounds import Rounds
 from service.decode.params import ModeParams, Speculative, Static
-from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
+from service.engine import Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
 from service.engine.costs import measure
 from service.engine.runner import Runner
 from service.model import Checkpoint
@@ -111,7 +111,7 @@ def compare_at_loads(
     for concurrency in rounds.concurrencies:
         config = EngineConfig(max_running=concurrency, kv_cache_tokens=concurrency * _TOKENS, prefix_cache=False)
         rows = [PlanAtLoad(params, concurrency) for params in plans]
-        turns = deque((Engine(checkpoint, config, costs=costs), row) for row in rows)
+        turns = deque((Engine(checkpoint, config, parts=Parts(costs=costs)), row) for row in rows)
         for number in range(rounds.count + 1):
             count = max(_FEWEST, _WAVES * concurrency)
             places = range(number * count, (number + 1) * count)

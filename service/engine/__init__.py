@@ -12,14 +12,15 @@ from service.engine.request import BlockEvent, Completion, Forwards, GenerationR
 
 if TYPE_CHECKING:
     from service.engine.engine import Engine
+    from service.engine.parts import Parts
     from service.engine.worker import EngineWorker
 else:
 
     def __getattr__(name: str) -> type:
-        modules = {"Engine": "service.engine.engine", "EngineWorker": "service.engine.worker"}
+        modules = {"Engine": "engine", "EngineWorker": "worker", "Parts": "parts"}
         if name not in modules:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(import_module(modules[name]), name)
+        return getattr(import_module(f"service.engine.{modules[name]}"), name)
 
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "Forwards",
     "GenerationRequest",
     "Observer",
+    "Parts",
     "SamplingParams",
     "Stats",
     "StepReport",

@@ -21,7 +21,7 @@ from service.decode.terms import Terms
 from service.engine.memory import FittingForward
 from service.engine.request import SamplingParams
 from service.engine.rows import Row
-from service.engine.runner import Runner
+from service.engine.runner import RowRunner
 
 #: blocks before the rows that are measured: some context, as live requests have
 _PREFIX = 16
@@ -87,7 +87,7 @@ def _slope(a: tuple[int, float], b: tuple[int, float]) -> float:
     return (b[1] - a[1]) / (b[0] - a[0])
 
 
-def measure(runner: Runner, max_rows: int, has_mrp: bool) -> StepCosts:
+def measure(runner: RowRunner, max_rows: int, has_mrp: bool) -> StepCosts:
     """Times of 1, 2, 4, … rows up to `max_rows`. Takes about a second, or some forwards where they are slow.
 
     Between steps an engine's own runner may be measured: the rows touch the scratch pages 0 to `max_rows` only.

@@ -11,7 +11,6 @@ library:
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -21,22 +20,22 @@ from itertools import islice
 
 from service.decode.policy import Reading
 from service.engine.config import EngineConfig
-from service.engine.costs import StepCosts, measure
-from service.engine.faults import kind_and_place
+from service.engine.costs import measure
 from service.engine.grouping import same_shapes_for
 from service.engine.kv_cache import PagePool
 from service.engine.memory import FittingForward
 from service.engine.observer import EngineState, HarmlessObserver, Observer, SilentObserver, StepReport
+from service.engine.parts import Parts
 from service.engine.prefix_cache import PrefixCache
 from service.engine.pricing import Pricing
 from service.engine.request import BlockEvent, Completion, FinishReason, ForwardKind, GenerationRequest, Stats
 from service.engine.rows import Row
-from service.engine.runner import Runner
 from service.engine.scheduler import Scheduler, Waiting
 from service.engine.sequence import Sequence
 from service.engine.validation import validate
 from service.errors import DecodingFailed, InvalidRequest, OutOfMemory, SettingsError
 from service.model.checkpoint import Checkpoint
+from service.tracebacks import kind_and_place, without_message
 
 _log = logging.getLogger(__name__)
 
@@ -45,20 +44,16 @@ Plan = list[tuple[Sequence, list[Row]]]
 
 
 class Engine:
-    """Decodes requests over one checkpoint. Not thread-safe.
-
-    `costs`: of its forwards, for `mrp_steps: "auto"`; None: measured by the first request that is to have it.
-    """
+    """Decodes requests over one checkpoint. Not thread-safe. `parts`: `parts.py`."""
 
     def __init__(
         self,
         checkpoint: Checkpoint,
         config: EngineConfig | None = None,
         observer: Observer | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        costs: StepCosts | None = None,
+        parts: Parts | None = None,
     ) -> None:
-        config = config or EngineConfig()
+        config, parts = config or EngineConfig(), parts or Parts()
         self.model = checkpoint.config
         size = self.model.block_size
         if config.max_rows < size + 2:
@@ -67,13 +62,14 @@ class Engine:
         num_scratch = max(config.max_rows, grouping.min_rows) if grouping else config.max_rows
         num_pages = config.kv_cache_tokens // size + num_scratch
         self._pages = PrefixCache(PagePool(num_pages, num_scratch), config.prefix_cache)
-        self._runner = Runner(checkpoint, num_pages, grouping, config.candidates(self.model.vocab_size))
+        self._runner = parts.runner(checkpoint, num_pages, grouping, config.candidates(self.model.vocab_size))
         self._evaluating, self._refining = FittingForward(), FittingForward()
         measured = partial(measure, self._runner, config.max_rows, checkpoint.mrp is not None)
+        costs = parts.costs
         self._pricing = Pricing((lambda: costs) if costs else measured, config.max_rows)
         self._scheduler = Scheduler(self._pages, size, config, self._pricing)
         self._observer: Observer = HarmlessObserver(observer or SilentObserver())
-        self._clock = clock
+        self._clock = parts.clock
         whole_blocks = min(self.model.max_positions // size, self._pages.capacity) * size
         self.max_model_len = min(config.max_model_len or whole_blocks, whole_blocks)
 
@@ -232,7 +228,12 @@ def _ending_alone(sequence: Sequence) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
-        _log.error("the decoding of request %s failed: %s", sequence.request.request_id, kind_and_place(error))
+        request_id, traceback = sequence.request.request_id, without_message(error)
+        _log.error(
+            "the decoding of a request failed: %s",
+            kind_and_place(error),
+            extra={"request_id": request_id, "exception": traceback},
+        )
         sequence.fail(DecodingFailed("the decoding of this request met an unexpected error; the server's log has it"))
 
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from service.engine.faults import kind_and_place
 from service.engine.request import BlockEvent, ForwardKind, GenerationRequest
+from service.tracebacks import kind_and_place
 
 _log = logging.getLogger(__name__)
 

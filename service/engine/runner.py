@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import itemgetter
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,12 +20,26 @@ from service.engine.rows import Row, RowTensors, to_tensors
 from service.errors import SettingsError
 from service.model.attention import PagedAttention, PagedCache
 from service.model.checkpoint import Checkpoint
+from service.model.config import ModelConfig
 
 #: Logits that exist at once: 2^28 are 1 GiB in fp32, some 1,700 positions of a vocabulary of 151,936. Sampling makes
 #: six more copies (measured), so that a quarter of them takes 1.6 GiB.
 _MAX_LOGITS, _MAX_SAMPLED_LOGITS = 2**28, 2**26
 
 _T = TypeVar("_T")
+
+
+class RowRunner(Protocol):
+    """What an engine asks of a runner."""
+
+    config: ModelConfig
+    device: torch.device
+
+    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+        """The backbone over rows; a Reading for every row."""
+
+    def refine(self, rows: Sequence[Row]) -> list[Reading]:
+        """MRP over anchored rows; a Reading for every row."""
 
 
 class Runner:

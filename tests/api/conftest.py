@@ -14,18 +14,23 @@ from starlette.types import ASGIApp
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from service.api.backend import LocalBackend
-from service.api.generator import Generator, load_generator
+from service.api.generator import Generator
 from service.api.ingress import Ingress
+from service.engine import Parts
 from service.model import Checkpoint, load_checkpoint
 from service.settings import Settings
 from tests.api.clock import Clock
 from tests.api.helpers import client
+from tests.engine.helpers import FAIR
 from tests.tiny import GOLDEN
 
 TEMPLATE = (
     "{% for m in messages %}w1 {{ m['role'] }} {{ m['content'] }} {% endfor %}"
     "{% if add_generation_prompt %}w2{% endif %}"
 )
+
+#: what forwards cost is said, not measured
+UNMEASURED = Parts(costs=FAIR)
 
 MakeGenerator = Callable[..., Generator]
 
@@ -55,19 +60,19 @@ def checkpoint(settings: Settings) -> Checkpoint:
 
 
 @pytest.fixture(scope="session")
-def generator(settings: Settings) -> Iterator[Generator]:
-    generator = load_generator("r0", settings)
+def generator(settings: Settings, checkpoint: Checkpoint) -> Iterator[Generator]:
+    generator = Generator("r0", checkpoint, settings, parts=UNMEASURED)
     yield generator
     generator.close()
 
 
 @pytest.fixture
 def make_generator(settings: Settings, checkpoint: Checkpoint) -> Iterator[MakeGenerator]:
-    """make_generator(name, checkpoint, **settings) -> a fresh one, closed after the test."""
+    """make_generator(name, checkpoint, parts, **settings) -> a fresh one, closed after the test."""
     made: list[Generator] = []
 
-    def make(name: str = "r0", model: Checkpoint = checkpoint, **changes: Any) -> Generator:
-        made.append(Generator(name, model, settings.model_copy(update=changes)))
+    def make(name: str = "r0", model: Checkpoint = checkpoint, parts: Parts = UNMEASURED, **changes: Any) -> Generator:
+        made.append(Generator(name, model, settings.model_copy(update=changes), parts=parts))
         return made[-1]
 
     yield make

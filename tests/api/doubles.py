@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -15,55 +15,107 @@ from starlette.types import ASGIApp
 from service.api.backend import Items, LocalBackend
 from service.api.generator import Generator
 from service.api.wire import Answer, Chunk, Ending, Failure, ModelCard, Snapshot, Status, Work
-from service.engine import BlockEvent
+from service.decode.policy import Reading
+from service.engine import Parts
 from service.engine.request import Forwards, Stats
+from service.engine.rows import Row
+from service.engine.runner import Runner
 from service.errors import ReplicaLost
 from service.quality.presets import Presets
 from service.quality.schema import Plan
+from tests.api.clock import Clock
 from tests.api.generate.helpers import GENERATE
 from tests.api.helpers import eventually
+from tests.engine.helpers import FAIR
+from tests.runners import Around
 
 # --- engines that do as a test says ----------------------------------------------------------------
 
 
 class Held:
-    """Holds a generator's engine before its first step until it is released."""
+    """Holds an engine before its first forward. `parts` are those of a generator that is held so."""
 
-    def __init__(self, generator: Generator) -> None:
-        self.worker = generator._worker
-        self.released, self._entered = threading.Event(), threading.Event()
-        engine = self.worker._engine
-        self._step = engine.step
-        engine.step = self._hold  # type: ignore[method-assign]
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._left, self._begun, self._waits = 0, 0, False
+        self.parts = over_runners(lambda runner: _HeldRunner(runner, self))
 
-    async def holds(self) -> None:
-        """Waits until a request is in the engine, which waits here."""
-        await eventually(self._entered.is_set)
+    def let(self, forwards: int) -> None:
+        """So many forwards more may be made."""
+        with self._changed:
+            self._left += forwards
+            self._changed.notify()
 
-    async def queued(self, count: int) -> None:
-        """Waits until as many more requests wait for the engine."""
-        await eventually(lambda: len(self.worker._inbox.submitted) == count)
+    def release(self) -> None:
+        """Nothing is held any more."""
+        self.let(sys.maxsize)
 
-    def _hold(self) -> list[BlockEvent]:
-        self._entered.set()
-        assert self.released.wait(20)
-        return self._step()
+    async def holds(self, before: int = 1) -> None:
+        """Returns when the engine waits before the forward of that number."""
+        await eventually(lambda: self._waits_before(before))
+
+    def _waits_before(self, number: int) -> bool:
+        with self._changed:
+            return self._waits and self._begun == number
+
+    def pass_one(self) -> None:
+        """Called on the engine's thread, before a forward."""
+        with self._changed:
+            self._begun, self._waits = self._begun + 1, True
+            assert self._changed.wait_for(lambda: self._left > 0, 20)
+            self._left, self._waits = self._left - 1, False
 
 
-def stop_the_clock(generator: Generator, until: Callable[[int, list[BlockEvent]], bool]) -> None:
-    """No time passes for the engine until a step (its number, its events) says so; then an hour does at once."""
-    engine = generator._worker._engine
-    real, now, steps = engine.step, 0.0, 0
+class _HeldRunner(Around):
+    def __init__(self, runner: Runner, held: Held) -> None:
+        super().__init__(runner)
+        self.held = held
 
-    def step() -> list[BlockEvent]:
-        nonlocal now, steps
-        events, steps = real(), steps + 1
-        if until(steps, events):
-            now = 3600.0
-        return events
+    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+        self.held.pass_one()
+        return super().evaluate(rows)
 
-    engine._clock = lambda: now
-    engine.step = step  # type: ignore[method-assign]
+
+class _FailingRunner(Around):
+    def __init__(self, runner: Runner, after: int, saying: str) -> None:
+        super().__init__(runner)
+        self.left, self.saying = after, saying
+
+    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+        if not self.left:
+            raise ZeroDivisionError(self.saying)
+        self.left -= 1
+        return super().evaluate(rows)
+
+
+class _LateRunner(Around):
+    def __init__(self, runner: Runner, after: int, clock: Clock) -> None:
+        super().__init__(runner)
+        self.left, self.clock = after, clock
+
+    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+        readings = super().evaluate(rows)
+        self.left -= 1
+        if not self.left:
+            self.clock.now = 3600.0
+        return readings
+
+
+def over_runners(make: Callable[[Runner], Around], clock: Clock | None = None) -> Parts:
+    """Parts of an engine whose runner is what `make` puts around the usual one."""
+    given: dict[str, Any] = {"clock": clock} if clock else {}
+    return Parts(**given, costs=FAIR, runner=lambda *made: make(Runner(*made)))
+
+
+def failing(after: int, saying: str = "a bug") -> Parts:
+    """The engine fails after so many forwards, with an error that says something."""
+    return over_runners(lambda runner: _FailingRunner(runner, after, saying))
+
+
+def an_hour_passes(after: int) -> Parts:
+    """No time passes for the engine until so many forwards have been made; then an hour does at once."""
+    clock = Clock()
+    return over_runners(lambda runner: _LateRunner(runner, after, clock), clock)
 
 
 # --- replicas that die -----------------------------------------------------------------------------

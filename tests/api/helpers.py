@@ -54,6 +54,17 @@ def read(families: Iterable[Family], name: str) -> float:
     return sum(sample.value for sample in samples_of(text) if sample.name == name)
 
 
+def gauge(generator: Generator, name: str) -> float:
+    """A metric of a replica now."""
+    return read(generator.snapshot().families, name)
+
+
+def idle(generator: Generator) -> bool:
+    """Whether nothing is left of any request."""
+    gauges = ("mrp_num_requests_running", "mrp_num_requests_waiting", "mrp_kv_cache_usage_perc")
+    return not generator.snapshot().in_flight and not any(gauge(generator, name) for name in gauges)
+
+
 def assert_shape(model: type[BaseModel], value: object) -> None:
     """The value is of the model, and has no field besides."""
     checked = model.model_validate(value).model_dump_json(exclude_unset=True)

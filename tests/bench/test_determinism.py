@@ -9,15 +9,12 @@ from service.bench.speed import Workload
 from service.decode.params import Static
 from service.engine import Engine, EngineConfig
 from service.model import LoadOptions, load_checkpoint
+from tests.runners import Around, engine_over
 from tests.tiny import GOLDEN, tiny_checkpoint
 
 
-class Forgetful:
+class Forgetful(Around):
     """A runner whose tokens depend on whether another block index shares the forward."""
-
-    def __init__(self, engine):
-        self.runner = engine._runner
-        engine._runner = self
 
     def evaluate(self, rows):
         readings = self.runner.evaluate(rows)
@@ -25,9 +22,6 @@ class Forgetful:
             return readings
         picks = [tuple(pick._replace(token=(pick.token + 1) % 50) for pick in one.picks) for one in readings]
         return [type(one)(changed, one.judged, one.handle) for one, changed in zip(readings, picks, strict=True)]
-
-    def refine(self, rows):
-        return self.runner.refine(rows)
 
 
 def test_with_the_switch_nothing_differs():
@@ -39,8 +33,7 @@ def test_with_the_switch_nothing_differs():
 
 
 def test_what_a_batch_changes_is_counted():
-    engine = Engine(tiny_checkpoint(1))
-    Forgetful(engine)
+    engine, _ = engine_over(Forgetful, tiny_checkpoint(1))
     found = count_differences(engine, random_prompts(engine, 10), new_tokens=12)
     assert found.differing > 5
 

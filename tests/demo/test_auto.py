@@ -4,7 +4,7 @@ import pytest
 
 from service.decode.params import Speculative, Static
 from service.demo import CHECKPOINT, heldout_problems
-from service.engine import Engine, EngineConfig, GenerationRequest
+from service.engine import Engine, EngineConfig, GenerationRequest, Parts
 from service.engine.costs import Curve, StepCosts
 from service.model import load_checkpoint
 from service.text import TextCodec
@@ -21,7 +21,8 @@ def checkpoint():
 
 def decoded(checkpoint, costs, params, count=6):
     """Statistics of some problems, one alone after the other."""
-    engine, codec = Engine(checkpoint, EngineConfig(max_running=1), costs=costs), TextCodec.load(CHECKPOINT)
+    engine = Engine(checkpoint, EngineConfig(max_running=1), parts=Parts(costs=costs))
+    codec = TextCodec.load(CHECKPOINT)
     prompts = [codec.encode_chat([{"role": "user", "content": one.prompt}]) for one in heldout_problems(count, seed=4)]
     stop = frozenset(checkpoint.config.eos_token_ids)
     return [

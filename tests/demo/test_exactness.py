@@ -11,7 +11,7 @@ import pytest
 
 from service.decode.params import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.demo import CHECKPOINT, heldout_problems
-from service.engine import Engine, GenerationRequest, SamplingParams
+from service.engine import Engine, GenerationRequest, Parts, SamplingParams
 from service.model import load_checkpoint
 from service.text import TextCodec
 from tests.engine.helpers import FREE
@@ -36,7 +36,7 @@ COMPANIONS = (
 
 @pytest.fixture(scope="module")
 def engine():
-    return Engine(load_checkpoint(CHECKPOINT), costs=FREE)
+    return Engine(load_checkpoint(CHECKPOINT), parts=Parts(costs=FREE))
 
 
 @pytest.fixture(scope="module")

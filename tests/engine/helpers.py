@@ -11,13 +11,14 @@ import torch
 
 from service.decode.params import Direct, Dynamic, Entropy, ModeParams, Plain, Remask, Sequential, Speculative, Static
 from service.decode.policy import Reading
-from service.engine import BlockEvent, Engine, EngineConfig, GenerationRequest, SamplingParams, StepReport
+from service.engine import BlockEvent, Engine, GenerationRequest, Parts, SamplingParams, StepReport
 from service.engine.costs import Curve, StepCosts
 from service.engine.prefix_cache import Lease, PrefixCache
 from service.engine.rows import Row
 from service.engine.runner import Runner
 from service.model import Checkpoint
 from tests.reference import Reference
+from tests.runners import Around, engine_over
 
 ALL_MODES: tuple[ModeParams, ...] = (
     Static(), Dynamic(0.5), Sequential(1, 0.5), Entropy(), Direct(1), Speculative(1), Remask(0.5)
@@ -65,7 +66,7 @@ class Recorder:
         return sum(count for report in self.reports for name, count in report.forwards.items() if name == kind)
 
 
-class CheckingRunner:
+class CheckingRunner(Around):
     """Does what Runner does and compares every reading with a recomputation of the whole sequence.
 
     It learns from the rows alone which clean block lies on which page, so it also finds pages that are
@@ -73,7 +74,8 @@ class CheckingRunner:
     """
 
     def __init__(self, runner: Runner, checkpoint: Checkpoint) -> None:
-        self.runner, self.reference = runner, Reference(checkpoint)
+        super().__init__(runner)
+        self.reference = Reference(checkpoint)
         self.exact = checkpoint.dtype == torch.float64
         self.clean: dict[int, tuple[int, ...]] = {}
         self.shown_to_mrp: set[int] = set()
@@ -126,10 +128,7 @@ class CheckingRunner:
 
 def checked(checkpoint: Checkpoint, costs: StepCosts | None = None, **limits: Any) -> tuple[Engine, CheckingRunner]:
     """An engine whose every forward is compared with the reference."""
-    engine = Engine(checkpoint, EngineConfig(**limits), costs=costs)
-    runner = CheckingRunner(engine._runner, checkpoint)
-    engine._runner = runner  # type: ignore[assignment]
-    return engine, runner
+    return engine_over(lambda runner: CheckingRunner(runner, checkpoint), checkpoint, Parts(costs=costs), **limits)
 
 
 def request(

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from service.decode.params import Speculative
 from service.decode.policy import Reading
-from service.engine import Engine, EngineConfig
 from service.engine.costs import Curve, lower_hull, measure
 from service.engine.rows import Row
+from service.engine.runner import Runner
+from tests.engine.helpers import checked, request
 from tests.tiny import tiny_checkpoint
 
 
@@ -38,22 +40,24 @@ def test_what_was_disturbed_lies_above_the_curve(times: list, points: list) -> N
 
 
 def test_an_engine_measures_its_own_forwards_and_changes_no_page_that_is_kept() -> None:
-    checkpoint = tiny_checkpoint(1)
-    engine = Engine(checkpoint, EngineConfig(max_rows=24))
-    kept = engine._runner._cache.keys[:, 24:]
-    kept.fill_(0.5)
-    costs = measure(engine._runner, 24, has_mrp=True)
+    """A request that comes again reads the pages of the first, and every forward is compared."""
+    engine, runner = checked(tiny_checkpoint(1), max_rows=24)
+    asked = request("x", tuple(range(5, 25)), Speculative(2))
+    (first,) = engine.generate([asked])
+    costs = measure(runner.runner, 24, has_mrp=True)
     assert costs.mrp is not None
     for curve in (costs.backbone, costs.mrp):
         assert curve.at(1) > 0
         assert curve.at(24) >= curve.at(1)
     assert costs.draft > 0
-    assert measure(engine._runner, 24, has_mrp=False).mrp is None
-    assert bool((kept == 0.5).all())
+    assert measure(runner.runner, 24, has_mrp=False).mrp is None
+    (again,) = engine.generate([asked])
+    assert again.stats.cached_tokens == 20
+    assert again.token_ids == first.token_ids
 
 
 def test_where_memory_is_short_forwards_are_measured_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = Engine(tiny_checkpoint(1), EngineConfig(max_rows=24))._runner
+    runner = Runner(tiny_checkpoint(1), 24)
     evaluate, asked = runner.evaluate, []
 
     def small(rows: Sequence[Row]) -> list[Reading]:

@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 from service.decode.params import Speculative, Static
 from service.decode.policy import Reading
 from service.demo import CHECKPOINT
-from service.engine import Engine, EngineConfig, GenerationRequest
+from service.engine import Engine, EngineConfig, GenerationRequest, Parts
 from service.engine.rows import Row
+from service.engine.runner import Runner
 from service.model import Checkpoint, LoadOptions, load_checkpoint
-from tests.engine.helpers import checked, random_requests, random_sampling
+from tests.engine.helpers import FAIR, checked, random_requests, random_sampling
 from tests.engine.test_exactness import SHAPES, assert_pairs, pairs
+from tests.runners import Around, engine_over
 from tests.tiny import GOLDEN, GOLDEN_NAMES, tiny_checkpoint
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -35,12 +37,12 @@ def golden(name: str, dtype: torch.dtype) -> Checkpoint:
     return load_checkpoint(GOLDEN / name, LoadOptions(dtype=dtype))
 
 
-class Recording:
+class Recording(Around):
     """Does what Runner does and keeps what was read of every state, by the request's seed and the state."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.runner, self.readings = engine._runner, dict[object, Reading]()
-        engine._runner = self  # type: ignore[assignment]
+    def __init__(self, runner: Runner) -> None:
+        super().__init__(runner)
+        self.readings = dict[object, Reading]()
 
     def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
         return self.keep("backbone", rows, self.runner.evaluate(rows))
@@ -57,8 +59,8 @@ class Recording:
 
 def read(checkpoint: Checkpoint, batches: Sequence[Sequence[GenerationRequest]], **limits: int) -> dict:
     """All readings of all batches, decoded one after another by one engine."""
-    engine = Engine(checkpoint, EngineConfig(**({"deterministic": True, "kv_cache_tokens": 2048} | limits)))
-    recording = Recording(engine)
+    usual = {"deterministic": True, "kv_cache_tokens": 2048}
+    engine, recording = engine_over(Recording, checkpoint, **(usual | limits))
     for batch in batches:
         engine.generate(batch)
     return recording.readings
@@ -134,7 +136,7 @@ def test_in_bfloat16_a_request_does_not_depend_on_its_batch(name: str) -> None:
 def test_in_bfloat16_speculative_is_static(name: str) -> None:
     """540 requests were counted without the switch, and 8 differed."""
     checkpoint = golden(name, torch.bfloat16)
-    engine = Engine(checkpoint, EngineConfig(deterministic=True))
+    engine = Engine(checkpoint, EngineConfig(deterministic=True), parts=Parts(costs=FAIR))
     for temperature in (0.0, 0.7, 1.2):
         requests = pairs(21, checkpoint, temperature, 12)
         assert_pairs(requests, engine.generate(requests), 12)
@@ -145,7 +147,7 @@ def test_in_bfloat16_speculative_is_static(name: str) -> None:
 @pytest.mark.parametrize("name", GOLDEN_NAMES)
 def test_in_bfloat16_speculative_is_static_for_hundreds_of_requests(name: str, temperature: float) -> None:
     checkpoint = golden(name, torch.bfloat16)
-    engine = Engine(checkpoint, EngineConfig(deterministic=True))
+    engine = Engine(checkpoint, EngineConfig(deterministic=True), parts=Parts(costs=FAIR))
     for seed in range(3):
         requests = pairs(500 + seed, checkpoint, temperature, 40)
         assert_pairs(requests, engine.generate(requests), 40)

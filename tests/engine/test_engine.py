@@ -8,7 +8,16 @@ from collections.abc import Sequence
 import pytest
 
 from service.decode.params import Direct, Dynamic, ModeParams, Remask, Speculative, Static
-from service.engine import BlockEvent, Engine, EngineConfig, Forwards, GenerationRequest, SamplingParams, Stats
+from service.engine import (
+    BlockEvent,
+    Engine,
+    EngineConfig,
+    Forwards,
+    GenerationRequest,
+    Parts,
+    SamplingParams,
+    Stats,
+)
 from service.errors import InvalidRequest, ModeNotAvailable, PromptTooLong, SettingsError
 from service.model import Checkpoint
 from tests.engine.helpers import ALL_MODES, Clock, Recorder, random_requests, request
@@ -166,9 +175,9 @@ class TestForwards:
         assert self.forwards(engine, Direct(3)) == Forwards(prefill=1, denoise=2, mrp=6)
 
     @pytest.mark.parametrize("params", [Direct(1), Speculative(1), Remask(0.5)])
-    def test_mrp_does_nothing_for_a_request_that_is_over(self, engine: Engine, params: ModeParams) -> None:
+    def test_mrp_does_nothing_for_a_request_that_is_over(self, checkpoint: Checkpoint, params: ModeParams) -> None:
         heard = Recorder()
-        engine._observer = heard
+        engine = Engine(checkpoint, EngineConfig(prefix_cache=False), heard)
         (done,) = engine.generate([request("x", [1] * 7, params, tokens=1)])
         assert done.stats.forwards == Forwards(prefill=1, denoise=1)
         assert heard.forwards("mrp") == 0
@@ -230,7 +239,7 @@ class TestForwards:
 class TestTime:
     def timed(self, checkpoint: Checkpoint, **limits: int) -> tuple[Engine, Clock, Recorder]:
         clock, heard = Clock(), Recorder()
-        return Engine(checkpoint, EngineConfig(**limits), heard, clock), clock, heard
+        return Engine(checkpoint, EngineConfig(**limits), heard, Parts(clock=clock)), clock, heard
 
     def test_a_running_request_ends_with_what_is_final(self, checkpoint: Checkpoint) -> None:
         engine, clock, heard = self.timed(checkpoint)

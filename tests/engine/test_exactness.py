@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from service.decode.params import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
-from service.engine import Completion, Engine, EngineConfig, GenerationRequest, SamplingParams
+from service.engine import Completion, Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from tests.engine.helpers import (
     DEAR,
@@ -125,7 +125,7 @@ def test_speculative_is_what_it_verifies_at_any_temperature_in_any_batch(name: s
     checkpoint = golden(name, torch.float64)
     requests = pairs(7, checkpoint, temperature, 8)
     for costs in (FREE, FAIR, DEAR):
-        engine = Engine(checkpoint, EngineConfig(max_rows=48, kv_cache_tokens=2048), costs=costs)
+        engine = Engine(checkpoint, EngineConfig(max_rows=48, kv_cache_tokens=2048), parts=Parts(costs=costs))
         assert_pairs(requests, engine.generate(requests), 8)
 
 
@@ -137,15 +137,15 @@ def test_speculative_is_what_it_verifies_for_thousands_of_requests(name: str, te
     checkpoint = golden(name, torch.float64)
     requests = pairs(1000 + seed, checkpoint, temperature, 40)
     config = EngineConfig(max_rows=256, kv_cache_tokens=8192, draft_candidates=(0, 8)[seed % 2])
-    costs = (FREE, FAIR, DEAR)[seed % 3]
-    assert_pairs(requests, Engine(checkpoint, config, costs=costs).generate(requests), 40)
+    parts = Parts(costs=(FREE, FAIR, DEAR)[seed % 3])
+    assert_pairs(requests, Engine(checkpoint, config, parts=parts).generate(requests), 40)
 
 
 def test_a_good_drafter_saves_forwards() -> None:
     """MRP that changes nothing drafts the backbone's next best: right often enough to save some."""
     checkpoint = load_checkpoint(GOLDEN / GOLDEN_NAMES[1], LoadOptions(mrp_zero=True, dtype=torch.float64))
     requests = pairs(3, checkpoint, 0.0, 10)
-    assert assert_pairs(requests, Engine(checkpoint, costs=FREE).generate(requests), 10) > 0
+    assert assert_pairs(requests, Engine(checkpoint, parts=Parts(costs=FREE)).generate(requests), 10) > 0
 
 
 @pytest.mark.parametrize("name", GOLDEN_NAMES)

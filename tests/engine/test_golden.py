@@ -11,7 +11,7 @@ import pytest
 
 from service.decode.params import Speculative, Static
 from service.decode.registry import make_params
-from service.engine import Completion, Engine, EngineConfig, GenerationRequest
+from service.engine import Completion, Engine, EngineConfig, GenerationRequest, Parts
 from service.engine.costs import StepCosts
 from service.model import Checkpoint, load_checkpoint
 from tests.engine.helpers import DEAR, FAIR, FREE
@@ -83,7 +83,7 @@ def test_all_modes_mixed_in_one_batch(name: str, limits: dict[str, int | bool]) 
 @pytest.mark.parametrize("costs", [FREE, FAIR, DEAR])
 @pytest.mark.parametrize("name", GOLDEN_NAMES)
 def test_drafts_that_are_left_to_the_engine(name: str, costs: StepCosts) -> None:
-    engine = Engine(checkpoint(name), EngineConfig(kv_cache_tokens=4096), costs=costs)
+    engine = Engine(checkpoint(name), EngineConfig(kv_cache_tokens=4096), parts=Parts(costs=costs))
     lossless = [
         (entry, replace(one, params=Speculative("auto")))
         for entry, one in zip(expected(name), requests(name), strict=True)

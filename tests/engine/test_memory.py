@@ -11,12 +11,14 @@ import torch
 from service.decode.block import Block
 from service.decode.params import Direct, Speculative
 from service.decode.policy import Reading
-from service.engine import BlockEvent, Engine, EngineConfig, EngineWorker, GenerationRequest
+from service.engine import BlockEvent, Engine, EngineWorker, GenerationRequest
 from service.engine.memory import FittingForward
 from service.engine.rows import Row
+from service.engine.runner import Runner
 from service.errors import EngineFailed, OutOfMemory
 from service.model import Checkpoint
 from tests.engine.helpers import random_requests, request
+from tests.runners import Around, engine_over
 from tests.tiny import tiny_checkpoint
 
 PROMPT = (5, 6, 7, 8, 9, 10)
@@ -33,12 +35,12 @@ def checkpoint() -> Checkpoint:
     return tiny_checkpoint(1)
 
 
-class ScarceRunner:
+class ScarceRunner(Around):
     """Does what Runner does for rows that fit and raises for others; counts the forwards that did not fit."""
 
-    def __init__(self, engine: Engine, evaluates: Fits | None = None, refines: Fits | None = None) -> None:
-        self.runner, self.evaluates, self.refines, self.failures = engine._runner, evaluates, refines, 0
-        engine._runner = self  # type: ignore[assignment]
+    def __init__(self, runner: Runner, evaluates: Fits | None = None, refines: Fits | None = None) -> None:
+        super().__init__(runner)
+        self.evaluates, self.refines, self.failures = evaluates, refines, 0
 
     def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
         self.check(self.evaluates, rows)
@@ -52,6 +54,13 @@ class ScarceRunner:
         if fits is not None and not fits(rows):
             self.failures += 1
             raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def scarce(
+    checkpoint: Checkpoint, evaluates: Fits | None = None, refines: Fits | None = None, **limits: int
+) -> tuple[Engine, ScarceRunner]:
+    """An engine for which only such rows fit."""
+    return engine_over(lambda runner: ScarceRunner(runner, evaluates, refines), checkpoint, **limits)
 
 
 def run(engine: Engine, requests: Sequence[GenerationRequest]) -> dict[str, list[BlockEvent]]:
@@ -187,8 +196,7 @@ class TestEngine:
     def test_too_many_rows_at_once_change_nothing(self, checkpoint: Checkpoint) -> None:
         requests = random_requests(random.Random(4), checkpoint, 12)
         wanted = Engine(checkpoint).generate(requests)
-        engine = Engine(checkpoint)
-        runner = ScarceRunner(engine, lambda rows: len(rows) <= 3, lambda rows: len(rows) <= 2)
+        engine, runner = scarce(checkpoint, lambda rows: len(rows) <= 3, lambda rows: len(rows) <= 2)
         assert [done.token_ids for done in engine.generate(requests)] == [done.token_ids for done in wanted]
         assert 4 <= runner.failures < 20
         assert engine.state().kv_pages_used == 0
@@ -199,12 +207,11 @@ class TestEngine:
         requests = [request(f"short {n}", PROMPT, Speculative(1 + n % 4), tokens=10) for n in range(4)]
         requests += [request(f"long {n}", PROMPT, Direct(1 + n), tokens=40) for n in range(2)]
         wanted = {done.request_id: done.token_ids for done in Engine(checkpoint).generate(requests)}
-        engine = Engine(checkpoint)
 
         def fits(rows: Sequence[Row]) -> bool:
             return all(row.index < 5 for row in rows)
 
-        ScarceRunner(engine, **{f"{forward}s": fits})
+        engine, _ = scarce(checkpoint, **{f"{forward}s": fits})
         events = run(engine, requests)
         for one in requests:
             last = events[one.request_id][-1]
@@ -223,9 +230,12 @@ class TestEngine:
         """On pages that the failed ones left behind, in an engine with no others."""
         requests = random_requests(random.Random(6), checkpoint, 30)
         wanted = Engine(checkpoint).generate(requests)
-        engine = Engine(checkpoint, EngineConfig(kv_cache_tokens=40, max_rows=16))
-        runner, rng = ScarceRunner(engine), random.Random(1)
-        runner.evaluates = runner.refines = lambda rows: rng.random() < 0.7
+        rng = random.Random(1)
+
+        def often(rows: Sequence[Row]) -> bool:
+            return rng.random() < 0.7
+
+        engine, runner = scarce(checkpoint, often, often, kv_cache_tokens=40, max_rows=16)
         failed = [one for one in run(engine, requests).values() if one[-1].error]
         assert 0 < len(failed) < 30
         runner.evaluates = runner.refines = None
@@ -233,8 +243,7 @@ class TestEngine:
         assert engine.state().kv_pages_used == 0
 
     def test_generate_raises_it_when_all_have_ended(self, checkpoint: Checkpoint) -> None:
-        engine = Engine(checkpoint)
-        ScarceRunner(engine, lambda rows: rows[0].index < 3)
+        engine, _ = scarce(checkpoint, lambda rows: rows[0].index < 3)
         with pytest.raises(OutOfMemory, match="ran out of memory in a step of this request"):
             engine.generate([request("x", PROMPT, tokens=20), request("y", PROMPT, tokens=4)])
         assert not engine.has_work
@@ -242,8 +251,7 @@ class TestEngine:
 
 class TestWorker:
     async def test_the_stream_ends_with_the_error_and_the_replica_is_healthy(self, checkpoint: Checkpoint) -> None:
-        engine = Engine(checkpoint)
-        runner = ScarceRunner(engine, lambda rows: rows[-1].index < 3)
+        engine, runner = scarce(checkpoint, lambda rows: rows[-1].index < 3)
         worker = EngineWorker(engine)
         worker.start()
         try:
@@ -261,8 +269,7 @@ class TestWorker:
             worker.stop()
 
     async def test_any_other_error_stops_the_engine(self, checkpoint: Checkpoint) -> None:
-        engine = Engine(checkpoint)
-        ScarceRunner(engine, lambda rows: 1 // 0)  # type: ignore[arg-type, return-value]
+        engine, _ = scarce(checkpoint, lambda rows: 1 // 0)  # type: ignore[arg-type, return-value]
         worker = EngineWorker(engine)
         worker.start()
         with pytest.raises(EngineFailed, match="ZeroDivisionError"):

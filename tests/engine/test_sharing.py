@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from service.decode.params import Direct, ModeParams, Remask, Speculative, Static
-from service.engine import Completion, Engine, EngineConfig, GenerationRequest
+from service.engine import Completion, Engine, EngineConfig, GenerationRequest, Parts
 from service.model import Checkpoint
 from tests.engine.helpers import (
     ALL_MODES,
@@ -26,6 +26,7 @@ from tests.engine.helpers import (
     request,
 )
 from tests.reference import Reference
+from tests.runners import Around, engine_over
 from tests.tiny import tiny_checkpoint
 
 PROMPT = tuple(range(5, 15))  # two blocks and a half
@@ -156,12 +157,13 @@ class TestMrp:
 class TestWhatIsNotWritten:
     @pytest.mark.parametrize("broken", ["evaluate", "refine"])
     def test_a_step_that_fails_shares_nothing(
-        self, engine: Engine, broken: str, monkeypatch: pytest.MonkeyPatch
+        self, checkpoint: Checkpoint, broken: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fail(rows: object) -> None:
             raise RuntimeError("broken")
 
-        monkeypatch.setattr(engine._runner, broken, fail)
+        engine, runner = engine_over(Around, checkpoint)
+        monkeypatch.setattr(runner, broken, fail)
         engine.submit(request("x", PROMPT, Direct(1)))
         with pytest.raises(RuntimeError, match="broken"):
             engine.step()
@@ -179,7 +181,7 @@ class TestWhatIsNotWritten:
 
     def test_a_late_request_leaves_what_it_had_written(self, checkpoint: Checkpoint) -> None:
         clock = Clock()
-        engine = Engine(checkpoint, EngineConfig(), clock=clock)
+        engine = Engine(checkpoint, parts=Parts(clock=clock))
         engine.submit(request("x", PROMPT, tokens=40, timeout_s=1.0))
         engine.step()
         clock.now += 1
@@ -241,9 +243,8 @@ def run(
     rng: random.Random, checkpoint: Checkpoint, requests: list[GenerationRequest], **limits: int
 ) -> dict[str, Completion]:
     """Requests that come at any time, some aborted at any time, every row compared, the books kept."""
-    engine = Engine(checkpoint, EngineConfig(**limits))
-    runner = WriteOnce(engine._runner, checkpoint)
-    runner.engine, engine._runner = engine, runner  # type: ignore[assignment]
+    engine, runner = engine_over(lambda usual: WriteOnce(usual, checkpoint), checkpoint, **limits)
+    runner.engine = engine
     waiting, tokens, done = list(reversed(requests)), {one.request_id: () for one in requests}, {}
     while waiting or engine.has_work:
         while waiting and (rng.random() < 0.5 or not engine.has_work):

@@ -46,8 +46,8 @@ async def queued(http: httpx.AsyncClient, count: int) -> None:
 @pytest.fixture
 def held(make_generator: MakeGenerator) -> tuple[Counting, Held]:
     """One that decodes one request at a time, takes two, and does nothing before it is released."""
-    generator = make_generator(max_running=1)
-    return Counting(generator), Held(generator)
+    held = Held()
+    return Counting(make_generator(parts=held.parts, max_running=1)), held
 
 
 def asking(http: httpx.AsyncClient, **fields: Any) -> asyncio.Task[dict[str, Any]]:
@@ -65,20 +65,20 @@ class TestQueue:
             assert response.headers["retry-after"] == "15"  # 30 s for 2 requests
             assert (await refused(http, body(seed=1), 429))["code"] == "queue_full"
             assert len(held[0].asked) == 2
-            held[1].released.set()
+            held[1].release()
             answers = await asyncio.gather(*tasks)
             assert len({tuple(answer["token_ids"]) for answer in answers}) == 1
             await ask(http, body())
 
     async def test_who_has_a_place_is_not_refused_by_the_replica(self, make_generator: MakeGenerator) -> None:
         """Eight are decoded, two wait in the engine, though one may wait at the door."""
-        generator = make_generator(max_running=8, max_waiting=1)
-        held = Held(generator)
+        held = Held()
+        generator = make_generator(parts=held.parts, max_running=8, max_waiting=1)
         async with over(generator, max_waiting=1) as http:
             tasks = [asking(http, seed=seed) for seed in range(11)]
             await queued(http, 1)
             assert (await refused(http, body(), 429))["code"] == "queue_full"
-            held.released.set()
+            held.release()
             assert len(await asyncio.gather(*tasks)) == 11
 
     async def test_by_priority(self, held: tuple[Counting, Held]) -> None:
@@ -90,7 +90,7 @@ class TestQueue:
             for count, (seed, priority) in enumerate([(2, 9), (3, 5), (4, 0), (5, 5)], 1):
                 tasks.append(asking(http, seed=seed, priority=priority))
                 await queued(http, count)
-            engine.released.set()
+            engine.release()
             await asyncio.gather(*tasks)
         assert [work.sampling.seed for work in backend.asked][2:] == [4, 3, 5, 2]
 
@@ -105,7 +105,7 @@ class TestQueue:
             leaving.cancel()
             await asyncio.gather(leaving, return_exceptions=True)
             await queued(http, 0)
-            engine.released.set()
+            engine.release()
             await asyncio.gather(*tasks)
             await ask(http, body())
         assert len(backend.asked) == 3
@@ -119,7 +119,7 @@ class TestQueue:
             assert (detail["code"], detail["param"]) == ("deadline_exceeded", "timeout_s")
             assert detail["message"] == "timeout_s is 0.05, nothing was decoded by then"
             await queued(http, 0)
-            engine.released.set()
+            engine.release()
             await asyncio.gather(*tasks)
         assert len(backend.asked) == 2
 
@@ -144,7 +144,7 @@ class TestQueue:
             for response in await asyncio.gather(*tasks):
                 assert problem(response, 503)["message"].startswith("cut: ")
             await queued(http, 0)
-        held[1].released.set()
+        held[1].release()
 
     async def test_the_answers_of_one_request_wait_like_any(self, held: tuple[Counting, Held]) -> None:
         async with over(held[0], served_model_name="golden") as http:
@@ -160,7 +160,7 @@ class TestQueue:
             task = asyncio.ensure_future(http.post("/v1/completions", json=wanted))
             await queued(http, 3)
             assert (await page(http))("mrp_queue_blocks_left") == 5
-            held[1].released.set()
+            held[1].release()
             assert len((await task).json()["choices"]) == 5
         assert {(work.priority, work.session) for work in held[0].asked} == {(2, "k")}
 
@@ -204,7 +204,7 @@ class TestKeys:
             await queued(http, 6)
             tasks.append(asyncio.ensure_future(http.post(GENERATE, json=body(), headers=key("other"))))
             await queued(http, 7)
-            held[1].released.set()
+            held[1].release()
             assert {response.status_code for response in await asyncio.gather(*tasks)} == {200}
         assert [work.tenant for work in backend.asked].index("other") in {2, 3}
 

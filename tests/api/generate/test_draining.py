@@ -19,15 +19,15 @@ from tests.api.helpers import client, eventually
 
 
 @pytest.fixture
-def generator(make_generator: MakeGenerator) -> Generator:
-    return make_generator()
+def held() -> Held:
+    return Held()
 
 
 @pytest.fixture
-def held(generator: Generator) -> Iterator[Held]:
-    held = Held(generator)
-    yield held
-    held.released.set()
+def generator(make_generator: MakeGenerator, held: Held) -> Iterator[Generator]:
+    """It makes no forward before `held` lets it."""
+    yield make_generator(parts=held.parts)
+    held.release()
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ async def test_requests_in_hand_are_finished(ingress: Ingress, http: httpx.Async
     await held.holds()
     await eventually(lambda: ingress.draining.in_hand == 2)
     assert ingress.draining.begin() == 2
-    held.released.set()
+    held.release()
     stream, whole = [await answer for answer in answers]
     assert "event: done" in stream.text
     assert len(whole.json()["token_ids"]) == 16
@@ -76,14 +76,14 @@ async def test_requests_in_hand_are_finished(ingress: Ingress, http: httpx.Async
 
 
 async def test_what_takes_too_long_is_cut_before_and_after_the_first_block(
-    ingress: Ingress, http: httpx.AsyncClient, generator: Generator
+    ingress: Ingress, http: httpx.AsyncClient, generator: Generator, held: Held
 ) -> None:
+    held.let(8)  # a block
     visitor = Visitor(body(stream=True, max_new_tokens=2000, ignore_eos=True), stays=True)
     visit = asyncio.ensure_future(visitor.visit(ingress.app(answers_request_id=True)))
     await visitor.got_block.wait()
-    held = Held(generator)
+    await held.holds(before=9)
     whole = asyncio.ensure_future(http.post(GENERATE, json=body()))
-    await held.holds()
     await eventually(lambda: ingress.draining.in_hand == 2)
     ingress.draining.cut()
     ingress.draining.cut()
@@ -93,11 +93,14 @@ async def test_what_takes_too_long_is_cut_before_and_after_the_first_block(
     assert problem(response, 503)["message"].startswith("cut:")
     assert int(response.headers["retry-after"]) >= 1
     assert ingress.draining.in_hand == 0
-    held.released.set()
+    held.release()
     await eventually(lambda: generator.snapshot().in_flight == 0)
 
 
-async def test_answers_do_not_count_as_in_hand_once_they_are_sent(ingress: Ingress, http: httpx.AsyncClient) -> None:
+async def test_answers_do_not_count_as_in_hand_once_they_are_sent(
+    ingress: Ingress, http: httpx.AsyncClient, held: Held
+) -> None:
+    held.release()
     await ask(http, body())
     await refused(http, body(mode="none"))
     assert ingress.draining.in_hand == 0

@@ -17,14 +17,14 @@ from service.settings import Settings
 from tests.api.conftest import MakeGenerator
 from tests.api.doubles import Held, Visitor
 from tests.api.generate.helpers import CASES, ask, body, golden_body, read_frames
-from tests.api.helpers import client, eventually, over, page, read
+from tests.api.helpers import client, eventually, idle, over, page, read
 
 LONG = body(max_new_tokens=1900, ignore_eos=True)
 
 
 async def assert_gone(generator: Generator, mode: str = "static") -> None:
     """Nothing is left of the one request there was, and the metrics say that it was aborted."""
-    await eventually(lambda: generator._worker.state().kv_pages_used == 0 and not generator._worker._streams)
+    await eventually(lambda: idle(generator))
     async with over(generator) as http:
         metrics = await page(http)
     assert metrics("mrp_kv_cache_usage_perc") == 0
@@ -60,8 +60,8 @@ class TestStreams:
         await assert_gone(generator, "speculative")
 
     async def test_before_the_first_block(self, make_generator: MakeGenerator) -> None:
-        generator = make_generator()
-        held = Held(generator)
+        held = Held()
+        generator = make_generator(parts=held.parts)
         app = Ingress("i0", Settings(), LocalBackend(generator)).app(answers_request_id=True)
         visitor = Visitor(LONG | {"stream": True}, stays=True)
         task = asyncio.ensure_future(visitor.visit(app))
@@ -69,7 +69,7 @@ class TestStreams:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert visitor.sent == b""
-        held.released.set()
+        held.release()
         await assert_gone(generator)
 
     async def test_others_do_not_notice(self, make_generator: MakeGenerator) -> None:
@@ -80,14 +80,14 @@ class TestStreams:
             await asyncio.gather(*(Visitor(LONG | {"stream": True}).visit(app) for _ in range(3)))
             answers = await asyncio.gather(*staying)
         assert [answer["token_ids"] for answer in answers] == [case["token_ids"] for case in CASES[::5]]
-        await eventually(lambda: generator._worker.state().kv_pages_used == 0)
+        await eventually(lambda: idle(generator))
 
     async def test_a_stop_text_leaves_nothing_behind(self, make_generator: MakeGenerator) -> None:
         generator = make_generator()
         async with over(generator) as http:
             answer = await ask(http, LONG | {"stop": "w351"})
             assert answer["finish_reason"] == "stop"
-            await eventually(lambda: generator._worker.state().kv_pages_used == 0)
+            await eventually(lambda: idle(generator))
             metrics = await page(http)
         assert metrics("mrp_request_success_total", finished_reason="stop") == 1
         assert metrics("mrp_request_success_total") == 1
@@ -96,36 +96,36 @@ class TestStreams:
 class TestUnary:
     @pytest.mark.parametrize("running", [False, True])
     async def test_the_server_cancels(self, make_generator: MakeGenerator, running: bool) -> None:
-        generator = make_generator()
-        held = Held(generator)
+        held = Held()
+        generator = make_generator(parts=held.parts)
         ingress = Ingress("i0", Settings(), LocalBackend(generator))
         async with client(ingress.app(answers_request_id=True)) as http:
             task = asyncio.ensure_future(ask(http, LONG))
             await held.holds()
             if running:
-                held.released.set()
-                await eventually(lambda: generator._worker.state().kv_pages_used > 0)
+                held.let(12)
+                await held.holds(before=13)
             assert ingress.snapshot().in_flight == 1
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             assert ingress.snapshot().in_flight == 0
-        held.released.set()
+        held.release()
         await assert_gone(generator)
 
     async def test_while_it_waits(self, make_generator: MakeGenerator) -> None:
-        generator = make_generator(max_running=1)
-        held = Held(generator)
+        held = Held()
+        generator = make_generator(parts=held.parts, max_running=1)
         async with over(generator) as http:
             running = asyncio.ensure_future(ask(http, body()))
             await held.holds()
             waiting = asyncio.ensure_future(ask(http, LONG))
-            await held.queued(1)
+            await eventually(lambda: generator.snapshot().in_flight == 2)
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
-            held.released.set()
+            held.release()
             assert (await running)["token_ids"] == CASES[0]["token_ids"]
-            await eventually(lambda: not generator._worker._streams)
-            assert (await page(http))("mrp_prompt_tokens_total") == 8
+            await ask(http, body())  # the engine has taken all that came before
+            assert (await page(http))("mrp_prompt_tokens_total") == 8 + 8
 
 
 class TestBeforeItIsRead:

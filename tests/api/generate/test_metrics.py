@@ -21,8 +21,9 @@ from service.engine import BlockEvent, GenerationRequest
 from service.engine.observer import EngineState
 from service.engine.request import Forwards, Stats
 from tests.api.conftest import MakeGenerator
+from tests.api.doubles import Held
 from tests.api.generate.helpers import CASES, GENERATE, ask, body, golden_body, streamed
-from tests.api.helpers import over, page, read
+from tests.api.helpers import eventually, over, page, read
 
 FORWARDS = ("prefill", "denoise", "verify", "commit", "mrp")
 
@@ -197,14 +198,22 @@ def value(metrics: ReplicaMetrics, name: str) -> float:
 
 class TestGauges:
     async def test_follow_the_engines_state(self, make_generator: MakeGenerator) -> None:
-        generator = make_generator()
-        state = generator._worker.state()
-        generator._worker._state = replace(state, num_running=3, num_waiting=4, kv_pages_used=state.kv_pages_total // 4)
+        """Three run, each with 3 of 12 pages; one waits."""
+        held = Held()
+        generator = make_generator(parts=held.parts, max_running=3, kv_cache_tokens=12 * 8)
         async with over(generator) as http:
+            first = asyncio.ensure_future(ask(http, body()))
+            await held.holds()
+            others = [asyncio.ensure_future(ask(http, body(prompt_token_ids=[n] * 8))) for n in range(3)]
+            await eventually(lambda: generator.snapshot().in_flight == 4)
+            held.let(1)
+            await held.holds(before=2)  # the engine takes the others between two steps
             metrics = await page(http)
+            held.release()
+            await asyncio.gather(first, *others)
         assert metrics("mrp_num_requests_running", replica="r0") == 3
-        assert metrics("mrp_num_requests_waiting", replica="r0") == 4
-        assert metrics("mrp_kv_cache_usage_perc") == 0.25
+        assert metrics("mrp_num_requests_waiting", replica="r0") == 1
+        assert metrics("mrp_kv_cache_usage_perc") == 0.75
 
 
 class Two(LocalBackend):

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from service.api.generator import Generator
 from service.api.openai.convert import plan_chat
-from service.api.wire import Ending
+from service.api.validation import parse_generate, to_work
+from service.api.wire import Answer, Ending
 from service.errors import InvalidRequest
 from tests.api.conftest import MakeGenerator
-from tests.api.doubles import CARD, STATS, Scripted
+from tests.api.doubles import CARD, STATS, Held, Scripted
 from tests.api.generate.helpers import ask, body, refused
-from tests.api.helpers import over
+from tests.api.helpers import eventually, over
 
 
 @pytest.mark.parametrize(("given", "priority"), [({}, 5), ({"priority": 0}, 0), ({"priority": 9}, 9)])
@@ -37,12 +40,24 @@ def test_openai_bodies_may_have_it() -> None:
         plan_chat(chat | {"priority": 10}, CARD, 60.0)
 
 
-async def test_the_engine_has_it(make_generator: MakeGenerator) -> None:
-    generator = make_generator()
-    engine, asked = generator._worker._engine, []
-    submit = engine.submit
-    engine.submit = lambda request: (asked.append(request), submit(request))  # type: ignore[assignment, return-value]
-    async with over(generator) as http:
-        await ask(http, body(priority=1))
-    assert asked[0].priority == 1
-    assert asked[0].waited_s >= 0
+@pytest.mark.parametrize(("waited_s", "order"), [(0.0, ["urgent", "patient"]), (3600.0, ["patient", "urgent"])])
+async def test_the_engine_has_it_and_the_time_waited_so_far(
+    make_generator: MakeGenerator, waited_s: float, order: list[str]
+) -> None:
+    """One is decoded at a time; who has waited for long goes before who is more urgent."""
+    held, ended = Held(), list[str]()
+    generator = make_generator(parts=held.parts, max_running=1)
+
+    async def complete(name: str, priority: int, waited_s: float = 0.0) -> None:
+        wanted = parse_generate(body(priority=priority), "static")
+        work = to_work(wanted, generator.status().card, 7200.0)
+        assert isinstance(await generator.complete(replace(work, arrived=work.arrived - waited_s)), Answer)
+        ended.append(name)
+
+    first = asyncio.ensure_future(complete("first", 0))
+    await held.holds()
+    others = [asyncio.ensure_future(complete("patient", 9, waited_s)), asyncio.ensure_future(complete("urgent", 1))]
+    await eventually(lambda: generator.snapshot().in_flight == 3)
+    held.release()
+    await asyncio.gather(first, *others)
+    assert ended == ["first", *order]

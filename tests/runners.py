@@ -1,0 +1,43 @@
+"""Runners that do what a test says, around the real one, and engines over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from service.decode.policy import Reading
+from service.engine import Engine, EngineConfig, Parts
+from service.engine.rows import Row
+from service.engine.runner import RowRunner, Runner
+from service.model import Checkpoint
+
+
+class Around:
+    """Does what a runner does; a test changes what it is about."""
+
+    def __init__(self, runner: RowRunner) -> None:
+        self.runner, self.config, self.device = runner, runner.config, runner.device
+
+    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+        return self.runner.evaluate(rows)
+
+    def refine(self, rows: Sequence[Row]) -> list[Reading]:
+        return self.runner.refine(rows)
+
+
+Made = TypeVar("Made", bound=RowRunner)
+
+
+def engine_over(
+    make: Callable[[Runner], Made], checkpoint: Checkpoint, parts: Parts | None = None, **limits: Any
+) -> tuple[Engine, Made]:
+    """An engine, and its runner: what `make` puts around the usual one."""
+    made: list[Made] = []
+
+    def runner(*given: Any) -> Made:
+        made.append(make(Runner(*given)))
+        return made[0]
+
+    engine = Engine(checkpoint, EngineConfig(**limits), parts=replace(parts or Parts(), runner=runner))
+    return engine, made[0]
