@@ -7,6 +7,7 @@ and no Ray: `deployments.py` puts it behind a Serve handle, tests call it direct
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -24,6 +25,8 @@ from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.options import pick_device, pick_dtype
 from service.settings import Settings
 from service.text import TextCodec
+
+_log = logging.getLogger(__name__)
 
 #: characters from which on a prompt is encoded on another thread
 _LONG = 4096
@@ -66,6 +69,8 @@ class Generator:
         self._replica, self._tracing = replica, tracing
         self._metrics = ReplicaMetrics()
         self._codec = TextCodec.load(checkpoint.path)
+        if self._codec.chat_warning:
+            _log.warning("%s", self._codec.chat_warning)
         self._engine = engine = Engine(checkpoint, limits, self._metrics)
         self._card = make_card(settings, checkpoint, engine.max_model_len, self._codec.chat_problem is None)
         self._eos = frozenset(checkpoint.config.eos_token_ids)
