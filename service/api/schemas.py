@@ -61,7 +61,11 @@ KNOBS: Mapping[str, Any] = {
     "tokens_per_step": Annotated[int, Field(ge=1, description="tokens revealed a step, at most the block size")],
     "threshold": Annotated[
         float,
-        Field(gt=0, le=1, description="confidence a token needs; speculative: of the dynamic rule that is verified"),
+        Field(
+            gt=0,
+            le=1,
+            description="confidence a token needs; speculative: what is verified is then dynamic, as `knobs` say",
+        ),
     ],
     "mrp_steps": Annotated[
         int,
@@ -86,7 +90,9 @@ KNOBS: Mapping[str, Any] = {
     ],
     "verify": Annotated[
         Literal["static", "dynamic", "sequential", "entropy"],
-        Field(description="mode whose output comes out; default: dynamic with a threshold, else static"),
+        Field(
+            description="mode whose output comes out; default: dynamic with a threshold, as `knobs` say, else static"
+        ),
     ],
 }
 

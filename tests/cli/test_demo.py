@@ -26,6 +26,19 @@ def test_generate_as_json_uses_the_servers_default_mode(run, capsys):
     assert check(STORY, answer["text"])
 
 
+def test_generate_says_what_was_verified(run, capsys):
+    assert run("generate", STORY, "--json", "--threshold", 0.5, "--max-new-tokens", 4) == 0
+    assert json.loads(capsys.readouterr().out)["knobs"] == {
+        "mrp_steps": "auto", "threshold": 0.5, "verify": "dynamic",
+    }  # fmt: skip
+
+
+def test_generate_refuses_an_empty_prompt_with_and_without_a_template(run, capsys):
+    for options in ((), ("--raw",)):
+        assert run("generate", "", *options) == 1
+        assert capsys.readouterr().err == "mrp-serve: the prompt is empty, at least one token is needed\n"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -37,7 +50,7 @@ def test_generate_as_json_uses_the_servers_default_mode(run, capsys):
             ("--mode", "fast"),
             "mode is 'fast', allowed are static, dynamic, sequential, entropy, direct, speculative, remask",
         ),
-        (("--mrp-steps", 99), "mrp_steps is 99, allowed are 1 to 16 (the block size)"),
+        (("--mrp-steps", 99), "mrp_steps is 99, allowed are 0 (with max_drafts), 1 to 16 (the block size) and 'auto'"),
         (("--max-new-tokens", 5000), "allowed are 1024"),
         (("--top-p", 0), "top_p is 0.0, allowed is 0 < top_p <= 1"),
     ],
