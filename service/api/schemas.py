@@ -125,6 +125,7 @@ class GenerateCommon(BaseModel):
     prompt: Annotated[str, Field(min_length=1)] | None = Field(None, description="text to be continued")
     prompt_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = Field(None, description="the same as ids")
     messages: Annotated[list[Message], Field(min_length=1)] | None = Field(None, description="a chat")
+    model: str | None = Field(None, description="the served one, as GET /v1/models names it; there is no other")
     max_new_tokens: int = Field(256, ge=1, le=MAX_NEW_TOKENS, description="at most what is left of the model's length")
     temperature: float = Field(0.0, ge=0, le=100, description="0 is greedy")
     top_p: float = Field(1.0, gt=0, le=1)
