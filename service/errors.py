@@ -6,7 +6,7 @@ MrpServeError
 │   ├── QualityNotAvailable 422 the checkpoint has no calibration file that says what this quality is
 │   └── PromptTooLong      422  prompt + max_new_tokens over the model's length or the KV cache
 ├── Unauthorized           401  an API key is required and missing or wrong
-├── UnknownModel           404  an OpenAI route was asked for a model that is not served
+├── UnknownModel           404  the request names a model that is not served
 ├── BodyTooLarge           413  the request body is over the limit
 ├── QueueFull              429  too much work waits; try again after `retry_after` seconds
 ├── RateLimited            429  the API key has used up its requests or tokens of this minute
@@ -83,7 +83,7 @@ class Unauthorized(MrpServeError):
 
 
 class UnknownModel(MrpServeError):
-    """An OpenAI route named a model that is not served."""
+    """The request names a model that is not served."""
 
     status = 404
     code = "unknown_model"

@@ -7,6 +7,7 @@ and no Ray: `deployments.py` puts it behind a Serve handle, tests call it direct
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import TypeVar
@@ -23,6 +24,8 @@ from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.options import pick_device, pick_dtype
 from service.settings import Settings
 from service.text import TextCodec
+
+_log = logging.getLogger(__name__)
 
 #: characters from which on a prompt is encoded on another thread
 _LONG = 4096
@@ -70,6 +73,8 @@ class Generator:
         self._replica, self._tracing = replica, tracing
         self._metrics = ReplicaMetrics()
         self._codec = TextCodec.load(checkpoint.path)
+        if self._codec.chat_warning:
+            _log.warning("%s", self._codec.chat_warning)
         self._engine = engine = Engine(checkpoint, limits, self._metrics, parts)
         self._card = make_card(settings, checkpoint, engine.max_model_len, self._codec.chat_problem is None)
         self._eos = frozenset(checkpoint.config.eos_token_ids)

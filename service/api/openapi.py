@@ -75,7 +75,7 @@ def generate_docs() -> dict[str, Any]:
         "tags": [DECODING],
         "summary": "Continue a prompt, at once or block by block",
         "response_class": JSONResponse,
-        "responses": {200: answer, **errors(401, 413, 422, 429, 503, 504)},
+        "responses": {200: answer, **errors(401, 404, 413, 422, 429, 503, 504)},
         "openapi_extra": {"requestBody": {"required": True, "content": content}},
     }
 

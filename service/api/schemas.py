@@ -61,7 +61,11 @@ KNOBS: Mapping[str, Any] = {
     "tokens_per_step": Annotated[int, Field(ge=1, description="tokens revealed a step, at most the block size")],
     "threshold": Annotated[
         float,
-        Field(gt=0, le=1, description="confidence a token needs; speculative: of the dynamic rule that is verified"),
+        Field(
+            gt=0,
+            le=1,
+            description="confidence a token needs; speculative: what is verified is then dynamic, as `knobs` say",
+        ),
     ],
     "mrp_steps": Annotated[
         int,
@@ -86,7 +90,9 @@ KNOBS: Mapping[str, Any] = {
     ],
     "verify": Annotated[
         Literal["static", "dynamic", "sequential", "entropy"],
-        Field(description="mode whose output comes out; default: dynamic with a threshold, else static"),
+        Field(
+            description="mode whose output comes out; default: dynamic with a threshold, as `knobs` say, else static"
+        ),
     ],
 }
 
@@ -119,6 +125,7 @@ class GenerateCommon(BaseModel):
     prompt: Annotated[str, Field(min_length=1)] | None = Field(None, description="text to be continued")
     prompt_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = Field(None, description="the same as ids")
     messages: Annotated[list[Message], Field(min_length=1)] | None = Field(None, description="a chat")
+    model: str | None = Field(None, description="the served one, as GET /v1/models names it; there is no other")
     max_new_tokens: int = Field(256, ge=1, le=MAX_NEW_TOKENS, description="at most what is left of the model's length")
     temperature: float = Field(0.0, ge=0, le=100, description="0 is greedy")
     top_p: float = Field(1.0, gt=0, le=1)

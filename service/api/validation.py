@@ -19,7 +19,7 @@ from service.api.schemas import GENERATE, KNOBS, REQUESTS, GenerateCommon, Gener
 from service.api.wire import ModelCard, Work
 from service.decode.registry import make_params
 from service.engine.request import SamplingParams
-from service.errors import InvalidRequest
+from service.errors import InvalidRequest, UnknownModel
 from service.settings import nearest
 
 _SHOWN = 80
@@ -51,7 +51,9 @@ def parse_generate(body: Mapping[str, Any], default_mode: str) -> GenerateCommon
 
 
 def to_work(request: GenerateCommon, card: ModelCard, timeout_limit_s: float) -> Work:
-    """What a replica is asked to do. InvalidRequest where the request is over the server's limits."""
+    """What a replica is asked to do. UnknownModel, or InvalidRequest where the request is over the server's limits."""
+    if request.model is not None:
+        check_model(request.model, card)
     mode, knobs = _plan(request, card)
     timeout_s = request.timeout_s or timeout_limit_s
     if timeout_s > timeout_limit_s:
@@ -77,6 +79,12 @@ def to_work(request: GenerateCommon, card: ModelCard, timeout_limit_s: float) ->
         priority=request.priority,
         session=request.prompt_cache_key or "",
     )
+
+
+def check_model(name: str, card: ModelCard) -> None:
+    """UnknownModel if it is not the served one."""
+    if name != card.name:
+        raise UnknownModel(f"model is {name!r}, served is {card.name!r}", param="model")
 
 
 def _check_quality_is_alone(body: Mapping[str, Any]) -> None:

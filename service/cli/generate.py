@@ -56,8 +56,11 @@ def command(
 ) -> None:
     """Decodes one prompt; text goes to stdout, statistics and progress to stderr."""
     from service.engine import Engine, GenerationRequest, SamplingParams
+    from service.errors import InvalidRequest
     from service.text import TextCodec
 
+    if not prompt:
+        raise InvalidRequest("the prompt is empty, at least one token is needed", param="prompt")
     use_threads(threads)
     checkpoint = load(model, device, dtype, block_size)
     codec = TextCodec.load(checkpoint.path)

@@ -134,6 +134,11 @@ class Speculative:
     entropy_bound: float | None = None
     verify: str | None = None
 
+    def __post_init__(self) -> None:
+        """Sets `verify` wherever it is not the default, so that whoever shows the knobs shows what runs."""
+        if self.verify is None and self.threshold is not None:
+            object.__setattr__(self, "verify", Dynamic.mode)
+
     @property
     def needs_mrp(self) -> bool:
         """Whether a checkpoint must have MRP."""
@@ -148,7 +153,7 @@ class Speculative:
     def plain(self) -> Plain:
         """The mode whose output comes out. Raises InvalidRequest if there is none that has the knobs given."""
         kinds: dict[str, type[Plain]] = {kind.mode: kind for kind in (Static, Dynamic, Sequential, Entropy)}
-        name = self.verify or ("static" if self.threshold is None else "dynamic")
+        name = self.verify or Static.mode
         if name not in kinds:
             raise InvalidRequest(f"verify is {name!r}, allowed are {', '.join(kinds)}", param="verify")
         knobs = ("tokens_per_step", "threshold", "entropy_bound")
@@ -175,7 +180,9 @@ class Speculative:
             raise InvalidRequest(
                 "mrp_steps is 0, then max_drafts is needed: without MRP a tree drafts", param="mrp_steps"
             )
-        _check_count("mrp_steps", steps, block_size, least=0 if self.max_drafts else 1)
+        if isinstance(steps, str) or not 0 <= steps <= block_size:
+            allowed = f"0 (with max_drafts), 1 to {block_size} (the block size) and {AUTO!r}"
+            raise InvalidRequest(f"mrp_steps is {steps}, allowed are {allowed}", param="mrp_steps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +208,9 @@ ModeParams = Plain | Direct | Speculative | Remask
 Knob = int | float | str
 
 
-def _check_count(name: str, value: int | str, block_size: int, least: int = 1) -> None:
-    if isinstance(value, str) or not least <= value <= block_size:
-        raise InvalidRequest(f"{name} is {value}, allowed are {least} to {block_size} (the block size)", param=name)
+def _check_count(name: str, value: int | str, block_size: int) -> None:
+    if isinstance(value, str) or not 1 <= value <= block_size:
+        raise InvalidRequest(f"{name} is {value}, allowed are 1 to {block_size} (the block size)", param=name)
 
 
 def _check_threshold(value: float) -> None:

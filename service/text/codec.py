@@ -58,7 +58,7 @@ class TextCodec:
 
     @property
     def chat_warning(self) -> str | None:
-        """What the chat template does otherwise than in transformers. None: nothing that is known."""
+        """What an operator should know: that the chat template cannot be used, or how it differs from transformers."""
         return self._template.warning
 
     def encode(self, text: str) -> list[int]:

@@ -70,8 +70,8 @@ class Names:
 class ChatTemplate:
     """The chat template of a tokenizer that has these control tokens.
 
-    `source`: empty if there is none. `problem`: why it cannot be used, None if it can. `warning`: what it cannot do
-    here, None if there is nothing.
+    `source`: empty if there is none. `problem`: why it cannot be used, None if it can. `warning`: what an
+    operator should know of it, None if there is nothing.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, control: Sequence[str]) -> None:
@@ -89,7 +89,7 @@ class ChatTemplate:
             self._options = {**named, "chat_template": self.names.put(self.source)}
             self._probe()
         except Exception as error:  # noqa: BLE001 - a template is a program, which may raise anything
-            self.problem = f"the chat template cannot be used: {self._said(error)}"
+            self.warning = self.problem = f"the chat template cannot be used: {self._said(error)}"
 
     def render(self, messages: Messages, *, answer: bool = True) -> str:
         """The messages as text, in which the template's control tokens have their private names.

@@ -39,6 +39,19 @@ def test_generate_measures_forwards_before_the_answers_time_begins(run, capsys, 
     assert len(capsys.readouterr().err.splitlines()) == 2  # the statistics, in a line each
 
 
+def test_generate_says_what_was_verified(run, capsys):
+    assert run("generate", STORY, "--json", "--threshold", 0.5, "--max-new-tokens", 4) == 0
+    assert json.loads(capsys.readouterr().out)["knobs"] == {
+        "mrp_steps": "auto", "threshold": 0.5, "verify": "dynamic",
+    }  # fmt: skip
+
+
+def test_generate_refuses_an_empty_prompt_with_and_without_a_template(run, capsys):
+    for options in ((), ("--raw",)):
+        assert run("generate", "", *options) == 1
+        assert capsys.readouterr().err == "mrp-serve: the prompt is empty, at least one token is needed\n"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -50,7 +63,7 @@ def test_generate_measures_forwards_before_the_answers_time_begins(run, capsys, 
             ("--mode", "fast"),
             "mode is 'fast', allowed are static, dynamic, sequential, entropy, direct, speculative, remask",
         ),
-        (("--mrp-steps", 99), "mrp_steps is 99, allowed are 1 to 16 (the block size)"),
+        (("--mrp-steps", 99), "mrp_steps is 99, allowed are 0 (with max_drafts), 1 to 16 (the block size) and 'auto'"),
         (("--max-new-tokens", 5000), "allowed are 1024"),
         (("--top-p", 0), "top_p is 0.0, allowed is 0 < top_p <= 1"),
     ],

@@ -31,9 +31,13 @@ def test_a_tree_of_drafts_needs_no_mrp_and_a_chain_does() -> None:
     assert Speculative(1, max_drafts=4).needs_mrp
     for wrong, said in (
         (Speculative(0), "^mrp_steps is 0, then max_drafts is needed"),
-        (Speculative(-1, max_drafts=2), "^mrp_steps is -1, allowed are 0 to 8"),
-        (Speculative("many"), "^mrp_steps is many, allowed are 1 to 8"),
-        (Direct("auto"), "^mrp_steps is auto, allowed are 1 to 8"),
+        (
+            Speculative(-1, max_drafts=2),
+            r"^mrp_steps is -1, allowed are 0 \(with max_drafts\), 1 to 8 \(the block size\) and 'auto'$",
+        ),
+        (Speculative(9), r"^mrp_steps is 9, allowed are 0 \(with max_drafts\), 1 to 8 \(the block size\) and 'auto'$"),
+        (Speculative("many"), r"^mrp_steps is many, allowed are 0 .*, 1 to 8 .* and 'auto'$"),
+        (Direct("auto"), r"^mrp_steps is auto, allowed are 1 to 8 \(the block size\)$"),
         (Speculative("auto", max_drafts=9), "^max_drafts is 9, allowed are 1 to 8"),
         (Speculative(1, max_drafts=0), "^max_drafts is 0, allowed are 1 to 8"),
         (Speculative(1, max_drafts=9), "^max_drafts is 9, allowed are 1 to 8"),
@@ -56,6 +60,14 @@ def test_a_tree_of_drafts_needs_no_mrp_and_a_chain_does() -> None:
     ):
         with pytest.raises(InvalidRequest, match=said):
             wrong.check(BLOCK)
+
+
+def test_what_is_verified_is_a_knob_that_is_set_whenever_it_is_not_static() -> None:
+    assert Speculative(threshold=0.5) == Speculative(threshold=0.5, verify="dynamic")
+    assert Speculative(threshold=0.5).verify == "dynamic"
+    assert Speculative().verify is None
+    assert Speculative(tokens_per_step=2).verify is None
+    assert Speculative(entropy_bound=0.1, verify="entropy").verify == "entropy"
 
 
 def test_a_checkpoint_says_which_knobs_are_used_when_none_is_named() -> None:

@@ -121,6 +121,7 @@ def codec_with(template: str | dict[str, str], *more: AddedToken) -> TextCodec:
 def test_a_template_that_cannot_be_used_is_found_when_it_is_loaded(template: str | dict[str, str], said: str) -> None:
     codec = codec_with(template)
     assert (codec.chat_problem or "").startswith(said)
+    assert codec.chat_warning == (codec.chat_problem if template else None)
     with pytest.raises(InvalidRequest) as caught:
         codec.encode_chat([{"role": "user", "content": "a"}])
     assert (caught.value.message, caught.value.param) == (codec.chat_problem, "messages")

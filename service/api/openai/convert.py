@@ -13,11 +13,18 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from service.api.openai.fields import split
-from service.api.openai.schemas import MAX_CHOICES, ChatRequest, CompletionRequest, OpenAiRequest, Prompt
-from service.api.validation import explain, parse_generate, to_work
+from service.api.openai.schemas import (
+    MAX_CHOICES,
+    MAX_TEMPERATURE,
+    ChatRequest,
+    CompletionRequest,
+    OpenAiRequest,
+    Prompt,
+)
+from service.api.validation import check_model, explain, parse_generate, to_work
 from service.api.wire import ModelCard, Work
 from service.engine.request import MAX_SEED
-from service.errors import InvalidRequest, UnknownModel
+from service.errors import InvalidRequest
 
 #: OpenAI's default for completions; a chat has that of POST /generate
 _COMPLETION_TOKENS = 16
@@ -83,12 +90,6 @@ def plan_chat(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) 
     return _plan(request, [work], [""], (request.top_logprobs or 0) if request.logprobs else None)
 
 
-def check_model(name: str, card: ModelCard) -> None:
-    """UnknownModel if it is not the served one."""
-    if name != card.name:
-        raise UnknownModel(f"model is {name!r}, served is {card.name!r}", param="model")
-
-
 def _parse(body: Mapping[str, Any], schema: type[_Request], card: ModelCard) -> tuple[_Request, dict[str, Any]]:
     """OpenAI's own fields, typed, and the others, still to be parsed."""
     own, shared = split(body, schema.model_fields)
@@ -125,7 +126,12 @@ def _check_completion(request: CompletionRequest) -> None:
 
 
 def _work(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> Work:
-    return to_work(parse_generate(body, card.default_mode), card, timeout_limit_s)
+    request = parse_generate(body, card.default_mode)
+    if request.temperature > MAX_TEMPERATURE:
+        raise InvalidRequest(
+            f"temperature is {request.temperature:g}, allowed are 0 to {MAX_TEMPERATURE}", param="temperature"
+        )
+    return to_work(request, card, timeout_limit_s)
 
 
 def _prompt(prompt: Prompt) -> dict[str, Any]:

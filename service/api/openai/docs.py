@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from service.api.models import Model
 from service.api.openai.fields import PASSED
-from service.api.openai.schemas import ChatRequest, CompletionRequest, OpenAiRequest
+from service.api.openai.schemas import MAX_TEMPERATURE, ChatRequest, CompletionRequest, OpenAiRequest
 from service.api.openai.shapes import ChatCompletion, Completion, OpenAiErrorAnswer
 from service.api.openapi import errors
 from service.api.schemas import REQUESTS
@@ -71,6 +71,7 @@ def _schema(schema: type[OpenAiRequest]) -> dict[str, Any]:
     for request in REQUESTS.values():
         shared = request.model_json_schema()["properties"]
         made["properties"] |= {name: field for name, field in shared.items() if name in PASSED}
+    made["properties"]["temperature"] |= {"maximum": MAX_TEMPERATURE}
     made["properties"]["mode"] = {"enum": list(REQUESTS), "description": "default: the server's"}
     made["properties"]["quality"] = {"enum": list(QUALITIES), "description": "instead of a mode and its knobs"}
     resolved: dict[str, Any] = _inlined(made, definitions)

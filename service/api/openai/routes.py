@@ -16,12 +16,12 @@ from service.api.failover import Answering
 from service.api.models import models_json
 from service.api.openai.answers import Writer
 from service.api.openai.concurrent import all_of, merged
-from service.api.openai.convert import Plan, check_model, plan_chat, plan_completion
+from service.api.openai.convert import Plan, plan_chat, plan_completion
 from service.api.openai.dialect import CHAT, COMPLETION, Dialect
 from service.api.openai.docs import chat_docs, completion_docs, model_docs
 from service.api.openai.problems import Count, in_openai_terms, openai_error, openai_route
 from service.api.openai.stream import Script, choice_stream, started
-from service.api.validation import parse_json
+from service.api.validation import check_model, parse_json
 from service.api.wire import Answer, ModelCard, Work
 from service.errors import MrpServeError
 

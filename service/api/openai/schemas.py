@@ -16,6 +16,9 @@ from service.api.schemas import MAX_NEW_TOKENS
 #: choices one request may ask for, over all its prompts
 MAX_CHOICES = 128
 
+#: as OpenAI has it; POST /generate takes more
+MAX_TEMPERATURE = 2
+
 _TEXT = {"type": "string", "minLength": 1}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _PROMPT_SCHEMA = {

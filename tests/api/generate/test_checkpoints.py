@@ -131,11 +131,25 @@ class TestChat:
             assert essence(answer) == essence(await ask(http, body(prompt_token_ids=ids, seed=1)))
 
     async def test_a_template_that_refuses(self, make_generator: MakeGenerator, tmp_path: Path) -> None:
-        model = copied(tmp_path, chat_template="{{ raise_exception('the system comes first') }}")
+        late = "{% if messages[1].role == 'user' %}{{ raise_exception('no system') }}{% endif %}"
+        model = copied(tmp_path, chat_template=late + TEMPLATE)
         async with over(make_generator("r0", model)) as http:
-            detail = await refused(http, body(prompt_token_ids=None, messages=[{"role": "user", "content": "a"}]))
+            detail = await refused(http, body(prompt_token_ids=None, messages=[{"role": "user", "content": "a"}] * 2))
         assert detail["param"] == "messages"
-        assert detail["message"] == "the chat template refuses these messages: the system comes first"
+        assert detail["message"] == "the chat template refuses these messages: no system"
+
+    async def test_a_template_that_cannot_be_used_is_said_when_it_is_loaded(
+        self, make_generator: MakeGenerator, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        broken = make_generator("r0", copied(tmp_path, chat_template="{{ raise_exception('never') }}"))
+        async with over(broken) as http:
+            (model,) = (await http.get("/v1/models")).json()["data"]
+            detail = await refused(http, body(prompt_token_ids=None, messages=[{"role": "user", "content": "a"}]))
+            await ask(http, body(prompt_token_ids=None, prompt="w5"))
+        assert model["chat_template"] is False
+        assert detail["param"] == "messages"
+        assert detail["message"] == "the chat template cannot be used: never"
+        assert detail["message"] in caplog.messages
 
 
 class TestBytes:

@@ -80,7 +80,7 @@ def test_the_body_is_told_apart_by_mode(schema: dict[str, Any]) -> None:
 
 def test_errors_and_frames_are_there(schema: dict[str, Any]) -> None:
     answers = schema["paths"][GENERATE]["post"]["responses"]
-    assert {"200", "401", "413", "422", "429", "503", "504"} <= answers.keys()
+    assert {"200", "401", "404", "413", "422", "429", "503", "504"} <= answers.keys()
     assert "text/event-stream" in answers["200"]["content"]
     for model in (GenerateAnswer, BlockFrame, Done):
         assert schema["components"]["schemas"][model.__name__]["properties"].keys() == model.model_fields.keys()
@@ -154,6 +154,7 @@ async def test_the_contracts_fields_are_all_there_are() -> None:
     """The table of the contract, and nothing else."""
     fields = {"max_new_tokens", "mode", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids"}
     fields |= {
+        "model",
         "quality",
         "ignore_eos",
         "stream",

@@ -13,7 +13,7 @@ import pytest
 from service.api.wire import Ending
 from tests.api.conftest import MakeGenerator
 from tests.api.doubles import CARD, STATS, Scripted
-from tests.api.generate.helpers import CASES, EOS, PROMPT, UNKNOWN, ask, body, essence, frames, streamed, words
+from tests.api.generate.helpers import CASES, EOS, PROMPT, UNKNOWN, ask, body, essence, frames, refused, streamed, words
 from tests.api.helpers import over
 
 FIRST = CASES[0]["token_ids"]
@@ -61,6 +61,17 @@ class TestModes:
     async def test_a_knob_without_mode_is_one_of_the_default_mode(self, http: httpx.AsyncClient) -> None:
         answer = await ask(http, body(mode=None, mrp_steps=4, seed=3))
         assert essence(answer) == essence(await ask(http, body(mode="speculative", mrp_steps=4, seed=3)))
+
+    async def test_the_served_model_may_be_named(self, http: httpx.AsyncClient) -> None:
+        named = await ask(http, body(model="golden", seed=3))
+        assert named["model"] == "golden"
+        assert essence(named) == essence(await ask(http, body(seed=3) | {"model": None}))
+
+    async def test_another_model_is_404_naming_the_one_there_is(self, http: httpx.AsyncClient) -> None:
+        detail = await refused(http, body(model="gpt-4"), 404)
+        assert (detail["code"], detail["param"]) == ("unknown_model", "model")
+        assert detail["message"] == "model is 'gpt-4', served is 'golden'"
+        assert (await refused(http, body(model=4)))["param"] == "model"
 
     async def test_null_is_the_default(self, http: httpx.AsyncClient) -> None:
         nulls = dict.fromkeys(("mode", "mrp_steps", "seed", "stop", "timeout_s", "prompt", "messages"))

@@ -57,6 +57,14 @@ class TestGenerate:
         assert (await ask(http, body(mode="remask", threshold=0.25)))["knobs"] == {"threshold": 0.25}
         assert (await ask(http, body(mode="speculative", mrp_steps=1)))["knobs"] == {"mrp_steps": 1}
 
+    async def test_a_threshold_alone_verifies_dynamic_and_the_answer_says_so(self, http: httpx.AsyncClient) -> None:
+        answer = await ask(http, body(mode=None, threshold=0.5, seed=1))
+        ran = {"mrp_steps": "auto", "threshold": 0.5, "verify": "dynamic"}
+        assert (answer["mode"], answer["knobs"]) == ("speculative", ran)
+        assert answer["token_ids"] == (await ask(http, body(mode="dynamic", threshold=0.5, seed=1)))["token_ids"]
+        *_, (_, done) = await frames(http, body(mode=None, threshold=0.5))
+        assert done["knobs"] == ran
+
     @pytest.mark.parametrize(
         ("fields", "other"),
         [({"mode": "static"}, 'mode is "static"'), ({"mode": None, "threshold": 0.5}, "threshold is 0.5")],

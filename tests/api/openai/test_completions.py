@@ -124,3 +124,10 @@ async def test_what_asks_for_nothing_is_accepted(http: httpx.AsyncClient) -> Non
     chat_nothing = {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"]}
     messages = [{"role": "user", "content": "w5"}]
     await ask(http, CHAT, {"model": "golden", "messages": messages, "max_tokens": 1, "store": False} | chat_nothing)
+
+
+async def test_the_knobs_say_what_was_verified(http: httpx.AsyncClient) -> None:
+    answer = await ask(http, COMPLETIONS, completion(threshold=0.5))
+    ran = {"mrp_steps": "auto", "threshold": 0.5, "verify": "dynamic"}
+    assert answer["choices"][0]["stats"]["knobs"] == ran
+    assert choices(await frames(http, COMPLETIONS, completion(threshold=0.5)))[-1]["stats"]["knobs"] == ran

@@ -31,6 +31,8 @@ from tests.api.openai.helpers import CHAT, COMPLETIONS, ask, chat, completion, r
         (COMPLETIONS, completion(max_new_tokens=1), "max_new_tokens", "did you mean 'max_tokens'?"),
         (COMPLETIONS, completion(messages=[]), "messages", "is not a field"),
         (COMPLETIONS, completion(temperature=-1), "temperature", "temperature is -1"),
+        (COMPLETIONS, completion(temperature=2.01), "temperature", "temperature is 2.01, allowed are 0 to 2"),
+        (CHAT, chat(temperature=100), "temperature", "temperature is 100, allowed are 0 to 2"),
         (COMPLETIONS, completion(n=0), "n", "n is 0"),
         (COMPLETIONS, completion(n=64, prompt=[[5], [6], [7]]), "n", "192 answers, allowed are 128"),
         (COMPLETIONS, completion(max_tokens=0), "max_tokens", "max_tokens is 0"),
@@ -126,6 +128,7 @@ async def test_the_documentation_has_the_routes_and_their_fields(http: httpx.Asy
         schema = paths[path]["post"]["requestBody"]["content"]["application/json"]["schema"]
         assert {"model", "n", "max_tokens", "stream_options", "seed", "threshold", "mode"} <= set(schema["properties"])
         assert "$ref" not in str(schema)
+        assert schema["properties"]["temperature"]["maximum"] == 2
 
 
 @pytest.mark.parametrize(
