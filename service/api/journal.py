@@ -20,8 +20,12 @@ from service.api.answers import milliseconds
 from service.api.failover import Answering, Failover
 from service.api.tracing import current_trace, describe_answer, describe_request, traced
 from service.api.wire import Answer, Ending, Origin, Work
+from service.tracebacks import without_message
 
 _log = logging.getLogger(__name__)
+
+#: stands in the scope of a request once the error that ends it is logged
+LOGGED = "mrp_error_logged"
 
 
 @dataclass(slots=True)
@@ -63,10 +67,13 @@ class Journal:
 
         try:
             await self._app(scope, receive, send_and_note)
-        except Exception:
+        except Exception as error:
             if record.status is None:
                 raise
-            # It is answered and logged; whoever logs it again would log what it says.
+            # It goes no further: the server behind would log what it says.
+            if LOGGED not in scope:
+                about = {"request_id": record.origin.request_id, "exception": without_message(error)}
+                _log.warning("error after the answer began", extra=about)
         finally:
             _current.reset(token)
             _write(record, scope, time.monotonic() - started)

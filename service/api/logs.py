@@ -16,6 +16,7 @@ from typing import Any
 import structlog
 from structlog.typing import EventDict, Processor
 
+from service.api.pipe_handler import PipeHandler
 from service.errors import SettingsError
 from service.settings import Settings
 
@@ -39,9 +40,9 @@ def install_logs(settings: Settings) -> None:
 
 
 def _file(path: Path) -> logging.Handler:
-    """Appends, and opens the file anew when it was rotated away."""
+    """Appends, and opens the file anew when it was rotated away. A named pipe holds nobody up."""
     try:
-        return WatchedFileHandler(path, encoding="utf-8")
+        return PipeHandler(path) if path.is_fifo() else WatchedFileHandler(path, encoding="utf-8")
     except OSError as error:
         message = f"log_file is {path}, which cannot be written: {error.strerror}"
         raise SettingsError(message, param="log_file") from None

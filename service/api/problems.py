@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect
 
 from service.api.answers import error_json
 from service.api.bugs import unexpected_error
+from service.api.journal import LOGGED
 from service.api.validation import explain
 from service.errors import MrpServeError
 
@@ -63,6 +64,7 @@ def install(app: FastAPI, count: Count, write: Callable[[str], Write]) -> None:
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        request.scope[LOGGED] = True  # Starlette raises it again after this
         return answer(request, unexpected_error(error, request.scope["request_id"]))
 
 

@@ -7,10 +7,12 @@ status. However the response ends, the stream of items is closed, which aborts t
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi.responses import StreamingResponse
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from service.api.answers import block_json, done_json, error_json
@@ -42,7 +44,8 @@ class FrameStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the frames; closes the items whatever happens, which aborts what is still decoded."""
         try:
-            await super().__call__(scope, receive, send)
+            with suppress(ClientDisconnect):  # nobody is left to be told
+                await super().__call__(scope, receive, send)
         finally:
             await self._frames.aclose()
             await self._items.aclose()

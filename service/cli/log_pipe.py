@@ -1,7 +1,8 @@
 """The replicas' log lines on the terminal of `mrp-serve serve`, as they are.
 
-Ray would show them with a prefix, among lines of its own. So replicas write to a named pipe, as to a file,
-and this process copies it to its stderr. Knows nothing of what a line holds.
+Ray would show them with a prefix, among lines of its own. So replicas write to a named pipe, and this process copies
+it to its stderr. A terminal that is paused stops this process; replicas go on and drop lines then
+(`api/pipe_handler.py`). Knows nothing of what a line holds.
 """
 
 from __future__ import annotations

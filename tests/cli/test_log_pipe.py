@@ -1,7 +1,11 @@
-"""What other processes write to the pipe comes out on stderr, whole lines, whoever comes and goes."""
+"""What other processes write to the pipe comes out on stderr, whole lines, and a paused terminal stops nobody."""
 
+import io
+import json
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 
@@ -28,3 +32,43 @@ def test_nobody_may_write_at_all(capsys: pytest.CaptureFixture[str]) -> None:
     with LogPipe():
         pass
     assert capsys.readouterr().err == ""
+
+
+class Paused(io.StringIO):
+    """A terminal that takes nothing until it is told to go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = threading.Event()
+
+    def write(self, text: str) -> int:
+        assert self.go_on.wait(60)
+        return super().write(text)
+
+
+LOGGER = (
+    "import logging, sys; from service.api.logs import install_logs; from service.settings import Settings; "
+    "install_logs(Settings(log_file=sys.argv[1], log_format='json')); "
+    "[logging.getLogger('service.x').warning('a line', extra={'number': n}) for n in range(5000)]; "
+    "sys.stdout.write('logged'); sys.stdout.flush(); sys.stdin.read(); "
+    "logging.getLogger('service.x').warning('the last line')"
+)
+
+
+def test_a_paused_terminal_holds_up_no_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Paused()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with LogPipe() as pipe:
+        replica = subprocess.Popen(
+            [sys.executable, "-c", LOGGER, str(pipe.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert replica.stdout.read(6) == "logged"
+        terminal.go_on.set()
+        while terminal.getvalue().count("\n") < 200:  # the pipe has room again
+            time.sleep(0.01)
+        replica.communicate("", timeout=60)
+    lines = [json.loads(line) for line in terminal.getvalue().splitlines()]
+    dropped = sum(line.get("dropped", 0) for line in lines)
+    assert len([line for line in lines if "number" in line]) + dropped == 5000
+    assert dropped > 1000
+    assert lines[-1]["message"] == "the last line"

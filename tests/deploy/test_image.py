@@ -37,6 +37,7 @@ def test_what_is_copied_reaches_the_build_and_the_rest_does_not():
         assert (ROOT / source).exists()
         assert sent_to_the_build(source)
     assert sent_to_the_build("service/demo/model.safetensors")
+    assert sent_to_the_build("service/py.typed")
     for path in (".git/config", ".venv/bin/python", "tests/conftest.py", "service/__pycache__/app.pyc", "secrets.yaml"):
         assert not sent_to_the_build(path), path
 
@@ -136,6 +137,7 @@ def test_the_install_steps_give_a_program_that_serves(built):
         done = subprocess.run(tool, env=environment, capture_output=True, text=True, check=False, cwd=folder)
         assert done.returncode == 0, done.stderr
     assert not list(folder.glob("mrp-serve/lib/*/site-packages/pytest")), "no tools of development in the image"
+    assert list(folder.glob("mrp-serve/lib/*/site-packages/service/py.typed"))
     size = sum(path.lstat().st_size for path in (folder / "mrp-serve").rglob("*") if path.is_file())
     assert size < 2 * 2**30, "1.4 GiB when this was written"
 

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from service.api import streams
 from service.api.backend import LocalBackend
 from service.api.failover import Failover
 from service.api.generator import Generator
@@ -19,11 +20,12 @@ from service.api.ingress import Ingress
 from service.api.journal import Journal, JournaledAnswers
 from service.api.logs import log_formatter
 from service.api.validation import parse_generate, to_work
+from service.api.wire import Chunk
 from service.settings import Settings
 from tests.api.conftest import MakeGenerator
-from tests.api.doubles import Scripted, Visitor
+from tests.api.doubles import STATS, Scripted, Visitor
 from tests.api.generate.helpers import GENERATE, PROMPT, ask, body
-from tests.api.helpers import over
+from tests.api.helpers import over, read
 
 MARK, KEY = "xylophone", "sk-tambourine"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -122,6 +124,79 @@ class TestTheLine:
         logging.getLogger("service").setLevel(logging.WARNING)
         await ask(http, body())
         assert lines() == []
+
+
+class TestErrorsAfterTheAnswerBegan:
+    """The server behind gets none of them, for it would log what they say. Each is in our log, once."""
+
+    @pytest.fixture
+    def errors(self, caplog: pytest.LogCaptureFixture) -> Callable[[], list[Any]]:
+        caplog.set_level(logging.DEBUG, "service")
+        return lambda: [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+    async def test_one_that_nobody_logged(self, errors: Callable[[], list[Any]]) -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200})
+            raise ValueError(MARK)
+
+        visitor = Visitor({})
+        scope = {"type": "http", "method": "POST", "request_id": "r1"}
+        await Journal(app)(scope, visitor._receive, visitor._send)
+        (record,) = errors()
+        assert (record.levelname, record.request_id) == ("WARNING", "r1")
+        assert "builtins.ValueError" in record.exception
+        assert "test_journal.py" in record.exception
+        assert MARK not in record.exception
+
+    async def test_one_before_it_is_the_servers_to_answer(self, errors: Callable[[], list[Any]]) -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            raise ValueError(MARK)
+
+        visitor = Visitor({})
+        with pytest.raises(ValueError, match=MARK):
+            await Journal(app)({"type": "http", "method": "POST", "request_id": "r1"}, visitor._receive, visitor._send)
+        assert errors() == []
+
+    async def test_one_of_a_route_is_logged_once(self, errors: Callable[[], list[Any]]) -> None:
+        async with over(Scripted(down=ValueError(MARK))) as http:
+            for method, path in (("POST", GENERATE), ("GET", "/v1/models")):
+                assert (await http.request(method, path, json=body())).status_code == 500
+        assert [record.message for record in errors()] == ["request failed"] * 2
+
+    @pytest.mark.parametrize("stream", ["frames", "items"])
+    async def test_one_of_a_stream_that_ends(
+        self, errors: Callable[[], list[Any]], monkeypatch: pytest.MonkeyPatch, stream: str
+    ) -> None:
+        """In what writes frames, and in what closes the items."""
+
+        async def broken(frames: Any) -> AsyncIterator[bytes]:
+            async for frame in frames:
+                yield frame
+                raise ValueError(MARK)
+
+        class Unclosable(Scripted):
+            async def stream(self, work: Any) -> Any:
+                try:
+                    async for item in super().stream(work):
+                        yield item
+                finally:
+                    raise ValueError(MARK)
+
+        if stream == "frames":
+            monkeypatch.setattr(streams, "with_keep_alive", broken)
+        backend = (Scripted if stream == "frames" else Unclosable)(Chunk(0, "a", (1,), STATS), hangs=True)
+        app = Ingress("i0", Settings(), backend).app(answers_request_id=True)
+        await Visitor(body(stream=True)).visit(app)
+        (record,) = errors()
+        assert "builtins.ValueError" in record.exception
+        assert MARK not in record.exception
+
+    @pytest.mark.parametrize("version", ["2.3", "2.4"])
+    async def test_a_client_that_leaves_is_none(self, errors: Callable[[], list[Any]], version: str) -> None:
+        ingress = Ingress("i0", Settings(), Scripted(*[Chunk(0, "a", (1,), STATS)] * 2, hangs=True))
+        await Visitor(body(stream=True), version).visit(ingress.app(answers_request_id=True))
+        assert errors() == []
+        assert read(ingress.snapshot().families, "mrp_request_rejected_total") == 0
 
 
 class TestNothingMore:
