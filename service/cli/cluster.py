@@ -9,8 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from service.errors import SettingsError
@@ -40,18 +44,29 @@ _ENVIRONMENT = {
 
 
 def start(settings: Settings, num_cpus: int | None = None) -> None:
-    """Starts Ray and Serve's proxy. Nothing of the model is loaded yet. `num_cpus`: what Ray is to believe there is.
+    """Starts Ray and Serve. Nothing of the model is loaded yet. `num_cpus`: what Ray is to believe there is.
 
     SettingsError where one of them does not start, or this machine has no room for the replicas.
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     talkative = settings.log_level == "debug" and settings.log_format == "text"
-    with _named("Ray"):
+    with _imported("service.app"), _named("Ray"):
         _start_ray(num_cpus, talkative)
     _check_room(settings)
     with _named("Serve"):
         _start_serve(settings, talkative)
+
+
+@contextmanager
+def _imported(module: str) -> Iterator[None]:
+    """Imports a module beside what is done in the block: while Ray's processes start, this one has nothing to do."""
+    import ray  # noqa: F401 - two threads that import its parts would wait for each other
+
+    thread = threading.Thread(target=import_module, args=[module], daemon=True)
+    thread.start()
+    yield
+    thread.join()
 
 
 def _start_ray(num_cpus: int | None, talkative: bool) -> None:
@@ -78,6 +93,26 @@ def _check_room(settings: Settings) -> None:
 
 
 def _start_serve(settings: Settings, talkative: bool) -> None:
+    """Returns when Serve's controller answers. The proxy starts beside what is deployed then."""
+    from ray import serve
+
+    started: Future[None] = Future()
+
+    def start() -> None:
+        try:
+            _start_controller_and_proxy(settings, talkative)
+            started.set_result(None)
+        except BaseException as error:  # noqa: BLE001 - told to whoever waits
+            started.set_exception(error)
+
+    threading.Thread(target=start, daemon=True).start()
+    while not started.done() and not serve.status().proxies:
+        time.sleep(_POLL_S)
+    if started.done():
+        started.result()
+
+
+def _start_controller_and_proxy(settings: Settings, talkative: bool) -> None:
     from ray import serve
 
     if not talkative:
@@ -115,7 +150,8 @@ def deploy(
     from service.cli.readiness import wait_until_running
 
     target = serve.RunTarget(application or build(settings), name=_APPLICATION, route_prefix="/")
-    serve.run_many([target], wait_for_applications_running=False)
+    with _named("Serve"):
+        serve.run_many([target], wait_for_applications_running=False)
     wait_until_running(_APPLICATION, say or (lambda _: None))
 
 
