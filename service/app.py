@@ -14,7 +14,6 @@ import warnings
 from typing import Any
 
 import ray
-import torch
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
@@ -143,4 +142,6 @@ def wants_gpu(device: str) -> bool:
         return device.startswith("cuda")
     if ray.is_initialized():
         return bool(ray.cluster_resources().get("GPU"))
+    import torch
+
     return torch.cuda.is_available()

@@ -218,8 +218,13 @@ def _read(path: Path) -> Mapping[str, Any]:
     """A settings file; JSON is YAML, too."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise SettingsError(f"the settings file {path} cannot be read: {error}", param="config") from None
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" (line {where.line + 1})" if where else ""
+        raise SettingsError(f"the settings file {path} is not YAML{line}", param="config") from None
+    except (OSError, ValueError) as error:
+        said = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise SettingsError(f"the settings file {path} cannot be read: {said}", param="config") from None
     if content is None:
         return {}
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):

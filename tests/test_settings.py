@@ -131,7 +131,7 @@ def test_an_unknown_variable_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
         ("prot: 1", "did you mean 'port'"),
         ("- a", "name: value"),
         ("1: 2", "name: value"),
-        ("a: [", "cannot be read"),
+        ("a: [", "is not YAML"),
         ("port: x", "port is 'x'"),
     ],
 )

@@ -1,7 +1,8 @@
 """The two Serve deployments: `Ingress` (HTTP, CPU) in front of `Generator` (the model, its device).
 
 Thin on purpose: what they do is in `ingress.py` and `generator.py`, which know nothing of Ray. Serve
-makes these classes from `service.app:build`. The processes of ingresses never import torch.
+makes these classes from `service.app:build`. Every process of the service imports this module, so a class
+imports what it needs when it is made: ingresses have no torch, replicas no FastAPI application, the program neither.
 """
 
 from __future__ import annotations
@@ -17,12 +18,7 @@ from ray.exceptions import TaskCancelledError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.ingress import Ingress
-from service.api.logs import install_logs
-from service.api.metrics import Registry
-from service.api.ray_backend import RayBackend
 from service.api.scaling import WANTED
-from service.api.tracing import start_tracing
 from service.api.wire import Answer, Chunk, Ending, Failure, Snapshot, Status, Work
 from service.settings import Settings
 
@@ -43,6 +39,7 @@ class GeneratorDeployment:
         import torch
 
         from service.api.generator import load_generator
+        from service.api.logs import install_logs
         from service.model.options import pick_threads
 
         install_logs(settings)
@@ -100,6 +97,12 @@ class IngressDeployment:
     """The HTTP front. Serve builds the application in every replica by `__serve_build_asgi_app__`."""
 
     def __init__(self, settings: Settings, generator: DeploymentHandle[Any]) -> None:
+        from service.api.ingress import Ingress
+        from service.api.logs import install_logs
+        from service.api.metrics import Registry
+        from service.api.ray_backend import RayBackend
+        from service.api.tracing import start_tracing
+
         install_logs(settings)
         context = serve.get_replica_context()
         own = serve.get_deployment_handle(context.deployment, context.app_name)

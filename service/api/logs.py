@@ -28,7 +28,7 @@ _LEVELS = logging.getLevelNamesMapping()
 def install_logs(settings: Settings) -> None:
     """Sends the lines of this process where the settings say; the last call counts. SettingsError if it cannot."""
     # Serve puts its own file in the place of sys.stderr; the process's own is `sys.__stderr__`.
-    handler = _file(settings.log_file) if settings.log_file else logging.StreamHandler(sys.__stderr__)
+    handler = file_handler(settings.log_file) if settings.log_file else logging.StreamHandler(sys.__stderr__)
     handler.setFormatter(log_formatter(settings.log_format))
     logger = logging.getLogger(_ROOT)
     for old in list(logger.handlers):
@@ -39,8 +39,11 @@ def install_logs(settings: Settings) -> None:
     logger.propagate = False
 
 
-def _file(path: Path) -> logging.Handler:
-    """Appends, and opens the file anew when it was rotated away. A named pipe holds nobody up."""
+def file_handler(path: Path) -> logging.Handler:
+    """Appends, and opens the file anew when it was rotated away. A named pipe holds nobody up.
+
+    SettingsError if it cannot be written.
+    """
     try:
         return PipeHandler(path) if path.is_fifo() else WatchedFileHandler(path, encoding="utf-8")
     except OSError as error:

@@ -9,8 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from service.errors import SettingsError
@@ -40,13 +44,34 @@ _ENVIRONMENT = {
 
 
 def start(settings: Settings, num_cpus: int | None = None) -> None:
-    """Starts Ray and Serve's proxy. Nothing of the model is loaded yet. `num_cpus`: what Ray is to believe there is."""
+    """Starts Ray and Serve. Nothing of the model is loaded yet. `num_cpus`: what Ray is to believe there is.
+
+    SettingsError where one of them does not start, or this machine has no room for the replicas.
+    """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    import ray
-    from ray import serve
-
     talkative = settings.log_level == "debug" and settings.log_format == "text"
+    with _imported("service.app"), _named("Ray"):
+        _start_ray(num_cpus, talkative)
+    _check_room(settings)
+    with _named("Serve"):
+        _start_serve(settings, talkative)
+
+
+@contextmanager
+def _imported(module: str) -> Iterator[None]:
+    """Imports a module beside what is done in the block: while Ray's processes start, this one has nothing to do."""
+    import ray  # noqa: F401 - two threads that import its parts would wait for each other
+
+    thread = threading.Thread(target=import_module, args=[module], daemon=True)
+    thread.start()
+    yield
+    thread.join()
+
+
+def _start_ray(num_cpus: int | None, talkative: bool) -> None:
+    import ray
+
     ray.init(
         address="local",
         num_cpus=num_cpus,
@@ -56,6 +81,40 @@ def start(settings: Settings, num_cpus: int | None = None) -> None:
         log_to_driver=talkative,
         logging_level=logging.INFO if talkative else logging.ERROR,
     )
+
+
+def _check_room(settings: Settings) -> None:
+    import ray
+
+    from service.app import wants_gpu
+    from service.cli.preflight import check_room
+
+    check_room(settings, ray.cluster_resources(), ("CPU", "GPU") if wants_gpu(settings.device) else ("CPU",))
+
+
+def _start_serve(settings: Settings, talkative: bool) -> None:
+    """Returns when Serve's controller answers. The proxy starts beside what is deployed then."""
+    from ray import serve
+
+    started: Future[None] = Future()
+
+    def start() -> None:
+        try:
+            _start_controller_and_proxy(settings, talkative)
+            started.set_result(None)
+        except BaseException as error:  # noqa: BLE001 - told to whoever waits
+            started.set_exception(error)
+
+    threading.Thread(target=start, daemon=True).start()
+    while not started.done() and not serve.status().proxies:
+        time.sleep(_POLL_S)
+    if started.done():
+        started.result()
+
+
+def _start_controller_and_proxy(settings: Settings, talkative: bool) -> None:
+    from ray import serve
+
     if not talkative:
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
     serve.start(
@@ -68,28 +127,32 @@ def start(settings: Settings, num_cpus: int | None = None) -> None:
     )
 
 
-def deploy(settings: Settings, application: Application | None = None) -> None:
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Makes one line of whatever keeps a part from starting: Ray raises many unrelated types."""
+    try:
+        yield
+    except Exception as error:
+        said = next(iter(str(error).splitlines()), "")
+        raise SettingsError(f"{what} did not start: {type(error).__name__}: {said}") from error
+
+
+def deploy(
+    settings: Settings, application: Application | None = None, say: Callable[[str], None] | None = None
+) -> None:
     """Deploys the application, or a changed one over it, or the one that is given; returns when it serves.
 
-    SettingsError when it cannot, with the last line of what a replica failed of.
+    `say` is told what it waits for. SettingsError when it cannot serve, with what a replica failed of.
     """
     from ray import serve
 
-    from service.api.serve_state import last_line
     from service.app import build
+    from service.cli.readiness import wait_until_running
 
     target = serve.RunTarget(application or build(settings), name=_APPLICATION, route_prefix="/")
-    serve.run_many([target], wait_for_applications_running=False)
-    while (seen := serve.status().applications[_APPLICATION]).status != "RUNNING":
-        broken = [deployment.message for deployment in seen.deployments.values() if _broken(deployment)]
-        if broken or seen.status == "DEPLOY_FAILED":
-            raise SettingsError(f"the service did not start: {last_line((broken or [seen.message])[0])}")
-        time.sleep(_POLL_S)
-
-
-def _broken(deployment: Any) -> bool:
-    """Whether another try is in vain: a checkpoint or a setting does not get better."""
-    return any(name in deployment.message for name in ("CheckpointError", "SettingsError"))
+    with _named("Serve"):
+        serve.run_many([target], wait_for_applications_running=False)
+    wait_until_running(_APPLICATION, say or (lambda _: None))
 
 
 async def drain(timeout_s: float) -> bool:

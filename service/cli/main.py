@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -22,6 +24,23 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        print(f"mrp-serve {version('mrp-serve')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _program(
+    _version: Annotated[
+        bool, typer.Option("--version", help="Says which version this is.", callback=_say_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
 app.command("serve")(serve.command)
 app.command("generate")(generate.command)
 app.command("eval")(evaluate.command)

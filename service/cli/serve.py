@@ -9,7 +9,6 @@ import asyncio
 import inspect
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -18,9 +17,8 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import typer
 
-from service.cli import cluster
+from service.cli import cluster, preflight
 from service.cli.log_pipe import LogPipe
-from service.errors import SettingsError
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -37,7 +35,7 @@ def command(**given: Any) -> None:
 def run(settings: Settings) -> None:
     """Starts the service, says where it is, and returns after SIGINT or SIGTERM, when it has drained."""
     started = time.monotonic()
-    _check(settings)
+    preflight.check(settings)
     _say(f"loading {settings.model_name} …")
     with LogPipe() as pipe:
         shown = settings if settings.log_file else settings.model_copy(update={"log_file": pipe.path})
@@ -45,7 +43,7 @@ def run(settings: Settings) -> None:
             _listen_to_signals()
             cluster.start(shown)
             _listen_to_signals()
-            cluster.deploy(shown)
+            cluster.deploy(shown, say=_say)
             _say(_ready(settings, time.monotonic() - started))
             threading.Event().wait()
         except KeyboardInterrupt:
@@ -83,34 +81,6 @@ def _ignore_signals() -> None:
 def _interrupt(*_: object) -> None:
     _ignore_signals()
     raise KeyboardInterrupt
-
-
-def _check(settings: Settings) -> None:
-    """What can be known to fail before anything is started."""
-    from service.api.admission.keys import KeyRing
-    from service.api.tracing import start_tracing
-    from service.model import parse_config, read_config, resolve
-    from service.quality.presets import file_of
-
-    if tracing := start_tracing(settings):
-        tracing.close()
-    KeyRing.load(settings)
-    if settings.autoscaled:
-        raise SettingsError(
-            f"max_replicas is {settings.max_replicas}: this program runs a fixed number of replicas, num_replicas; "
-            "Serve scales what `serve run deploy/serve.yaml` deploys (docs/deploy.md)",
-            param="max_replicas",
-        )
-    folder = resolve(settings.model)
-    parse_config(read_config(folder), block_size=settings.block_size)
-    file_of(folder, settings.quality_file)
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((settings.host, settings.port))
-        except OSError as error:
-            address = f"{settings.host}:{settings.port}"
-            raise SettingsError(f"cannot listen on {address}: {error.strerror}", param="port") from error
 
 
 def _ready(settings: Settings, seconds: float) -> str:

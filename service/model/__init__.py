@@ -1,17 +1,35 @@
-"""The networks: configuration, Qwen3 layers, paged attention, the SDAR backbone, MRP, checkpoints."""
+"""The networks: configuration, Qwen3 layers, paged attention, the SDAR backbone, MRP, checkpoints.
 
-from service.model.checkpoint import (
-    Checkpoint,
-    LoadOptions,
-    load_checkpoint,
-    read_config,
-    resolve,
-    save_checkpoint,
-)
+What needs torch is imported when it is first asked for: a program that only looks at a checkpoint's files has none.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from service.model.config import ModelConfig, MrpConfig, parse_config
-from service.model.mrp import Mrp
-from service.model.sdar import Sdar
-from service.model.weights import published_weights
+from service.model.files import read_config, resolve
+
+if TYPE_CHECKING:
+    from service.model.checkpoint import Checkpoint, LoadOptions, load_checkpoint, save_checkpoint
+    from service.model.mrp import Mrp
+    from service.model.sdar import Sdar
+    from service.model.weights import published_weights
+else:
+    _MODULES = {
+        "Checkpoint": "checkpoint",
+        "LoadOptions": "checkpoint",
+        "Mrp": "mrp",
+        "Sdar": "sdar",
+        "load_checkpoint": "checkpoint",
+        "published_weights": "weights",
+        "save_checkpoint": "checkpoint",
+    }
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+
 
 __all__ = [
     "Checkpoint",

@@ -1,8 +1,4 @@
-"""Checkpoints: finding one, its config, loading it whole, saving one.
-
-A checkpoint is a local folder or a hub name. Only safetensors are read, single or sharded; never
-pickle, never remote code. Called by the engine's owners (service, command line) and by training.
-"""
+"""Checkpoints: loading one whole, saving one. Called by the engine's owners (service, command line) and by training."""
 
 from __future__ import annotations
 
@@ -10,22 +6,18 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch.overrides import TorchFunctionMode
 
-from service.errors import CheckpointError
 from service.model.config import ModelConfig, parse_config
+from service.model.files import FAMILIES, read_config, resolve
 from service.model.mrp import Mrp
 from service.model.sdar import Sdar
 from service.model.weights import fill, published_weights
-
-#: model_type in config.json -> backbone class. A new family is one file and one line here.
-FAMILIES: dict[str, type[Sdar]] = {"sdar": Sdar}
-
-_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +77,8 @@ def load_checkpoint(name: str | Path, options: LoadOptions | None = None) -> Che
     raw = read_config(path)
     config = _override(parse_config(raw, block_size=options.block_size), options)
     with torch.device("meta"), _WithoutFirstValues():
-        backbone = FAMILIES[raw["model_type"]](config)
+        family: type[Sdar] = resolve_name(FAMILIES[raw["model_type"]])
+        backbone = family(config)
         mrp = Mrp(config, config.mrp) if config.mrp else None
     fill(path, config, (backbone, mrp), options.dtype)
     if config.tie_word_embeddings:
@@ -96,49 +89,6 @@ def load_checkpoint(name: str | Path, options: LoadOptions | None = None) -> Che
     if mrp is not None and options.mrp_zero:
         mrp.scale = 0.0
     return Checkpoint(path=path, config=config, raw=raw, backbone=backbone, mrp=mrp)
-
-
-def resolve(name: str | Path) -> Path:
-    """The local folder of a checkpoint; a hub name is downloaded (or found in the local hub cache)."""
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return path
-    if str(name).count("/") != 1 or str(name).startswith((".", "/", "~")):
-        raise CheckpointError(f"{str(name)!r} is neither a folder nor a hub name such as 'owner/model'")
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(str(name), allow_patterns=list(_FILES)))
-    except Exception as error:  # the hub client raises many unrelated types
-        raise CheckpointError(f"{str(name)!r} could not be fetched from the hub: {error}") from error
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """The parsed config.json of a checkpoint folder, its family checked."""
-    try:
-        raw = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} has no config.json") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}/config.json cannot be read: {error}") from error
-    if not isinstance(raw, dict) or raw.get("model_type") not in FAMILIES:
-        kind = raw.get("model_type") if isinstance(raw, dict) else None
-        raise CheckpointError(f"{path}/config.json: model_type is {kind!r}, supported are {sorted(FAMILIES)}")
-    return raw | {"eos_token_id": _end_tokens(path, raw)}
-
-
-def _end_tokens(path: Path, raw: Mapping[str, Any]) -> list[int] | int | None:
-    """config.json's end tokens and generation_config.json's: chat checkpoints name their turn's end only there."""
-    own = raw.get("eos_token_id")
-    file = path / "generation_config.json"
-    if not file.is_file():
-        return own
-    try:
-        more = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
-    except (OSError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}") from error
-    lists = [[] if value is None else value if isinstance(value, list) else [value] for value in (own, more)]
-    return list(dict.fromkeys(lists[0] + lists[1]))
 
 
 def save_checkpoint(path: Path, raw: Mapping[str, Any], backbone: Sdar, mrp: Mrp | None) -> None:

@@ -6,7 +6,6 @@ are several in files. Knows no config file and no device.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from service.errors import CheckpointError
 from service.model.config import ModelConfig
+from service.model.files import open_weights
 from service.model.mrp import Mrp
 from service.model.sdar import Sdar
 
@@ -33,7 +32,7 @@ def fill(path: Path, config: ModelConfig, modules: tuple[Sdar, Mrp | None], dtyp
     """
     backbone, mrp = modules
     with ExitStack() as stack:
-        weights = _Weights(path, config, _open(path, stack))
+        weights = _Weights(path, config, open_weights(path, stack, "pt"))
         unused = set(weights.files)
         if config.tie_word_embeddings:
             unused.discard("lm_head.weight")
@@ -115,31 +114,3 @@ class _Weights:
                 )
             parts.append(part)
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _open(path: Path, stack: ExitStack) -> dict[str, Any]:
-    """The open file of every weight name."""
-    files: dict[str, Any] = {}
-    for file in _weight_files(path):
-        try:
-            handle = stack.enter_context(safe_open(file, framework="pt"))
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{file} is not a readable safetensors file: {error}") from error
-        files |= dict.fromkeys(handle.keys(), handle)
-    return files
-
-
-def _weight_files(path: Path) -> list[Path]:
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
-        try:
-            shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-            files = [path / Path(shard).name for shard in shards]
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise CheckpointError(f"{index} cannot be read: {error!r}") from error
-    else:
-        files = [path / "model.safetensors"]
-    for file in files:
-        if not file.is_file():
-            raise CheckpointError(f"{path}: {file.name} is missing (only safetensors are read)")
-    return files

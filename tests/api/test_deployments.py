@@ -18,6 +18,27 @@ service.errors.CheckpointError: /models/m: weight 'w' is missing
 """
 
 
+TORCHS = """A replica failed to start with exception. Retrying 1 more time(s). Error:
+Traceback (most recent call last):
+  File "service/engine/kv_cache.py", line 19, in __init__
+    self._free = list(range(pages))
+                 ^^^^^^^^^^^^^^^^^^
+torch.OutOfMemoryError: none
+Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.
+"""
+
+LOST = """A replica failed to start with exception. Retrying 1 more time(s). Error:
+  File "ray/_private/worker.py", line 1055, in get_objects
+    raise value
+ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.
+\tclass_name: ServeReplica:mrp:Generator
+\tpid: 20181
+The actor is dead: it has died."""
+
+SLOW = """Deployment 'Generator' in application 'mrp' has 1 replicas that have taken more than 30s to initialize.
+This may be caused by a slow __init__ or reconfigure method."""
+
+
 class Exited(BaseException):
     """Instead of the end of the process."""
 
@@ -49,6 +70,19 @@ async def test_a_replica_ends_when_its_engine_has_stopped(
             TRACEBACK,
             "no replica can generate: given up, 0 of 0 replicas run: CheckpointError: /models/m: weight 'w' is missing",
         ),
+        (
+            {"STOPPING": 1, "STARTING": 1},
+            "UPDATING",
+            TORCHS,
+            "no replica can generate: loading, 0 of 1 replicas run (1 stopping, 1 starting): OutOfMemoryError: none",
+        ),
+        (
+            {"STARTING": 1},
+            "UPDATING",
+            LOST,
+            "no replica can generate: loading, 0 of 1 replicas run (1 starting): The actor is dead: it has died.",
+        ),
+        ({"STARTING": 1}, "UPDATING", SLOW, "no replica can generate: loading, 0 of 1 replicas run (1 starting)"),
     ],
 )
 def test_a_deployment_without_replicas_in_one_line(
@@ -56,3 +90,10 @@ def test_a_deployment_without_replicas_in_one_line(
 ) -> None:
     deployment = SimpleNamespace(replica_states=states, status=status, message=message)
     assert serve_state.describe(deployment) == said
+
+
+@pytest.mark.parametrize(
+    ("message", "place"), [(TORCHS, "service/engine/kv_cache.py:19"), (LOST, ""), (SLOW, ""), ("", "")]
+)
+def test_where_a_replica_failed(message: str, place: str) -> None:
+    assert serve_state.place(message) == place

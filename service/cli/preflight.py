@@ -1,0 +1,96 @@
+"""What can be known to fail before a service is started, so that its program says so at once.
+
+Settings, files, the device, the port; once Ray runs, whether there is room. Loads no weights, and torch only for CUDA.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+from service.errors import CheckpointError, SettingsError
+from service.settings import Settings
+
+
+def check(settings: Settings) -> None:
+    """Raises SettingsError or CheckpointError for a service that could not start. Fetches a checkpoint from the hub."""
+    _check_settings(settings)
+    _check_device(settings.device)
+    _check_checkpoint(settings)
+    _check_port(settings.host, settings.port)
+
+
+def check_room(settings: Settings, found: Mapping[str, float], units: tuple[str, ...]) -> None:
+    """Raises SettingsError where Ray has found fewer of a unit (CPU, GPU) than there shall be replicas."""
+    for unit in units:
+        if found.get(unit, 0) < settings.num_replicas:
+            raise SettingsError(
+                f"num_replicas is {settings.num_replicas} and every replica wants a {unit}, "
+                f"but Ray finds {found.get(unit, 0):g} on this machine",
+                param="num_replicas",
+            )
+
+
+def _check_settings(settings: Settings) -> None:
+    from service.api.admission.keys import KeyRing
+
+    if settings.otlp_endpoint:
+        from service.api.tracing import start_tracing
+
+        if tracing := start_tracing(settings):
+            tracing.close()
+    if settings.log_file:
+        from service.api.logs import file_handler
+
+        file_handler(settings.log_file).close()
+    KeyRing.load(settings)
+    if settings.autoscaled:
+        raise SettingsError(
+            f"max_replicas is {settings.max_replicas}: this program runs a fixed number of replicas, num_replicas; "
+            "Serve scales what `serve run deploy/serve.yaml` deploys (docs/deploy.md)",
+            param="max_replicas",
+        )
+
+
+def _check_device(device: str) -> None:
+    """Asks torch, but not for the names that it always takes: importing it takes seconds."""
+    if device not in {"auto", "cpu"}:
+        from service.model.options import pick_device
+
+        pick_device(device)
+
+
+def _check_checkpoint(settings: Settings) -> None:
+    """Its config, its calibration, and whether the files of weights and of the tokenizer are whole."""
+    from service.model import parse_config, read_config, resolve
+    from service.model.files import open_weights
+    from service.quality.presets import file_of
+
+    folder = resolve(settings.model)
+    parse_config(read_config(folder), block_size=settings.block_size)
+    file_of(folder, settings.quality_file)
+    with ExitStack() as stack:
+        open_weights(folder, stack, "np")
+    _check_tokenizer(folder)
+
+
+def _check_tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer
+
+    file = folder / "tokenizer.json"
+    if file.is_file():  # else the replica looks for the older files
+        try:
+            Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises nothing narrower
+            raise CheckpointError(f"{folder}: the tokenizer cannot be loaded: {error}") from error
+
+
+def _check_port(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise SettingsError(f"cannot listen on {host}:{port}: {error.strerror}", param="port") from error

@@ -1,0 +1,93 @@
+"""A checkpoint's folder: finding it, its config, its files of weights. Nothing is loaded here, so no torch is needed.
+
+A checkpoint is a local folder or a hub name. Only safetensors are read, single or sharded; never pickle, never
+remote code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Literal
+
+from safetensors import SafetensorError, safe_open
+
+from service.errors import CheckpointError
+
+#: model_type in config.json -> where its backbone's class is. A new family is one file and one line here.
+FAMILIES: Mapping[str, str] = {"sdar": "service.model.sdar:Sdar"}
+
+_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt")
+
+
+def resolve(name: str | Path) -> Path:
+    """The local folder of a checkpoint; a hub name is downloaded (or found in the local hub cache)."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if str(name).count("/") != 1 or str(name).startswith((".", "/", "~")):
+        raise CheckpointError(f"{str(name)!r} is neither a folder nor a hub name such as 'owner/model'")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(name), allow_patterns=list(_FILES)))
+    except Exception as error:  # the hub client raises many unrelated types
+        raise CheckpointError(f"{str(name)!r} could not be fetched from the hub: {error}") from error
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The parsed config.json of a checkpoint folder, its family checked."""
+    try:
+        raw = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} has no config.json") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}/config.json cannot be read: {error}") from error
+    if not isinstance(raw, dict) or raw.get("model_type") not in FAMILIES:
+        kind = raw.get("model_type") if isinstance(raw, dict) else None
+        raise CheckpointError(f"{path}/config.json: model_type is {kind!r}, supported are {sorted(FAMILIES)}")
+    return raw | {"eos_token_id": _end_tokens(path, raw)}
+
+
+def _end_tokens(path: Path, raw: Mapping[str, Any]) -> list[int] | int | None:
+    """config.json's end tokens and generation_config.json's: chat checkpoints name their turn's end only there."""
+    own = raw.get("eos_token_id")
+    file = path / "generation_config.json"
+    if not file.is_file():
+        return own
+    try:
+        more = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+    except (OSError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{file} cannot be read: {error}") from error
+    lists = [[] if value is None else value if isinstance(value, list) else [value] for value in (own, more)]
+    return list(dict.fromkeys(lists[0] + lists[1]))
+
+
+def open_weights(path: Path, stack: ExitStack, framework: Literal["pt", "np"]) -> dict[str, Any]:
+    """The open file of every weight name. CheckpointError for a file that is missing or not whole."""
+    files: dict[str, Any] = {}
+    for file in _weight_files(path):
+        try:
+            handle = stack.enter_context(safe_open(file, framework=framework))
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{file} is not a readable safetensors file: {error}") from error
+        files |= dict.fromkeys(handle.keys(), handle)
+    return files
+
+
+def _weight_files(path: Path) -> list[Path]:
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        try:
+            shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            files = [path / Path(shard).name for shard in shards]
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise CheckpointError(f"{index} cannot be read: {error!r}") from error
+    else:
+        files = [path / "model.safetensors"]
+    for file in files:
+        if not file.is_file():
+            raise CheckpointError(f"{path}: {file.name} is missing (only safetensors are read)")
+    return files

@@ -1,0 +1,26 @@
+"""What belongs to the program as a whole."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import service
+
+PROJECT = tomllib.loads((Path(__file__).resolve().parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
+
+
+def test_it_says_which_version_it_is(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"mrp-serve {PROJECT['version']}\n"
+    assert service.__version__ == PROJECT["version"]
+
+
+def test_without_a_command_it_says_which_there_are(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run() == 2
+    said = capsys.readouterr()
+    assert "--version" in said.out + said.err
+    assert "train-mrp" in said.out + said.err

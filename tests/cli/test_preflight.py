@@ -1,0 +1,127 @@
+"""What `mrp-serve serve` refuses before it starts anything, and at once: one line, a status of 1, no Ray."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from service.cli import cluster, preflight
+from service.errors import SettingsError
+from service.settings import Settings
+from tests.tiny import GOLDEN
+
+ROOT = Path(__file__).resolve().parents[2]
+
+Run = Callable[..., int]
+
+
+@pytest.fixture(autouse=True)
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(settings: Settings) -> None:
+        pytest.fail("Ray was to be started")
+
+    monkeypatch.setattr(cluster, "start", start)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint to be spoilt."""
+    return Path(shutil.copytree(GOLDEN / "sdar-mrp-random-a", tmp_path / "checkpoint"))
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line on stderr."""
+    [line] = capsys.readouterr().err.splitlines()
+    return str(line)
+
+
+def test_cuda_where_there_is_none(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert run("serve", "--device", "cuda") == 1
+    assert said(capsys) == "mrp-serve: device is 'cuda', but torch sees no CUDA device here"
+
+
+def test_a_device_that_torch_does_not_know(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("serve", "--device", "abacus") == 1
+    assert said(capsys).endswith("device is 'abacus', expected 'auto', 'cpu', 'cuda' or 'cuda:N'")
+
+
+def test_weights_that_are_cut_off(run: Run, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:5000])
+    assert run("serve", "--model", folder) == 1
+    assert f"{file} is not a readable safetensors file" in said(capsys)
+
+
+def test_weights_that_are_not_there(run: Run, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "model.safetensors").unlink()
+    assert run("serve", "--model", folder) == 1
+    assert said(capsys) == f"mrp-serve: {folder}: model.safetensors is missing (only safetensors are read)"
+
+
+def test_a_tokenizer_that_is_none(run: Run, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "tokenizer.json").write_text("junk", "utf-8")
+    assert run("serve", "--model", folder) == 1
+    assert f"{folder}: the tokenizer cannot be loaded: " in said(capsys)
+
+
+def test_a_log_file_that_cannot_be_written(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "nowhere" / "log"
+    assert run("serve", "--log-file", file) == 1
+    assert said(capsys) == f"mrp-serve: log_file is {file}, which cannot be written: No such file or directory"
+
+
+def test_a_port_that_is_taken(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert run("serve", "--port", port) == 1
+    assert said(capsys) == f"mrp-serve: cannot listen on 127.0.0.1:{port}: Address already in use"
+
+
+def test_a_settings_file_that_is_no_yaml(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("port: 8000\nmodel: [\n", "utf-8")
+    assert run("serve", "--config", file) == 1
+    assert said(capsys) == f"mrp-serve: the settings file {file} is not YAML (line 3)"
+
+
+@pytest.mark.parametrize(
+    ("found", "units", "words"),
+    [
+        ({"CPU": 2.0}, ("CPU",), "every replica wants a CPU, but Ray finds 2 on"),
+        ({"CPU": 8.0}, ("CPU", "GPU"), "every replica wants a GPU, but Ray finds 0 on"),
+        ({"CPU": 8.0, "GPU": 2.0}, ("CPU", "GPU"), "every replica wants a GPU, but Ray finds 2 on"),
+    ],
+)
+def test_more_replicas_than_the_machine_has_room_for(
+    found: dict[str, float], units: tuple[str, ...], words: str
+) -> None:
+    with pytest.raises(SettingsError, match=f"num_replicas is 3 and {words}"):
+        preflight.check_room(Settings(num_replicas=3), found, units)
+    preflight.check_room(Settings(num_replicas=1), found | {"GPU": 1.0}, units)
+
+
+def test_what_can_start_is_let_through_without_torch() -> None:
+    """Importing torch takes longer than all that is looked at; a program that starts Ray needs none."""
+    program = (
+        "import sys; from service.cli import preflight; from service.settings import Settings; "
+        f"preflight.check(Settings(port={_free()})); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def _free() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

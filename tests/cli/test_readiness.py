@@ -1,0 +1,136 @@
+"""What a terminal is told while a service does not serve yet, in virtual time and without Ray."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from service.cli import readiness
+from service.errors import SettingsError
+
+TRACEBACK = """\x1b[36mray::ServeReplica:mrp:Generator.initialize()\x1b[39m (pid=1, ip=127.0.0.1)
+  File "service/engine/kv_cache.py", line 19, in __init__
+    self._free = list(range(pages))
+"""
+MEMORY = TRACEBACK + "MemoryError"
+MISSING = TRACEBACK + "service.errors.CheckpointError: /models/m: weight 'w' is missing"
+SCHEDULED = "1 replicas have taken more than 30s to be scheduled. Resources required for each replica: {'GPU': 1}."
+
+
+def failed(error: str, left: int) -> str:
+    return f"A replica failed to start with exception. Retrying {left} more time(s). Error:\n{error}"
+
+
+def deployment(states: dict[str, int], message: str = "", status: str = "UPDATING") -> Any:
+    return SimpleNamespace(replica_states=states, message=message, status=status)
+
+
+def application(status: str = "DEPLOYING", message: str = "", **deployments: Any) -> Any:
+    return SimpleNamespace(status=status, message=message, deployments=deployments)
+
+
+class Terminal:
+    """What it was told, and when."""
+
+    def __init__(self) -> None:
+        self.now, self.said = 0.0, list[tuple[float, str]]()
+        self.news = readiness.News(lambda text: self.said.append((self.now, text)), lambda: self.now)
+
+    def look(self, seconds: float, **deployments: Any) -> None:
+        """The same is seen for so long, every quarter of a second."""
+        for _ in range(int(4 * seconds)):
+            self.news.look(deployments)
+            self.now += 0.25
+
+
+@pytest.fixture
+def terminal() -> Terminal:
+    return Terminal()
+
+
+UP = deployment({"RUNNING": 1}, status="HEALTHY")
+
+
+def test_a_start_of_a_few_seconds_needs_no_words(terminal: Terminal) -> None:
+    terminal.look(2)
+    terminal.look(3, Generator=deployment({"STARTING": 1}), Ingress=deployment({"STARTING": 1}))
+    terminal.look(4, Generator=deployment({"STARTING": 1}), Ingress=UP)
+    terminal.look(20, Generator=UP, Ingress=UP)
+    assert not terminal.said
+
+
+def test_a_long_wait_is_told_once_and_again_when_more_replicas_run(terminal: Terminal) -> None:
+    terminal.look(100, Generator=deployment({"STARTING": 2}), Ingress=UP)
+    terminal.look(100, Generator=deployment({"RUNNING": 1, "STARTING": 1}), Ingress=UP)
+    assert terminal.said == [
+        (10.0, "0 of 2 replicas run (2 starting)"),
+        (100.0, "1 of 2 replicas run (1 starting)"),
+    ]
+
+
+def test_every_failure_is_told_at_once_and_once(terminal: Terminal) -> None:
+    terminal.look(4, Generator=deployment({"STARTING": 1}), Ingress=UP)
+    for left in (2, 1):
+        message = failed(MEMORY, left)
+        terminal.look(1, Generator=deployment({"STOPPING": 1, "STARTING": 1}, message), Ingress=UP)
+        terminal.look(30, Generator=deployment({"STARTING": 1}, message), Ingress=UP)
+    where = "MemoryError (service/engine/kv_cache.py:19)"
+    assert terminal.said == [
+        (4.0, f"0 of 1 replicas run (1 stopping, 1 starting): {where}; 2 more tries"),
+        (35.0, f"0 of 1 replicas run (1 stopping, 1 starting): {where}; 1 more tries"),
+    ]
+
+
+def test_what_serve_itself_waits_for_is_told(terminal: Terminal) -> None:
+    terminal.look(30, Generator=deployment({"STARTING": 1}), Ingress=UP)
+    terminal.look(60, Generator=deployment({"STARTING": 1}, SCHEDULED), Ingress=UP)
+    assert terminal.said[1:] == [(30.0, f"0 of 1 replicas run (1 starting): {SCHEDULED}")]
+
+
+def test_an_ingress_that_fails_is_told_before_replicas_that_load(terminal: Terminal) -> None:
+    broken = deployment({"STARTING": 1}, failed(MEMORY, 2))
+    terminal.look(5, Generator=deployment({"STARTING": 1}), Ingress=broken)
+    [(_, said)] = terminal.said
+    assert said.startswith("Ingress: 0 of 1 replicas run (1 starting): MemoryError")
+
+
+def refusal(seen: Any) -> str:
+    with pytest.raises(SettingsError) as refused:
+        readiness.refuse(seen)
+    return refused.value.message
+
+
+def test_a_checkpoint_that_cannot_be_loaded_is_not_tried_again() -> None:
+    seen = application(Generator=deployment({"STARTING": 1}, failed(MISSING, 2)), Ingress=UP)
+    assert refusal(seen) == "the service did not start: CheckpointError: /models/m: weight 'w' is missing"
+
+
+def test_when_serve_gives_up_the_last_failure_is_told_and_where_it_was() -> None:
+    message = f"The deployment failed to start 3 times in a row. See controller logs for details. Error:\n{MEMORY}"
+    generator = deployment({}, message, "DEPLOY_FAILED")
+    seen = application("DEPLOY_FAILED", "Failed to update the deployments ['Generator'].", Generator=generator)
+    assert refusal(seen) == ("the service did not start: MemoryError (service/engine/kv_cache.py:19), 3 times in a row")
+
+
+def test_an_application_that_serve_refuses_as_a_whole() -> None:
+    assert refusal(application("DEPLOY_FAILED", "Traceback\nValueError: no")) == (
+        "the service did not start: ValueError: no"
+    )
+
+
+@pytest.mark.parametrize("message", ["", failed(MEMORY, 1), SCHEDULED])
+def test_what_may_pass_is_waited_for(message: str) -> None:
+    readiness.refuse(application(Generator=deployment({"STARTING": 1}, message), Ingress=UP))
+
+
+def test_it_waits_until_the_application_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = iter(["DEPLOYING", "DEPLOYING", "RUNNING"])
+    told: list[str] = []
+    overview = lambda: SimpleNamespace(applications={"mrp": application(next(states), Generator=UP)})  # noqa: E731
+    monkeypatch.setattr(readiness.serve, "status", overview)
+    monkeypatch.setattr(readiness, "_POLL_S", 0)
+    readiness.wait_until_running("mrp", told.append)
+    assert next(states, None) is None
+    assert not told
