@@ -93,4 +93,4 @@ def test_eval_says_how_far_it_is_before_the_first_chunk_is_through(run, capsys):
     assert run("eval", "--threads", 1, *words) == 0
     said = capsys.readouterr().err
     assert counts(said) == [(done, 8) for done in (2, 4, 6, 8)]
-    assert "2/8  answers; 0 of 4 problems by all 2 plans" in said
+    assert "2/8  answers; 0 of 4 prompts by every plan" in said
