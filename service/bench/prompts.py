@@ -23,8 +23,10 @@ def read_prompts(path: Path, count: int | None = None) -> Prompts:
     """The first `count` lines of a file, or all. SettingsError names a line that is none."""
     try:
         texts = [text for text in path.read_text(encoding="utf-8").splitlines() if text.strip()]
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"the prompts {path} cannot be read: {error}", param="prompts") from None
+    except OSError as error:
+        raise SettingsError(f"the prompts {path} cannot be read: {error.strerror}", param="prompts") from None
+    except ValueError:
+        raise SettingsError(f"the prompts {path} are no text in UTF-8", param="prompts") from None
     if count is not None and count > len(texts):
         raise SettingsError(f"count is {count}, {path} has {len(texts)} lines", param="count")
     texts = texts[:count]

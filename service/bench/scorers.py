@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,14 @@ _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 def demo(line: Mapping[str, Any], text: str) -> bool:
     """The demo's strict checker; needs no answer."""
-    return check(line["prompt"], text)
+    try:
+        return check(line["prompt"], text)
+    except ValueError:
+        short = line["prompt"][:60]
+        raise SettingsError(
+            f"the prompt {short!r} is no problem of the demo: name another scorer for prompts of your own",
+            param="scorer",
+        ) from None
 
 
 def exact(line: Mapping[str, Any], text: str) -> bool:
@@ -55,6 +62,13 @@ def find_scorer(name: str) -> Scorer:
     if not (kind and colon and rest):
         raise SettingsError(f"scorer is {name!r}, allowed are {ALLOWED}", param="scorer")
     return _by_pattern(rest) if kind == "regex" else _imported(kind, rest)
+
+
+def check_lines(scorer: Scorer, lines: Iterable[Mapping[str, Any]]) -> None:
+    """SettingsError for a line that one of our scorers cannot judge. An imported one is asked of real answers only."""
+    if scorer.__module__ == __name__:
+        for line in lines:
+            scorer(line, "")
 
 
 def _by_pattern(pattern: str) -> Scorer:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from rich.table import Table
 
-from service.cli.options import BlockSize, Device, Dtype, Model, Threads, load, use_threads
+from service.cli.options import BlockSize, Device, Dtype, Model, Output, Several, Threads, load, use_threads
 from service.cli.output import Counter, results
 
 if TYPE_CHECKING:
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from service.bench.steps import StepTime
     from service.model import Checkpoint
 
+_Rows = Annotated[list[int], typer.Option(min=1, help="Rows of a step; may be given again.")]
 _Time = TypeVar("_Time")
 
 
@@ -28,8 +28,8 @@ def command(
     shape: Annotated[
         str | None, typer.Option(help="Random weights in a published shape instead: sdar-1.7b, sdar-4b, sdar-8b.")
     ] = None,
-    concurrency: Annotated[list[int], typer.Option(help="Concurrent requests; may be given again.")] = [1, 8, 32],  # noqa: B006
-    rows: Annotated[list[int], typer.Option(help="Rows of a step; may be given again.")] = [1, 2, 4, 8, 16, 32, 64],  # noqa: B006
+    concurrency: Several = [1, 8, 32],  # noqa: B006
+    rows: _Rows = [1, 2, 4, 8, 16, 32, 64],  # noqa: B006
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")] = 5,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of every completion.")] = 64,
     prefix_tokens: Annotated[int, typer.Option(min=0, help="Tokens before the rows of a step.")] = 256,
@@ -38,7 +38,7 @@ def command(
     dtype: Dtype = "auto",
     block_size: BlockSize = None,
     threads: Threads = None,
-    output: Annotated[Path | None, typer.Option(help="Writes the rows as JSON.")] = None,
+    output: Output = None,
 ) -> None:
     """Tokens per second beside a plain transformers loop, milliseconds a step, and what the prefix cache saves."""
     from service.bench.plain_loop import PlainLoop

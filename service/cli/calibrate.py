@@ -69,13 +69,14 @@ def command(
     """Measures accuracy and speed of every mode and writes quality.json. Interrupted, the same command goes on."""
     from service.bench.calibration import Calibration, Scope
     from service.bench.prompts import read_prompts
-    from service.bench.scorers import find_scorer
+    from service.bench.scorers import check_lines, find_scorer
     from service.quality.assemble import assemble
     from service.quality.identity import identity_of
     from service.quality.schema import FILE_NAME, read_quality, write_quality
 
     file, judge = _asked(model, prompts, scorer)
     asked, scored_by = read_prompts(file, count), find_scorer(judge)
+    check_lines(scored_by, asked.lines)
     together = tuple(sorted(set(concurrency or (1, 16))))
     scope = Scope(together, min(timed, len(asked.lines)), max_new_tokens, chosen_at or together[-1])
     scope.check(len(asked.lines))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from service.cli.options import Device, Model, Threads, load, use_threads
+from service.cli.options import Device, Model, Output, Several, Threads, heldout, load, use_threads
 from service.cli.output import Counter, results
 
 if TYPE_CHECKING:
@@ -24,13 +24,20 @@ def command(
     model: Model = None,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts; each is asked at three temperatures.")] = 100,
     dtype: Annotated[list[str], typer.Option(help="Types to count in; may be given again.")] = ["float32", "bfloat16"],  # noqa: B006
-    concurrency: Annotated[list[int], typer.Option(help="Concurrent requests; may be given again.")] = [1, 8, 32],  # noqa: B006
+    concurrency: Several = [1, 8, 32],  # noqa: B006
     rounds: Annotated[int, typer.Option(min=0, help="Interleaved rounds of the price; 0: none.")] = 5,
     device: Device = "auto",
     threads: Threads = None,
-    output: Annotated[Path | None, typer.Option(help="Writes the rows as JSON.")] = None,
+    output: Output = None,
 ) -> None:
     """Answers that differ from those of the same request alone, without and with `deterministic`, and its price."""
+    from service.model.options import pick_device, pick_dtype
+
+    place = pick_device(device)
+    for name in dtype:
+        pick_dtype(name, place)
+    if model is None:
+        heldout(prompts, "prompts", seed=0)
     use_threads(threads)
     counts: list[tuple[str, bool, Differences]] = []
     costs: list[tuple[str, Price]] = []
@@ -76,12 +83,12 @@ def _measure(
 def _prompts(engine: Engine, path: Path, count: int) -> list[tuple[int, ...]]:
     """The demo's held-out problems for the demo, random tokens for any other checkpoint."""
     from service.bench.determinism import random_prompts
-    from service.demo import CHECKPOINT, heldout_problems
+    from service.demo import CHECKPOINT
     from service.text import TextCodec
 
     if path.resolve() == Path(CHECKPOINT).resolve():
         codec = TextCodec.load(path)
-        asked = [[{"role": "user", "content": problem.prompt}] for problem in heldout_problems(count)]
+        asked = [[{"role": "user", "content": problem.prompt}] for problem in heldout(count, "prompts", seed=0)]
         return [tuple(codec.encode_chat(messages)) for messages in asked]
     return random_prompts(engine, count)
 

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from service.cli.options import Device, Dtype, Model, Threads, load, use_threads
+from service.cli.options import Device, Dtype, Model, Output, Threads, heldout, load, use_threads
 from service.cli.output import Counter, results
 from service.cli.plans import parse_plan
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from service.bench.evaluation import Plan, Score, Task
     from service.demo import Problem
     from service.text import TextCodec
@@ -43,16 +45,19 @@ def command(
     draft_candidates: Annotated[
         int | None, typer.Option(min=0, help="Tokens a draft is chosen from, 0: the whole vocabulary.")
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="Writes the rows as JSON, after every chunk.")] = None,
+    output: Output = None,
 ) -> None:
     """Accuracy, tokens per forward and time of every mode, with MRP and with its output set to zero."""
     from service.bench.evaluation import default_plans, evaluate
+    from service.bench.prompts import read_prompts
     from service.bench.variants import block_only
     from service.engine import Engine, EngineConfig, SamplingParams
 
+    given = [_plan(text) for text in plan or ()]
+    asked: Sequence[Any] = read_prompts(text).lines if text else heldout(problems, "problems", seed)
     use_threads(threads)
     checkpoint = load(model, device, dtype, None)
-    plans = [_plan(text) for text in plan] if plan else default_plans(checkpoint.mrp is not None)
+    plans = given or default_plans(checkpoint.mrp is not None)
     # Every plan decodes the same prompts and shall pay for them.
     limits = EngineConfig(prefix_cache=False, draft_candidates=draft_candidates)
     engines, used = {"mrp": Engine(checkpoint, limits)}, {plan.engine for plan in plans}
@@ -60,12 +65,12 @@ def command(
         engines["zero"] = Engine(load(model, device, dtype, None, zero_mrp=True), limits)
     if "block" in used:
         engines["block"] = Engine(block_only(checkpoint), limits)
-    tasks = _continuations(checkpoint.path, text) if text else _tasks(checkpoint.path, problems, seed)
+    tasks = _continuations(checkpoint.path, asked) if text else _tasks(checkpoint.path, asked)
     limits_of_all = (max_new_tokens, together)
     with Counter(len(tasks) * len(plans)) as counter:
         for latest in evaluate(engines, tasks, plans, SamplingParams(temperature, seed=seed), limits_of_all):
             scores, done = latest, [len(score.completions) for score in latest]
-            counter.reach(sum(done), f"answers; {min(done)} of {len(tasks)} problems by all {len(plans)} plans")
+            counter.reach(sum(done), f"answers; {min(done)} of {len(tasks)} prompts by every plan")
             if output and min(done) == max(done):
                 output.write_text(json.dumps([_row(score) for score in scores], indent=1) + "\n", encoding="utf-8")
     results().print(_table(scores))
@@ -79,26 +84,24 @@ def _plan(text: str) -> Plan:
     return Plan(parse_plan(plan), last) if last in {"zero", "block"} else Plan(parse_plan(text))
 
 
-def _tasks(path: Path, count: int, seed: int) -> list[Task]:
+def _tasks(path: Path, problems: Sequence[Problem]) -> list[Task]:
     from service.bench.evaluation import Task
-    from service.demo import heldout_problems
     from service.text import TextCodec
 
     codec, tasks = TextCodec.load(path), []
-    for problem in heldout_problems(count, seed):
+    for problem in problems:
         ids = codec.encode_chat([{"role": "user", "content": problem.prompt}])
         tasks.append(Task(tuple(ids), partial(_is_right, problem, codec)))
     return tasks
 
 
-def _continuations(path: Path, file: Path) -> list[Task]:
+def _continuations(path: Path, lines: Sequence[Mapping[str, Any]]) -> list[Task]:
     """One for every line of a file."""
     from service.bench.evaluation import Task
     from service.text import TextCodec
 
     codec = TextCodec.load(path)
-    prompts = [json.loads(line)["prompt"] for line in file.read_text(encoding="utf-8").splitlines()]
-    return [Task(tuple(codec.encode(prompt))) for prompt in prompts]
+    return [Task(tuple(codec.encode(line["prompt"]))) for line in lines]
 
 
 def _is_right(problem: Problem, codec: TextCodec, answer: tuple[int, ...]) -> bool:

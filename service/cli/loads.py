@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from service.cli.options import Device, Dtype, Model, load, use_threads
+from service.cli.options import Device, Dtype, Model, Output, Several, heldout, load, use_threads
 from service.cli.output import Counter, results
 from service.cli.plans import parse_plan
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
 def command(
     model: Model = None,
-    concurrency: Annotated[list[int], typer.Option(help="Concurrent requests; may be given again.")] = [1, 4, 16, 64],  # noqa: B006
+    concurrency: Several = [1, 4, 16, 64],  # noqa: B006
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")] = 7,
     plan: Annotated[
         list[str] | None, typer.Option(help="Beside static, such as 'speculative mrp_steps=auto'; may be given again.")
@@ -31,21 +30,20 @@ def command(
     threads: Annotated[
         int, typer.Option(min=1, help="CPU threads for torch. With one, CPU time is that of the forwards alone.")
     ] = 1,
-    output: Annotated[Path | None, typer.Option(help="Writes the rows as JSON.")] = None,
+    output: Output = None,
 ) -> None:
     """Speculative decoding with automatic and with fixed drafts beside static, on the held-out problems."""
     from service.bench.loads import Workload, compare_at_loads, parts, plans_at_load
     from service.bench.rounds import Rounds
     from service.decode.params import Static
-    from service.demo import heldout_problems
     from service.text import TextCodec
 
+    chosen = [Static(), *(parse_plan(text) for text in plan)] if plan else None
+    chats = [[{"role": "user", "content": problem.prompt}] for problem in heldout(problems, "problems", seed=1)]
     use_threads(threads)
     checkpoint = load(model, device, dtype, None)
     codec = TextCodec.load(checkpoint.path)
-    chats = [[{"role": "user", "content": problem.prompt}] for problem in heldout_problems(problems, seed=1)]
     workload = Workload([tuple(codec.encode_chat(chat)) for chat in chats], temperature)
-    chosen = [Static(), *(parse_plan(text) for text in plan)] if plan else None
     plans, rows = chosen or plans_at_load(checkpoint.mrp is not None), list[dict[str, Any]]()
     with Counter(parts(plans, Rounds(concurrency, rounds))) as counter:
         for at_load in compare_at_loads(checkpoint, workload, plans, Rounds(concurrency, rounds, counter.next)):

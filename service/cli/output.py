@@ -8,15 +8,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-#: columns where no terminal says how many there are; rich would take 80 and break tables and help
-WIDE = 140
+#: columns where no terminal says how many there are; rich would take 80 and break help and tables
+WIDE, OF_TABLES = 140, 250
 #: lines, at most, that tell of the progress where there is no terminal
 _LINES = 20
 
 
 def results() -> Console:
     """The console of results, on stdout."""
-    return Console(width=None if sys.stdout.isatty() else WIDE, highlight=False)
+    return Console(width=None if sys.stdout.isatty() else OF_TABLES, highlight=False)
 
 
 def notes() -> Console:

@@ -5,7 +5,7 @@ Drawn for light and dark pages, as PNG and SVG. Knows the calibration file alone
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -13,12 +13,14 @@ from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import FuncFormatter
 
+from service.quality.labels import Label, place
 from service.quality.schema import QualityFile, Row
-from service.quality.style import STYLE, series
+from service.quality.style import STYLE, look_of
 
 #: what the files are called, with `-dark` for dark pages
 STEM = "frontier"
@@ -29,7 +31,7 @@ _CROWDED = 0.015
 
 
 @dataclass(frozen=True, slots=True)
-class _Page:
+class Page:
     """Colours of the page that a picture stands on."""
 
     suffix: str
@@ -38,22 +40,22 @@ class _Page:
     faint: str
 
 
-_PAGES = (_Page("", "#ffffff", "#1f2328", "#d8dee4"), _Page("-dark", "#0d1117", "#e6edf3", "#30363d"))
+PAGES = (Page("", "#ffffff", "#1f2328", "#d8dee4"), Page("-dark", "#0d1117", "#e6edf3", "#30363d"))
 
 
 def draw_frontier(file: QualityFile, folder: Path) -> list[Path]:
     """Writes the pictures; the same file gives the same pictures."""
     paths = []
-    for page in _PAGES:
+    for page in PAGES:
         with mpl.rc_context(_style(page)):
-            figure = _figure(file, page)
+            figure = frontier_figure(file, page)
             for kind, more in (("png", {"dpi": 130}), ("svg", {"metadata": {"Date": None}})):
                 paths.append(folder / f"{STEM}{page.suffix}.{kind}")
                 figure.savefig(paths[-1], **more)
     return paths
 
 
-def _style(page: _Page) -> dict[Any, Any]:
+def _style(page: Page) -> dict[Any, Any]:
     return {
         **STYLE,
         "svg.hashsalt": STEM,
@@ -69,7 +71,8 @@ def _style(page: _Page) -> dict[Any, Any]:
     }
 
 
-def _figure(file: QualityFile, page: _Page) -> Figure:
+def frontier_figure(file: QualityFile, page: Page) -> Figure:
+    """Both panels of a picture."""
     figure = Figure(figsize=(11.5, 4.8), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     at = file.measured.chosen_at
@@ -80,27 +83,35 @@ def _figure(file: QualityFile, page: _Page) -> Figure:
     forwards = {row.plan.name: row.tokens_per_forward for row in file.rows}
     _panel(right, file, forwards, page)
     right.set(xlabel="tokens per forward", title="Quality against forwards saved")
-    left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0%}"))
-    left.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    left.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.10g}%"))
+    left.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=8)
+    canvas = FigureCanvasAgg(figure)
+    figure.draw_without_rendering()  # which lays out: labels are placed by what is where
+    renderer: Any = canvas.get_renderer()  # type: ignore[no-untyped-call]
+    for axes, across in ((left, speeds), (right, forwards)):
+        place(axes, _labels(file, across, page), renderer)
     return figure
 
 
-def _panel(axes: Axes, file: QualityFile, across: dict[str, float], page: _Page) -> None:
+def _panel(axes: Axes, file: QualityFile, across: dict[str, float], page: Page) -> None:
     static = file.rows[0].accuracy
-    for number, (mode, rows) in enumerate(_by(file.rows, lambda row: row.plan.mode)):
+    for mode, rows in _by(file.rows, lambda row: row.plan.mode):
         for kind, (_, curve) in enumerate(_by(rows, _kind)):
-            _curve(axes, curve, across, series(number) | {"label": mode if not kind else "_"})
-    _mark_presets(axes, file, across, page)
+            _curve(axes, curve, across, look_of(mode) | {"label": mode if not kind else "_"})
+    for row, _ in _preset_rows(file):
+        ring: dict[str, Any] = {"facecolors": "none", "edgecolors": page.ink, "linewidths": 1.6, "zorder": 4}
+        axes.scatter(across[row.plan.name], row.accuracy, s=190, **ring)
     shown = [row for row in file.rows if row.accuracy >= static - _SHOWN]
     x = [across[row.plan.name] for row in shown]
     axes.set_xlim(min(x) - 0.1 * (max(x) - min(x)) - 1e-3, max(x) + 0.13 * (max(x) - min(x)) + 1e-3)
-    axes.set_ylim(min(row.accuracy for row in shown) - 0.05, max(row.accuracy for row in shown) + 0.05)
+    lowest = min(static - file.margins.fast, *(row.accuracy for row in shown))
+    axes.set_ylim(lowest - 0.05, max(row.accuracy for row in shown) + 0.05)
     axes.set_yticks([tick for tick in axes.get_yticks() if tick <= 1.0])
     _margin_lines(axes, file, page)
 
 
-def _margin_lines(axes: Axes, file: QualityFile, page: _Page) -> None:
+def _margin_lines(axes: Axes, file: QualityFile, page: Page) -> None:
     """Static's accuracy, and how far below it the other presets may be."""
     static = file.rows[0].accuracy
     look: dict[str, Any] = {"color": page.ink, "alpha": 0.6}
@@ -117,22 +128,27 @@ def _curve(axes: Axes, rows: Sequence[Row], across: dict[str, float], look: dict
     x, y = [across[row.plan.name] for row in points], [row.accuracy for row in points]
     away = [[row.accuracy - row.accuracy_low for row in points], [row.accuracy_high - row.accuracy for row in points]]
     axes.errorbar(x, y, away, ecolor=look["color"], elinewidth=0.8, alpha=0.9, zorder=3, **look)
-    for row, point in zip(points, zip(x, y, strict=True), strict=True):
-        if (label := _varied(row, points)) and row.difference < -_CROWDED:
-            style = {"fontsize": 8, "color": look["color"], "annotation_clip": True, "zorder": 4}
-            axes.annotate(label, point, (5, -11), textcoords="offset points", **style)
 
 
-def _mark_presets(axes: Axes, file: QualityFile, across: dict[str, float], page: _Page) -> None:
-    """A ring around each preset, its name above; presets that are the same plan share both."""
+def _preset_rows(file: QualityFile) -> list[tuple[Row, str]]:
+    """The row of every preset, and its names: presets that are the same plan share it."""
     rows = {row.plan.name: row for row in file.rows}
-    for plan, names in _by(file.presets.items(), lambda item: item[1].name):
-        point = across[plan], rows[plan].accuracy
-        axes.scatter(*point, s=190, facecolors="none", edgecolors=page.ink, linewidths=1.6, zorder=4)
-        label = " = ".join(name for name, _ in names)
-        halo = [withStroke(linewidth=3, foreground=page.paper)]
-        place: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "fontweight": "bold", "zorder": 5}
-        axes.annotate(label, point, (0, 13), path_effects=halo, gid=f"preset {label}", **place)
+    named = _by(file.presets.items(), lambda item: item[1].name)
+    return [(rows[plan], " = ".join(name for name, _ in items)) for plan, items in named]
+
+
+def _labels(file: QualityFile, across: dict[str, float], page: Page) -> Iterator[Label]:
+    """Names of presets, and beside the points that are far enough from static the knobs in which they differ."""
+    halo = [withStroke(linewidth=3, foreground=page.paper)]
+    for row, name in _preset_rows(file):
+        style = {"fontweight": "bold", "zorder": 5, "path_effects": halo, "gid": f"preset {name}"}
+        yield Label(name, (across[row.plan.name], row.accuracy), style, away=9, needed=True)
+    for _, rows in _by(file.rows, lambda row: (row.plan.mode, _kind(row))):
+        for row in rows:
+            if (varied := _varied(row, rows)) and row.difference < -_CROWDED:
+                colour = look_of(row.plan.mode)["color"]
+                style = {"fontsize": 8, "color": colour, "zorder": 4, "path_effects": halo}
+                yield Label(varied, (across[row.plan.name], row.accuracy), style)
 
 
 def _kind(row: Row) -> tuple[Any, ...]:

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from service.decode.registry import MODES
+
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
-_MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+#: one more than colours, so that no two of many series look the same
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p")
 
 #: matplotlib's settings that all pictures share
 STYLE: dict[Any, Any] = {
@@ -28,3 +31,9 @@ STYLE: dict[Any, Any] = {
 def series(number: int) -> dict[str, str]:
     """Colour and marker of the n-th series."""
     return {"color": _COLOURS[number % len(_COLOURS)], "marker": _MARKERS[number % len(_MARKERS)]}
+
+
+def look_of(mode: str) -> dict[str, str]:
+    """Colour and marker of a mode: the same in every picture, whichever other modes are in it."""
+    names = list(MODES)
+    return series(names.index(mode) if mode in names else len(names))

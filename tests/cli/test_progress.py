@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from service.bench import loads
-from service.cli.output import WIDE, Counter, notes, results
+from service.cli.output import WIDE, Counter, notes
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "sdar-mrp-random-b"
 
@@ -48,8 +48,10 @@ def test_a_terminal_has_a_bar_with_the_count_and_the_time_left(terminal, capsys)
     assert not counts(said)
 
 
-def test_without_a_terminal_there_is_room(capsys):
-    assert results().width == notes().width == WIDE
+def test_without_a_terminal_there_is_room(run, capsys):
+    assert notes().width == WIDE
+    assert run("quality") == 0
+    assert "sequential tokens_per_step=1 entropy_bound=0.1 " in capsys.readouterr().out  # in one line
 
 
 @pytest.mark.parametrize("command", ["eval", "calibrate", "train-mrp"])
@@ -93,4 +95,4 @@ def test_eval_says_how_far_it_is_before_the_first_chunk_is_through(run, capsys):
     assert run("eval", "--threads", 1, *words) == 0
     said = capsys.readouterr().err
     assert counts(said) == [(done, 8) for done in (2, 4, 6, 8)]
-    assert "2/8  answers; 0 of 4 problems by all 2 plans" in said
+    assert "2/8  answers; 0 of 4 prompts by every plan" in said

@@ -4,8 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from service.quality.picture import draw_frontier
-from tests.quality.made_up import made_up_file
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
+
+from service.decode.params import Direct, Dynamic, Remask, Sequential, Static
+from service.decode.registry import MODES
+from service.demo import CHECKPOINT
+from service.quality.assemble import assemble
+from service.quality.picture import PAGES, draw_frontier, frontier_figure
+from service.quality.schema import FILE_NAME, read_quality
+from service.quality.style import look_of
+from tests.quality.made_up import IDENTITY, MEASURED, made_up_file, row
+
+NEAR = [row(Static(), 1000), *(row(Dynamic(0.1 * n), 1000 + 2 * n, lost=20 - n) for n in range(1, 9))]
+NEAR += [row(Remask(0.5), 1003, lost=17), row(Remask(0.6), 1004, lost=19), row(Direct(2), 1015, lost=9)]
+FILES = {
+    "made up": made_up_file(),
+    "near": assemble(IDENTITY, MEASURED, NEAR),
+    "fast at the edge": assemble(IDENTITY, MEASURED, [row(Static(), 1000), row(Sequential(entropy_bound=0.1), 3000)]),
+    "demo": read_quality(CHECKPOINT / FILE_NAME),
+}
 
 
 def test_four_files_that_name_presets_and_modes(tmp_path: Path) -> None:
@@ -29,3 +48,56 @@ def test_again_the_same(tmp_path: Path) -> None:
     second.mkdir()
     for one, other in zip(draw_frontier(made_up_file(), first), draw_frontier(made_up_file(), second), strict=True):
         assert one.read_bytes() == other.read_bytes()
+
+
+@pytest.fixture(params=FILES)
+def file(request):
+    return FILES[request.param]
+
+
+def drawn(file):
+    """A figure as it is saved, and its renderer."""
+    figure = frontier_figure(file, PAGES[0])
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return figure, canvas.get_renderer()
+
+
+def test_labels_neither_overlap_nor_leave_the_axes(file) -> None:
+    figure, renderer = drawn(file)
+    for axes in figure.axes:
+        boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in axes.texts]
+        assert len(boxes) >= 4  # the lines' names and a preset's
+        ground = axes.get_window_extent(renderer)
+        for number, (name, box) in enumerate(boxes):
+            assert ground.x0 - 1 <= box.x0, name
+            assert box.x1 <= ground.x1 + 1, name
+            assert ground.y0 - 1 <= box.y0, name
+            assert box.y1 <= ground.y1 + 1, name
+            assert not [other for other, its in boxes[:number] if box.overlaps(its)], name
+
+
+def test_ticks_say_where_they_are(file) -> None:
+    figure, _ = drawn(file)
+    left = figure.axes[0]
+    left.set_yticks([0.875, 0.9, 0.925])
+    left.set_xticks([1000, 1002.5])
+    figure.canvas.draw()
+    assert [label.get_text() for label in left.get_yticklabels()] == ["87.5%", "90%", "92.5%"]
+    assert [label.get_text() for label in left.get_xticklabels()] == ["1,000", "1,002.5"]
+
+
+def test_a_mode_looks_the_same_whichever_others_are_there(file) -> None:
+    figure, _ = drawn(file)
+    looks = {
+        bars.get_label(): (to_hex(bars.lines[0].get_color()), bars.lines[0].get_marker())
+        for bars in figure.axes[0].containers
+    }
+    expected = {mode: (to_hex(look_of(mode)["color"]), look_of(mode)["marker"]) for mode in MODES}
+    assert {mode: look for mode, look in looks.items() if mode in MODES} == {
+        mode: expected[mode] for mode in {row.plan.mode for row in file.rows}
+    }
+
+
+def test_no_two_modes_look_alike() -> None:
+    assert len({tuple(look_of(mode).values()) for mode in [*MODES, "another"]}) == len(MODES) + 1
