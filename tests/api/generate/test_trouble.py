@@ -7,7 +7,8 @@ import pytest
 from service.api.generator import Generator
 from service.errors import EngineFailed, NotReady, QueueFull
 from tests.api.conftest import MakeGenerator
-from tests.api.doubles import Scripted, an_hour_passes, failing
+from tests.api.doubles import Scripted
+from tests.api.engines import an_hour_passes, failing
 from tests.api.generate.helpers import CASES, GENERATE, PROMPT, ask, body, problem, refused, streamed, words
 from tests.api.helpers import idle, over
 
