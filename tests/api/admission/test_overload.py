@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import cache
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ SECONDS, MAX_QUEUE_S = 120.0, 30.0
 ALIKE = Lengths()
 MIXED = Lengths(lambda r: r.choice([2, 4, 8, 16, 32, 64, 128]), lambda r: r.random() ** 2, streams=0.5)
 EARLY = Lengths(lambda _: 64, lambda r: min(1.0, r.expovariate(1 / 0.15)))
+LENGTHS = {"alike": ALIKE, "mixed": MIXED, "early": EARLY}
 
 
 def mean_blocks(lengths: Lengths) -> float:
@@ -36,19 +38,25 @@ async def overload(lengths: Lengths, obeys: bool, times: float = 3.0, **settings
     return service, service.log
 
 
-@pytest.mark.parametrize("lengths", [ALIKE, MIXED, EARLY], ids=["alike", "mixed", "early"])
+@cache
+def threefold(lengths: str, max_waiting: int = 100_000) -> tuple[Service, Log]:
+    """Of clients that obey; run once for all who ask of it."""
+    return run(overload(LENGTHS[lengths], obeys=True, max_waiting=max_waiting))
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("max_waiting", [100_000, 50], ids=["by work", "by count"])
 class TestThreefold:
-    def test_those_who_obey_get_in(self, lengths: Lengths, max_waiting: int) -> None:
-        service, log = run(overload(lengths, obeys=True, max_waiting=max_waiting))
+    def test_those_who_obey_get_in(self, lengths: str, max_waiting: int) -> None:
+        service, log = threefold(lengths, max_waiting)
         assert log.goodput(5, SECONDS) >= 0.95 * service.capacity
         assert log.retries > 1000
         assert log.retries_let_in >= 0.95 * log.retries
         assert all(client.ended is not None for client in log.clients)
         assert log.waits()[int(0.99 * len(log.waits()))] <= 1.5 * MAX_QUEUE_S
 
-    def test_those_who_leave_for_good_idle_nobody(self, lengths: Lengths, max_waiting: int) -> None:
-        service, log = run(overload(lengths, obeys=False, max_waiting=max_waiting))
+    def test_those_who_leave_for_good_idle_nobody(self, lengths: str, max_waiting: int) -> None:
+        service, log = run(overload(LENGTHS[lengths], obeys=False, max_waiting=max_waiting))
         assert log.goodput(5, SECONDS) >= 0.95 * service.capacity
         assert log.waits()[int(0.99 * len(log.waits()))] <= 1.5 * MAX_QUEUE_S
         refused = sum(client.waited_s is None for client in log.clients)
@@ -57,7 +65,7 @@ class TestThreefold:
 
 def test_what_is_left_behind_is_done_without_a_pause() -> None:
     """After the two minutes those who were told to come back keep the replicas busy to the end."""
-    service, log = run(overload(ALIKE, obeys=True))
+    service, log = threefold("alike")
     last = max(client.ended or 0.0 for client in log.clients)
     work = sum(client.decoded for client in log.clients)
     assert last <= 1.1 * work / service.capacity
@@ -129,5 +137,5 @@ def test_shares_follow_the_weights() -> None:
 
 
 def test_the_same_every_time() -> None:
-    first, second = (run(overload(ALIKE, obeys=True))[1] for _ in range(2))
-    assert first.retry_after == second.retry_after
+    _, log = run(overload(ALIKE, obeys=True, max_waiting=100_000))
+    assert log.retry_after == threefold("alike")[1].retry_after

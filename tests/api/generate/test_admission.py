@@ -19,7 +19,7 @@ from service.api.wire import Answer, Failure, Work
 from service.errors import NotReady
 from service.settings import Settings
 from tests.api.conftest import MakeGenerator
-from tests.api.doubles import Held
+from tests.api.engines import Held
 from tests.api.generate.helpers import GENERATE, ask, body, problem, refused
 from tests.api.helpers import client, over, page
 

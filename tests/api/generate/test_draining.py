@@ -13,7 +13,8 @@ from service.api.generator import Generator
 from service.api.ingress import Ingress
 from service.settings import Settings
 from tests.api.conftest import MakeGenerator
-from tests.api.doubles import Held, Visitor
+from tests.api.doubles import Visitor
+from tests.api.engines import Held
 from tests.api.generate.helpers import GENERATE, ask, body, problem, refused
 from tests.api.helpers import client, eventually
 

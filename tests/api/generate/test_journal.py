@@ -24,6 +24,7 @@ from service.api.wire import Chunk
 from service.settings import Settings
 from tests.api.conftest import MakeGenerator
 from tests.api.doubles import STATS, Scripted, Visitor
+from tests.api.engines import Held
 from tests.api.generate.helpers import GENERATE, PROMPT, ask, body
 from tests.api.helpers import over, read
 
@@ -104,9 +105,13 @@ class TestTheLine:
         (line,) = lines()
         assert (line["tenant"], line["mode"]) == ("team", "static")
 
-    async def test_of_one_that_has_left(self, generator: Generator, settings: Settings, lines: Lines) -> None:
+    async def test_of_one_that_has_left(self, make_generator: MakeGenerator, settings: Settings, lines: Lines) -> None:
+        held = Held()
+        generator = make_generator(parts=held.parts)
         app = Ingress("i0", settings, LocalBackend(generator)).app(answers_request_id=True)
+        held.let(8)  # a block
         await Visitor(body(max_new_tokens=1000, ignore_eos=True, stream=True)).visit(app)
+        held.release()
         (line,) = lines()
         assert (line["status"], line["finish_reason"]) == (200, "abort")
 

@@ -15,7 +15,8 @@ from service.api.generator import Generator
 from service.api.ingress import Ingress
 from service.settings import Settings
 from tests.api.conftest import MakeGenerator
-from tests.api.doubles import Held, Visitor
+from tests.api.doubles import Visitor
+from tests.api.engines import Held
 from tests.api.generate.helpers import CASES, ask, body, golden_body, read_frames
 from tests.api.helpers import client, eventually, idle, over, page, read
 
@@ -39,24 +40,30 @@ class TestStreams:
     @pytest.mark.parametrize("version", ["2.3", "2.4"])
     async def test_the_client_leaves(self, make_generator: MakeGenerator, version: str) -> None:
         """Servers of ASGI 2.3 say so when asked, later ones refuse what is sent."""
-        generator = make_generator()
+        held = Held()
+        generator = make_generator(parts=held.parts)
         ingress = Ingress("i0", Settings(), LocalBackend(generator))
         visitor = Visitor(LONG | {"stream": True}, version)
+        held.let(12)  # the first block and a part of the second
         await asyncio.gather(visitor.visit(ingress.app(answers_request_id=True)), return_exceptions=True)
+        held.release()
         assert read_frames(visitor.sent)[0][1]["token_ids"] == CASES[0]["token_ids"][:8]
         assert ingress.snapshot().in_flight == 0
         await assert_gone(generator)
 
     async def test_the_server_cancels(self, make_generator: MakeGenerator) -> None:
-        generator = make_generator()
+        held = Held()
+        generator = make_generator(parts=held.parts)
         ingress = Ingress("i0", Settings(), LocalBackend(generator))
         visitor = Visitor(LONG | {"stream": True, "mode": "speculative"}, stays=True)
         task = asyncio.ensure_future(visitor.visit(ingress.app(answers_request_id=True)))
+        held.let(8)  # a block at least: drafts only save forwards
         await visitor.got_block.wait()
         assert (ingress.snapshot().in_flight, generator.snapshot().in_flight) == (1, 1)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         assert ingress.snapshot().in_flight == 0
+        held.release()
         await assert_gone(generator, "speculative")
 
     async def test_before_the_first_block(self, make_generator: MakeGenerator) -> None:

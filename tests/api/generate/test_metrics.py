@@ -21,7 +21,7 @@ from service.engine import BlockEvent, GenerationRequest
 from service.engine.observer import EngineState
 from service.engine.request import Forwards, Stats
 from tests.api.conftest import MakeGenerator
-from tests.api.doubles import Held
+from tests.api.engines import Held
 from tests.api.generate.helpers import CASES, GENERATE, ask, body, golden_body, streamed
 from tests.api.helpers import eventually, over, page, read
 

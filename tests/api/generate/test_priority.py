@@ -14,7 +14,8 @@ from service.api.validation import parse_generate, to_work
 from service.api.wire import Answer, Ending
 from service.errors import InvalidRequest
 from tests.api.conftest import MakeGenerator
-from tests.api.doubles import CARD, STATS, Held, Scripted
+from tests.api.doubles import CARD, STATS, Scripted
+from tests.api.engines import Held
 from tests.api.generate.helpers import ask, body, refused
 from tests.api.helpers import eventually, over
 

@@ -7,7 +7,8 @@ import pytest
 from service.api.generator import Generator
 from service.errors import EngineFailed, NotReady, QueueFull
 from tests.api.conftest import MakeGenerator
-from tests.api.doubles import Scripted, an_hour_passes, failing
+from tests.api.doubles import Scripted
+from tests.api.engines import an_hour_passes, failing
 from tests.api.generate.helpers import CASES, GENERATE, PROMPT, ask, body, problem, refused, streamed, words
 from tests.api.helpers import idle, over
 
@@ -36,7 +37,7 @@ class TestLoad:
             assert (await http.get("/health")).json() == {"status": "ok", "replicas_ready": 1}
             detail = problem(await http.post(GENERATE, json=body(timeout_s=0.2)), 503)
             place = detail["message"].removeprefix("the engine stopped: ")
-            assert place.startswith("ZeroDivisionError in tests.api.doubles, line ")
+            assert place.startswith("ZeroDivisionError in tests.api.engines, line ")
             for response in (await http.get("/health"), await http.post(GENERATE, json=body())):
                 detail = problem(response, 503)
                 assert detail["message"] == f"no replica can generate: r7: {place}"

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from service.api.generator import Generator, load_generator
+from service.api.generator import Generator
+from service.model import Checkpoint
 from service.settings import Settings
+from tests.api.conftest import UNMEASURED
 from tests.api.doubles import Dying
 from tests.api.helpers import over
 from tests.api.openai.helpers import CHAT, COMPLETIONS, ask, chat, completion, frames
@@ -29,8 +31,8 @@ BODIES = [
 
 
 @pytest.fixture(scope="module")
-def other(settings: Settings) -> Iterator[Generator]:
-    generator = load_generator("r1", settings)
+def other(settings: Settings, checkpoint: Checkpoint) -> Iterator[Generator]:
+    generator = Generator("r1", checkpoint, settings, parts=UNMEASURED)
     yield generator
     generator.close()
 
