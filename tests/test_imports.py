@@ -30,6 +30,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.settings",
         "service.errors",
     ),
+    "service.library": ("service.engine", "service.decode", "service.model", "service.text"),
     "service.app": ("service.api", "service.engine", "service.model", "service.settings", "service.errors"),
     "service.bench": (
         "service.engine",
