@@ -32,6 +32,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.errors",
         "service.tracebacks",
     ),
+    "service.library": ("service.engine", "service.decode", "service.model", "service.text"),
     "service.app": ("service.api", "service.engine", "service.model", "service.settings", "service.errors"),
     "service.bench": (
         "service.engine",

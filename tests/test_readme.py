@@ -18,6 +18,13 @@ def rows(heading):
     return [[cell.strip() for cell in line.strip("|\n").split(" | ")] for line in table.splitlines()[2:]]
 
 
+def test_the_librarys_example_prints_what_stands_below_it(capsys):
+    section = README.split("## As a library\n", 1)[1]
+    example, printed = re.findall(r"```(?:python|text)\n(.*?)```", section, re.DOTALL)[:2]
+    exec(example, {})
+    assert capsys.readouterr().out == printed
+
+
 def test_every_metric_stands_in_the_table():
     expected = {
         f"`{metric.name}{{{','.join(metric.labels)}}}`" if metric.labels else f"`{metric.name}`" for metric in METRICS

@@ -1,7 +1,8 @@
-"""`mrp-serve check PATH`: what a checkpoint is, whether it loads, what it needs."""
+"""`mrp-serve check PATH`: what a checkpoint is, whether all that is served of it loads, what it needs."""
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,6 +13,7 @@ from service.cli.options import BlockSize, Device, Dtype, load
 
 if TYPE_CHECKING:
     from service.model import Checkpoint
+    from service.text import TextCodec
 
 
 def command(
@@ -20,14 +22,28 @@ def command(
     dtype: Dtype = "auto",
     block_size: BlockSize = None,
 ) -> None:
-    """Loads a checkpoint, decodes a block with it, and says what it is."""
+    """Loads a checkpoint as serving does, decodes a block with it, and says what it is.
+
+    What of it cannot be used, though the rest can, is a warning.
+    """
+    from service.text import TextCodec
+
     checkpoint = load(model, device, dtype, block_size)
+    codec = TextCodec.load(checkpoint.path)
+    facts = _facts(checkpoint) | _text(codec)
     seconds = _decode_a_block(checkpoint)
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, value in _facts(checkpoint).items():
+    for name, value in facts.items():
         table.add_row(name, value)
     table.add_row("one block decoded in", f"{seconds:.3f} s")
     Console().print(table)
+    if codec.chat_warning:
+        print(f"warning: {codec.chat_warning}", file=sys.stderr)
+
+
+def _text(codec: TextCodec) -> dict[str, str]:
+    template = "none" if not codec.has_chat_template else "cannot be used" if codec.chat_problem else "yes"
+    return {"tokenizer": f"{codec.vocab_size} tokens", "chat template": template}
 
 
 def _facts(checkpoint: Checkpoint) -> dict[str, str]:

@@ -144,11 +144,16 @@ class Engine:
         events: dict[str, list[BlockEvent]] = {request.request_id: [] for request in requests}
         if len(events) != len(requests):
             raise InvalidRequest("two requests have the same request_id", param="request_id")
-        for request in requests:
-            self.submit(request)
-        while self.has_work:
-            for event in self.step():
-                events[event.request_id].append(event)
+        try:
+            for request in requests:
+                self.submit(request)
+            while self.has_work:
+                for event in self.step():
+                    events[event.request_id].append(event)
+        except BaseException:  # one is refused, or the user interrupts: the others must not wait for the next call
+            for request in requests:
+                self.abort(request.request_id)
+            raise
         return [_completion(events[request.request_id]) for request in requests]
 
     def _evaluate(self, plan: Plan, forwards: Counter[ForwardKind]) -> None:

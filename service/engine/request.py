@@ -182,16 +182,20 @@ class BlockEvent:
     token_ids: tuple[int, ...]
     stats: Stats
     finish_reason: FinishReason | None = None
-    steps: tuple[Step, ...] = ()
+    steps: tuple[Step, ...] = field(default=(), repr=False)
     error: MrpServeError | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Completion:
-    """A whole answer: what `Engine.generate` returns."""
+    """A whole answer: what `Engine.generate` returns. `service.text.TextCodec` makes text of its tokens."""
 
     request_id: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     stats: Stats
     blocks: tuple[BlockEvent, ...] = ()
+
+    def __repr__(self) -> str:
+        speed = f"{self.stats.tokens_per_forward:.2f} tokens a forward"
+        return f"Completion({self.request_id!r}, {len(self.token_ids)} tokens, {self.finish_reason!r}, {speed})"

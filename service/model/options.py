@@ -38,3 +38,13 @@ def pick_dtype(name: str, device: str) -> torch.dtype:
 def pick_threads(number: int | None) -> int:
     """CPU threads for torch; None takes half the cores, because threads that wait for a busy core cost most."""
     return number or max(1, (os.cpu_count() or 1) // 2)
+
+
+def settle_threads(number: int | None = None) -> None:
+    """For libraries: sets torch's CPU threads to the number given, else as the program does if nobody has chosen.
+
+    By itself torch takes every core. Any other number has been chosen, and so has `OMP_NUM_THREADS`: they stay.
+    """
+    chosen = "OMP_NUM_THREADS" in os.environ or torch.get_num_threads() != os.cpu_count()
+    if number is not None or not chosen:
+        torch.set_num_threads(pick_threads(number))

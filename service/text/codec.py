@@ -43,8 +43,14 @@ class TextCodec:
         try:
             tokenizer: Any = kind.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)
             return cls(tokenizer)
-        except (OSError, ValueError, KeyError, AttributeError) as error:
-            raise CheckpointError(f"{path}: the tokenizer cannot be loaded: {str(error).splitlines()[0]}") from error
+        except Exception as error:  # the libraries raise many unrelated types
+            said = next(iter(str(error).splitlines()), "")
+            raise CheckpointError(f"{path}: the tokenizer cannot be loaded: {type(error).__name__}: {said}") from error
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens there are, those added to the vocabulary included."""
+        return self._special.get_vocab_size()
 
     @property
     def has_chat_template(self) -> bool:

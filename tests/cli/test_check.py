@@ -1,5 +1,7 @@
 """`mrp-serve check` and the program's errors."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -37,3 +39,48 @@ def test_commands_are_listed(run, capsys):
     assert run("--help") == 0
     said = capsys.readouterr().out
     assert all(command in said for command in ("serve", "generate", "eval", "bench", "determinism", "check", "key"))
+
+
+@pytest.fixture
+def copied(tmp_path):
+    return shutil.copytree(GOLDEN, tmp_path / "copy")
+
+
+def test_check_says_what_the_tokenizer_can_do(run, capsys, copied):
+    assert run("check", copied) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "tokenizer 512 tokens" in said
+    assert "chat template none" in said
+
+
+@pytest.mark.filterwarnings("ignore:`rope_scaling`:FutureWarning")  # transformers, in search of a tokenizer
+def test_a_missing_tokenizer_is_an_error(run, capsys, copied):
+    for file in copied.glob("tokenizer*"):
+        file.unlink()
+    assert run("check", copied) == 1
+    assert capsys.readouterr().err.startswith(f"mrp-serve: {copied}: the tokenizer cannot be loaded: ")
+
+
+@pytest.mark.parametrize("content", ["junk", "", "{}", "[]", "null", "7", '{"version": "1.0"}', "\udcff", '"junk"'])
+def test_a_junk_tokenizer_is_an_error(run, capsys, copied, content):
+    (copied / "tokenizer.json").write_bytes(content.encode(errors="surrogateescape"))
+    assert run("check", copied) == 1
+    said = capsys.readouterr()
+    assert said.err.startswith(f"mrp-serve: {copied}: the tokenizer cannot be loaded: ")
+    assert said.err.count("\n") == 1
+    assert "decoded in" not in said.out
+
+
+def test_a_template_that_cannot_be_used_is_a_warning(run, capsys, copied):
+    config = copied / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"chat_template": "{% for m in messages %}"}))
+    assert run("check", copied) == 0
+    said = capsys.readouterr()
+    assert "chat template cannot be used" in " ".join(said.out.split())
+    assert said.err.startswith("warning: the chat template cannot be used: Unexpected end of template.")
+
+
+def test_a_broken_calibration_is_an_error(run, capsys, copied):
+    (copied / "quality.json").write_text("{}")
+    assert run("check", copied) == 1
+    assert "quality.json is no calibration file" in capsys.readouterr().err

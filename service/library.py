@@ -1,0 +1,87 @@
+"""A checkpoint as a library uses it: text in, text out, without Ray and HTTP.
+
+    model = TextModel.load("service/demo")
+    [answer] = model.generate([[{"role": "user", "content": "What is 12 + 5?"}]])
+    print(answer.text)
+
+`Engine` below it takes token ids and can do more, such as several requests at different times. It leaves torch's
+threads as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from service.decode.params import ModeParams
+from service.decode.registry import default_params
+from service.engine import Completion, Engine, EngineConfig, GenerationRequest, SamplingParams
+from service.model import Checkpoint, LoadOptions, load_checkpoint
+from service.model.options import pick_device, pick_dtype, settle_threads
+from service.text import TextCodec
+
+#: a text to be continued, or messages (`role`, `content`) to be answered
+Prompt = str | Sequence[Mapping[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class TextCompletion:
+    """An answer as text, and its tokens and statistics."""
+
+    text: str
+    completion: Completion
+
+
+class TextModel:
+    """A checkpoint with its tokenizer and an engine. Not thread-safe."""
+
+    def __init__(self, checkpoint: Checkpoint, config: EngineConfig | None = None) -> None:
+        self.checkpoint = checkpoint
+        self.codec = TextCodec.load(checkpoint.path)
+        self.engine = Engine(checkpoint, config)
+
+    @classmethod
+    def load(
+        cls,
+        name: str | Path,
+        config: EngineConfig | None = None,
+        *,
+        options: LoadOptions | None = None,
+        threads: int | None = None,
+    ) -> TextModel:
+        """Loads a checkpoint, a folder or a hub name, as the program does: on a GPU if there is one.
+
+        `threads`: torch's CPU threads. None: half the cores, unless another number has been chosen (`settle_threads`).
+        """
+        settle_threads(threads)
+        device = pick_device("auto")
+        return cls(load_checkpoint(name, options or LoadOptions(pick_dtype("auto", device), device)), config)
+
+    def generate(
+        self,
+        prompts: Iterable[Prompt],
+        params: ModeParams | None = None,
+        sampling: SamplingParams | None = None,
+        max_new_tokens: int = 256,
+    ) -> list[TextCompletion]:
+        """Decodes prompts together and returns their answers in order. `params`: None for the program's default mode.
+
+        InvalidRequest where a prompt is empty or too long, or where messages do not suit the chat template.
+        """
+        requests = [
+            GenerationRequest(
+                str(number),
+                tuple(self._encode(prompt)),
+                params or default_params(),
+                sampling or SamplingParams(),
+                max_new_tokens,
+                frozenset(self.checkpoint.config.eos_token_ids),
+            )
+            for number, prompt in enumerate(prompts)
+        ]
+        completions = self.engine.generate(requests)
+        return [TextCompletion(self.codec.decode(completion.token_ids), completion) for completion in completions]
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        return self.codec.encode(prompt) if isinstance(prompt, str) else self.codec.encode_chat(prompt)

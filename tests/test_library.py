@@ -1,0 +1,114 @@
+"""The library: text in, text out, threads as the program has them, answers that can be printed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from service.decode.params import Speculative, Static
+from service.demo import CHECKPOINT, check
+from service.engine import EngineConfig, SamplingParams
+from service.errors import InvalidRequest
+from service.library import TextModel
+from service.model.options import settle_threads
+from tests.tiny import GOLDEN
+
+STORY = "Tom has 5 apples, gets 3, loses 2."
+
+
+@pytest.fixture(scope="module")
+def demo() -> TextModel:
+    return TextModel.load(CHECKPOINT, EngineConfig(kv_cache_tokens=4096))
+
+
+def test_messages_are_answered_and_texts_continued(demo: TextModel) -> None:
+    answer, rest = demo.generate([[{"role": "user", "content": STORY}], "The answer is"], Static(), max_new_tokens=64)
+    assert check(STORY, answer.text)
+    assert answer.completion.finish_reason == "stop"
+    assert answer.text == demo.codec.decode(answer.completion.token_ids)
+    assert rest.text == demo.codec.decode(rest.completion.token_ids)
+
+
+def test_params_and_sampling_are_those_given(demo: TextModel) -> None:
+    asked = [[{"role": "user", "content": STORY}]] * 2
+    drafted = demo.generate(asked, Speculative(mrp_steps=2), max_new_tokens=16)
+    assert [answer.completion.stats.mrp_steps for answer in drafted] == [2, 2]
+    assert {answer.text for answer in drafted} == {demo.generate(asked[:1], Static(), max_new_tokens=16)[0].text}
+    hot = [
+        demo.generate(asked[:1], sampling=SamplingParams(2.0, seed=seed), max_new_tokens=16)[0] for seed in (1, 1, 2)
+    ]
+    assert hot[0].text == hot[1].text != hot[2].text
+
+
+def test_without_params_it_is_the_programs_default(demo: TextModel) -> None:
+    [answer] = demo.generate([[{"role": "user", "content": STORY}]])
+    assert check(STORY, answer.text)
+    assert answer.completion.stats.forwards.verify > 0
+
+
+def test_an_answer_has_a_short_repr(demo: TextModel) -> None:
+    [answer] = demo.generate([[{"role": "user", "content": STORY}]], Static())
+    count, speed = len(answer.completion.token_ids), answer.completion.stats.tokens_per_forward
+    assert repr(answer.completion) == f"Completion('0', {count} tokens, 'stop', {speed:.2f} tokens a forward)"
+    assert repr(answer) == f"TextCompletion(text={answer.text!r}, completion={answer.completion!r})"
+    assert all(len(repr(event)) < 1000 for event in answer.completion.blocks)
+
+
+def test_what_cannot_be_asked(demo: TextModel) -> None:
+    with pytest.raises(InvalidRequest, match="the prompt is empty"):
+        demo.generate([""])
+    bare = TextModel.load(GOLDEN / "sdar-mrp-random-a", EngineConfig(kv_cache_tokens=256))
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        bare.generate([[{"role": "user", "content": "w1"}]])
+
+
+def test_what_was_refused_leaves_nothing_behind(demo: TextModel) -> None:
+    with pytest.raises(InvalidRequest, match="allowed are"):
+        demo.generate(["The answer", "The answer is " * 500], Static(), max_new_tokens=4)
+    assert not demo.engine.has_work
+
+
+def test_what_was_interrupted_leaves_nothing_behind(demo: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(demo.engine, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            demo.generate(["The answer is"], Static())
+    assert not demo.engine.has_work
+
+
+class TestThreads:
+    @pytest.fixture(autouse=True)
+    def _undisturbed(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        monkeypatch.setattr(os, "cpu_count", lambda: 4)
+        before = torch.get_num_threads()
+        yield
+        torch.set_num_threads(before)
+
+    def test_of_torchs_every_core_half_are_taken(self) -> None:
+        torch.set_num_threads(4)
+        TextModel.load(GOLDEN / "sdar-mrp-random-a", EngineConfig(kv_cache_tokens=256))
+        assert torch.get_num_threads() == 2
+
+    @pytest.mark.parametrize("chosen", [1, 3])
+    def test_what_somebody_has_chosen_stays(self, chosen: int) -> None:
+        torch.set_num_threads(chosen)
+        settle_threads()
+        assert torch.get_num_threads() == chosen
+
+    def test_what_the_environment_says_stays(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("OMP_NUM_THREADS", "4")
+        torch.set_num_threads(4)
+        settle_threads()
+        assert torch.get_num_threads() == 4
+
+    def test_a_number_is_taken(self, tmp_path: Path) -> None:
+        TextModel.load(GOLDEN / "sdar-mrp-random-a", EngineConfig(kv_cache_tokens=256), threads=3)
+        assert torch.get_num_threads() == 3
