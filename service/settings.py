@@ -56,7 +56,9 @@ class Settings(BaseSettings):
     max_running: Count = Field(64, description="requests a replica decodes together")
     max_rows: Count = Field(256, description="rows (blocks) of one forward")
     kv_cache_tokens: Count = Field(65536, description="tokens the KV cache of a replica holds")
-    prefix_cache: bool = Field(True, description="requests of one key that begin alike share KV pages, which saves prefill")
+    prefix_cache: bool = Field(
+        True, description="requests of one key that begin alike share KV pages, which saves prefill"
+    )
     max_model_len: Count | None = Field(None, description="prompt + completion; default: the checkpoint's")
     deterministic: bool = Field(
         False, description="a seed's tokens the same to the bit in any batch and on any like replica; slower"
