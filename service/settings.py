@@ -39,18 +39,16 @@ class Settings(BaseSettings):
     config: Path | None = Field(None, description="YAML or JSON file with any of the settings below")
 
     # the model
-    model: str = Field(
-        str(Path(__file__).parent / "demo"), description="folder or hub name of a checkpoint; default: the shipped demo"
-    )
+    model: str = Field(str(Path(__file__).parent / "demo"), description="folder or hub name of a checkpoint")
     served_model_name: str | None = Field(None, description="name in answers; default: the last part of `model`")
     device: str = Field("auto", description="auto (cuda if there is one), cpu, cuda, cuda:N")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: bfloat16 on cuda")
     block_size: Annotated[int, Field(ge=1, le=128)] | None = Field(None, description="overrides the checkpoint's")
     mrp_residual: bool | None = Field(None, description="overrides the checkpoint's")
     mrp_scale: Finite | None = Field(None, description="overrides the checkpoint's")
-    default_mode: ModeName | None = Field(None, description="default: speculative")
+    default_mode: ModeName | None = Field(None, description="mode of requests that name none; default: speculative")
     quality_file: Path | None = Field(
-        None, description="calibration that `quality` is chosen by; default: quality.json of the checkpoint"
+        None, description="calibration that `quality` is chosen by; default: `quality.json` of the checkpoint"
     )
     torch_threads: Count | None = Field(None, description="CPU threads of a replica; default: half the cores")
 
@@ -58,7 +56,9 @@ class Settings(BaseSettings):
     max_running: Count = Field(64, description="requests a replica decodes together")
     max_rows: Count = Field(256, description="rows (blocks) of one forward")
     kv_cache_tokens: Count = Field(65536, description="tokens the KV cache of a replica holds")
-    prefix_cache: bool = Field(True, description="requests that begin alike share KV pages")
+    prefix_cache: bool = Field(
+        True, description="requests of one key that begin alike share KV pages, which saves prefill"
+    )
     max_model_len: Count | None = Field(None, description="prompt + completion; default: the checkpoint's")
     deterministic: bool = Field(
         False, description="a seed's tokens the same to the bit in any batch and on any like replica; slower"
@@ -68,7 +68,9 @@ class Settings(BaseSettings):
     )
     max_waiting: Count = Field(256, description="requests that may wait before 429")
     max_queue_s: Annotated[Finite, Field(gt=0)] = Field(30.0, description="seconds of work that may wait before 429")
-    priority_aging_s: Annotated[Finite, Field(gt=0)] = Field(10.0, description="wait that makes up for one priority")
+    priority_aging_s: Annotated[Finite, Field(gt=0)] = Field(
+        10.0, description="seconds of waiting that make up for one priority"
+    )
     request_timeout_s: Annotated[Finite, Field(gt=0)] = Field(600.0, description="longest a request may take")
     stall_timeout_s: Annotated[Finite, Field(gt=0)] = Field(
         60.0, description="longest step of the engine before its replica counts as unhealthy"
@@ -87,11 +89,14 @@ class Settings(BaseSettings):
         (), repr=False, description="comma-separated keys or `sha256:<hex>`; none and no file: open"
     )
     api_keys_file: Path | None = Field(None, description="YAML list of hashed keys, with names, weights and limits")
+    share_prefixes_between_keys: bool = Field(
+        False, description="requests of all API keys share KV pages: each key may learn what others have asked"
+    )
     num_replicas: Annotated[int, Field(ge=0)] = Field(
-        1, description="replicas of the model; the fewest where max_replicas is more (0: none while nobody asks)"
+        1, description="replicas of the model; the fewest where `max_replicas` is more (0: none while nobody asks)"
     )
     max_replicas: Count | None = Field(
-        None, description="the most replicas, as many as the waiting work wants; default: always num_replicas"
+        None, description="the most replicas, as many as the waiting work wants; default: always `num_replicas`"
     )
     target_queue_s: Annotated[Finite, Field(gt=0)] = Field(
         10.0, description="seconds in which the replicas wanted would work off what waits"
@@ -102,10 +107,12 @@ class Settings(BaseSettings):
     downscale_delay_s: Annotated[Finite, Field(ge=0)] = Field(
         300.0, description="seconds for which fewer replicas must be wanted before some are stopped"
     )
-    num_ingresses: Count = Field(1, description="processes that take requests; each has an equal share of the limits")
+    num_ingresses: Count = Field(
+        1, description="processes that take requests; each has an equal share of places and limits"
+    )
     routing: Literal["prefix", "load"] = Field(
         "prefix",
-        description="prefix: to the replica that has the prompt's beginning; load, or without prefix_cache: any",
+        description="prefix: to the replica that has the prompt's beginning; load, or without `prefix_cache`: any",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "warning", description="of the service and Serve; info: a line for every request"

@@ -57,7 +57,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("request_routed_total", "counter", "Requests by what their replica was chosen by", ("by",), where="ingress"),
     Metric("queue_blocks_left", "gauge", "Blocks still to decode for all who are in, estimated", where="ingress"),
     Metric("queue_blocks_per_second", "gauge", "Blocks a second while all places are taken", where="ingress"),
-    Metric("replicas_wanted", "gauge", "Replicas that would do what is asked for in good time", where="ingress"),
+    Metric(
+        "replicas_wanted",
+        "gauge",
+        "Replicas that would do what is asked for in good time; sum over ingresses",
+        where="ingress",
+    ),
     Metric("replicas_least", "gauge", "Setting num_replicas", where="ingress"),
     Metric("replicas_most", "gauge", "Setting max_replicas, num_replicas without it", where="ingress"),
     Metric("prompt_tokens_total", "counter", "Prompt tokens, cached ones included"),

@@ -1,16 +1,20 @@
 """Log lines to a named pipe, by a handler that never waits for whoever reads them.
 
 A pipe is full when its reader stops, as `mrp-serve serve` does while its terminal is paused. Then lines are dropped.
-The next line that finds room comes after one that says how many.
+Once there is room again, a line says how many.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import threading
+import time
 from pathlib import Path
 
 _CLOSED = -1
+#: how often a full pipe is tried while nothing else is logged
+_AGAIN_S = 0.2
 
 
 class PipeHandler(logging.Handler):
@@ -22,15 +26,16 @@ class PipeHandler(logging.Handler):
         self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
         self._rest = b""  # of a line that the pipe has taken a part of
         self._dropped = 0
+        self._watched = False
 
     def emit(self, record: logging.LogRecord) -> None:
         """Writes the line, or counts it as dropped."""
         try:
-            line = self._line(record)
-            if self._wrote(self._what_was_dropped() + line):
-                self._dropped = 0
-            else:
+            if not self._wrote(self._line(record)):
                 self._dropped += 1
+            if (self._dropped or self._rest) and not self._watched:
+                self._watched = True
+                threading.Thread(target=self._watch, name="log-pipe-watch", daemon=True).start()
         except Exception:  # noqa: BLE001 - the library's handlers do the same
             self.handleError(record)
 
@@ -39,12 +44,22 @@ class PipeHandler(logging.Handler):
         self.acquire()
         try:
             if self._pipe != _CLOSED:
-                self._wrote(self._what_was_dropped())
+                self._wrote(b"")
                 os.close(self._pipe)
                 self._pipe = _CLOSED
             super().close()
         finally:
             self.release()
+
+    def _watch(self) -> None:
+        """Writes what is left as soon as there is room."""
+        while self._watched:
+            time.sleep(_AGAIN_S)
+            self.acquire()
+            try:
+                self._watched = self._pipe != _CLOSED and not self._wrote(b"")
+            finally:
+                self.release()
 
     def _line(self, record: logging.LogRecord) -> bytes:
         return f"{self.format(record)}\n".encode("utf-8", "backslashreplace")
@@ -57,13 +72,15 @@ class PipeHandler(logging.Handler):
         said = {"name": __name__, "msg": "log lines were dropped, for nobody read them in time", **level}
         return self._line(logging.makeLogRecord({**said, "dropped": self._dropped}))
 
-    def _wrote(self, content: bytes) -> bool:
-        """Whether the pipe took lines, or a part of them; the rest comes before the next line."""
+    def _wrote(self, line: bytes) -> bool:
+        """Whether the pipe took the line, or a part of it, after all that was left before it."""
         self._rest = self._rest[self._put(self._rest) :]
-        if self._rest:
-            return False
+        content = self._what_was_dropped() + line
+        if self._rest or not content:
+            return not self._rest
         written = self._put(content)
-        self._rest = content[written:] if written else b""
+        if written:
+            self._rest, self._dropped = content[written:], 0
         return written > 0
 
     def _put(self, content: bytes) -> int:

@@ -140,7 +140,7 @@ class GenerateCommon(BaseModel):
     timeout_s: float | None = Field(None, gt=0, description="default and most: the server's limit")
     return_trace: bool = Field(False, description="the denoising history")
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None = Field(
-        None, description="share cached prompts only with requests of the same salt"
+        None, description="share cached prompts only with requests of the same salt and API key"
     )
     prompt_cache_key: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_KEY)] | None = Field(
         None, description="a name for requests that begin alike, such as a session's: they go to the same replica"

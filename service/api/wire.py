@@ -44,7 +44,8 @@ class Work:
 
     `arrived`: when it came to the ingress. `timeout_s` and the times in the statistics count from there, the time in
     queues included. `stop_token_ids` are added to the checkpoint's eos. `tenant`: whose
-    API key it came with, by name; `weight`: that key's share. `session`: works of the same one are best sent to the
+    API key it came with, by name; `weight`: that key's share. `cache_salt`: only works of the same one share cached
+    prompts, and it holds the key's name unless keys share. `session`: works of the same one are best sent to the
     same replica. `resume`: the answer's beginning, which is not to be sent again; `attempt`: how many were lost.
     """
 

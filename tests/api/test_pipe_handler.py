@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import select
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,12 @@ def as_before() -> Iterator[None]:
     for handler in set(logger.handlers) - set(before[0]):
         handler.close()
     logger.handlers[:], logger.level, logger.propagate = before
+
+
+@pytest.fixture(autouse=True)
+def no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written to a pipe that has room again but what a test logs."""
+    monkeypatch.setattr(pipe_handler, "_AGAIN_S", 3600.0)
 
 
 @pytest.fixture
@@ -89,6 +96,14 @@ def test_what_was_dropped_is_said_once(pipe: int) -> None:
         came = len([line for line in read(pipe) if "number" in line])
         log(2)
         assert [line.get("dropped") for line in read(pipe)] == [5000 - came, None, None]
+
+
+def test_what_was_dropped_is_said_though_nothing_more_is_logged(pipe: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipe_handler, "_AGAIN_S", 0.01)
+    log(5000)
+    came = read(pipe)
+    assert select.select([pipe], [], [], 20)[0]
+    assert [line["dropped"] for line in read(pipe)] == [5000 - len(came)]
 
 
 def test_the_end_of_the_service_says_it_too(pipe: int) -> None:

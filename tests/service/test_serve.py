@@ -103,6 +103,16 @@ def test_a_client_that_leaves_frees_its_pages(client, service, stream):
     assert sample(client, "request_success_total", finished_reason="abort") == aborted + 1
 
 
+def test_a_key_finds_nothing_of_another_in_the_cache(client):
+    request = {"prompt_token_ids": list(range(1, 200)), "max_new_tokens": 4, "mode": "static"}
+
+    def cached(key):
+        response = client.post("/generate", json=request, headers={"authorization": f"Bearer {key}"})
+        return response.json()["stats"]["cached_tokens"]
+
+    assert [cached(key) for key in ("first", "second", "first", "second")] == [0, 0, 196, 196]
+
+
 @pytest.mark.parametrize(("sent", "answered"), [("a<b>c", "abc"), ("x" * 200, "x" * 128), ("fine-1", "fine-1")])
 def test_a_request_id_is_the_same_everywhere(client, sent, answered):
     response = client.post("/generate", json={}, headers={"x-request-id": sent})

@@ -64,6 +64,7 @@ class Door:
         self._desk = Desk(self._queue, self._meter, marks, clock)
         self._limits = RateLimits(clock, settings.num_ingresses)
         self._demand = Demand(settings.places, settings.target_queue_s, clock)
+        self._keys_share = settings.share_prefixes_between_keys
         self._block_size = 1
         self._jobs: set[Job] = set()
 
@@ -79,7 +80,7 @@ class Door:
     def admit(self, visit: Visit, works: Sequence[Work]) -> Admission:
         """A request that may come in. RateLimited or QueueFull when it may not."""
         key = visit.key
-        works = [replace(work, tenant=key.name, weight=key.weight) for work in works]
+        works = [self._owned(work, key) for work in works]
         self._limits.check(key, sum(self._tokens(work) for work in works))
         blocks = sum(self._blocks(work) for work in works)
         self._desk.check(replace(self._claim(works[0]), cost=blocks), visit.digest)
@@ -106,6 +107,11 @@ class Door:
         finally:
             self._jobs.remove(job)
             bill.close(job)
+
+    def _owned(self, work: Work, key: ApiKey) -> Work:
+        """The work as its key's. What is cached of it is the key's own, unless keys share."""
+        salt = work.cache_salt if self._keys_share else key.salted(work.cache_salt)
+        return replace(work, tenant=key.name, weight=key.weight, cache_salt=salt)
 
     async def _enter(self, work: Work, on_wait: Callable[[], None]) -> None:
         try:

@@ -41,6 +41,10 @@ class ApiKey:
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
 
+    def salted(self, salt: str) -> str:
+        """A cache salt for this key alone. The length tells where the name ends, so no other key and salt give it."""
+        return f"{len(self.name)}:{self.name}{salt}" if self.digest else salt
+
 
 class KeyRing:
     """All keys. Without any the service is open and everybody is one anonymous tenant."""

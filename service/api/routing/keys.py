@@ -41,7 +41,7 @@ class PrefixKeys:
 
 
 def prefix_keys(work: Work) -> PrefixKeys:
-    """The keys of a work's prompt. Works of different cache salts have none in common."""
+    """The keys of a work's prompt. Works of different cache salts, so of different API keys, have none in common."""
     session = _digest("session", work.tenant, work.cache_salt, work.session) if work.session else None
     if work.token_ids is not None:
         ends = [*boundaries(len(work.token_ids), _TOKENS), len(work.token_ids)]
@@ -96,5 +96,5 @@ def boundaries(length: int, step: int) -> Iterator[int]:
 
 
 def _digest(*parts: str) -> int:
-    text = "\x00".join(parts).encode("utf-8", "surrogatepass")
+    text = "".join(f"{len(part)}:{part}" for part in parts).encode("utf-8", "surrogatepass")
     return int.from_bytes(blake2b(text, digest_size=7).digest(), "big")

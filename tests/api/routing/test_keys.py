@@ -82,6 +82,8 @@ def test_a_session_is_its_tenants_and_its_salts_own() -> None:
     others = [replace(one, **change) for change in ({"session": "t"}, {"tenant": "u"}, {"cache_salt": "v"})]
     sessions = [prefix_keys(each).session for each in (one, *others)]
     assert len(set(sessions)) == 4
+    alike = [replace(one, cache_salt=salt, session=name) for salt, name in (("a", "b\x00c"), ("a\x00b", "c"))]
+    assert len({prefix_keys(each).session for each in alike}) == 2
     assert prefix_keys(one).home == sessions[0]
     assert keys(text=TEXT).session is None
 
