@@ -9,6 +9,7 @@ deployments, under `autoscaling_policy` of the application (api/scaling.py).
 
 # No `from __future__ import annotations` here: Serve makes `Settings` of a deployment file's `args` only when the
 # annotation of `build` is the class itself.
+import logging
 import math
 import warnings
 from typing import Any
@@ -19,8 +20,11 @@ from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
 from service.api.deployments import GeneratorDeployment, IngressDeployment
+from service.api.routing.support import misfit
 from service.api.scaling import GENERATOR
 from service.settings import Settings
+
+_log = logging.getLogger(__name__)
 
 #: requests one ingress may have in hand; they wait there, nothing is computed
 _INGRESS_REQUESTS = 4096
@@ -122,6 +126,9 @@ def _stopping(args: Settings) -> dict[str, Any]:
 def _routing(args: Settings) -> RequestRouterConfig:
     """How requests find their replica. What shares no cached prefix gains nothing by sharing a replica."""
     if args.routing == "load" or not args.prefix_cache:
+        return RequestRouterConfig()
+    if why := misfit():
+        _log.warning("requests are routed by load, as with routing: load. %s", why)
         return RequestRouterConfig()
     slack = max(1, round(args.places * _SLACK))
     chosen: dict[str, Any] = {"request_router_class": _PREFIX_ROUTER, "request_router_kwargs": {"slack": slack}}

@@ -7,26 +7,28 @@ of hashes in its own process, knows `Work`, and agrees with the other ingresses 
 Requests get the replica that was chosen for them: Serve's default router hands a replica to whichever request
 waits longest, and its routers without that order lose all but one of the calls that a client's request makes
 at the same time, since they tell them apart by the client's request. Serve pickles this module by value: it holds
-nothing but the class.
+nothing but the class. It builds on parts of Serve that are not public; `support.py` looks whether they are as here.
 """
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ray.serve._private.common import ReplicaID, RequestMetadata
-from ray.serve._private.replica_result import ReplicaResult
-from ray.serve._private.request_router.common import PendingRequest, RequestRoutingContext
+from ray.serve._private.request_router.common import RequestRoutingContext
 from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
-from ray.serve._private.request_router.replica_wrapper import RunningReplica
+from ray.serve.request_router import PendingRequest, ReplicaID, RunningReplica
 
 from service.api.routing.affinity import Affinity, Choice
 from service.api.routing.keys import PrefixKeys, prefix_keys
 from service.api.routing.loads import Loads
 from service.api.routing.report import report
 from service.api.wire import Work
+
+if TYPE_CHECKING:
+    from ray.serve._private.common import RequestMetadata
+    from ray.serve._private.replica_result import ReplicaResult
 
 
 @dataclass

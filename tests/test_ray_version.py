@@ -1,0 +1,102 @@
+"""What the service relies on in Ray that Ray does not document: a new minor version may change any of it.
+
+pyproject.toml allows one minor version. These tests, with tests/api/routing, say what to look at before it is raised.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import ray
+from packaging.requirements import Requirement
+from packaging.version import Version
+from ray.serve._private import deployment_state
+from ray.serve.schema import ApplicationStatus, ReplicaState
+from ray.serve.schema import ServeInstanceDetails as Details
+
+from service.api import serve_state
+from service.cli import cluster, readiness, train_workers
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = Path(ray.__file__).parent
+
+#: variable -> the module of Ray that reads it
+READ_BY = {
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "ray.serve._private.constants",
+    "RAY_SERVE_ENABLE_DIRECT_INGRESS": "ray.serve._private.constants",
+    "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "ray.serve._private.constants",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "ray.serve._private.constants",
+    "RAY_USAGE_STATS_ENABLED": "ray._common.usage.usage_constants",
+    "RAY_AUTH_MODE": "ray._private.authentication.authentication_token_setup",
+    "RAY_worker_niceness": "ray._raylet",
+    "RAY_TRAIN_V2_ENABLED": "ray.train.v2._internal.constants",
+    "RAY_TRAIN_METRICS_ENABLED": "ray.train.v2._internal.constants",
+}
+
+
+def test_one_minor_version_is_allowed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = [text for texts in project["optional-dependencies"].values() for text in texts]
+    asked = [made for text in project["dependencies"] + extras if (made := Requirement(text)).name == "ray"]
+    assert len(asked) == 2
+    installed = Version(ray.__version__)
+    for requirement in asked:
+        assert requirement.specifier.contains(installed)
+        assert not requirement.specifier.contains(f"{installed.major}.{installed.minor + 1}.0")
+
+
+@pytest.mark.parametrize("name", sorted({*cluster._ENVIRONMENT, *train_workers._ENVIRONMENT}))
+def test_ray_still_reads_every_variable_that_is_set(name: str) -> None:
+    module = find_spec(READ_BY[name])
+    assert module is not None
+    assert module.origin is not None
+    assert name.encode() in Path(module.origin).read_bytes()
+
+
+def test_serve_makes_of_the_variables_what_they_are_set_for() -> None:
+    names = [name for name in cluster._ENVIRONMENT if name.startswith("RAY_SERVE_")]
+    program = (
+        "import json; from ray.serve._private import constants; "
+        f"print(json.dumps({{name: getattr(constants, name) for name in {names}}}))"
+    )
+    environment = {**os.environ, **cluster._ENVIRONMENT}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == {
+        "RAY_SERVE_THROUGHPUT_OPTIMIZED": True,
+        "RAY_SERVE_ENABLE_DIRECT_INGRESS": False,
+        "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": True,
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "service.api.middleware:of_proxies",
+    }
+
+
+def test_serve_still_says_what_its_messages_are_recognised_by() -> None:
+    """The patterns, and the pieces of Serve's text that they are to find."""
+    text = " ".join(Path(deployment_state.__file__).read_text("utf-8").split())
+    for pattern, said, pieces in (
+        (readiness._LEFT, "Retrying 2 more time(s). Error:", ("Retrying{", "more time(s)")),
+        (readiness._IN_VAIN, "failed to start 3 times in a row", ("failed to start ", "times in a row")),
+        (
+            serve_state._SLOW,
+            "that have taken more than 30s to initialize.",
+            ("that have taken more than {", "initialize."),
+        ),
+    ):
+        assert pattern.search(said)
+        for piece in pieces:
+            assert piece in text
+
+
+def test_the_states_are_called_as_they_were() -> None:
+    assert {"RUNNING", "DEPLOY_FAILED"} <= {status.value for status in ApplicationStatus}
+    assert {"RUNNING", "STOPPING"} <= {state.value for state in ReplicaState}
+    [application] = (Details.model_fields["applications"].annotation.__args__[1],)
+    [deployment] = (application.model_fields["deployments"].annotation.__args__[1],)
+    statuses = {status.value for status in deployment.model_fields["status"].annotation}
+    assert {"HEALTHY", "UPSCALING", "DOWNSCALING", "DEPLOY_FAILED"} <= statuses
