@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
 from service.cli.options import BlockSize, Device, Dtype, Model, Output, Several, Threads, load, use_threads
-from service.cli.output import Counter, results
+from service.cli.output import Counter, results, table
 
 if TYPE_CHECKING:
     from service.bench.prefix import PrefixTime
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from service.model import Checkpoint
 
 _Rows = Annotated[list[int], typer.Option(min=1, help="Rows of a step; may be given again.")]
-_Time = TypeVar("_Time")
 
 
 def command(
@@ -57,19 +55,18 @@ def command(
     with Counter(parts) as counter:
         beside = Rounds(concurrency, rounds, counter.next)
         speed = list(compare_with_plain_loop(engine, PlainLoop(checkpoint), workload, beside))
-        steps = list(_each(step_times(checkpoint, rows, prefix_tokens, rounds), counter, "steps of many rows"))
-        prefix = list(_each(prefix_times(checkpoint, prompt_tokens, rounds), counter, "first blocks of prompts"))
+        steps, prefix = [], []
+        for step in step_times(checkpoint, rows, prefix_tokens, rounds):
+            steps.append(step)
+            counter.next(f"a step of {step.rows} rows")
+        for time in prefix_times(checkpoint, prompt_tokens, rounds):
+            prefix.append(time)
+            counter.next(f"the first block behind {time.prompt_tokens} tokens")
     results().print(_speed_table(speed), _step_table(steps), _prefix_table(prefix), sep="\n")
     if output:
         result = {"speed": [asdict(row) for row in speed], "steps": [asdict(step) for step in steps]}
         result["prefix"] = [asdict(time) for time in prefix]
         output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-
-
-def _each(found: Iterable[_Time], counter: Counter, what: str) -> Iterator[_Time]:
-    for one in found:
-        counter.next(what)
-        yield one
 
 
 def _random(shape: str, device: str, dtype: str, block_size: int | None) -> Checkpoint:
@@ -82,21 +79,21 @@ def _random(shape: str, device: str, dtype: str, block_size: int | None) -> Chec
 
 
 def _speed_table(speed: list[SpeedRow]) -> Table:
-    table = Table("concurrent", "engine tok/s", "plain loop tok/s", "ratio", box=None, pad_edge=False)
+    shown = table("concurrent", "engine tok/s", "plain loop tok/s", "ratio")
     for row in speed:
-        table.add_row(str(row.concurrency), f"{row.engine:,.0f}", f"{row.plain:,.0f}", f"{row.ratio:.2f}")
-    return table
+        shown.add_row(str(row.concurrency), f"{row.engine:,.0f}", f"{row.plain:,.0f}", f"{row.ratio:.2f}")
+    return shown
 
 
 def _step_table(steps: list[StepTime]) -> Table:
-    table = Table("rows", "backbone ms", "MRP ms", box=None, pad_edge=False)
+    shown = table("rows", "backbone ms", "MRP ms")
     for step in steps:
-        table.add_row(str(step.rows), f"{step.backbone:.2f}", "-" if step.mrp is None else f"{step.mrp:.2f}")
-    return table
+        shown.add_row(str(step.rows), f"{step.backbone:.2f}", "-" if step.mrp is None else f"{step.mrp:.2f}")
+    return shown
 
 
 def _prefix_table(times: list[PrefixTime]) -> Table:
-    table = Table("prompt", "first block ms: no cache", "first time", "again", box=None, pad_edge=False)
+    shown = table("prompt", "first block ms: no cache", "first time", "again")
     for time in times:
-        table.add_row(str(time.prompt_tokens), f"{time.without:.2f}", f"{time.first:.2f}", f"{time.again:.2f}")
-    return table
+        shown.add_row(str(time.prompt_tokens), f"{time.without:.2f}", f"{time.first:.2f}", f"{time.again:.2f}")
+    return shown

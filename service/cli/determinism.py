@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 
 from service.cli.options import Device, Model, Output, Several, Threads, heldout, load, use_threads
-from service.cli.output import Counter, results
+from service.cli.output import Counter, results, table
 
 if TYPE_CHECKING:
     from service.bench.determinism import Differences, Price
@@ -94,19 +94,17 @@ def _prompts(engine: Engine, path: Path, count: int) -> list[tuple[int, ...]]:
 
 
 def _counts_table(counts: list[tuple[str, bool, Differences]]) -> Table:
-    table = Table(
-        "dtype", "deterministic", "batch differs from alone", "speculative from static", box=None, pad_edge=False
-    )
+    shown = table("dtype", "deterministic", "batch differs from alone", "speculative from static")
     for name, on, row in counts:
-        table.add_row(
+        shown.add_row(
             name, "yes" if on else "no", f"{row.differing} of {row.requests}", f"{row.broken} of {row.drafted}"
         )
-    return table
+    return shown
 
 
 def _price_table(costs: list[tuple[str, Price]]) -> Table:
-    table = Table("dtype", "mode", "concurrent", "tok/s", "deterministic", "ratio", box=None, pad_edge=False)
+    shown = table("dtype", "mode", "concurrent", "tok/s", "deterministic", "ratio")
     for name, row in costs:
         rates = f"{row.free:,.0f}", f"{row.fixed:,.0f}", f"{row.ratio:.2f}"
-        table.add_row(name, row.mode, str(row.concurrency), *rates)
-    return table
+        shown.add_row(name, row.mode, str(row.concurrency), *rates)
+    return shown

@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from service.cli.options import Device, Dtype, Model, Output, Threads, heldout, load, use_threads
-from service.cli.output import Counter, results
+from service.cli.output import Counter, results, table
 from service.cli.plans import parse_plan
 
 if TYPE_CHECKING:
@@ -125,16 +125,14 @@ def _row(score: Score) -> dict[str, Any]:
 
 
 def _table(scores: list[Score]) -> Table:
-    table = Table(
-        "mode", "MRP", "accuracy", "tokens/forward", "ms/token", "same as first", "accepted", box=None, pad_edge=False
-    )
+    shown = table("mode", "MRP", "accuracy", "tokens/forward", "ms/token", "same as first", "accepted")
     for score in scores:
         mrp = score.plan.engine if score.plan.params.needs_mrp else "-"
         accuracy = "-" if score.accuracy is None else f"{score.accuracy:.3f}"
         accepted = "-" if score.acceptance is None else f"{score.acceptance:.2f}"
         same = f"{score.same_as_first}/{len(score.completions)}"
-        table.add_row(
+        shown.add_row(
             score.plan.name, mrp, accuracy, f"{score.tokens_per_forward:.2f}",
             f"{score.milliseconds_per_token:.2f}", same, accepted,
         )  # fmt: skip
-    return table
+    return shown

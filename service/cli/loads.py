@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 
 from service.cli.options import Device, Dtype, Model, Output, Several, heldout, load, use_threads
-from service.cli.output import Counter, results
+from service.cli.output import Counter, results, table
 from service.cli.plans import parse_plan
 
 if TYPE_CHECKING:
@@ -69,17 +69,8 @@ def _row(plan: PlanAtLoad, static: PlanAtLoad) -> dict[str, Any]:
 
 
 def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(
-        "concurrent",
-        "plan",
-        "tokens/forward",
-        "ms/token (CPU)",
-        "times static (CPU)",
-        "(wall)",
-        box=None,
-        pad_edge=False,
-    )
+    shown = table("concurrent", "plan", "tokens/forward", "ms/token (CPU)", "times static (CPU)", "(wall)")
     for row in rows:
         numbers = [f"{row[name]:.2f}" for name in list(row)[2:6]]
-        table.add_row(str(row["concurrency"]), row["plan"], *numbers)
-    return table
+        shown.add_row(str(row["concurrency"]), row["plan"], *numbers)
+    return shown

@@ -6,7 +6,7 @@ import sys
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column
+from rich.table import Column, Table
 
 #: columns where no terminal says how many there are; rich would take 80 and break help and tables
 WIDE, OF_TABLES = 140, 250
@@ -27,6 +27,11 @@ def notes() -> Console:
 def is_on_a_terminal() -> bool:
     """Whether one of the standard streams is a terminal: rich asks it for its width, even for a pipe beside it."""
     return any(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+
+
+def table(*names: str) -> Table:
+    """A table of these columns. However narrow the terminal, no cell is cut short."""
+    return Table(*(Column(name, overflow="fold") for name in names), box=None, pad_edge=False)
 
 
 class Counter:

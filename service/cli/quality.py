@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
-from service.cli.output import notes, results
+from service.cli.output import notes, results, table
 from service.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -39,14 +38,12 @@ def command(
 def show(file: QualityFile) -> None:
     """Prints the table, the presets and the warnings."""
     console = results()
-    table = Table(
-        "plan", "accuracy", "from static", "identical", "tok/forward", *_speeds(file), "", box=None, pad_edge=False
-    )
+    shown = table("plan", "accuracy", "from static", "identical", "tok/forward", *_speeds(file), "")
     presets = {plan.name: name for name, plan in reversed(file.presets.items())}
     at = file.measured.chosen_at
     for row in sorted(file.rows, key=lambda row: -row.speed_at(at).tokens_per_second):
-        table.add_row(*_cells(row, file), presets.get(row.plan.name, "frontier" if row.on_frontier else ""))
-    console.print(table)
+        shown.add_row(*_cells(row, file), presets.get(row.plan.name, "frontier" if row.on_frontier else ""))
+    console.print(shown)
     for name, plan in file.presets.items():
         console.print(f"{name}: {plan.name}")
     console.print(file.measured.how, style="dim")

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from service.cli.options import BlockSize, Device, Threads, use_threads
-from service.cli.output import Counter, notes, results
+from service.cli.output import Counter, notes, results, table
 
 if TYPE_CHECKING:
     from training.plan import Plan
@@ -173,9 +172,9 @@ def _say_result(plan: Plan) -> None:
     file = plan.keeping.out / "heldout.json"
     if file.is_file():
         scores = json.loads(file.read_text(encoding="utf-8"))
-        table = Table("held out", "KL", "drafts that hold", "tokens/forward", box=None, pad_edge=False)
+        shown = table("held out", "KL", "drafts that hold", "tokens/forward")
         for name, score in scores.items():
             cells = [" ".join(f"{number:.3f}" for number in score[key]) for key in ("divergence", "accepted")]
-            table.add_row("MRP" if name == "mrp" else name, *cells, f"{score['tokens_per_forward']:.3f}")
-        results().print(table)
+            shown.add_row("MRP" if name == "mrp" else name, *cells, f"{score['tokens_per_forward']:.3f}")
+        results().print(shown)
     print(f"done: mrp-serve serve --model {plan.keeping.out}")

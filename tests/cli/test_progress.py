@@ -6,9 +6,10 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from service.bench import loads
-from service.cli.output import WIDE, Counter, notes
+from service.cli.output import WIDE, Counter, notes, table
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "sdar-mrp-random-b"
 
@@ -60,6 +61,15 @@ def test_help_is_as_wide_as_there_is_room(run, capsys, command, monkeypatch):
     assert run(command, "--help") == 0
     widths = {len(line.rstrip()) for line in capsys.readouterr().out.splitlines()}
     assert max(widths) == WIDE
+
+
+def test_a_narrow_terminal_cuts_no_cell_short(capsys):
+    shown = table("mode", "accuracy")
+    shown.add_row("sequential tokens_per_step=1", "0.5")
+    Console(width=20).print(shown)
+    said = capsys.readouterr().out
+    assert "…" not in said
+    assert "tokens_per_step=1" in "".join(line[:12].strip() for line in said.splitlines())
 
 
 def test_bench_says_how_far_it_is(run, capsys):
