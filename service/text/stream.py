@@ -7,17 +7,18 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 from service.text.incremental import IncrementalDecoder
+from service.text.stops import StopTexts
 
 
 class TextStream:
     """Token ids in, text out: never half a character, never a part of a stop text.
 
-    `stopped` is set once a stop text is found; what follows is ignored. The pieces together are the
-    whole answer's text up to the stop text.
+    `stopped` is set once a stop text is found; what follows is ignored. The pieces together are the whole answer's text
+    up to the stop text that is complete first, of several the longest.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
-        self._stop = stop
+        self._stops = StopTexts(stop)
         self._decoder = IncrementalDecoder(tokenizer)
         self._held = ""
         self.stopped = False
@@ -38,21 +39,15 @@ class TextStream:
         return self._add(self._decoder.rest()) + self._flush()
 
     def _add(self, piece: str) -> str:
-        self._held += piece
-        found = [position for text in self._stop if (position := self._held.find(text)) >= 0]
-        if found:
-            self.stopped = True
-            ready, self._held = self._held[: min(found)], ""
-            return ready
-        keep = max((_overlap(self._held, text) for text in self._stop), default=0)
-        ready, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        return ready
+        held = self._held + piece
+        for count, letter in enumerate(piece, len(self._held) + 1):
+            if length := self._stops.take(letter):
+                self.stopped, self._held = True, ""
+                return held[: count - length]
+        certain = len(held) - self._stops.pending
+        self._held = held[certain:]
+        return held[:certain]
 
     def _flush(self) -> str:
         ready, self._held = self._held, ""
         return ready
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`."""
-    return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)
