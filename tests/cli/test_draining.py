@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from service.cli import cluster
+from service.cli import draining
 
 
 async def in_hand(timeout_s: float = 0.05) -> bool:
     """Whether all were answered in time; a TimeoutError if the wait had no end."""
-    return await asyncio.wait_for(cluster._answered(timeout_s), 5)
+    return await asyncio.wait_for(draining._answered(timeout_s), 5)
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "_POLL_S", 0.001)
+    monkeypatch.setattr(draining, "_POLL_S", 0.001)
 
 
 def ingresses(monkeypatch: pytest.MonkeyPatch, ask: Any) -> None:
-    monkeypatch.setattr(cluster, "_ask_ingresses", ask)
+    monkeypatch.setattr(draining, "_ask_ingresses", ask)
 
 
 async def test_until_nobody_has_anything(monkeypatch: pytest.MonkeyPatch) -> None:
