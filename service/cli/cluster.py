@@ -111,6 +111,8 @@ def _begin_serve(settings: Settings, talkative: bool) -> Future[None]:
     threading.Thread(target=start, daemon=True).start()
     while not proxy.done() and not serve.status().proxies:
         time.sleep(_POLL_S)
+    if proxy.done():
+        proxy.result()
     return proxy
 
 
