@@ -56,7 +56,10 @@ def publish(source: Path, out: Path, raw: Mapping[str, Any], models: tuple[Sdar,
             if names:
                 places |= _write(out / shard.name, {name: file.get_tensor(name) for name in names})
     (out / _INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}, indent=1) + "\n", encoding="utf-8")
-    (out / "config.json").write_text(json.dumps(dict(raw), indent=1) + "\n", encoding="utf-8")
+    config = out / "config.json"
+    config.write_text(json.dumps(dict(raw), indent=1) + "\n", encoding="utf-8")
+    for name in {*places.values()}:
+        shutil.copymode(config, out / name)  # safetensors makes files that their owner alone may read
 
 
 def _write(file: Path, weights: dict[str, Tensor]) -> dict[str, str]:

@@ -27,7 +27,10 @@ class RunFolder:
 
     def __init__(self, path: Path, plan: Mapping[str, Any]) -> None:
         self._path, self._plan = path, json.loads(json.dumps(plan))
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SettingsError(f"out is {path.parent}, which cannot be a folder: {error.strerror}") from error
 
     def load(self, device: str) -> dict[str, Any] | None:
         """The last state, None if there is none. SettingsError if it is that of another plan."""

@@ -1,7 +1,7 @@
 """An ingress on its way out: takes no new requests, finishes those in hand, cuts them when told.
 
 Health says so first, so that a load balancer turns away while what is in hand goes on. Knows no Ray: whoever
-stops the service (`cli/cluster.py`) asks every ingress by its handle.
+stops the service (`cli/draining.py`) asks every ingress by its handle.
 """
 
 from __future__ import annotations

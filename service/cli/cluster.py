@@ -1,4 +1,4 @@
-"""Ray and Serve on this machine, for one service: started, waited for, drained, stopped.
+"""Ray and Serve on this machine, for one service: started, deployed to, stopped.
 
 Serve's proxy listens on the settings' address, what Ray opens for itself on loopback, but for a port of every
 replica, which asks for Ray's token (docs/security.md). Knows nothing of the program's flags and prints nothing.
@@ -6,16 +6,15 @@ replica, which asks for Ray's token (docs/security.md). Knows nothing of the pro
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from service.errors import SettingsError
 from service.settings import Settings
@@ -23,14 +22,11 @@ from service.settings import Settings
 if TYPE_CHECKING:
     from ray.serve import Application
 
-_APPLICATION = "mrp"
+#: its name in Serve
+APPLICATION = "mrp"
 _OBJECT_STORE_BYTES = 200 * 2**20
-#: how often Serve is asked how far it is
+#: how often Serve's controller is asked whether it answers
 _POLL_S = 0.1
-#: how long an ingress may take to answer, and requests that were cut to end
-_CONTROL_S = 5.0
-#: for the last bytes of answers on their way through Serve's proxy
-_SETTLE_S = 0.2
 
 #: what Ray and Serve read when they are imported
 _ENVIRONMENT = {
@@ -44,10 +40,17 @@ _ENVIRONMENT = {
 
 
 def start(settings: Settings, num_cpus: int | None = None) -> None:
-    """Starts Ray and Serve. Nothing of the model is loaded yet. `num_cpus`: what Ray is to believe there is.
+    """Starts Ray and Serve's proxy. Nothing of the model is loaded yet. `num_cpus`: what Ray is to believe there is.
 
     SettingsError where one of them does not start, or this machine has no room for the replicas.
     """
+    proxy = begin(settings, num_cpus)
+    with _named("Serve"):
+        proxy.result()
+
+
+def begin(settings: Settings, num_cpus: int | None = None) -> Future[None]:
+    """As `start`, but returns when something can be deployed. The result: the proxy has started, or why it has not."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     talkative = settings.log_level == "debug" and settings.log_format == "text"
@@ -55,7 +58,7 @@ def start(settings: Settings, num_cpus: int | None = None) -> None:
         _start_ray(num_cpus, talkative)
     _check_room(settings)
     with _named("Serve"):
-        _start_serve(settings, talkative)
+        return _begin_serve(settings, talkative)
 
 
 @contextmanager
@@ -92,27 +95,28 @@ def _check_room(settings: Settings) -> None:
     check_room(settings, ray.cluster_resources(), ("CPU", "GPU") if wants_gpu(settings.device) else ("CPU",))
 
 
-def _start_serve(settings: Settings, talkative: bool) -> None:
-    """Returns when Serve's controller answers. The proxy starts beside what is deployed then."""
+def _begin_serve(settings: Settings, talkative: bool) -> Future[None]:
+    """Returns when Serve's controller answers, which then starts the proxy."""
     from ray import serve
 
-    started: Future[None] = Future()
+    proxy: Future[None] = Future()
 
     def start() -> None:
         try:
-            _start_controller_and_proxy(settings, talkative)
-            started.set_result(None)
+            _start_serve(settings, talkative)
+            proxy.set_result(None)
         except BaseException as error:  # noqa: BLE001 - told to whoever waits
-            started.set_exception(error)
+            proxy.set_exception(error)
 
     threading.Thread(target=start, daemon=True).start()
-    while not started.done() and not serve.status().proxies:
+    while not proxy.done() and not serve.status().proxies:
         time.sleep(_POLL_S)
-    if started.done():
-        started.result()
+    if proxy.done():
+        proxy.result()
+    return proxy
 
 
-def _start_controller_and_proxy(settings: Settings, talkative: bool) -> None:
+def _start_serve(settings: Settings, talkative: bool) -> None:
     from ray import serve
 
     if not talkative:
@@ -133,37 +137,35 @@ def _named(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        said = next(iter(str(error).splitlines()), "")
-        raise SettingsError(f"{what} did not start: {type(error).__name__}: {said}") from error
+        from service.api.serve_state import last_line, place
+
+        text = str(error)
+        said = last_line(text) if place(text) else f"{type(error).__name__}: {next(iter(text.splitlines()), '')}"
+        raise SettingsError(f"{what} did not start: {said}") from error
 
 
 def deploy(
-    settings: Settings, application: Application | None = None, say: Callable[[str], None] | None = None
+    settings: Settings,
+    application: Application | None = None,
+    say: Callable[[str], None] | None = None,
+    proxy: Future[None] | None = None,
 ) -> None:
     """Deploys the application, or a changed one over it, or the one that is given; returns when it serves.
 
-    `say` is told what it waits for. SettingsError when it cannot serve, with what a replica failed of.
+    `say` is told what it waits for, `proxy` is what `begin` has returned. SettingsError when it cannot serve, with what
+    a replica failed of.
     """
     from ray import serve
 
     from service.app import build
     from service.cli.readiness import wait_until_running
 
-    target = serve.RunTarget(application or build(settings), name=_APPLICATION, route_prefix="/")
+    target = serve.RunTarget(application or build(settings), name=APPLICATION, route_prefix="/")
     with _named("Serve"):
         serve.run_many([target], wait_for_applications_running=False)
-    wait_until_running(_APPLICATION, say or (lambda _: None))
-
-
-async def drain(timeout_s: float) -> bool:
-    """No new requests; waits until those in flight are answered. False: some had to be cut after `timeout_s`."""
-    in_time = await _answered(timeout_s)
-    if not in_time:
-        with suppress(TimeoutError):
-            await _ask_ingresses("cut")
-        await _answered(_CONTROL_S)
-    await asyncio.sleep(_SETTLE_S)
-    return in_time
+        if proxy is not None:
+            proxy.result()
+    wait_until_running(APPLICATION, say or (lambda _: None))
 
 
 def stop() -> None:
@@ -176,40 +178,3 @@ def stop() -> None:
 
     if ray.is_initialized():
         ray.shutdown()
-
-
-async def _answered(timeout_s: float) -> bool:
-    """Waits until no ingress has a request in hand; False if that took longer."""
-    try:
-        async with asyncio.timeout(timeout_s) as limit:
-            while await _busy():
-                if limit.expired():  # and not noticed: Python 3.11's `wait_for` drops what comes along with its result
-                    return False
-                await asyncio.sleep(_POLL_S)
-    except TimeoutError:
-        return False
-    return True
-
-
-async def _busy() -> bool:
-    """Whether an ingress has requests in hand, or does not say."""
-    try:
-        return any(await _ask_ingresses("drain"))
-    except TimeoutError:
-        return True
-
-
-async def _ask_ingresses(method: str) -> list[Any]:
-    """What all ingresses answer; nothing if there is none yet."""
-    import ray
-    from ray import serve
-    from ray.serve.exceptions import RayServeException
-
-    if not ray.is_initialized():
-        return []
-    try:
-        response = serve.get_app_handle(_APPLICATION).broadcast(method)
-        answers = await response.results_async(timeout_s=_CONTROL_S, return_exceptions=True)
-    except RayServeException:
-        return []
-    return [answer for answer in answers if not isinstance(answer, Exception)]

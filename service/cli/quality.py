@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from service.cli.output import notes, results, table
-from service.errors import SettingsError
+from service.errors import CheckpointError, SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,13 +22,17 @@ def command(
 ) -> None:
     """Shows what lossless, balanced and fast are for a checkpoint, and every plan that was measured."""
     from service.demo import CHECKPOINT
+    from service.quality.presets import HOW_TO_MAKE
     from service.quality.schema import FILE_NAME, read_quality
 
     place = Path(model or CHECKPOINT)
     if not place.is_file():
         from service.model import resolve
 
-        place = resolve(place) / FILE_NAME
+        folder = resolve(place)
+        place = folder / FILE_NAME
+        if not place.is_file():
+            raise CheckpointError(f"{folder} has no {FILE_NAME}; {HOW_TO_MAKE}")
     file = read_quality(place)
     show(file)
     if plot:

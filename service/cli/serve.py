@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import typer
 
 from service.cli import cluster, preflight
+from service.cli.draining import drain
 from service.cli.log_pipe import LogPipe
 from service.settings import Settings
 
@@ -41,9 +42,9 @@ def run(settings: Settings) -> None:
         shown = settings if settings.log_file else settings.model_copy(update={"log_file": pipe.path})
         try:
             _listen_to_signals()
-            cluster.start(shown)
+            proxy = cluster.begin(shown)
             _listen_to_signals()
-            cluster.deploy(shown, say=_say)
+            cluster.deploy(shown, say=_say, proxy=proxy)
             _say(_ready(settings, time.monotonic() - started))
             threading.Event().wait()
         except KeyboardInterrupt:
@@ -57,7 +58,7 @@ def _drain(settings: Settings) -> None:
     _say(f"shutting down: requests in flight have {settings.drain_timeout_s:g} s; a second signal cuts them …")
     _listen_to_signals()
     try:
-        if not asyncio.run(cluster.drain(settings.drain_timeout_s)):
+        if not asyncio.run(drain(settings.drain_timeout_s)):
             _say(f"requests were cut after {settings.drain_timeout_s:g} s")
     except KeyboardInterrupt:
         _say("requests in flight are cut")

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 _LOOK_S = 0.5
 
 
+def _above_zero(value: float) -> float:
+    if value <= 0:
+        raise typer.BadParameter(f"{value:g} is not above 0")
+    return value
+
+
 def command(
     backbone: Annotated[str, typer.Option(help="SDAR checkpoint: a folder or a hub name.")],
     data: Annotated[
@@ -30,8 +36,8 @@ def command(
     ],
     out: Annotated[Path, typer.Option(help="Folder for the result; a training that is in it goes on.")],
     steps: Annotated[int, typer.Option(min=1, help="Updates in all.")] = 2000,
-    layers: Annotated[int, typer.Option(help="Depth of the module.")] = 1,
-    unroll: Annotated[int, typer.Option(help="Applications of MRP in a row that are trained, at the end.")] = 2,
+    layers: Annotated[int, typer.Option(min=1, help="Depth of the module.")] = 1,
+    unroll: Annotated[int, typer.Option(min=1, help="Applications of MRP in a row that are trained, at the end.")] = 2,
     direct: Annotated[bool, typer.Option("--direct", help="MRP gives the logits, not their change.")] = False,
     trajectories: Annotated[
         float, typer.Option(min=0, max=1, help="Share of the batches on the backbone's own decodes, the rest on noise.")
@@ -44,11 +50,11 @@ def command(
     batch: Annotated[int, typer.Option(min=1, help="Examples a forward.")] = 8,
     accumulate: Annotated[int, typer.Option(min=1, help="Forwards of a worker before an update.")] = 1,
     workers: Annotated[int, typer.Option(min=1, help="Processes that share an update, by Ray Train.")] = 1,
-    rate: Annotated[float, typer.Option("--lr", help="Peak learning rate.")] = 3e-3,
+    rate: Annotated[float, typer.Option("--lr", callback=_above_zero, help="Peak learning rate.")] = 3e-3,
     warmup: Annotated[
         int | None, typer.Option(min=0, help="Updates to the peak. Default: a tenth, at most 150.")
     ] = None,
-    clip: Annotated[float, typer.Option(help="Longest gradient.")] = 1.0,
+    clip: Annotated[float, typer.Option(callback=_above_zero, help="Longest gradient.")] = 1.0,
     fp32: Annotated[bool, typer.Option("--fp32", help="No bfloat16 in the losses' matrix products.")] = False,
     max_length: Annotated[
         int, typer.Option(min=1, help="Tokens of a conversation; what is behind them is cut.")
@@ -83,7 +89,7 @@ def command(
     )
     place = pick_device(device)
     use_threads(threads)
-    with shown(plan) as watcher:
+    with _goes_on(plan), shown(plan) as watcher:
         if workers == 1:
             _alone(plan, place, watcher)
         else:
@@ -100,6 +106,17 @@ def _alone(plan: Plan, device: str, watcher: Watcher) -> None:
     from training.trainer import Team
 
     train(plan, TextCodec.load, device, Team(), watcher)
+
+
+@contextmanager
+def _goes_on(plan: Plan) -> Iterator[None]:
+    """Says what becomes of a training that is interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        every = f"which is written every {plan.keeping.save_every} updates"
+        notes().print(f"interrupted; the same command goes on from the last state, {every}")
+        raise typer.Exit(130) from None
 
 
 @contextmanager

@@ -18,7 +18,8 @@ from service.quality.schema import FILE_NAME, Identity, Plan, QualityFile, Quali
 
 _log = logging.getLogger(__name__)
 
-_MAKE = "make one with `mrp-serve calibrate --model CHECKPOINT --prompts FILE.jsonl --scorer …` (docs/quality.md)"
+#: what to do where a checkpoint has no calibration
+HOW_TO_MAKE = "make one with `mrp-serve calibrate --model CHECKPOINT --prompts FILE.jsonl --scorer …` (docs/quality.md)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +56,12 @@ def presets_of(folder: Path, config: Config, named: Path | None = None) -> Prese
     fallback: dict[QualityName, Plan] = {"lossless": Plan(mode=mode, knobs=knobs)}
     file = file_of(folder, named)
     if file is None:
-        return Presets(fallback, missing=f"this checkpoint has no {FILE_NAME}; {_MAKE}")
+        return Presets(fallback, missing=f"this checkpoint has no {FILE_NAME}; {HOW_TO_MAKE}")
     identity = identity_of(folder, config)
     if file.checkpoint == identity:
         frontier = tuple(row.model_dump() for row in file.frontier)
         return Presets(file.presets, file.measured.model_dump(), frontier)
     other = [name for name in Identity.model_fields if getattr(file.checkpoint, name) != getattr(identity, name)]
-    why = f"its {FILE_NAME} was made for another checkpoint ({' and '.join(other)} differ); {_MAKE}"
+    why = f"its {FILE_NAME} was made for another checkpoint ({' and '.join(other)} differ); {HOW_TO_MAKE}"
     _log.warning("quality presets are not served: %s", why)
     return Presets(fallback, missing=why)

@@ -64,7 +64,9 @@ def test_shows_a_calibration(run, capsys, model, options):
         assert capsys.readouterr().out == shown
     (model / "quality.json").unlink()
     assert run("quality", model) == 1
-    assert "quality.json cannot be read" in capsys.readouterr().err
+    assert capsys.readouterr().err.startswith(
+        f"mrp-serve: {model} has no quality.json; make one with `mrp-serve calibrate"
+    )
 
 
 def test_goes_on_where_it_was_interrupted(run, capsys, model, options, monkeypatch):

@@ -1,66 +1,99 @@
-"""How long a service that ends waits for what it has in hand, whatever its ingresses say."""
+"""Serve's proxy starts beside what is deployed: when that goes on, and that its failure is told. Without Ray."""
 
 from __future__ import annotations
 
-import asyncio
-from contextlib import suppress
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray import serve
 
-from service.cli import cluster
+from service.cli import cluster, readiness
+from service.errors import SettingsError
+from service.settings import Settings
 
-
-async def in_hand(timeout_s: float = 0.05) -> bool:
-    """Whether all were answered in time; a TimeoutError if the wait had no end."""
-    return await asyncio.wait_for(cluster._answered(timeout_s), 5)
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "_POLL_S", 0.001)
-
-
-def ingresses(monkeypatch: pytest.MonkeyPatch, ask: Any) -> None:
-    monkeypatch.setattr(cluster, "_ask_ingresses", ask)
+SETTINGS = Settings(device="cpu")
+#: as Ray shows an exception of another process
+BIND = """\x1b[36mray::ProxyActor.ready()\x1b[39m (pid=1, ip=127.0.0.1)
+  File "ray/serve/_private/http_util.py", line 1, in start
+    raise RuntimeError(message)
+RuntimeError: Failed to bind to address '127.0.0.1:8000'."""
 
 
-async def test_until_nobody_has_anything(monkeypatch: pytest.MonkeyPatch) -> None:
-    left = iter([[2, 1], [0, 1], [0, 0]])
+class Machine:
+    """What Ray would do: `step` is called when Serve is started, `proxies` are what its controller knows."""
 
-    async def ask(method: str) -> list[int]:
-        assert method == "drain"
-        return next(left)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.proxies: dict[str, str] = {}
+        self.step: Any = lambda: None
+        self.deployed = 0
+        monkeypatch.setattr(cluster, "_POLL_S", 0)
+        monkeypatch.setattr(cluster, "_ENVIRONMENT", {})
+        monkeypatch.setattr(cluster, "_start_ray", lambda *_: None)
+        monkeypatch.setattr(cluster, "_check_room", lambda _: None)
+        monkeypatch.setattr(cluster, "_start_serve", lambda *_: self.step())
+        monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(proxies=self.proxies))
+        monkeypatch.setattr(serve, "run_many", self._deploy)
+        monkeypatch.setattr(readiness, "wait_until_running", lambda name, say: None)
 
-    ingresses(monkeypatch, ask)
-    assert await in_hand(60)
-    assert next(left, None) is None
-
-
-async def test_no_longer_than_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def ask(_: str) -> list[int]:
-        return [1]
-
-    ingresses(monkeypatch, ask)
-    assert not await in_hand()
-
-
-async def test_an_ingress_that_hangs_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def ask(_: str) -> list[int]:
-        raise TimeoutError
-
-    ingresses(monkeypatch, ask)
-    assert not await in_hand()
+    def _deploy(self, targets: list[Any], wait_for_applications_running: bool) -> None:
+        assert not wait_for_applications_running
+        self.deployed += len(targets)
 
 
-async def test_the_time_ends_along_with_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then Python 3.11's `asyncio.wait_for`, by which Serve asks, gives the answer and forgets the rest."""
-    first = iter([10])
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
 
-    async def ask(_: str) -> list[int]:
-        with suppress(asyncio.CancelledError):
-            await asyncio.sleep(next(first, 0))
-        return [1]
 
-    ingresses(monkeypatch, ask)
-    assert not await in_hand()
+def test_what_is_deployed_does_not_wait_for_the_proxy(machine: Machine) -> None:
+    ready = threading.Event()
+
+    def start() -> None:
+        machine.proxies = {"node": "STARTING"}
+        assert ready.wait(60)
+
+    machine.step = start
+    proxy = cluster.begin(SETTINGS)
+    assert not proxy.done()
+    ready.set()
+    cluster.deploy(SETTINGS, proxy=proxy)
+    assert proxy.done()
+    assert machine.deployed == 1
+
+
+def test_a_proxy_that_cannot_start_is_told_after_the_deployment(machine: Machine) -> None:
+    known = threading.Event()
+
+    def start() -> None:
+        machine.proxies = {"node": "STARTING"}
+        assert known.wait(60)
+        raise RuntimeError(BIND)
+
+    machine.step = start
+    proxy = cluster.begin(SETTINGS)
+    known.set()
+    with pytest.raises(SettingsError) as told:
+        cluster.deploy(SETTINGS, proxy=proxy)
+    assert told.value.message == "Serve did not start: RuntimeError: Failed to bind to address '127.0.0.1:8000'."
+
+
+@pytest.mark.parametrize("begin", [cluster.begin, cluster.start])
+def test_serve_that_does_not_start_at_all(machine: Machine, begin: Any) -> None:
+    def start() -> None:
+        raise TimeoutError("HTTP proxies not available after 60s.\nmore")
+
+    machine.step = start
+    with pytest.raises(SettingsError) as told:
+        begin(SETTINGS)
+    assert told.value.message == "Serve did not start: TimeoutError: HTTP proxies not available after 60s."
+
+
+def test_ray_that_does_not_start(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(*_: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory", "/nowhere")
+
+    monkeypatch.setattr(cluster, "_start_ray", init)
+    with pytest.raises(SettingsError, match=r"^Ray did not start: FileNotFoundError: .*'/nowhere'$"):
+        cluster.start(SETTINGS)

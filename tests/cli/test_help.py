@@ -3,10 +3,11 @@
 import inspect
 import re
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
-from service.cli import calibrate, generate, loads
+from service.cli import calibrate, generate, loads, main
 from service.decode.registry import MODES
 
 
@@ -38,3 +39,10 @@ def test_loads_says_one_default_of_threads():
 @pytest.mark.parametrize("option", ["concurrency", "timed"])
 def test_calibrate_says_how_many_prompts_must_be_timed(option):
     assert "half" in helps(calibrate.command)[option] or "twice" in helps(calibrate.command)[option]
+
+
+def test_every_list_of_the_commands_is_complete():
+    registered = [command.name for command in main.app.registered_commands]
+    readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+    assert re.findall(r"^mrp-serve ([a-z-]+)  ", readme, re.MULTILINE) == registered
+    assert re.findall(r"[a-z-]+", main.__doc__.partition(":")[2].partition(".")[0]) == registered

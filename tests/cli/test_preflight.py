@@ -23,10 +23,10 @@ Run = Callable[..., int]
 
 @pytest.fixture(autouse=True)
 def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(settings: Settings) -> None:
+    def begin(settings: Settings) -> None:
         pytest.fail("Ray was to be started")
 
-    monkeypatch.setattr(cluster, "start", start)
+    monkeypatch.setattr(cluster, "begin", begin)
 
 
 @pytest.fixture

@@ -62,3 +62,27 @@ def test_a_bad_line_leaves_no_bar_on_a_terminal(run, capsys, tmp_path, monkeypat
     assert capsys.readouterr().err == (
         f"mrp-serve: {data}, line 1: 'messages' is an empty list, at least one message is expected\n"
     )
+
+
+@pytest.mark.parametrize(("option", "value"), [("lr", -1), ("clip", 0), ("lr", 0), ("unroll", 0), ("layers", 0)])
+def test_a_number_that_trains_nothing_is_refused_before_anything_is_loaded(run, capsys, data, tmp_path, option, value):
+    assert run("train-mrp", *options(data, tmp_path / "out", **{option: value})) == 2
+    said = capsys.readouterr().err
+    assert f"--{option}" in said
+    assert "lines:" not in said
+
+
+def test_a_result_that_has_no_place_is_named(run, capsys, data):
+    assert run("train-mrp", *options(data, data)) == 1
+    assert capsys.readouterr().err == f"mrp-serve: out is {data}, which cannot be a folder: Not a directory\n"
+
+
+def test_an_interrupted_training_says_that_it_goes_on(run, capsys, data, tmp_path, monkeypatch):
+    def interrupted(self, report):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("training.state.RunFolder.log", interrupted)
+    assert run("train-mrp", *options(data, tmp_path / "out")) == 130
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "interrupted; the same command goes on from the last state, which is written every 100 updates"
+    )

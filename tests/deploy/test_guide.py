@@ -1,11 +1,14 @@
 """docs/deploy.md: its numbers are the arithmetic's, its links lead somewhere, its commands name files that exist."""
 
 import json
+import math
 import re
 
 import pytest
+from safetensors import safe_open
 
 from service.bench.shapes import SHAPES
+from service.demo import CHECKPOINT
 from tests.deploy.dockerfile import ROOT
 from tests.deploy.sizing import GPUS, size_of
 
@@ -25,11 +28,19 @@ def test_the_table_has_the_gpus_it_was_reckoned_for():
 
 
 def test_the_worked_example_is_reckoned_from_the_measurement():
-    rows = json.loads((ROOT / "docs" / "results" / "bench-cpu-2-threads.json").read_text())["speed"]
-    [rate] = [row["engine"] for row in rows if row["concurrency"] == 32]
+    newest = max((ROOT / "docs" / "results").glob("edition*-bench-cpu-2-threads.json"))
+    assert f"(results/{newest.name})" in GUIDE
+    [rate] = [row["engine"] for row in json.loads(newest.read_text())["speed"] if row["concurrency"] == 32]
     price = 0.10
     reckoned = f"{price:.2f} / ({rate:,.0f} * 3600) * 1,000,000 = {price / (rate * 3600) * 1e6:.3f}"
     assert reckoned.replace("*", "\N{MULTIPLICATION SIGN}") in GUIDE
+
+
+def test_the_worked_example_is_of_the_checkpoint_that_is_shipped():
+    with safe_open(CHECKPOINT / "model.safetensors", framework="pt") as file:
+        sizes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 (not a dict)
+    backbone = sum(math.prod(shape) for name, shape in sizes.items() if not name.startswith("mrp_modules."))
+    assert f"the demo checkpoint ({backbone / 1e6:.2f} M parameters)" in GUIDE
 
 
 @pytest.mark.parametrize("name", ["docs/deploy.md", "docs/runbook.md"])

@@ -92,6 +92,8 @@ def test_what_was_measured_of_the_backbones_weights_is_not_copied(data, tmp_path
     plan = plan_of(data, out, source=Source(str(source), data, heldout=0.0), budget=Budget(steps=1, rows=3))
     assert run(plan) is None
     assert (out / "generation_config.json").is_file()
+    modes = {file.name: file.stat().st_mode & 0o777 for file in out.iterdir() if file.is_file()}
+    assert set(modes.values()) == {modes["config.json"]}, modes  # whoever may read one may read all
     assert not {FILE_NAME, "heldout.json"} & {path.name for path in out.iterdir()}
 
 

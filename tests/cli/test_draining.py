@@ -1,0 +1,66 @@
+"""How long a service that ends waits for what it has in hand, whatever its ingresses say."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from service.cli import draining
+
+
+async def in_hand(timeout_s: float = 0.05) -> bool:
+    """Whether all were answered in time; a TimeoutError if the wait had no end."""
+    return await asyncio.wait_for(draining._answered(timeout_s), 5)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draining, "_POLL_S", 0.001)
+
+
+def ingresses(monkeypatch: pytest.MonkeyPatch, ask: Any) -> None:
+    monkeypatch.setattr(draining, "_ask_ingresses", ask)
+
+
+async def test_until_nobody_has_anything(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = iter([[2, 1], [0, 1], [0, 0]])
+
+    async def ask(method: str) -> list[int]:
+        assert method == "drain"
+        return next(left)
+
+    ingresses(monkeypatch, ask)
+    assert await in_hand(60)
+    assert next(left, None) is None
+
+
+async def test_no_longer_than_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask(_: str) -> list[int]:
+        return [1]
+
+    ingresses(monkeypatch, ask)
+    assert not await in_hand()
+
+
+async def test_an_ingress_that_hangs_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def ask(_: str) -> list[int]:
+        raise TimeoutError
+
+    ingresses(monkeypatch, ask)
+    assert not await in_hand()
+
+
+async def test_the_time_ends_along_with_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then Python 3.11's `asyncio.wait_for`, by which Serve asks, gives the answer and forgets the rest."""
+    first = iter([10])
+
+    async def ask(_: str) -> list[int]:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(next(first, 0))
+        return [1]
+
+    ingresses(monkeypatch, ask)
+    assert not await in_hand()
