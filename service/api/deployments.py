@@ -24,6 +24,7 @@ from service.settings import Settings
 
 if TYPE_CHECKING:
     from service.api.generator import Generator
+    from service.engine import Parts
 
 _log = logging.getLogger("ray.serve")
 
@@ -35,6 +36,9 @@ _LAST_WORDS_S = 0.3
 class GeneratorDeployment:
     """One replica of the model. Serve starts it, checks its health and routes requests to it."""
 
+    #: its engine's, where a subclass has others than the usual ones
+    parts: Parts | None = None
+
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it
         import torch
 
@@ -44,7 +48,7 @@ class GeneratorDeployment:
 
         install_logs(settings)
         torch.set_num_threads(pick_threads(settings.torch_threads))
-        self._generator = await asyncio.to_thread(load_generator, _replica_name(), settings)
+        self._generator = await asyncio.to_thread(load_generator, _replica_name(), settings, self.parts)
         self._watch = asyncio.create_task(_exit_when_failed(self._generator))
 
     async def complete(self, work: Work) -> Answer | Failure:

@@ -33,7 +33,7 @@ _LONG = 4096
 _T = TypeVar("_T")
 
 
-def load_generator(replica: str, settings: Settings) -> Generator:
+def load_generator(replica: str, settings: Settings, parts: Parts | None = None) -> Generator:
     """Loads the checkpoint and starts its engine. Takes as long as reading the weights takes."""
     device = pick_device(settings.device)
     options = LoadOptions(
@@ -44,7 +44,7 @@ def load_generator(replica: str, settings: Settings) -> Generator:
         mrp_scale=settings.mrp_scale,
     )
     tracing = start_tracing(settings)
-    generator = Generator(replica, load_checkpoint(settings.model, options), settings, tracing)
+    generator = Generator(replica, load_checkpoint(settings.model, options), settings, tracing, parts)
     generator.prepare()
     return generator
 

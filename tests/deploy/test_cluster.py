@@ -13,7 +13,7 @@ import yaml
 from service.cli import cluster as program
 from tests.deploy.dockerfile import ROOT
 from tests.deploy.kubernetes import build, find
-from tests.service.conftest import free_port
+from tests.service.running import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(420)]
 BIN = Path(sys.executable).parent

@@ -1,101 +1,73 @@
-"""One real service a session: `mrp-serve serve` as a user starts it, on a golden checkpoint."""
+"""Two services, one after the other, each for all tests that want it; and the order of those tests."""
 
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
+from __future__ import annotations
+
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "sdar-mrp-random-b"
-_START_S = 150
-_STOP_S = 60
+from tests.service.reading import until
+from tests.service.running import Service, Services
+
+_HERE = Path(__file__).parent
+#: tests of one service stand together, whatever the order they come in, and what ends it is the last of them
+_TURNS = ("house", "ending", "service")
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = [place for place, item in enumerate(items) if _HERE in item.path.parents]
+    ordered = sorted((items[place] for place in places), key=_turn)
+    for place, item in zip(places, ordered, strict=True):
+        items[place] = item
 
 
-class Service:
-    """The running program, and where it is."""
-
-    def __init__(self, *flags):
-        self.port = free_port()
-        command = [sys.executable, "-m", "service.cli.main", "serve", "--port", str(self.port), *map(str, flags)]
-        self.process = subprocess.Popen(
-            command,
-            cwd=Path(__file__).parents[2],
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": "."},
-        )
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.health_while_loading = set()
-
-    def wait_until_ready(self):
-        """Polls /health until it says 200; what it said before is kept."""
-        deadline = time.monotonic() + _START_S
-        while time.monotonic() < deadline and self.process.poll() is None:
-            try:
-                status = httpx.get(f"{self.url}/health", timeout=5).status_code
-            except httpx.TransportError:
-                status = None
-            if status == 200:
-                return
-            self.health_while_loading.add(status)
-            time.sleep(0.2)
-        self.process.kill()
-        pytest.fail(f"the service did not start: {self.process.stderr.read()}")
-
-    def stop(self):
-        """SIGTERM; the exit status and what was said on stderr."""
-        self.process.send_signal(signal.SIGTERM)
-        _, said = self.process.communicate(timeout=_STOP_S)
-        return self.process.returncode, said
+def _turn(item: pytest.Item) -> int:
+    asked = getattr(item, "fixturenames", ())
+    return max((number for number, name in enumerate(_TURNS, 1) if name in asked), default=0)
 
 
 @pytest.fixture(scope="session")
-def log_file(tmp_path_factory):
-    return tmp_path_factory.mktemp("log") / "service.jsonl"
-
-
-@pytest.fixture(scope="session")
-def service(log_file):
-    logs = ("--log-level", "debug", "--log-format", "json", "--log-file", log_file)
-    running = Service("--model", GOLDEN, "--api-keys", "first,second", *logs)
-    try:
-        running.wait_until_ready()
-        yield running
-    finally:
-        status, said = running.stop()
-    assert status == 0, said
-    assert "is served on" in said
-    assert "shutting down" in said
-    with pytest.raises(httpx.TransportError):
-        httpx.get(f"{running.url}/health", timeout=5)
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
+    running = Services(lambda: tmp_path_factory.mktemp("service"))
+    yield running
+    running.end()
 
 
 @pytest.fixture
-def client(service):
-    with httpx.Client(base_url=service.url, timeout=60, headers={"authorization": "Bearer second"}) as opened:
+def house(services: Services) -> Iterator[Service]:
+    """Two replicas, whose pace is the test's, behind two ingresses, open to other machines."""
+    pair = ("--num-replicas", 2, "--num-ingresses", 2)
+    running = services.of("tests.service.program", *pair, "--host", "0.0.0.0", "--drain-timeout-s", 2)
+    yield running
+    running.pace.full()
+
+
+@pytest.fixture
+def visitor(house: Service) -> Iterator[httpx.Client]:
+    """A client of that house, in which everybody is well."""
+    limits = httpx.Limits(max_connections=64)
+    with httpx.Client(base_url=house.url, timeout=120, limits=limits) as opened:
+        until(opened, 200, replicas=2)
         yield opened
 
 
-@pytest.fixture(scope="session")
-def pair():
-    """A service of two replicas behind two ingresses, and a client of it."""
-    running = Service("--model", GOLDEN, "--num-replicas", 2, "--num-ingresses", 2)
-    limits = httpx.Limits(max_connections=64)
-    try:
-        running.wait_until_ready()
-        with httpx.Client(base_url=running.url, timeout=120, limits=limits) as opened:
-            yield running, opened
-    finally:
-        status, said = running.stop()
-    assert status == 0, said
+@pytest.fixture
+def ending(house: Service) -> Service:
+    """The house, for a test that ends it."""
+    return house
+
+
+@pytest.fixture
+def service(services: Services) -> Service:
+    """The program as a user starts it, with API keys and a log."""
+    logs = ("--log-level", "debug", "--log-format", "json", "--log-file", "{folder}/service.jsonl")
+    return services.of("service.cli.main", "--api-keys", "first,second", *logs)
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=service.url, timeout=60, headers={"authorization": "Bearer second"}) as opened:
+        yield opened

@@ -11,7 +11,7 @@ import httpx
 import openai
 import pytest
 
-from tests.service.conftest import Service
+from tests.service.running import Service
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 MODEL = "sdar-mrp-random-b"

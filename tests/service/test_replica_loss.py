@@ -1,131 +1,115 @@
-"""Replicas that die or hang, and ingresses: answers are those of a quiet run; an ingress breaks its connections."""
+"""Replicas that die or hang, and ingresses: answers are those of a quiet run; an ingress breaks its connections.
 
-import json
+Forwards are slow while requests come, and none is made from then on until the signal is sent: whatever was asked for
+is in flight then.
+"""
+
+from __future__ import annotations
+
 import os
 import signal
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
 
 from tests.service.processes import processes_of
-from tests.service.test_serve import eventually, holders, sample
+from tests.service.reading import Streamed, Told, by_holder, eventually, sample, until, whole
+from tests.service.running import Service
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
-LONG = {"prompt_token_ids": [1, 2, 3], "max_new_tokens": 400, "temperature": 0.7, "seed": 3, "ignore_eos": True}
+LONG = {"prompt_token_ids": [1, 2, 3], "max_new_tokens": 200, "temperature": 0.7, "seed": 3, "ignore_eos": True}
 MODES = ("static", "speculative", "remask")
+REQUESTS = [{**LONG, "seed": seed, "mode": MODES[seed % 3]} for seed in range(8)]
+#: seconds that a forward takes longer: the answer of the fewest forwards takes some seconds then
+SLOW = 0.1
 
 
-def replicas_of(service):
-    """The processes of the model among those the service started."""
-    return processes_of(service, "Generator")
+@pytest.fixture(scope="module")
+def expected() -> dict[int, Told]:
+    """The undisturbed answers, by seed: asked for once."""
+    return {}
 
 
-def until(client, status, replicas=1):
-    """Polls /health until it has that status, and as many replicas if it is 200."""
-    deadline = time.monotonic() + 90
-    while True:
-        health = client.get("/health")
-        if health.status_code == status and health.json().get("replicas_ready", replicas) == replicas:
-            return health
-        assert time.monotonic() < deadline, health.text
-        time.sleep(0.1)
+def undisturbed(client: httpx.Client, expected: dict[int, Told], request: dict[str, Any]) -> Told:
+    if request["seed"] not in expected:
+        expected[request["seed"]] = whole(client, request)
+    return expected[request["seed"]]
 
 
-class Streamed:
-    """A stream read on a thread: its answer, and the longest time between two of its lines."""
-
-    def __init__(self, client, request):
-        self.began, self.pause = threading.Event(), 0.0
-        self._client, self._request = client, request
-
-    def read(self):
-        """The tokens and the ending of the whole stream."""
-        tokens, name, last = [], None, time.monotonic()
-        with self._client.stream("POST", "/generate", json={**self._request, "stream": True}) as response:
-            assert response.status_code == 200, response.read()
-            for line in response.iter_lines():
-                now = time.monotonic()
-                self.pause, last = max(self.pause, now - last), now
-                if line.startswith("event: "):
-                    name = line.removeprefix("event: ")
-                elif line.startswith("data: "):
-                    data = json.loads(line.removeprefix("data: "))
-                    assert name in {"block", "done"}, data
-                    tokens += data.get("token_ids", ())
-                    self.began.set()
-        assert name == "done"
-        return tokens, data["finish_reason"], data["usage"]
-
-
-def whole(client, request):
-    """The same of a whole answer."""
-    response = client.post("/generate", json=request)
-    assert response.status_code == 200, response.text
-    answer = response.json()
-    return answer["token_ids"], answer["finish_reason"], answer["usage"]
-
-
-def failovers(client):
+def failovers(client: httpx.Client) -> float:
     """How many attempts at requests were made again."""
     return sample(client, "request_failovers_total")
 
 
-def hit_one_of_two(client, service, number):
+def hit_one_of_two(client: httpx.Client, house: Service, number: int, expected: dict[int, Told]) -> float:
     """Sends the signal to a replica while streams and whole answers are decoded; the longest pause of a stream."""
-    requests = [{**LONG, "seed": seed, "mode": mode} for seed, mode in zip(range(8), MODES * 4, strict=False)]
-    expected = [whole(client, request) for request in requests]
-    until(client, 200, 2)
+    answers = [undisturbed(client, expected, request) for request in REQUESTS]
     before = failovers(client)
-    streams = [Streamed(client, request) for request in requests]
+    house.pace.slow(SLOW)
+    streams = [Streamed(client, request) for request in REQUESTS]
     with ThreadPoolExecutor(16) as pool:
         streamed = [pool.submit(stream.read) for stream in streams]
-        unary = [pool.submit(whole, client, request) for request in requests]
+        unary = [pool.submit(whole, client, request) for request in REQUESTS]
         assert all(stream.began.wait(60) for stream in streams)
-        os.kill(replicas_of(service)[0], number)
-        assert [future.result() for future in streamed] == expected
-        assert [future.result() for future in unary] == expected
+        eventually(lambda: sample(client, "num_requests_running") == 16, "16 requests never ran at once")
+        running = by_holder(client, "num_requests_running")
+        busiest = max(processes_of(house, "Generator"), key=lambda process: running[house.pace.name_of(process)])
+        house.pace.hold()
+        os.kill(busiest, number)
+        house.pace.full()
+        assert [future.result() for future in streamed] == answers
+        assert [future.result() for future in unary] == answers
     assert failovers(client) > before
     pause = max(stream.pause for stream in streams)
     print(f"longest pause after signal {number} to one of two replicas: {pause:.1f} s")  # noqa: T201 - shown by -s
     return pause
 
 
-def test_the_only_replica_dies_and_its_stream_goes_on_with_the_next(client, service):
-    request = {**LONG, "mode": "speculative"}
-    expected = whole(client, request)
-    stream = Streamed(client, request)
+def test_one_of_two_replicas_dies_and_no_request_notices(
+    visitor: httpx.Client, house: Service, expected: dict[int, Told]
+) -> None:
+    assert hit_one_of_two(visitor, house, signal.SIGKILL, expected) < 30
+
+
+def test_one_of_two_replicas_hangs_and_no_request_fails(
+    visitor: httpx.Client, house: Service, expected: dict[int, Told]
+) -> None:
+    assert hit_one_of_two(visitor, house, signal.SIGSTOP, expected) < 60
+
+
+def test_all_replicas_die_and_a_stream_goes_on_with_the_next(
+    visitor: httpx.Client, house: Service, expected: dict[int, Told]
+) -> None:
+    request = REQUESTS[1]
+    answer, before = undisturbed(visitor, expected, request), failovers(visitor)
+    house.pace.slow(SLOW)
+    stream = Streamed(visitor, request)
     with ThreadPoolExecutor(1) as pool:
         streamed = pool.submit(stream.read)
         assert stream.began.wait(60)
-        [replica] = replicas_of(service)
-        os.kill(replica, signal.SIGKILL)
-        health = until(client, 503)
+        house.pace.hold()  # no replica comes up meanwhile either
+        dead = processes_of(house, "Generator")
+        for replica in dead:
+            os.kill(replica, signal.SIGKILL)
+        # each of the two ingresses has to notice it before it refuses a request
+        eventually(lambda: all(visitor.get("/health").status_code == 503 for _ in range(20)), "nobody noticed it")
+        health = visitor.get("/health")
         assert health.json()["error"]["code"] == "not_ready"
         assert "no replica can generate" in health.json()["error"]["message"]
-        refused = client.post("/generate", json=request)
+        refused = visitor.post("/generate", json=request)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "not_ready")
         assert int(refused.headers["retry-after"]) >= 1
-        assert streamed.result() == expected
-    print(f"longest pause after the only replica was killed: {stream.pause:.1f} s")  # noqa: T201 - shown by -s
-    until(client, 200)
-    assert replicas_of(service) != [replica]
-    assert failovers(client) == 1
+        house.pace.full()
+        assert streamed.result() == answer
+    print(f"longest pause after all replicas were killed: {stream.pause:.1f} s")  # noqa: T201 - shown by -s
+    until(visitor, 200, replicas=2)
+    assert not set(dead) & set(processes_of(house, "Generator"))
+    assert failovers(visitor) > before
 
 
-def test_one_of_two_replicas_dies_and_no_request_notices(pair):
-    service, client = pair
-    assert hit_one_of_two(client, service, signal.SIGKILL) < 30
-
-
-def test_one_of_two_replicas_hangs_and_no_request_fails(pair):
-    service, client = pair
-    assert hit_one_of_two(client, service, signal.SIGSTOP) < 60
-
-
-def ended(stream):
+def ended(stream: Streamed) -> bool:
     """Whether a stream came to its end; False: its connection broke."""
     try:
         return bool(stream.read())
@@ -133,20 +117,28 @@ def ended(stream):
         return False
 
 
-def test_a_dead_ingress_takes_its_own_connections_with_it_and_no_others(pair):
-    service, client = pair
-    eventually(lambda: len(holders(client, "queue_blocks_left")) == 2, "two ingresses never came")
-    streams = [Streamed(client, {**LONG, "max_new_tokens": 1000, "mode": "static"}) for _ in range(12)]
-    with ThreadPoolExecutor(12) as pool:
-        reading = [pool.submit(ended, stream) for stream in streams]
-        assert all(stream.began.wait(60) for stream in streams)
-        assert all(sample(client, "queue_blocks_left", replica=name) for name in holders(client, "queue_blocks_left"))
-        victim, _ = processes_of(service, "Ingress")
-        os.kill(victim, signal.SIGKILL)
-        statuses = []
-        eventually(lambda: statuses.append(client.post("/generate", json=LONG).status_code) or 200 in statuses, "none")
+def test_a_dead_ingress_takes_its_own_connections_with_it_and_no_others(visitor: httpx.Client, house: Service) -> None:
+    eventually(lambda: len(by_holder(visitor, "queue_blocks_left")) == 2, "two ingresses never came")
+    house.pace.slow(SLOW)
+    streams, reading = list[Streamed](), []
+    with ThreadPoolExecutor(32) as pool:
+        while not streams or not all(by_holder(visitor, "queue_blocks_left").values()):
+            assert len(streams) < 32, "all requests come to one ingress"
+            streams += [Streamed(visitor, {**LONG, "mode": "static"}) for _ in range(4)]
+            reading += [pool.submit(ended, stream) for stream in streams[-4:]]
+            assert all(stream.began.wait(60) for stream in streams)
+        house.pace.hold()
+        os.kill(processes_of(house, "Ingress")[0], signal.SIGKILL)
+        house.pace.full()
+        statuses: list[int] = []
+
+        def answered() -> bool:
+            statuses.append(visitor.post("/generate", json=LONG).status_code)
+            return statuses[-1] == 200
+
+        eventually(answered, "no ingress answers")
         outcomes = {future.result() for future in reading}
     print(f"requests after the end of an ingress: {statuses}")  # noqa: T201 - shown by -s
     assert outcomes == {True, False}
-    eventually(lambda: len(holders(client, "queue_blocks_left")) == 2, "the ingress was not replaced", 60)
-    eventually(lambda: sample(client, "num_requests_running") == 0, "requests of the dead ingress go on")
+    eventually(lambda: len(by_holder(visitor, "queue_blocks_left")) == 2, "the ingress was not replaced")
+    eventually(lambda: sample(visitor, "num_requests_running") == 0, "requests of the dead ingress go on")

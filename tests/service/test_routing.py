@@ -1,20 +1,15 @@
 """Requests that begin alike meet the same replica's prefix cache, through the real router of two replicas."""
 
 import random
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
-from tests.service.test_replica_loss import until
-from tests.service.test_serve import sample
+from tests.service.reading import by_holder, eventually, sample
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 SESSIONS, TURNS, BLOCK = 6, 4, 4
-#: what an answer's end takes to be known to both ingresses, many times over
-PAUSE_S = 0.2
 
 
 def ask(client, prompt, **more):
@@ -31,64 +26,55 @@ def routed(client):
 
 def ended(client):
     """Replica -> the requests it has ended, of whatever mode, for whatever reason."""
-    families = text_string_to_metric_families(client.get("/metrics").text)
-    counts = Counter[str]()
-    for one in (one for family in families for one in family.samples if one.name == "mrp_request_success_total"):
-        counts[one.labels["replica"]] += one.value
-    return counts
+    return Counter(by_holder(client, "request_success_total"))
 
 
-@pytest.fixture
-def client(pair):
-    _, opened = pair
-    until(opened, 200, 2)
-    return opened
-
-
-def test_the_turns_of_a_session_find_the_last_ones_pages(client):
+def test_the_turns_of_a_session_find_the_last_ones_pages(visitor):
     """Through whichever of two ingresses. A new session that finds its home busy goes by load, and only one of them
-    knows where: so there is a pause, in which the last answer's replica is seen to be free."""
-    rng, before, hits = random.Random(5), routed(client), 0
+    knows where: so every process has answered a question before the next turn, and knows that the last one is over."""
+    rng, before, hits = random.Random(5), routed(visitor), 0
     prompts = [rng.choices(range(500), k=80) for _ in range(SESSIONS)]
     for _ in range(TURNS):
         for prompt in prompts:
-            answer = ask(client, prompt)
+            answer = ask(visitor, prompt)
             hits += answer["stats"]["cached_tokens"] >= (len(prompt) - 32) // BLOCK * BLOCK
             prompt.extend(answer["token_ids"] + rng.choices(range(500), k=24))
-            time.sleep(PAUSE_S)
+            eventually(lambda: sample(visitor, "num_requests_running") == 0, "a request never ended")
     assert hits >= 0.8 * SESSIONS * (TURNS - 1), "half of them would be chance"
-    now = routed(client)
+    now = routed(visitor)
     found = {by: now[by] - before[by] for by in now}
     assert found["prefix"] >= SESSIONS
     assert sum(found.values()) == SESSIONS * TURNS
 
 
-def test_what_has_the_same_cache_key_goes_to_the_same_replica(client):
-    rng, before = random.Random(6), ended(client)
+def test_what_has_the_same_cache_key_goes_to_the_same_replica(visitor):
+    rng, before = random.Random(6), ended(visitor)
     for _ in range(20):
-        ask(client, rng.choices(range(500), k=24), prompt_cache_key="a session of mine")
-    taken = counted(client, before, 20)
+        ask(visitor, rng.choices(range(500), k=24), prompt_cache_key="a session of mine")
+    taken = counted(visitor, before, 20)
     assert max(taken) >= 17
 
 
 def counted(client, before, requests):
     """Requests that each replica has ended since; /metrics may show what was so a moment ago."""
-    for _ in range(100):
-        taken = [count - before[name] for name, count in ended(client).items()]
-        if sum(taken) == requests:
-            return taken
-        time.sleep(0.1)
-    raise AssertionError(f"{sum(taken)} of {requests} requests are counted")
+    taken = []
+
+    def all_of_them():
+        taken[:] = [count - before[name] for name, count in ended(client).items()]
+        return sum(taken) == requests
+
+    eventually(all_of_them, f"not all of {requests} requests are counted")
+    return taken
 
 
-def test_choices_and_clients_at_the_same_time_are_all_answered(client):
+def test_choices_and_clients_at_the_same_time_are_all_answered(visitor):
     """Choices of one request share what Serve's unordered routers would tell them apart by."""
     rng = random.Random(7)
-    [model] = client.get("/v1/models").json()["data"]
+    [model] = visitor.get("/v1/models").json()["data"]
     request = {"model": model["id"], "max_tokens": 8, "n": 6, "ignore_eos": True}
     prompts = [rng.choices(range(500), k=24) for _ in range(6)]
     with ThreadPoolExecutor(6) as pool:
         answers = list(
-            pool.map(lambda prompt: client.post("/v1/completions", json={**request, "prompt": prompt}), prompts)
+            pool.map(lambda prompt: visitor.post("/v1/completions", json={**request, "prompt": prompt}), prompts)
         )
     assert [len(answer.json()["choices"]) for answer in answers] == [6] * 6

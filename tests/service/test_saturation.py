@@ -1,47 +1,51 @@
-"""A replica with every place taken still says how it is."""
+"""Replicas with every place taken still say how they are."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
-from tests.service.conftest import GOLDEN, Service
-from tests.service.test_serve import eventually
+from service.settings import Settings
+from tests.service.reading import by_holder, eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
-LONG = {"prompt_token_ids": [1, 2, 3], "max_new_tokens": 2000, "mode": "static", "ignore_eos": True}
-#: `--max-running 2` makes places for two that run and one that waits in the replica
-RUNNING, WAITING = 2, 1
+#: Answers of one request. A few requests fill both ingresses, and so both replicas.
+CHOICES, CLIENTS = 100, 4
+REPLICAS = 2
 
 
-@pytest.fixture
-def small():
-    """A client of a service whose replica has few places."""
-    running = Service("--model", GOLDEN, "--max-running", RUNNING)
-    try:
-        running.wait_until_ready()
-        with httpx.Client(base_url=running.url, timeout=60) as client:
-            yield client
-    finally:
-        status, said = running.stop()
-    assert status == 0, said
+def keep_asking(client, enough):
+    """Asks again and again, also when it is refused, until it is enough; then leaves what it asked for."""
+    asked = {"prompt": [1, 2, 3], "max_tokens": 400, "mode": "static", "ignore_eos": True, "n": CHOICES, "stream": True}
+    [model] = client.get("/v1/models").json()["data"]
+    while not enough.is_set():
+        with client.stream("POST", "/v1/completions", json={"model": model["id"], **asked}) as response:
+            for _ in response.iter_lines():
+                if enough.is_set():
+                    break
+        enough.wait(0.05)
 
 
-def replica_gauges(client):
-    """Requests that run and that wait in the replica, of one page of metrics; None for what it does not have."""
-    families = {family.name: family.samples for family in text_string_to_metric_families(client.get("/metrics").text)}
-    found = dict.fromkeys(("mrp_num_requests_running", "mrp_num_requests_waiting"))
-    for name in found:
-        for sample in families.get(name, ()):
-            if sample.labels["replica"] != "queue":
-                found[name] = sample.value
-    return tuple(found.values())
+def test_full_replicas_answer_for_metrics(visitor, house):
+    """Asked through a place like those of requests, they would answer only when one of them has ended."""
+    settings, enough = Settings(), threading.Event()
 
+    def full():
+        running, waiting = (by_holder(visitor, f"num_requests_{state}") for state in ("running", "waiting"))
+        waiting.pop("queue", None)
+        most = max(running, key=running.get)
+        assert len(running) == REPLICAS, "a full replica said nothing of it"
+        all_places = sum(running.values()) + sum(waiting.values()) == REPLICAS * settings.places
+        return all_places and running[most] == settings.max_running and waiting[most] > 0
 
-def test_a_full_replica_answers_for_metrics(small):
-    """Asked through a place like those of requests, it would answer only when one of them has ended."""
-    with ThreadPoolExecutor() as pool:
-        answers = [pool.submit(small.post, "/generate", json=LONG) for _ in range(RUNNING + WAITING)]
-        eventually(lambda: replica_gauges(small) == (RUNNING, WAITING), "a full replica said nothing of it")
-    assert [answer.result().status_code for answer in answers] == [200] * len(answers)
+    house.pace.slow(0.1)
+    with ThreadPoolExecutor(CLIENTS) as pool, httpx.Client(base_url=house.url, timeout=60) as others:
+        asking = [pool.submit(keep_asking, others, enough) for _ in range(CLIENTS)]
+        try:
+            eventually(full, "the replicas were never full")
+        finally:
+            enough.set()
+            house.pace.full()
+        for one in asking:
+            one.result()

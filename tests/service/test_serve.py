@@ -1,17 +1,16 @@
-"""`mrp-serve serve` over HTTP: golden decodes, streams, leaving clients, metrics, refusals, shutdown."""
+"""`mrp-serve serve` over HTTP: golden decodes, streams, the log, metrics, refusals."""
 
 import json
-import socket
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.api.metrics import METRICS
-from tests.service.conftest import GOLDEN
+from tests.service.reading import events, eventually
+from tests.service.running import GOLDEN
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 CASES = json.loads((GOLDEN / "expected.json").read_text())
@@ -23,37 +22,6 @@ def body(case, **more):
     knobs = {knob: case[knob] for knob in KNOBS if knob in case}
     fields = {key: case[key] for key in ("mode", "prompt_token_ids", "max_new_tokens", "temperature")}
     return {**fields, **knobs, "stop_token_ids": [510], **more}
-
-
-def events(response):
-    """(event, data) of a stream."""
-    name = None
-    for line in response.iter_lines():
-        if line.startswith("event: "):
-            name = line.removeprefix("event: ")
-        elif line.startswith("data: "):
-            yield name, json.loads(line.removeprefix("data: "))
-
-
-def sample(client, name, **labels):
-    """The sum of a metric's samples over all replicas."""
-    families = text_string_to_metric_families(client.get("/metrics").text)
-    samples = [sample for family in families for sample in family.samples if sample.name == f"mrp_{name}"]
-    return sum(s.value for s in samples if all(s.labels.get(key) == value for key, value in labels.items()))
-
-
-def holders(client, name):
-    """The processes, by their label `replica`, that have a metric."""
-    families = text_string_to_metric_families(client.get("/metrics").text)
-    return {s.labels["replica"] for family in families for s in family.samples if s.name == f"mrp_{name}"}
-
-
-def eventually(condition, what, seconds=20):
-    """Waits for a condition that must come true."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 def test_all_golden_decodes_at_once(client):
@@ -86,23 +54,6 @@ def test_a_stream_is_the_answer_in_pieces(client, case):
     assert done["usage"] == whole["usage"]
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_client_that_leaves_frees_its_pages(client, service, stream):
-    long = {"prompt_token_ids": [1, 2, 3], "max_new_tokens": 2000, "mode": "static", "ignore_eos": True}
-    aborted = sample(client, "request_success_total", finished_reason="abort")
-    request = client.build_request("POST", "/generate", json={**long, "stream": stream})
-    head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
-    with socket.create_connection(("127.0.0.1", service.port)) as connection:
-        connection.sendall(f"POST /generate HTTP/1.1\r\n{head}\r\n".encode() + request.content)
-        if stream:
-            assert connection.recv(4096).startswith(b"HTTP/1.1 200")
-        eventually(lambda: sample(client, "num_requests_running") == 1, "the request never ran")
-        assert sample(client, "kv_cache_usage_perc") > 0
-    eventually(lambda: sample(client, "num_requests_running") == 0, "the request was not aborted")
-    assert sample(client, "kv_cache_usage_perc") == 0
-    assert sample(client, "request_success_total", finished_reason="abort") == aborted + 1
-
-
 def test_a_key_finds_nothing_of_another_in_the_cache(client):
     request = {"prompt_token_ids": list(range(1, 200)), "max_new_tokens": 4, "mode": "static"}
 
@@ -120,21 +71,21 @@ def test_a_request_id_is_the_same_everywhere(client, sent, answered):
     assert response.json()["error"]["request_id"] == answered
 
 
-def test_a_request_has_one_line_in_the_log_that_keeps_its_secrets(client, log_file):
+def test_a_request_has_one_line_in_the_log_that_keeps_its_secrets(client, service):
     for request, status in ((body(CASES[0]), 200), ({"prompt": "xylophone", "temperature": "xylophone"}, 422)):
         response = client.post("/generate", json=request, headers={"x-request-id": f"logged-{status}"})
         assert response.status_code == status
 
     def lines(status):
-        everything = map(json.loads, log_file.read_text().splitlines())
+        everything = map(json.loads, service.log_file.read_text().splitlines())
         return [line for line in everything if line.get("request_id") == f"logged-{status}"]
 
     eventually(lambda: lines(200) and lines(422), "the requests were not logged")
     (answered,), (refused,) = [[line for line in lines(s) if line["message"] == "request"] for s in (200, 422)]
     assert (answered["completion_tokens"], answered["mode"]) == (len(CASES[0]["token_ids"]), CASES[0]["mode"])
     assert (refused["status"], refused["error"]) == (422, "invalid_request")
-    assert "xylophone" not in log_file.read_text()
-    assert "second" not in log_file.read_text()
+    assert "xylophone" not in service.log_file.read_text()
+    assert "second" not in service.log_file.read_text()
 
 
 def test_metrics_of_all_processes_have_every_name(client):

@@ -7,9 +7,9 @@ import sys
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.service.conftest import GOLDEN, free_port
+from tests.service.running import GOLDEN, free_port
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(240)]
 
 
 def test_a_checkpoint_that_cannot_be_loaded(tmp_path):

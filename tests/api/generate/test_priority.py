@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from service.api.arrival import Arrival
 from service.api.generator import Generator
 from service.api.openai.convert import plan_chat
 from service.api.validation import parse_generate, to_work
@@ -52,7 +53,7 @@ async def test_the_engine_has_it_and_the_time_waited_so_far(
     async def complete(name: str, priority: int, waited_s: float = 0.0) -> None:
         wanted = parse_generate(body(priority=priority), "static")
         work = to_work(wanted, generator.status().card, 7200.0)
-        assert isinstance(await generator.complete(replace(work, arrived=work.arrived - waited_s)), Answer)
+        assert isinstance(await generator.complete(replace(work, arrived=Arrival.ago(waited_s))), Answer)
         ended.append(name)
 
     first = asyncio.ensure_future(complete("first", 0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from service.api.generator import Generator
-from service.errors import EngineFailed, NotReady, QueueFull
+from service.errors import DecodingFailed, EngineFailed, NotReady, QueueFull
 from tests.api.conftest import MakeGenerator
 from tests.api.doubles import Scripted
 from tests.api.engines import an_hour_passes, failing
@@ -87,7 +87,12 @@ class TestUnexpected:
 
     @pytest.mark.parametrize(
         ("error", "status"),
-        [(QueueFull("full", retry_after=0.1), 429), (NotReady("gone", retry_after=1.0), 503), (EngineFailed("x"), 500)],
+        [
+            (QueueFull("full", retry_after=0.1), 429),
+            (NotReady("gone", retry_after=1.0), 503),
+            (DecodingFailed("x"), 500),
+            (EngineFailed("x"), 422),
+        ],  # the second is quarantined
     )
     async def test_errors_of_a_backend_are_answers(self, error: Exception, status: int) -> None:
         async with over(Scripted(error)) as http:

@@ -1,0 +1,57 @@
+"""How fast the replicas of a test's service decode: a file says it, and they look there before every forward.
+
+Beside it each replica leaves a file with its name, for its process.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+#: the environment's name of that file, and what it says when no forward is to be begun
+VARIABLE, HOLD = "MRP_TESTS_PACE", "hold"
+
+
+class Pace:
+    """The test's side."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def full(self) -> None:
+        """Forwards take as long as they take."""
+        self._file.unlink(missing_ok=True)
+
+    def slow(self, seconds: float) -> None:
+        """So much longer."""
+        self._say(str(seconds))
+
+    def hold(self) -> None:
+        """No forward is begun, and no replica comes up."""
+        self._say(HOLD)
+
+    def name_of(self, process: int) -> str:
+        """The replica, as metrics call it, that is this process."""
+        return _card(self._file, process).read_text()
+
+    def _say(self, words: str) -> None:
+        new = self._file.with_suffix(".new")
+        new.write_text(words)
+        new.replace(self._file)
+
+
+def introduce(replica: str) -> None:
+    """This process is that replica."""
+    _card(Path(os.environ[VARIABLE]), os.getpid()).write_text(replica)
+
+
+def _card(file: Path, process: int) -> Path:
+    return file.with_name(f"replica-{process}")
+
+
+def told() -> str:
+    """What the file says now; nothing without one."""
+    try:
+        return Path(os.environ[VARIABLE]).read_text()
+    except FileNotFoundError:
+        return ""

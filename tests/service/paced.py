@@ -1,0 +1,41 @@
+"""A replica of the model that decodes at the pace that a test sets."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from service.api.deployments import GeneratorDeployment
+from service.settings import Settings
+from tests.service.pace import HOLD, introduce, told
+
+_LOOK_S = 0.01
+
+
+class PacedGenerator(GeneratorDeployment):
+    """Looks before it starts, and its runner before every forward."""
+
+    async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it
+        from service.engine import Parts
+
+        while told() == HOLD:
+            await asyncio.sleep(_LOOK_S)
+        self.parts = Parts(runner=_paced)
+        await super().__init__(settings)
+        introduce((await self.status()).replica)
+
+
+def _paced(*given: Any) -> Any:
+    """A runner; torch is imported in the processes that make one only."""
+    from service.engine.runner import Runner
+    from tests.runners import Around
+
+    class Paced(Around):
+        def evaluate(self, rows: Any) -> Any:
+            while (words := told()) == HOLD:
+                time.sleep(_LOOK_S)
+            time.sleep(float(words or 0))
+            return super().evaluate(rows)
+
+    return Paced(Runner(*given))

@@ -1,0 +1,107 @@
+"""`mrp-serve serve` as a process of its own, one at a time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.service.pace import VARIABLE, Pace
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden" / "sdar-mrp-random-b"
+_START_S = 150
+_STOP_S = 60
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Service:
+    """The running program, and where it is. `{folder}` in its flags is where it may write.
+
+    `pace`: of its replicas, if the module is `tests.service.program`.
+    """
+
+    def __init__(self, folder: Path, module: str, *flags: object) -> None:
+        self.port, self.log_file = free_port(), folder / "service.jsonl"
+        self.pace, self._stderr = Pace(folder / "pace"), folder / "stderr"
+        command = [sys.executable, "-m", module, "serve", "--model", GOLDEN, "--port", self.port, *flags]
+        with self._stderr.open("w") as stderr:  # a file: a pipe that nobody reads would fill up and hold all that logs
+            self.process = subprocess.Popen(
+                [str(word).format(folder=folder) for word in command],
+                cwd=ROOT,
+                stderr=stderr,
+                env={**os.environ, "PYTHONPATH": str(ROOT), VARIABLE: str(folder / "pace")},
+            )
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.health_while_loading: set[int | None] = set()
+
+    @property
+    def said(self) -> str:
+        """On stderr, by now."""
+        return self._stderr.read_text()
+
+    def wait_until_ready(self) -> None:
+        """Polls /health until it says 200; what it said before is kept."""
+        deadline = time.monotonic() + _START_S
+        while time.monotonic() < deadline and self.process.poll() is None:
+            try:
+                status = httpx.get(f"{self.url}/health", timeout=5).status_code
+            except httpx.TransportError:
+                status = None
+            if status == 200:
+                return
+            self.health_while_loading.add(status)
+            time.sleep(0.2)
+        self.process.kill()
+        self.process.wait()
+        pytest.fail(f"the service did not start: {self.said}")
+
+    def stop(self) -> int:
+        """SIGTERM; the exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(_STOP_S)
+
+
+@dataclass
+class Services:
+    """At most one service: who asks for another ends the one that runs. `folder` makes a new folder."""
+
+    folder: Callable[[], Path]
+    _kind: tuple[object, ...] = ()
+    _running: list[Service] = field(default_factory=list)
+
+    def of(self, module: str, *flags: object) -> Service:
+        """The service of that module and these flags."""
+        if self._kind != (module, *flags) or self._running[0].process.poll() is not None:
+            self.end()
+            self._kind = (module, *flags)
+            self._running.append(Service(self.folder(), module, *flags))
+            self._running[0].wait_until_ready()
+        return self._running[0]
+
+    def end(self) -> None:
+        """As a user would, and says what was wrong with it."""
+        while self._running:
+            service = self._running.pop()
+            service.pace.full()
+            assert service.stop() == 0, service.said
+            assert "is served on" in service.said
+            assert "shutting down" in service.said
+            with pytest.raises(httpx.TransportError):
+                httpx.get(f"{service.url}/health", timeout=5)
