@@ -11,7 +11,6 @@ from service.bench.evaluation import default_plans
 from service.cli import calibrate, generate, loads, main
 from service.decode.registry import MODES
 
-
 README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
 
 
