@@ -109,7 +109,9 @@ def read_config(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}/config.json cannot be read: {error}") from error
     if not isinstance(raw, dict) or raw.get("model_type") not in FAMILIES:
         kind = raw.get("model_type") if isinstance(raw, dict) else None
-        raise CheckpointError(f"{path}/config.json: model_type is {kind!r}, supported are {sorted(FAMILIES)}")
+        raise CheckpointError(
+            f"{path}/config.json: model_type is {kind!r}, supported are {', '.join(sorted(FAMILIES))}"
+        )
     return raw | {"eos_token_id": _end_tokens(path, raw)}
 
 

@@ -41,7 +41,7 @@ def fill(path: Path, config: ModelConfig, modules: tuple[Sdar, Mrp | None], dtyp
             _assign(target, weights.read(target.names, target.parameter.shape).to(dtype))
             unused -= set(target.names)
     if unused:
-        raise CheckpointError(f"{path}: {len(unused)} weights are not used, first: {sorted(unused)[:3]}")
+        raise CheckpointError(f"{path}: {len(unused)} weights are not used, first: {', '.join(sorted(unused)[:3])}")
 
 
 def published_weights(config: ModelConfig, backbone: Sdar, mrp: Mrp | None) -> dict[str, Tensor]:
@@ -136,7 +136,8 @@ def _weight_files(path: Path) -> list[Path]:
             shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
             files = [path / Path(shard).name for shard in shards]
         except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise CheckpointError(f"{index} cannot be read: {error!r}") from error
+            expected = "`weight_map` with a file for every weight is expected in JSON"
+            raise CheckpointError(f"{index} cannot be read: {expected}") from error
     else:
         files = [path / "model.safetensors"]
     for file in files:
