@@ -47,7 +47,8 @@ def read_config(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}/config.json cannot be read: {error}") from error
     if not isinstance(raw, dict) or raw.get("model_type") not in FAMILIES:
         kind = raw.get("model_type") if isinstance(raw, dict) else None
-        raise CheckpointError(f"{path}/config.json: model_type is {kind!r}, supported are {sorted(FAMILIES)}")
+        supported = ", ".join(sorted(FAMILIES))
+        raise CheckpointError(f"{path}/config.json: model_type is {kind!r}, supported are {supported}")
     return raw | {"eos_token_id": _end_tokens(path, raw)}
 
 
@@ -84,7 +85,8 @@ def _weight_files(path: Path) -> list[Path]:
             shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
             files = [path / Path(shard).name for shard in shards]
         except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise CheckpointError(f"{index} cannot be read: {error!r}") from error
+            expected = "`weight_map` with a file for every weight is expected in JSON"
+            raise CheckpointError(f"{index} cannot be read: {expected}") from error
     else:
         files = [path / "model.safetensors"]
     for file in files:

@@ -40,7 +40,7 @@ def fill(path: Path, config: ModelConfig, modules: tuple[Sdar, Mrp | None], dtyp
             _assign(target, weights.read(target.names, target.parameter.shape).to(dtype))
             unused -= set(target.names)
     if unused:
-        raise CheckpointError(f"{path}: {len(unused)} weights are not used, first: {sorted(unused)[:3]}")
+        raise CheckpointError(f"{path}: {len(unused)} weights are not used, first: {', '.join(sorted(unused)[:3])}")
 
 
 def published_weights(config: ModelConfig, backbone: Sdar, mrp: Mrp | None) -> dict[str, Tensor]:

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from service.bench.evaluation import default_plans
 from service.cli import calibrate, generate, loads, main
 from service.decode.registry import MODES
+
+README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
 
 
 def helps(command):
@@ -43,6 +46,14 @@ def test_calibrate_says_how_many_prompts_must_be_timed(option):
 
 def test_every_list_of_the_commands_is_complete():
     registered = [command.name for command in main.app.registered_commands]
-    readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
-    assert re.findall(r"^mrp-serve ([a-z-]+)  ", readme, re.MULTILINE) == registered
+    assert re.findall(r"^mrp-serve ([a-z-]+)  ", README, re.MULTILINE) == registered
     assert re.findall(r"[a-z-]+", main.__doc__.partition(":")[2].partition(".")[0]) == registered
+
+
+def test_the_table_of_modes_has_the_rows_that_eval_prints():
+    table = README.split("| mode | accuracy | tokens/forward | ms/token |", 1)[1].split("\n\n", 1)[0]
+    rows = re.findall(r"^\| `(\w+)`(.*?) \|", table, re.MULTILINE)
+    plans = [plan for plan in default_plans(with_mrp=True) if plan.engine == "mrp"]
+    assert [mode for mode, _ in rows] == [plan.params.mode for plan in plans]
+    for (_, knobs), plan in zip(rows, plans, strict=True):
+        assert set(knobs.split()) <= set(plan.name.split())

@@ -141,12 +141,12 @@ class TestErrors:
 
     def test_weights_nobody_uses_are_named(self, folder: Path) -> None:
         change_weights(folder, lambda weights: weights.update({"model.extra.weight": torch.zeros(2)}))
-        with pytest.raises(CheckpointError, match=r"1 weights are not used, first: \['model.extra.weight'\]"):
+        with pytest.raises(CheckpointError, match=r"1 weights are not used, first: model\.extra\.weight$"):
             load_checkpoint(folder)
 
     def test_mrp_weights_without_mrp_in_the_config_are_not_dropped_in_silence(self, folder: Path) -> None:
         change_config(folder, num_nextn_predict_layers=0)
-        with pytest.raises(CheckpointError, match=r"weights are not used, first: \['mrp_modules"):
+        with pytest.raises(CheckpointError, match=r"weights are not used, first: mrp_modules\."):
             load_checkpoint(folder)
 
     @pytest.mark.parametrize(
@@ -209,7 +209,9 @@ class TestErrors:
     @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": {"a": 3}}'])
     def test_a_broken_index(self, folder: Path, text: str) -> None:
         (folder / "model.safetensors.index.json").write_text(text)
-        with pytest.raises(CheckpointError, match=r"model\.safetensors\.index\.json cannot be read"):
+        with pytest.raises(
+            CheckpointError, match=r"index\.json cannot be read: `weight_map` with a file for every weight is"
+        ):
             load_checkpoint(folder)
 
     @pytest.mark.parametrize("shard", ["../other.safetensors", "/etc/other.safetensors"])
@@ -232,7 +234,7 @@ class TestErrors:
     @pytest.mark.parametrize(("text", "kind"), [('{"model_type": "llama"}', "'llama'"), ("{}", "None"), ("[]", "None")])
     def test_another_family_is_told_which_there_are(self, folder: Path, text: str, kind: str) -> None:
         (folder / "config.json").write_text(text)
-        with pytest.raises(CheckpointError, match=rf"model_type is {kind}, supported are \['sdar'\]"):
+        with pytest.raises(CheckpointError, match=rf"model_type is {kind}, supported are sdar$"):
             load_checkpoint(folder)
 
 
