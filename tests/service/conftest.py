@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
+from service.api.routing.loads import _SAID_S
 from tests.service.reading import until
 from tests.service.running import Service, Services
 
 _HERE = Path(__file__).parent
-#: tests of one service stand together, whatever the order they come in, and what ends it is the last of them
-_TURNS = ("house", "ending", "service")
+#: Tests of one service stand together, whatever the order they come in: those that a crowd before them would disturb
+#: are the first, what ends it is the last.
+_TURNS = {"calm": 1, "ending": 3, "house": 2, "service": 4}
 
 
 @pytest.hookimpl(trylast=True)
@@ -26,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _turn(item: pytest.Item) -> int:
     asked = getattr(item, "fixturenames", ())
-    return max((number for number, name in enumerate(_TURNS, 1) if name in asked), default=0)
+    return next((turn for name, turn in _TURNS.items() if name in asked), 0)
 
 
 @pytest.fixture(scope="session")
@@ -37,12 +40,23 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
 
 
 @pytest.fixture
-def house(services: Services) -> Iterator[Service]:
+def house(services: Services, request: pytest.FixtureRequest) -> Iterator[Service]:
     """Two replicas, whose pace is the test's, behind two ingresses, open to other machines."""
     pair = ("--num-replicas", 2, "--num-ingresses", 2)
     running = services.of("tests.service.program", *pair, "--host", "0.0.0.0", "--drain-timeout-s", 2)
     yield running
     running.pace.full()
+    if "calm" not in request.fixturenames:
+        running.left_at = time.monotonic()
+
+
+@pytest.fixture
+def calm(house: Service) -> None:
+    """The crowd of the last test is forgotten: a replica's word on how many requests it has holds for a while.
+
+    Who asks for this makes no crowd.
+    """
+    time.sleep(max(0.0, house.left_at + _SAID_S - time.monotonic()))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -33,7 +34,7 @@ def free_port() -> int:
 class Service:
     """The running program, and where it is. `{folder}` in its flags is where it may write.
 
-    `pace`: of its replicas, if the module is `tests.service.program`.
+    `pace`: of its replicas, if the module is `tests.service.program`. `left_at`: when the last crowd left.
     """
 
     def __init__(self, folder: Path, module: str, *flags: object) -> None:
@@ -47,6 +48,7 @@ class Service:
                 stderr=stderr,
                 env={**os.environ, "PYTHONPATH": str(ROOT), VARIABLE: str(folder / "pace")},
             )
+        self.left_at = -math.inf
         self.url = f"http://127.0.0.1:{self.port}"
         self.health_while_loading: set[int | None] = set()
 
