@@ -97,7 +97,7 @@ def compare_at_loads(
 ) -> Iterator[list[PlanAtLoad]]:
     """For each number of requests all plans, in their order. One round more warms up."""
     limits = EngineConfig()
-    runner = Runner(checkpoint, 2 * limits.max_rows)
+    runner = Runner(checkpoint, limits.max_rows)
     costs = measure(runner, limits.max_rows, checkpoint.mrp is not None)
     stops = frozenset(checkpoint.config.eos_token_ids)
     for concurrency in concurrencies:

@@ -57,9 +57,8 @@ class Engine:
         if config.max_rows < size + 2:
             raise SettingsError(f"max_rows is {config.max_rows}, at least {size + 2} (block size + 2) are needed")
         grouping = same_shapes_for(checkpoint.device.type, size) if config.deterministic else None
-        num_scratch = max(config.max_rows, grouping.min_rows) if grouping else config.max_rows
-        num_pages = config.kv_cache_tokens // size + num_scratch
-        self._pages = PrefixCache(PagePool(num_pages, num_scratch), config.prefix_cache)
+        num_pages = config.kv_cache_tokens // size
+        self._pages = PrefixCache(PagePool(num_pages), config.prefix_cache)
         self._runner = Runner(checkpoint, num_pages, grouping, config.candidates(self.model.vocab_size))
         measured = partial(measure, self._runner, config.max_rows, checkpoint.mrp is not None)
         self._pricing = Pricing((lambda: costs) if costs else measured, config.max_rows)
