@@ -62,7 +62,8 @@ class Engine:
         self._runner = Runner(checkpoint, num_pages, grouping, config.candidates(self.model.vocab_size))
         measured = partial(measure, self._runner, config.max_rows, checkpoint.mrp is not None)
         self._pricing = Pricing((lambda: costs) if costs else measured, config.max_rows)
-        self._scheduler = Scheduler(self._pages, size, config, self._pricing)
+        prompt_rows = config.prefill_tokens(checkpoint.device.type) // size
+        self._scheduler = Scheduler(self._pages, size, config, self._pricing, prompt_rows)
         self._observer: Observer = observer or SilentObserver()
         self._clock = clock
         whole_blocks = min(self.model.max_positions // size, self._pages.capacity) * size
