@@ -55,6 +55,9 @@ class Settings(BaseSettings):
     # limits
     max_running: Count = Field(64, description="requests a replica decodes together")
     max_rows: Count = Field(256, description="rows (blocks) of one forward")
+    max_prefill_tokens: Count | None = Field(
+        None, description="prompt tokens of a step in which others decode; default: 64 on a CPU, else 512"
+    )
     kv_cache_tokens: Count = Field(65536, description="tokens the KV cache of a replica holds")
     prefix_cache: bool = Field(
         True, description="requests of one key that begin alike share KV pages, which saves prefill"

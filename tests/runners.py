@@ -18,6 +18,7 @@ class Around:
 
     def __init__(self, runner: RowRunner) -> None:
         self.runner, self.config, self.device = runner, runner.config, runner.device
+        self.num_pages = runner.num_pages
 
     def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
         return self.runner.evaluate(rows)

@@ -69,6 +69,7 @@ class Generator:
             prefix_cache=settings.prefix_cache,
             deterministic=settings.deterministic,
             draft_candidates=settings.draft_candidates,
+            max_prefill_tokens=settings.max_prefill_tokens,
         )
         self._replica, self._tracing = replica, tracing
         self._metrics = ReplicaMetrics()

@@ -105,7 +105,7 @@ def compare_at_loads(
     `rounds.after` is told of every plan in every round: `parts` says how often.
     """
     limits = EngineConfig()
-    runner = Runner(checkpoint, 2 * limits.max_rows)
+    runner = Runner(checkpoint, limits.max_rows)
     costs = measure(runner, limits.max_rows, checkpoint.mrp is not None)
     stops = frozenset(checkpoint.config.eos_token_ids)
     for concurrency in rounds.concurrencies:

@@ -34,8 +34,8 @@ def step_times(checkpoint: Checkpoint, counts: Sequence[int], prefix_tokens: int
     """Forwards over rows of masks behind a prefix (in tokens, cut to whole blocks); logits read at every position."""
     size = checkpoint.config.block_size
     prefix = prefix_tokens // size
-    runner = Runner(checkpoint, num_pages=max(counts) + prefix + 1)
-    pages = list(range(max(counts), max(counts) + prefix + 1))
+    runner = Runner(checkpoint, num_pages=max(1, prefix))
+    pages = range(prefix)
     state = Block((MASKED,) * size)
     for count in counts:
         rows = [Row(state, prefix, pages, keeps=False, sampling=SamplingParams()) for _ in range(count)]

@@ -9,12 +9,17 @@ from service.engine.fair_queue import AGING_S
 #: Tokens a draft is chosen from, and the vocabulary from which on that is cheaper (docs/performance.md).
 _CANDIDATES, _LARGE_VOCABULARY = 32, 16384
 
+#: Prompt tokens that make a step a few times as long as one of some requests that decode (docs/performance.md).
+_PREFILL_TOKENS = {"cpu": 64}
+_PREFILL_TOKENS_ELSEWHERE = 512
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Limits of one engine.
 
     `max_running`: requests decoded together. `max_rows`: rows of one forward (a row is one block).
+    `max_prefill_tokens`: prompt tokens of a step in which others decode; None: by the kind of device.
     `kv_cache_tokens`: tokens the KV cache holds over all requests. `max_model_len`: prompt and
     completion of one request, in tokens; None takes the checkpoint's length, or the cache's if less.
     `priority_aging_s`: how long a wait makes up for one priority.
@@ -33,6 +38,11 @@ class EngineConfig:
     prefix_cache: bool = True
     deterministic: bool = False
     draft_candidates: int | None = None
+    max_prefill_tokens: int | None = None
+
+    def prefill_tokens(self, device: str) -> int:
+        """Prompt tokens of a step in which others decode, on a kind of device ("cpu", "cuda")."""
+        return self.max_prefill_tokens or _PREFILL_TOKENS.get(device, _PREFILL_TOKENS_ELSEWHERE)
 
     def candidates(self, vocab_size: int) -> int:
         """How many tokens a draft is chosen from; 0: all."""

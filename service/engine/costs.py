@@ -90,12 +90,12 @@ def _slope(a: tuple[int, float], b: tuple[int, float]) -> float:
 def measure(runner: RowRunner, max_rows: int, has_mrp: bool) -> StepCosts:
     """Times of 1, 2, 4, … rows up to `max_rows`. Takes about a second, or some forwards where they are slow.
 
-    Between steps an engine's own runner may be measured: the rows touch the scratch pages 0 to `max_rows` only.
+    Between steps an engine's own runner may be measured: the rows only read pages.
     """
     counts = [1 << power for power in range(max_rows.bit_length()) if 1 << power < max_rows] + [max_rows]
     size = runner.config.block_size
     prefix = min(_PREFIX, runner.config.max_positions // size - 1)
-    pages = [page % max_rows for page in range(prefix + 1)]
+    pages = [page % runner.num_pages for page in range(prefix)]
     row = Row(Block((MASKED,) * size), prefix, pages, keeps=False, sampling=SamplingParams(), drafts=has_mrp)
     (reading,) = runner.evaluate([row])
     # On a CPU the thread's own time is that of the forward, whoever else wants the core.

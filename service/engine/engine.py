@@ -59,15 +59,15 @@ class Engine:
         if config.max_rows < size + 2:
             raise SettingsError(f"max_rows is {config.max_rows}, at least {size + 2} (block size + 2) are needed")
         grouping = same_shapes_for(checkpoint.device.type, size) if config.deterministic else None
-        num_scratch = max(config.max_rows, grouping.min_rows) if grouping else config.max_rows
-        num_pages = config.kv_cache_tokens // size + num_scratch
-        self._pages = PrefixCache(PagePool(num_pages, num_scratch), config.prefix_cache)
+        num_pages = config.kv_cache_tokens // size
+        self._pages = PrefixCache(PagePool(num_pages), config.prefix_cache)
         self._runner = parts.runner(checkpoint, num_pages, grouping, config.candidates(self.model.vocab_size))
         self._evaluating, self._refining = FittingForward(), FittingForward()
         measured = partial(measure, self._runner, config.max_rows, checkpoint.mrp is not None)
         costs = parts.costs
         self._pricing = Pricing((lambda: costs) if costs else measured, config.max_rows)
-        self._scheduler = Scheduler(self._pages, size, config, self._pricing)
+        prompt_rows = config.prefill_tokens(checkpoint.device.type) // size
+        self._scheduler = Scheduler(self._pages, size, config, self._pricing, prompt_rows)
         self._observer: Observer = HarmlessObserver(observer or SilentObserver())
         self._clock = parts.clock
         whole_blocks = min(self.model.max_positions // size, self._pages.capacity) * size

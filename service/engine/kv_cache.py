@@ -1,7 +1,7 @@
 """Who holds which KV pages. All pages of a request are reserved when it is admitted.
 
 A page holds one block over all layers, MRP's included. Knows no tensors: the memory itself is
-`service.model.attention.PagedCache`; the first `num_scratch` pages are for rows that write nothing.
+`service.model.attention.PagedCache`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from service.errors import SettingsError
 
 
 class PagePool:
-    """Free and used pages. Pages below `num_scratch` are never handed out."""
+    """Free and used pages."""
 
-    def __init__(self, num_pages: int, num_scratch: int) -> None:
-        if num_pages <= num_scratch:
-            raise SettingsError(f"a KV cache of {num_pages} pages is too small: {num_scratch} are scratch pages")
-        self.capacity = num_pages - num_scratch
-        self._free = list(range(num_pages - 1, num_scratch - 1, -1))
+    def __init__(self, num_pages: int) -> None:
+        if num_pages < 1:
+            raise SettingsError(f"the KV cache has {num_pages} pages, at least 1 is needed", param="kv_cache_tokens")
+        self.capacity = num_pages
+        self._free = list(range(num_pages - 1, -1, -1))
 
     @property
     def num_free(self) -> int:

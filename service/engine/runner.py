@@ -7,6 +7,7 @@ what is read off the hidden states the readout's.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Protocol, TypeVar
 
@@ -14,11 +15,11 @@ import torch
 from torch import Tensor
 
 from service.decode.policy import Reading
-from service.engine.grouping import Group, Grouping, Together, in_places, join
+from service.engine.grouping import Group, Grouping, Together, join
 from service.engine.readout import Readout
 from service.engine.rows import Row, RowTensors, to_tensors
 from service.errors import SettingsError
-from service.model.attention import PagedAttention, PagedCache
+from service.model.attention import PagedCache, Prepared, attention_for
 from service.model.checkpoint import Checkpoint
 from service.model.config import ModelConfig
 
@@ -30,16 +31,30 @@ _T = TypeVar("_T")
 
 
 class RowRunner(Protocol):
-    """What an engine asks of a runner."""
+    """What an engine asks of a runner. `num_pages`: of its cache."""
 
     config: ModelConfig
     device: torch.device
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of its cache."""
 
     def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
         """The backbone over rows; a Reading for every row."""
 
     def refine(self, rows: Sequence[Row]) -> list[Reading]:
         """MRP over anchored rows; a Reading for every row."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Forward:
+    """Rows of one forward, which of the step's they are, and what the networks are given."""
+
+    rows: Sequence[Row]
+    places: Sequence[int]
+    inputs: RowTensors
+    attend: Prepared
 
 
 class Runner:
@@ -57,6 +72,12 @@ class Runner:
         )
         self._readout = Readout(self._backbone, self.config.mask_token_id, self._grouping, num_candidates)
         self._cache = PagedCache(checkpoint.config, num_pages, checkpoint.device, checkpoint.dtype)
+        self._attention = attention_for(self._cache)
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of its cache."""
+        return self._cache.num_pages
 
     @torch.inference_mode()
     def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
@@ -68,31 +89,36 @@ class Runner:
         """MRP over anchored rows; a Reading for every row, `handle` the next anchor."""
         return self._run(rows, self._mrp_hidden)
 
-    def _run(self, rows: Sequence[Row], forward: Callable[[Group[Row]], Tensor]) -> list[Reading]:
-        groups = self._grouping.rows(rows)
-        hidden = join([forward(group)[: len(group.places)] for group in groups])
-        places = in_places(groups)
-        return _put_back(self._readout.read([rows[place] for place in places], hidden), places)
+    def _run(self, rows: Sequence[Row], network: Callable[[_Forward], Tensor]) -> list[Reading]:
+        hidden: list[Tensor] = []
+        places: list[int] = []
+        for group in self._grouping.rows(rows):
+            forward = self._prepare(group)
+            hidden.append(network(forward)[: len(forward.places)])
+            places += forward.places
+        return _put_back(self._readout.read([rows[place] for place in places], join(hidden)), places)
 
-    def _backbone_hidden(self, group: Group[Row]) -> Tensor:
+    def _prepare(self, group: Group[Row]) -> _Forward:
+        """The group's rows in the order that the attention wants; rows that only fill up stay the last."""
+        attend = self._attention.prepare(group.members, group.width)
+        rows = [group.members[number] for number in attend.order]
+        places = [group.places[number] for number in attend.order if number < len(group.places)]
+        return _Forward(rows, places, to_tensors(rows, self.config.mask_token_id, self.device), attend)
+
+    def _backbone_hidden(self, forward: _Forward) -> Tensor:
         """-> hidden states `[R, L, H]`."""
-        inputs = self._inputs(group)
-        hidden: Tensor = self._backbone(inputs.tokens, inputs.positions, PagedAttention(self._cache, inputs.table))
+        hidden: Tensor = self._backbone(forward.inputs.tokens, forward.inputs.positions, forward.attend)
         return hidden
 
-    def _mrp_hidden(self, group: Group[Row]) -> Tensor:
+    def _mrp_hidden(self, forward: _Forward) -> Tensor:
         """-> the next anchors `[R, L, H]`."""
         if self._mrp is None:
             raise SettingsError("this checkpoint has no MRP module")
-        inputs = self._inputs(group)
-        anchors = torch.stack([row.anchor for row in group.members if row.anchor is not None])
+        inputs = forward.inputs
+        anchors = torch.stack([row.anchor for row in forward.rows if row.anchor is not None])
         embedded, rotation = self._backbone.embed_tokens(inputs.tokens), self._backbone.rotary(inputs.positions)
-        hidden: Tensor = self._mrp(embedded, anchors, rotation, PagedAttention(self._cache, inputs.table))
+        hidden: Tensor = self._mrp(embedded, anchors, rotation, forward.attend)
         return hidden
-
-    def _inputs(self, group: Group[Row]) -> RowTensors:
-        config = self.config
-        return to_tensors(group.members, config.block_size, config.mask_token_id, self.device, group.width)
 
 
 def _put_back(values: list[_T], places: list[int]) -> list[_T]:

@@ -1,6 +1,7 @@
 """Who runs: admission in the order of a fair queue, and who gets rows in the next forward.
 
-Knows pages and row budgets; no tensors, no modes.
+A long prompt is stored in chunks beside those that decode, so that it stops nobody. Knows pages and row budgets; no
+tensors, no modes.
 """
 
 from __future__ import annotations
@@ -26,14 +27,21 @@ class Waiting:
 
 
 class Scheduler:
-    """The waiting queue and the running sequences of one engine."""
+    """The waiting queue and the running sequences of one engine.
 
-    def __init__(self, pages: PrefixCache, block_size: int, config: EngineConfig, pricing: Pricing) -> None:
+    `prompt_rows`: rows of prompts in a step in which others decode.
+    """
+
+    def __init__(
+        self, pages: PrefixCache, block_size: int, config: EngineConfig, pricing: Pricing, prompt_rows: int
+    ) -> None:
         self.waiting: FairQueue[Waiting] = FairQueue(config.priority_aging_s)
         self.running: list[Sequence] = []
         self._lookups = (0, 0)
         self._pages, self._block_size = pages, block_size
         self._max_running, self._max_rows = config.max_running, config.max_rows
+        self._prompt_rows = max(1, prompt_rows)
+        self._left_out: list[Sequence] = []
         self._pricing = pricing
 
     def enqueue(self, waiting: Waiting) -> None:
@@ -70,22 +78,29 @@ class Scheduler:
         return taken
 
     def plan(self) -> list[tuple[Sequence, list[Row]]]:
-        """The rows of the next forward. Sequences left out stand first in the next one."""
+        """The rows of the next forward: of those that decode, then chunks of prompts. Who is left out is next first."""
         self._pricing.begin(len(self.running))
+        live = [sequence for sequence in self.running if sequence.finish_reason is None]  # others failed at their start
+        first = [sequence for sequence in self._left_out if sequence in live]
+        others = [sequence for sequence in live if sequence not in first]
+        order = first + sorted(others, key=lambda sequence: sequence.num_prompt_rows > 0)
+        chunks = self._chunks(order)
         budget, served, left_out = self._max_rows, [], []
-        for sequence in self.running:
-            if sequence.finish_reason is not None:  # it failed as it was started
-                continue
-            rows = sequence.next_rows(budget)
+        for sequence in order:
+            rows = sequence.next_rows(budget, chunks.get(sequence))
             budget -= len(rows)
             if rows:
                 served.append((sequence, rows))
             else:
                 left_out.append(sequence)
-        if left_out:
-            failed = [sequence for sequence in self.running if sequence.finish_reason is not None]
-            self.running = [*left_out, *(sequence for sequence, _ in served), *failed]
+        self._left_out = left_out
         return served
+
+    def _chunks(self, order: list[Sequence]) -> dict[Sequence, int]:
+        """How many rows of each prompt may ride: all that fit while nobody decodes, else as many as are allowed."""
+        prompts = {sequence: rows for sequence in order if (rows := sequence.num_prompt_rows)}
+        total = self._max_rows if len(prompts) == len(order) else self._prompt_rows
+        return dict(zip(prompts, equal_shares(list(prompts.values()), total), strict=True))
 
     def publish(self, sequences: Iterable[Sequence]) -> None:
         """Shares the pages that the sequences have written since the last time."""
@@ -111,6 +126,17 @@ class Scheduler:
             asked, found = self._lookups
             tokens = len(sequence.request.prompt_token_ids)
             self._lookups = (asked + tokens, found + sequence.stats.cached_tokens)
+
+
+def equal_shares(wanted: list[int], total: int) -> list[int]:
+    """A total divided equally, but to nobody more than is wanted. If it is less than one each, the first get one."""
+    if total < len(wanted):
+        return [int(place < total) for place in range(len(wanted))]
+    shares = [0] * len(wanted)
+    for done, place in enumerate(sorted(range(len(wanted)), key=lambda place: wanted[place])):
+        shares[place] = min(wanted[place], total // (len(wanted) - done))
+        total -= shares[place]
+    return shares
 
 
 def _prefix_of(request: GenerationRequest, block_size: int, mrp: bool) -> Prefix:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
+from itertools import islice
 
 from service.decode.block import MASKED, Block, Canvas
 from service.decode.policy import Decoding, Evaluate, Query, Reading, Refine
@@ -57,13 +58,20 @@ class Sequence:
 
     # --- what it wants -----------------------------------------------------------------------------
 
-    def next_rows(self, budget: int) -> list[Row]:
-        """Rows for the next backbone forward, at most `budget`.
+    @property
+    def num_prompt_rows(self) -> int:
+        """Blocks of its prompt that are not stored yet."""
+        return max(0, self._prompt_blocks - self._unwritten[0].index) if self._unwritten else 0
+
+    def next_rows(self, budget: int, prompt_budget: int | None = None) -> list[Row]:
+        """Rows for the next backbone forward, at most `budget`, of them at most `prompt_budget` of the prompt.
 
         Blocks to be stored come first; the evaluation joins when it fits whole behind them. Empty
         when nothing fits. Must be answered by `accept` with as many readings.
         """
-        rows = list(self._unwritten)[:budget]
+        if prompt_budget is not None and prompt_budget < self.num_prompt_rows:
+            return list(islice(self._unwritten, min(budget, prompt_budget)))
+        rows = list(islice(self._unwritten, budget))
         states = self._query.states if isinstance(self._query, Evaluate) else ()
         if len(rows) == len(self._unwritten) and len(rows) + len(states) <= budget:
             rows += [self._row(state) for state in states]

@@ -400,7 +400,7 @@ class TestValidation:
             engine.generate([request("x", PROMPT), request("x", PROMPT)])
 
     def test_a_cache_that_holds_nothing(self, checkpoint: Checkpoint) -> None:
-        with pytest.raises(SettingsError, match="too small"):
+        with pytest.raises(SettingsError, match="the KV cache has 0 pages, at least 1 is needed"):
             Engine(checkpoint, EngineConfig(kv_cache_tokens=3))
 
     def test_no_requests_is_no_work(self, engine: Engine) -> None:

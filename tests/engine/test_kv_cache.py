@@ -8,14 +8,14 @@ from service.engine.kv_cache import PagePool
 from service.errors import SettingsError
 
 
-def test_scratch_pages_are_never_handed_out() -> None:
-    pool = PagePool(10, num_scratch=4)
+def test_every_page_can_be_had() -> None:
+    pool = PagePool(6)
     assert (pool.capacity, pool.num_free, pool.num_used) == (6, 6, 0)
-    assert sorted(pool.reserve(6) or []) == [4, 5, 6, 7, 8, 9]
+    assert sorted(pool.reserve(6) or []) == [0, 1, 2, 3, 4, 5]
 
 
 def test_all_or_nothing() -> None:
-    pool = PagePool(5, num_scratch=1)
+    pool = PagePool(4)
     pages = pool.reserve(3)
     assert pages is not None
     assert pool.reserve(2) is None
@@ -25,7 +25,7 @@ def test_all_or_nothing() -> None:
 
 
 def test_pages_come_back_and_only_once() -> None:
-    pool = PagePool(5, num_scratch=1)
+    pool = PagePool(4)
     pages = pool.reserve(3)
     assert pages is not None
     pool.release(pages)
@@ -37,7 +37,7 @@ def test_pages_come_back_and_only_once() -> None:
     assert len(set(again)) == 4
 
 
-@pytest.mark.parametrize("num_pages", [0, 3, 4])
+@pytest.mark.parametrize("num_pages", [-1, 0])
 def test_a_cache_without_a_page_is_refused(num_pages: int) -> None:
-    with pytest.raises(SettingsError, match=rf"a KV cache of {num_pages} pages is too small: 4 are scratch pages"):
-        PagePool(num_pages, num_scratch=4)
+    with pytest.raises(SettingsError, match=rf"the KV cache has {num_pages} pages, at least 1 is needed"):
+        PagePool(num_pages)

@@ -15,7 +15,7 @@ A, B, C, D = (1, 2), (3, 4), (5, 6), (7, 8)
 
 
 def cache(pages: int = 10, *, shares: bool = True) -> PrefixCache:
-    return PrefixCache(PagePool(pages + 1, num_scratch=1), shares)
+    return PrefixCache(PagePool(pages), shares)
 
 
 def lease(target: PrefixCache, *blocks: tuple[int, ...], more: int = 0, salt: str = "", mrp: bool = False) -> Lease:

@@ -25,9 +25,9 @@ def checkpoint() -> Checkpoint:
     return tiny_checkpoint(1)
 
 
-def scheduler(pages: int = 100, max_running: int = 8, max_rows: int = 8) -> Scheduler:
+def scheduler(pages: int = 100, max_running: int = 8, max_rows: int = 8, prompt_rows: int = 2) -> Scheduler:
     config = EngineConfig(max_running=max_running, max_rows=max_rows)
-    return Scheduler(PrefixCache(PagePool(pages + max_rows, max_rows)), 4, config, Pricing(lambda: FREE, max_rows))
+    return Scheduler(PrefixCache(PagePool(pages)), 4, config, Pricing(lambda: FREE, max_rows), prompt_rows)
 
 
 def queue(target: Scheduler, *requests) -> None:
@@ -41,6 +41,10 @@ def admit(target: Scheduler) -> list[Sequence]:
     for sequence in admitted:
         sequence.start()
     return admitted
+
+
+def served(target: Scheduler) -> list[str]:
+    return [sequence.request.request_id for sequence, _ in target.plan()]
 
 
 def running(target: Scheduler) -> list[str]:
@@ -115,11 +119,11 @@ class TestRows:
 
     def test_who_is_left_out_comes_first_next_time(self) -> None:
         target = scheduler(max_rows=6)
-        queue(target, *(request(name, [1] * 16, tokens=4) for name in "abc"))
+        queue(target, *(request(name, [1], Static(), tokens=4) for name in "abcdefgh"))
         admit(target)
-        first = [sequence.request.request_id for sequence, _ in target.plan()]
-        assert first == ["a", "b"]
-        assert running(target) == ["c", "a", "b"]
+        assert served(target) == ["a", "b", "c", "d", "e", "f"]
+        assert served(target) == ["g", "h", "a", "b", "c", "d"]
+        assert served(target) == ["e", "f", "a", "b", "c", "d"]
 
     def test_stored_blocks_go_first_and_an_evaluation_is_never_split(self) -> None:
         target = scheduler(max_rows=8)
@@ -129,6 +133,8 @@ class TestRows:
         assert [row.keeps for row in sequence.next_rows(2)] == [True, True]
         assert [row.keeps for row in sequence.next_rows(1)] == [True]
         assert sequence.next_rows(0) == []
+        assert [row.keeps for row in sequence.next_rows(8, 1)] == [True]
+        assert [row.keeps for row in sequence.next_rows(8, 2)] == [True, True, False]
 
     @pytest.mark.parametrize("max_rows", [6, 7, 11])
     def test_a_tiny_budget_gives_the_same_tokens_and_starves_nobody(

@@ -1,92 +1,288 @@
-"""Paged attention over rows against attention by its definition."""
+"""Paged attention of rows against attention by its definition, for every implementation and every way to batch."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from service.decode.block import Block
-from service.engine.rows import Row, to_tensors
+from service.errors import SettingsError
 from service.model import parse_config
-from service.model.attention import PagedAttention, PagedCache
+from service.model.attention import PagedCache, attention_for, eager, parts, registry
+from service.model.attention.cache import NUM_SPARE
+from service.model.attention.eager import EagerForward
+from service.model.attention.shared import SharedBatch
+from service.model.attention.single import SingleBatch
+from service.model.attention.units import Limits, Unit, batches, units
 from tests.reference import block_causal_mask, dense_attention
 from tests.tiny import tiny_config
 
+DIM = 8
+QKV = tuple[Tensor, Tensor, Tensor]
+HEADS = [(1, 1), (4, 4), (4, 2), (6, 2), (4, 1)]
 
-@settings(max_examples=60)
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """A row, its queries, keys and values, and what attention by its definition gives, `[L, heads * D]`."""
+
+    pages: Sequence[int]
+    index: int
+    keeps: bool
+    qkv: QKV = field(repr=False)
+    wanted: Tensor = field(repr=False)
+
+
+def place(pages: Sequence[int], index: int, *, keeps: bool) -> Place:
+    """A row of which only its place matters."""
+    return Place(pages, index, keeps, (torch.empty(0),) * 3, torch.empty(0))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A sequence: blocks written before the forward, final blocks that are rows of it, and states behind them."""
+
+    before: int
+    final: int
+    states: int
+
+
+class World:
+    """A cache full of NaN but for what is written, and the rows of some sequences."""
+
+    def __init__(self, size: int, heads: tuple[int, int], shapes: Sequence[Shape], seed: int) -> None:
+        self.size, self.heads = size, heads
+        self.generator = torch.Generator().manual_seed(seed)
+        config = parse_config(
+            tiny_config(block_size=size, num_attention_heads=heads[0], num_key_value_heads=heads[1], head_dim=DIM)
+        )
+        total = sum(shape.before + shape.final + 1 for shape in shapes)
+        self.cache = PagedCache(config, total, torch.device("cpu"), torch.float64)
+        self.cache.keys.fill_(torch.nan)  # a row that reads what nobody has written for it is spoilt
+        self.cache.values.fill_(torch.nan)
+        free = torch.randperm(total, generator=self.generator).tolist()
+        self.sequences = [self.rows(shape, free) for shape in shapes]
+
+    def rows(self, shape: Shape, free: list[int]) -> list[Place]:
+        """The rows of a sequence; what lies before them is written at once."""
+        num_final = shape.before + shape.final
+        pages = [free.pop() for _ in range(num_final + 1)]
+        blocks = [self.block() for _ in range(num_final)]
+        for page, (_, k, v) in zip(pages, blocks[: shape.before], strict=False):
+            self.cache.keys[1, page], self.cache.values[1, page] = k, v
+        rows = [
+            Place(pages, index, True, blocks[index], self.dense(blocks[: index + 1]))
+            for index in range(shape.before, num_final)
+        ]
+        for _ in range(shape.states):
+            state = self.block()
+            rows.append(Place(pages, num_final, False, state, self.dense([*blocks, state])))
+        return rows
+
+    def block(self) -> QKV:
+        heads, kv_heads = self.heads
+        shapes = ((self.size, heads, DIM), (self.size, kv_heads, DIM), (self.size, kv_heads, DIM))
+        q, k, v = (torch.randn(shape, generator=self.generator, dtype=torch.float64) for shape in shapes)
+        return q, k, v
+
+    def dense(self, blocks: Sequence[QKV]) -> Tensor:
+        """Attention of the last block over all of them."""
+        q, k, v = (torch.cat([block[part] for block in blocks])[None] for part in range(3))
+        return dense_attention(block_causal_mask(q.shape[1], self.size))(0, q, k, v)[0, -self.size :]
+
+    def check(self, rows: Sequence[Place], width: int | None = None) -> EagerForward:
+        """Computes the rows in one forward and compares each; that prepared it."""
+        forward = attention_for(self.cache).prepare(rows, width)
+        assert sorted(forward.order) == list(range(len(rows)))
+        ordered = [rows[number] for number in forward.order]
+        # The layers' tensors are views of one projection.
+        q, k, v = torch.cat([torch.stack([row.qkv[part] for row in ordered]) for part in range(3)], 2).split(
+            (self.heads[0], self.heads[1], self.heads[1]), 2
+        )
+        out = forward(1, q, k, v)
+        torch.testing.assert_close(out, torch.stack([row.wanted for row in ordered]), rtol=0, atol=1e-10)
+        return forward
+
+
+shapes = st.builds(Shape, st.integers(0, 9), st.integers(0, 7), st.integers(0, 4)).filter(
+    lambda shape: shape.final + shape.states > 0
+)
+
+
+@settings(max_examples=150, deadline=None)
 @given(
     st.sampled_from([1, 2, 3, 4, 8]),
-    st.sampled_from([(1, 1), (4, 4), (4, 2), (6, 2), (4, 1)]),
-    st.lists(st.tuples(st.integers(0, 4), st.integers(1, 3)), min_size=1, max_size=5),
+    st.sampled_from(HEADS),
+    st.lists(shapes, min_size=1, max_size=6),
+    st.sampled_from([(1, 0), (2, 0), (4, 3), (64, 0), (64, 20), (64, 10**6)]),
+    st.integers(0, NUM_SPARE),
     st.integers(0, 2**31),
 )
-def test_rows_read_their_own_sequence_as_dense_attention_does(
-    size: int, heads: tuple[int, int], shapes: list[tuple[int, int]], seed: int
+def test_rows_see_their_own_sequence_as_in_dense_attention(
+    size: int, heads: tuple[int, int], of: list[Shape], limits: tuple[int, int], spare: int, seed: int
 ) -> None:
-    """Sequences of some stored blocks, each with some rows that look at different states of the next one."""
-    generator = torch.Generator().manual_seed(seed)
-    config = parse_config(
-        tiny_config(block_size=size, num_attention_heads=heads[0], num_key_value_heads=heads[1], head_dim=8)
+    """However rows are shared, batched and cut into forwards, and however few spare pages there are."""
+    world, rng = World(size, heads, of, seed), random.Random(seed)
+    world.cache.spare = world.cache.spare[: rng.choice([spare, rng.randint(0, 3)])]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(eager, "_TILE", limits[0] * size)
+        patch.setattr(eager, "_WASTE", {"cpu": limits[1] * size})
+        rows = [row for sequence in world.sequences for row in sequence]
+        while rows:  # halves and any other parts in order find what those before them wrote
+            count = rng.choice([len(rows), rng.randint(1, len(rows))])
+            world.check(rows[:count])
+            del rows[:count]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from([1, 2, 4]), st.sampled_from(HEADS), st.lists(shapes, min_size=1, max_size=4), st.integers(0, 9))
+def test_with_a_width_every_row_is_computed_in_one_shape(
+    size: int, heads: tuple[int, int], of: list[Shape], seed: int
+) -> None:
+    world = World(size, heads, of, seed)
+    rows = [row for sequence in world.sequences for row in sequence]
+    width = max(row.index for row in rows) + 1 + seed
+    forward = world.check(rows, width)
+    assert list(forward.order) == list(range(len(rows)))
+    (batch,) = forward._batches
+    assert isinstance(batch, SingleBatch)
+    assert batch.mask is not None
+    assert batch.mask.shape == (len(rows), 1, 1, width * size)
+
+
+class TestPart:
+    """torch's kernel for CPUs beside the same written out, and parts beside the whole."""
+
+    @settings(max_examples=80, deadline=None)
+    @given(
+        st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 40), st.integers(1, 40)),
+        st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16]),
+        st.booleans(),
+        st.integers(0, 2**31),
     )
-    total = sum(blocks for blocks, _ in shapes)
-    scratch = sum(states for _, states in shapes)
-    pages = (torch.randperm(total, generator=generator) + scratch).tolist()
-    cache = PagedCache(config, total + scratch, torch.device("cpu"), torch.float64)
-    cache.keys.fill_(torch.nan)  # whatever a row may not see would spoil its result
-    cache.values.fill_(torch.nan)
+    def test_both_ways_agree(
+        self, shape: tuple[int, int, int, int], dtype: torch.dtype, masked: bool, seed: int
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        batch, heads, tokens, keys = shape
+        q, k, v = (
+            torch.randn(batch, heads, length, DIM, generator=generator, dtype=torch.float64).to(dtype)
+            for length in (tokens, keys, keys)
+        )
+        mask = None
+        if masked:
+            seen = torch.rand(batch, 1, tokens, keys, generator=generator) < 0.6
+            seen[..., 0] = True
+            mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min / 2)
+        one, other = parts.attend(q, k, v, mask), parts.written_out(q, k, v, mask)
+        tolerance = {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 3e-2)
+        assert one.out.dtype == other.out.dtype == dtype
+        torch.testing.assert_close(one.out, other.out, rtol=0, atol=tolerance)
+        torch.testing.assert_close(one.lse.double(), other.lse.double(), rtol=0, atol=tolerance)
 
-    rows: list[Row] = []
-    qkv: list[tuple[Tensor, Tensor, Tensor]] = []
-    expected: list[Tensor] = []
-    for blocks, states in shapes:
-        own, pages = pages[:blocks], pages[blocks:]
-        stored = [_projections(generator, size, *heads) for _ in range(blocks)]
-        for index, block in enumerate(stored):
-            rows.append(Row(Block((0,) * size), index, own, keeps=True))
-            qkv.append(block)
-            expected.append(_dense(stored[: index + 1], size))
-        for _ in range(states):
-            state = _projections(generator, size, *heads)
-            rows.append(Row(Block((0,) * size), blocks, own, keeps=False))
-            qkv.append(state)
-            expected.append(_dense([*stored, state], size))
-    order = torch.randperm(len(rows), generator=generator).tolist()
-    inputs = to_tensors([rows[i] for i in order], size, config.mask_token_id, torch.device("cpu"))
-    # Padded reads touch pages that nobody wrote; masked keys must be finite there.
-    cache.keys.nan_to_num_(0.0)
-    cache.values.nan_to_num_(0.0)
-    q, k, v = (torch.stack([qkv[i][part] for i in order]) for part in range(3))
-    out = PagedAttention(cache, inputs.table)(1, q, k, v)
-    torch.testing.assert_close(out, torch.stack([expected[i] for i in order]), rtol=0, atol=1e-10)
+    @pytest.mark.parametrize("way", [parts.attend, parts.written_out])
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+    def test_two_parts_are_the_whole(self, way, dtype: torch.dtype) -> None:
+        generator = torch.Generator().manual_seed(3)
+        q, k, v = ((3 * torch.randn(2, 2, length, DIM, generator=generator)).to(dtype) for length in (5, 30, 30))
+        whole = way(q, k, v, None).out
+        for cut in (1, 7, 29):
+            first, second = (way(q, k[:, :, part], v[:, :, part], None) for part in (slice(cut), slice(cut, 30)))
+            merged = parts.merge(first, second)
+            assert merged.dtype == dtype
+            torch.testing.assert_close(merged, whole, rtol=0, atol=0.05 if dtype == torch.bfloat16 else 1e-5)
+
+    def test_other_devices_write_it_out(self) -> None:
+        """`meta` stands for them: it has shapes and no numbers."""
+        q = torch.empty(1, 2, 5, DIM, device="meta", dtype=torch.float16)
+        part = parts.attend(q, q, q, None)
+        assert (part.out.shape, part.out.dtype, part.lse.shape) == (q.shape, torch.float16, q.shape[:3])
 
 
-def _projections(generator: torch.Generator, size: int, heads: int, kv_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    shapes = ((size, heads, 8), (size, kv_heads, 8), (size, kv_heads, 8))
-    q, k, v = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
-    return q, k, v
+class TestUnits:
+    LIMITS = Limits(rows=64, waste=100)
+
+    def test_the_states_of_a_block_and_the_block_before_them_are_a_unit(self) -> None:
+        pages = [0] * 300
+        rows = [place(pages, 200, keeps=True), *(place(pages, 201, keeps=False) for _ in range(3))]
+        assert batches(rows, self.LIMITS) == [[Unit(0, 4, 200, pages)]]
+
+    def test_a_prompt_is_cut_into_units_that_read_what_lies_before_them(self) -> None:
+        pages = [0] * 300
+        rows = [place(pages, index, keeps=True) for index in range(10, 150)] + [place(pages, 150, keeps=False)]
+        assert units(rows, 64) == [Unit(0, 64, 10, pages), Unit(64, 64, 74, pages), Unit(128, 13, 138, pages)]
+
+    def test_sequences_with_equal_pages_are_not_one(self) -> None:
+        rows = [place([1, 2, 3], 2, keeps=False), place([1, 2, 3], 2, keeps=False)]
+        assert len(units(rows, 64)) == 2
+
+    def test_a_row_whose_prefix_is_not_in_the_unit_begins_another(self) -> None:
+        pages = [0] * 9
+        rows = [place(pages, 3, keeps=False), place(pages, 4, keeps=False), place(pages, 3, keeps=False)]
+        assert [unit.num_rows for unit in units(rows, 64)] == [1, 1, 1]
+
+    def test_short_prefixes_are_one_call_and_a_long_one_is_another(self) -> None:
+        rows = [place([0] * 30, 16 + number, keeps=False) for number in range(10)]
+        (batch,) = batches(rows, self.LIMITS)
+        assert len(batch) == 10
+        both = batches([*rows, place([0] * 1000, 999, keeps=False)], self.LIMITS)
+        assert sorted(map(len, both)) == [1, 10]
+
+    def test_states_behind_a_short_prefix_are_rows_like_others(self) -> None:
+        """A call for them alone would cost more than reading their prefix again."""
+        pages = [0] * 9
+        rows = [place(pages, 8, keeps=False) for _ in range(3)] + [place([0] * 9, 8, keeps=False)]
+        (batch,) = batches(rows, self.LIMITS)
+        assert [unit.num_rows for unit in batch] == [1, 1, 1, 1]
 
 
-def _dense(blocks: list[tuple[Tensor, Tensor, Tensor]], size: int) -> Tensor:
-    """Attention of the last block over all of them, `[L, heads * D]`."""
-    q, k, v = (torch.cat([block[part] for block in blocks])[None] for part in range(3))
-    return dense_attention(block_causal_mask(q.shape[1], size))(0, q, k, v)[0, -size:]
+def test_who_shares_a_read_copies_it_once() -> None:
+    """17 states behind 1,000 blocks: one copy of the prefix, none of the states' own pages."""
+    config = parse_config(tiny_config())
+    cache = PagedCache(config, 1001, torch.device("cpu"), torch.float32)
+    pages = list(range(1001))
+    forward = attention_for(cache).prepare([place(pages, 1000, keeps=False) for _ in range(17)])
+    (batch,) = forward._batches
+    assert isinstance(batch, SharedBatch)
+    assert batch.pages is not None
+    assert len(batch.pages) == 1000
 
 
 def test_layers_do_not_share_pages() -> None:
     config = parse_config(tiny_config())
     cache = PagedCache(config, 3, torch.device("cpu"), torch.float32)
-    assert cache.keys.shape == (3, 3, 4, 2, 16)
-    inputs = to_tensors([Row(Block((0,) * 4), 0, [2], keeps=True)], 4, 60, torch.device("cpu"))
+    assert cache.keys.shape == (3, 3 + NUM_SPARE, 4, 2, 16)
+    forward = attention_for(cache).prepare([place([2], 0, keeps=True)])
     ones = torch.ones(1, 4, 2, 16)
-    PagedAttention(cache, inputs.table)(2, torch.ones(1, 4, 4, 16), ones, ones)
+    forward(2, torch.ones(1, 4, 4, 16), ones, ones)
     written = [(layer, page) for layer in range(3) for page in range(3) if cache.keys[layer, page].any()]
     assert written == [(2, 2)]
+
+
+def test_what_is_not_final_is_on_no_page_of_a_sequence() -> None:
+    config = parse_config(tiny_config())
+    cache = PagedCache(config, 3, torch.device("cpu"), torch.float32)
+    forward = attention_for(cache).prepare([place([2, 1], 1, keeps=False)])
+    ones = torch.ones(1, 4, 2, 16)
+    forward(0, torch.ones(1, 4, 4, 16), ones, ones)
+    assert not cache.keys[:, :3].any()
 
 
 def test_memory_of_a_page() -> None:
     config = parse_config(tiny_config())
     cache = PagedCache(config, 5, torch.device("cpu"), torch.bfloat16)
     held = sum(t.numel() * t.element_size() for t in (cache.keys, cache.values))
-    assert 5 * PagedCache.bytes_per_page(config, torch.bfloat16) == held
+    assert (5 + NUM_SPARE) * PagedCache.bytes_per_page(config, torch.bfloat16) == held
+
+
+def test_an_unknown_implementation_says_which_there_are() -> None:
+    cache = PagedCache(parse_config(tiny_config()), 1, torch.device("cpu"), torch.float32)
+    with pytest.raises(SettingsError, match="attention is 'flash', allowed are eager"):
+        attention_for(cache, "flash")
+    assert sorted(registry.IMPLEMENTATIONS) == ["eager"]

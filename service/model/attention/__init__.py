@@ -1,0 +1,7 @@
+"""Attention of rows over paged keys and values: the cache, the interface, its implementations."""
+
+from service.model.attention.cache import PagedCache
+from service.model.attention.interface import Attention, Place, Prepared
+from service.model.attention.registry import attention_for
+
+__all__ = ["Attention", "PagedCache", "Place", "Prepared", "attention_for"]

@@ -1,0 +1,58 @@
+"""What an attention implementation is: it prepares a forward once, then every layer calls what it prepared.
+
+An implementation learns of each row its sequence's pages, its block index and whether its block is final. It makes
+masks, page tables and batches of them itself. A new kernel is a file with an `Attention` and a line in `registry.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Place(Protocol):
+    """Where a row stands.
+
+    `pages`: the pages of its sequence; rows of one sequence have the same list (the same object, not an equal one).
+    The row reads the first `index` pages. If it `keeps`, it writes its block's keys and values to page `index`.
+    """
+
+    @property
+    def pages(self) -> Sequence[int]:
+        """The pages of its sequence."""
+
+    @property
+    def index(self) -> int:
+        """Its block's place in the sequence."""
+
+    @property
+    def keeps(self) -> bool:
+        """Whether its block is final."""
+
+
+class Prepared(Protocol):
+    """The attention of one forward."""
+
+    @property
+    def order(self) -> Sequence[int]:
+        """The order in which the layers' rows must stand: row `i` of the tensors is place `order[i]`."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q `[R, L, heads, D]`, k and v `[R, L, kv_heads, D]` -> `[R, L, heads * D]`.
+
+        Every row sees the pages before its block, the final blocks before it that are rows of this forward, and its
+        own block.
+        """
+
+
+class Attention(Protocol):
+    """Makes the attention of forwards over one cache."""
+
+    def prepare(self, places: Sequence[Place], width: int | None = None) -> Prepared:
+        """The attention of a forward over rows; rows of one sequence stand together, by ascending index.
+
+        `width`: every row is computed in the same shapes, as if it read `width` pages, its own included; the order
+        stays. None: as is fastest.
+        """

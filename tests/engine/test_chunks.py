@@ -1,0 +1,184 @@
+"""Prompts in chunks: who rides with whom, who waits how long, and that nothing of it changes what comes out."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from service.decode.params import Speculative, Static
+from service.decode.policy import Reading
+from service.engine import Engine, EngineConfig, GenerationRequest
+from service.engine.rows import Row
+from service.engine.runner import Runner
+from service.engine.scheduler import equal_shares
+from service.model import Checkpoint
+from tests.engine.helpers import DEAR, FAIR, FREE, checked, random_requests, request, some_auto, verified
+from tests.engine.test_exactness import SHAPES
+from tests.reference import Reference
+from tests.runners import Around, engine_over
+from tests.tiny import tiny_checkpoint
+
+
+@cache
+def tiny(shape: int) -> Checkpoint:
+    return tiny_checkpoint(shape, **SHAPES[shape])
+
+
+class Forwards(Around):
+    """Keeps how many rows of each sequence were prompt blocks, and how many were states."""
+
+    def __init__(self, runner: Runner) -> None:
+        super().__init__(runner)
+        self.prompts: list[dict[int, int]] = []
+        self.states: list[set[int]] = []
+
+    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+        prompts: dict[int, int] = {}
+        for row in rows:
+            if row.keeps:
+                prompts[id(row.pages)] = prompts.get(id(row.pages), 0) + 1
+        self.prompts.append(prompts)
+        self.states.append({id(row.pages) for row in rows if not row.keeps})
+        return super().evaluate(rows)
+
+
+def long(name: str, blocks: int, **more: int) -> GenerationRequest:
+    return request(name, [1 + n % 50 for n in range(4 * blocks)], Static(4), tokens=4, **more)
+
+
+def steps_until(engine: Engine, name: str) -> int:
+    """How many steps until a request has ended."""
+    for number in range(1, 1000):
+        if any(event.request_id == name and event.finish_reason for event in engine.step()):
+            return number
+    raise AssertionError(f"{name} does not end")
+
+
+class TestChunks:
+    def engine(self, **limits: int) -> tuple[Engine, Forwards]:
+        return engine_over(Forwards, tiny(2), **{"max_prefill_tokens": 16, "prefix_cache": False, **limits})
+
+    def decoding(self, engine: Engine, count: int) -> None:
+        for number in range(count):
+            engine.submit(request(f"decoding {number}", [5 + number], Static(), tokens=200))
+        engine.step()
+
+    def test_a_long_prompt_comes_in_beside_those_that_decode(self) -> None:
+        engine, forwards = self.engine()
+        self.decoding(engine, 3)
+        engine.submit(long("long", 40))
+        assert steps_until(engine, "long") == 10
+        for prompts, states in zip(forwards.prompts[1:], forwards.states[1:], strict=True):
+            stored = max(prompts.values(), default=0)
+            assert stored <= 4
+            assert len(states) >= 3
+
+    def test_a_prompt_takes_whole_forwards_while_nobody_decodes(self) -> None:
+        engine, forwards = self.engine(max_rows=32)
+        engine.submit(long("long", 60))
+        assert steps_until(engine, "long") == 2
+        assert [sum(prompts.values()) for prompts in forwards.prompts] == [32, 28]
+
+    def test_prompts_share_alike_and_what_one_does_not_need_goes_to_the_others(self) -> None:
+        engine, forwards = self.engine(max_prefill_tokens=24)
+        self.decoding(engine, 1)
+        for one in (long("one", 12), long("other", 12), long("short", 1)):
+            engine.submit(one)
+        engine.step()
+        engine.step()
+        assert [sorted(prompts.values()) for prompts in forwards.prompts[1:]] == [[1, 2, 3], [3, 3]]
+
+    def test_a_short_prompt_does_not_wait_for_a_long_one(self) -> None:
+        engine, _ = self.engine()
+        self.decoding(engine, 1)
+        engine.submit(long("long", 50))
+        engine.step()
+        engine.submit(long("short", 2))
+        assert steps_until(engine, "short") == 1
+
+    def test_less_than_a_block_for_each_goes_round(self) -> None:
+        engine, forwards = self.engine(max_prefill_tokens=1)
+        self.decoding(engine, 1)
+        for number in range(3):
+            engine.submit(long(f"{number}", 3))
+        for _ in range(9):
+            engine.step()
+        (decoding,) = forwards.states[0]
+        served = [name for prompts in forwards.prompts[1:] for name in prompts if name != decoding]
+        assert len(served) == 9
+        assert all(len(set(served[turn : turn + 3])) == 3 for turn in (0, 3, 6))
+
+    def test_neither_prompts_nor_decoding_wait_where_rows_are_short(self) -> None:
+        """Verifications that fill a forward, and prompts that do."""
+        engine, forwards = self.engine(max_rows=6, max_prefill_tokens=400)
+        for number in range(2):
+            engine.submit(request(f"verifying {number}", [5 + number], Speculative(4), tokens=120))
+        engine.step()
+        for number in range(3):
+            engine.submit(long(f"long {number}", 30))
+        for _ in range(12):
+            engine.step()
+        recent = forwards.prompts[-8:], forwards.states[-8:]
+        assert all(sum(sum(prompts.values()) > 0 for prompts in recent[0][at : at + 4]) for at in range(5))
+        assert all(sum(len(states) > 0 for states in recent[1][at : at + 4]) for at in range(5))
+
+    @pytest.mark.parametrize(("device", "tokens"), [("cpu", 64), ("cuda", 512)])
+    def test_the_budget_is_the_devices_unless_it_is_given(self, device: str, tokens: int) -> None:
+        assert EngineConfig().prefill_tokens(device) == tokens
+        assert EngineConfig(max_prefill_tokens=7).prefill_tokens(device) == 7
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=10), st.integers(0, 200))
+def test_shares_are_as_equal_as_what_is_wanted_allows(wanted: list[int], total: int) -> None:
+    shares = equal_shares(wanted, total)
+    assert sum(shares) == min(total, sum(wanted))
+    assert all(share <= most for share, most in zip(shares, wanted, strict=True))
+    unsatisfied = [share for share, most in zip(shares, wanted, strict=True) if share < most]
+    assert not unsatisfied or max(shares) - min(unsatisfied) <= 1
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(st.integers(0, len(SHAPES) - 1), st.integers(0, 2**32), st.integers(1, 60), st.integers(0, 20), st.booleans())
+def test_any_arrival_any_budget_any_mode_is_decoded_as_without_cache_batch_or_chunks(
+    shape: int, seed: int, prefill_tokens: int, more_rows: int, deterministic: bool
+) -> None:
+    """Every forward against a recomputation of the whole sequence, every answer against the plain way to decode."""
+    rng, checkpoint = random.Random(seed), tiny(shape)
+    requests = some_auto(rng, random_requests(rng, checkpoint, rng.randint(2, 4), longest=24))
+    requests += [  # beginnings of others, whose pages may be written by then or not
+        replace(one, request_id=f"{one.request_id} again", prompt_token_ids=(*one.prompt_token_ids, 3))
+        for one in rng.sample(requests, 2)
+    ]
+    engine, runner = checked(
+        checkpoint,
+        rng.choice([FREE, FAIR, DEAR]),
+        max_rows=checkpoint.config.block_size + 2 + more_rows,
+        max_prefill_tokens=prefill_tokens,
+        prefix_cache=rng.random() < 0.7,
+        kv_cache_tokens=2048,
+        deterministic=deterministic,
+    )
+    answers = in_turns(rng, engine, requests)
+    reference = Reference(checkpoint)
+    for one in requests:
+        assert answers[one.request_id] == reference.generate(replace(one, params=verified(one.params))).token_ids
+    assert runner.compared > 0
+    assert engine.state().kv_pages_used == 0
+
+
+def in_turns(rng: random.Random, engine: Engine, requests: Sequence[GenerationRequest]) -> dict[str, tuple[int, ...]]:
+    """The requests' tokens, each submitted at some step."""
+    waiting = list(requests)
+    answers: dict[str, tuple[int, ...]] = {one.request_id: () for one in requests}
+    while waiting or engine.has_work:
+        while waiting and (rng.random() < 0.3 or not engine.has_work):
+            engine.submit(waiting.pop())
+        for event in engine.step():
+            answers[event.request_id] += event.token_ids
+    return answers
