@@ -85,7 +85,10 @@ def test_the_request_ends_with_an_error_and_the_others_as_ever(
         assert [event.token_ids for event in events] == [event.token_ids for event in wanted[name]]
     assert engine.state().kv_pages_used == engine.state().num_running == 0
     audit(engine._pages, [])
-    assert "the decoding of a request failed: Fault in tests.engine.test_isolation, line" in caplog.text
+    assert (
+        "the decoding of a request failed: tests.engine.test_isolation.Fault in tests.engine.test_isolation, line"
+        in caplog.text
+    )
     assert "a prompt may stand here" not in caplog.text + last.error.message
 
 
