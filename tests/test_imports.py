@@ -55,6 +55,8 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "uvicorn": ("service.api", "service.app", "service.cli"),
     "opentelemetry": ("service.api",),
     "structlog": ("service.api",),
+    "tokenizers": ("service.text", "training"),
+    "transformers": ("service.text", "service.bench"),
     "typer": ("service.api", "service.app", "service.cli"),
     "torch": (
         "service.model",
@@ -131,6 +133,7 @@ def test_all_code_is_looked_at() -> None:
         ("service.text.codec", "import training.conversations", "training.conversations"),
         ("service.text.codec", "from service.api import wire", "service.api.wire"),
         ("service.text.codec", "import torch", "torch"),
+        ("service.api.generator", "from tokenizers import Tokenizer", "tokenizers.Tokenizer"),
     ],
 )
 def test_a_violation_is_named_with_file_and_import(module: str, source: str, culprit: str) -> None:

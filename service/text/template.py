@@ -48,9 +48,9 @@ class Names:
 
     def put(self, text: str) -> str:
         """The text with names in the place of tokens."""
-        return self.lend(text, self)
+        return self.rename(text, self)
 
-    def lend(self, text: str, other: Names) -> str:
+    def rename(self, text: str, other: Names) -> str:
         """The text with the other's names in the place of these tokens."""
         return self._written.sub(lambda found: other.of[found[0]], text)
 
@@ -108,7 +108,7 @@ class ChatTemplate:
     def _render(self, messages: Messages, answer: bool) -> str:
         hidden = [{**message, "content": self._joined.put(message["content"])} for message in messages]
         text = self._apply(hidden, answer, **self._options)
-        return self._joined.back(self._joined.lend(text, self.names))
+        return self._joined.back(self._joined.rename(text, self.names))
 
     def _apply(self, messages: Messages, answer: bool, **options: Any) -> str:
         copies = [dict(message) for message in messages]
