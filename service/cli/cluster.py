@@ -37,8 +37,8 @@ _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",  # replicas listen on all addresses; who has no token is refused
 }
-#: What they read in this program alone. A proxy has three times so long to start, 5 s by default, and then it is killed:
-#: too short for one that starts beside replicas on a busy machine.
+#: What they read in this program alone. Serve kills a proxy that does not answer three checks of its start. 5 s each,
+#: the default, are too short on a busy machine for a proxy that starts beside replicas.
 _STARTING = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20"}
 
 
