@@ -33,6 +33,7 @@ READ_BY = {
     "RAY_SERVE_ENABLE_DIRECT_INGRESS": "ray.serve._private.constants",
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "ray.serve._private.constants",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "ray.serve._private.constants",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "ray.serve._private.constants",
     "RAY_USAGE_STATS_ENABLED": "ray._common.usage.usage_constants",
     "RAY_AUTH_MODE": "ray._private.authentication.authentication_token_setup",
     "RAY_worker_niceness": "ray._raylet",
@@ -52,7 +53,7 @@ def test_one_minor_version_is_allowed() -> None:
         assert not requirement.specifier.contains(f"{installed.major}.{installed.minor + 1}.0")
 
 
-@pytest.mark.parametrize("name", sorted({*cluster._ENVIRONMENT, *train_workers._ENVIRONMENT}))
+@pytest.mark.parametrize("name", sorted({*cluster._ENVIRONMENT, *cluster._STARTING, *train_workers._ENVIRONMENT}))
 def test_ray_still_reads_every_variable_that_is_set(name: str) -> None:
     module = find_spec(READ_BY[name])
     assert module is not None

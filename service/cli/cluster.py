@@ -37,6 +37,9 @@ _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",  # replicas listen on all addresses; who has no token is refused
 }
+#: What they read in this program alone. Serve kills a proxy that does not answer three checks of its start. 5 s each,
+#: the default, are too short on a busy machine for a proxy that starts beside replicas.
+_STARTING = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20"}
 
 
 def start(settings: Settings, num_cpus: int | None = None) -> None:
@@ -51,7 +54,7 @@ def start(settings: Settings, num_cpus: int | None = None) -> None:
 
 def begin(settings: Settings, num_cpus: int | None = None) -> Future[None]:
     """As `start`, but returns when something can be deployed. The result: the proxy has started, or why it has not."""
-    for name, value in _ENVIRONMENT.items():
+    for name, value in (_ENVIRONMENT | _STARTING).items():
         os.environ.setdefault(name, value)
     talkative = settings.log_level == "debug" and settings.log_format == "text"
     with _imported("service.app"), _named("Ray"):

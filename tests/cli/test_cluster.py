@@ -29,7 +29,8 @@ class Machine:
         self.step: Any = lambda: None
         self.deployed = 0
         monkeypatch.setattr(cluster, "_POLL_S", 0)
-        monkeypatch.setattr(cluster, "_ENVIRONMENT", {})
+        for variables in ("_ENVIRONMENT", "_STARTING"):
+            monkeypatch.setattr(cluster, variables, {})
         monkeypatch.setattr(cluster, "_start_ray", lambda *_: None)
         monkeypatch.setattr(cluster, "_check_room", lambda _: None)
         monkeypatch.setattr(cluster, "_start_serve", lambda *_: self.step())
