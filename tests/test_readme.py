@@ -33,5 +33,12 @@ def test_every_mode_stands_in_the_table_with_its_knobs():
     assert found == {f"`{name}`": ", ".join(f"`{f.name}`" for f in fields(params)) for name, params in MODES.items()}
 
 
-def test_every_setting_stands_in_the_table():
-    assert [row[0] for row in rows("Settings")] == [f"`{name}`" for name in Settings.model_fields]
+def test_every_setting_stands_in_the_table_with_its_default():
+    table = {row[0].strip("`"): row[1:] for row in rows("Settings")}
+    assert list(table) == list(Settings.model_fields)
+    for name, field in Settings.model_fields.items():
+        default, what = table[name]
+        plain = isinstance(field.default, bool | int | float | str) and name != "model"
+        assert default.strip("`").lower() == (str(field.default).lower() if plain else ""), name
+        _, said, otherwise = field.description.partition("default: ")
+        assert f"{said}{otherwise}".replace("`", "") in what.replace("`", ""), name
