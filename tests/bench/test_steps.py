@@ -1,14 +1,18 @@
 """Random weights in published shapes, and the time of steps, on a tiny shape."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from service.bench import steps
 from service.bench.plain_loop import PlainLoop
 from service.bench.shapes import SHAPES, config_of, random_checkpoint
 from service.bench.speed import Workload
 from service.bench.steps import step_times
 from service.decode.params import Speculative
 from service.engine import Engine
+from service.engine.runner import Runner
 from service.errors import InvalidRequest
 from service.model import LoadOptions, parse_config
 
@@ -44,7 +48,24 @@ def test_random_weights_decode_in_their_dtype_and_in_the_plain_loop(tiny):
     assert len(PlainLoop(tiny).generate(request.prompt_token_ids, 9)) == 9
 
 
-def test_step_times_have_a_row_for_every_count(tiny):
-    times = list(step_times(tiny, (1, 3), prefix_tokens=10, rounds=1))
+def test_step_times_are_medians_of_forwards_over_every_count_of_rows(tiny, monkeypatch):
+    """By a clock that only forwards move: 10 ms a row of the backbone, 1 ms of MRP, the first one ever 500 ms more."""
+    now = 0.0
+
+    class Clocked(Runner):
+        def evaluate(self, rows):
+            nonlocal now
+            now += 0.010 * len(rows) + (0.0 if now else 0.5)
+            return super().evaluate(rows)
+
+        def refine(self, rows):
+            nonlocal now
+            now += 0.001 * len(rows)
+            return super().refine(rows)
+
+    monkeypatch.setattr(steps, "Runner", Clocked)
+    monkeypatch.setattr(steps, "time", SimpleNamespace(perf_counter=lambda: now))
+    times = list(step_times(tiny, (1, 3), prefix_tokens=10, rounds=3))
     assert [time.rows for time in times] == [1, 3]
-    assert all(time.backbone > 0 and time.mrp > 0 for time in times)
+    assert [time.backbone for time in times] == pytest.approx([10.0, 30.0])
+    assert [time.mrp for time in times] == pytest.approx([1.0, 3.0])

@@ -1,6 +1,7 @@
 """`mrp-serve check` and the program's errors."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -35,10 +36,19 @@ def test_bad_options_say_what_is_allowed(run, capsys, option, value, message):
     assert message in capsys.readouterr().err
 
 
+COMMANDS = "serve generate eval calibrate quality bench loads determinism check key train-mrp"
+
+
 def test_commands_are_listed(run, capsys):
     assert run("--help") == 0
-    said = capsys.readouterr().out
-    assert all(command in said for command in ("serve", "generate", "eval", "bench", "determinism", "check", "key"))
+    _, _, listed = capsys.readouterr().out.partition(" Commands ")
+    assert re.findall(r"^. ([a-z-]+)  +\S", listed, re.MULTILINE) == COMMANDS.split()
+
+
+@pytest.mark.parametrize("name", COMMANDS.split())
+def test_every_command_has_its_own_page(run, capsys, name):
+    assert run(name, "--help") == 0
+    assert f" {name} [OPTIONS]" in capsys.readouterr().out
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """`mrp-serve key`."""
 
+import base64
 import hashlib
 
 import yaml
@@ -20,10 +21,12 @@ def test_the_line_lets_the_key_in(run, capsys, tmp_path):
 
 
 def test_every_key_is_another(run, capsys):
-    assert run("key") == run("key") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(set(lines)) == 4
-    assert len(lines[0]) > 40
+    """256 bits of chance each: no key says anything of the next."""
+    assert [run("key") for _ in range(20)] == [0] * 20
+    keys = capsys.readouterr().out.splitlines()[::2]
+    drawn = [base64.urlsafe_b64decode(key.removeprefix("mrp-") + "=") for key in keys]
+    assert {len(one) for one in drawn} == {32}
+    assert all(len({one[place] for one in drawn}) > 10 for place in range(32)), "a byte that is hardly drawn"
 
 
 def test_a_name_must_be_one(run, capsys):

@@ -57,8 +57,8 @@ class Service:
         """On stderr, by now."""
         return self._stderr.read_text()
 
-    def wait_until_ready(self) -> None:
-        """Polls /health until it says 200; what it said before is kept."""
+    def becomes_ready(self) -> bool:
+        """Polls /health until it says 200; what it said before is kept. False, and it is ended, if that takes long."""
         deadline = time.monotonic() + _START_S
         while time.monotonic() < deadline and self.process.poll() is None:
             try:
@@ -66,12 +66,12 @@ class Service:
             except httpx.TransportError:
                 status = None
             if status == 200:
-                return
+                return True
             self.health_while_loading.add(status)
             time.sleep(0.2)
         self.process.kill()
         self.process.wait()
-        pytest.fail(f"the service did not start: {self.said}")
+        return False
 
     def stop(self) -> int:
         """SIGTERM; the exit status."""
@@ -85,22 +85,27 @@ class Services:
     """At most one service: who asks for another ends the one that runs. `folder` makes a new folder."""
 
     folder: Callable[[], Path]
-    _kind: tuple[object, ...] = ()
-    _running: list[Service] = field(default_factory=list)
+    _running: dict[tuple[object, ...], Service] = field(default_factory=dict)
+    _failed: dict[tuple[object, ...], str] = field(default_factory=dict)
 
     def of(self, module: str, *flags: object) -> Service:
-        """The service of that module and these flags."""
-        if self._kind != (module, *flags) or self._running[0].process.poll() is not None:
+        """The service of that module and these flags. One that did not start is not tried again."""
+        kind = (module, *flags)
+        if reason := self._failed.get(kind):
+            pytest.fail(reason)
+        if kind not in self._running or self._running[kind].process.poll() is not None:
             self.end()
-            self._kind = (module, *flags)
-            self._running.append(Service(self.folder(), module, *flags))
-            self._running[0].wait_until_ready()
-        return self._running[0]
+            service = Service(self.folder(), module, *flags)
+            if not service.becomes_ready():
+                self._failed[kind] = f"the service did not start: {service.said}"
+                pytest.fail(self._failed[kind])
+            self._running[kind] = service
+        return self._running[kind]
 
     def end(self) -> None:
         """As a user would, and says what was wrong with it."""
         while self._running:
-            service = self._running.pop()
+            _, service = self._running.popitem()
             service.pace.full()
             assert service.stop() == 0, service.said
             assert "is served on" in service.said
