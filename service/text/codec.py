@@ -37,8 +37,9 @@ class TextCodec:
         self._own = {self._literal.token_to_id(name): token for token, name in names.items()}
 
     @classmethod
-    def load(cls, path: Path) -> TextCodec:
+    def load(cls, folder: str | Path) -> TextCodec:
         """Loads tokenizer.json (or what AutoTokenizer finds). Never remote code. CheckpointError if there is none."""
+        path = Path(folder)
         kind = PreTrainedTokenizerFast if (path / "tokenizer.json").is_file() else AutoTokenizer
         try:
             tokenizer: Any = kind.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)

@@ -177,8 +177,9 @@ def test_a_tokenizer_that_cuts_and_pads_does_not_here(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_tokenizer_is_a_checkpoint_error(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=str(tmp_path)):
-        TextCodec.load(tmp_path)
+    for folder in (tmp_path, str(tmp_path)):
+        with pytest.raises(CheckpointError, match=str(tmp_path)):
+            TextCodec.load(folder)
 
 
 def test_no_piece_has_half_a_character() -> None:
