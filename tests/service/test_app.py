@@ -2,6 +2,8 @@
 
 import importlib
 import inspect
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,16 @@ from service import app
 from service.api.scaling import policy
 from service.settings import Settings
 
-CONFIG = yaml.safe_load((Path(__file__).parents[2] / "deploy" / "serve.yaml").read_text())
+ROOT = Path(__file__).parents[2]
+CONFIG = yaml.safe_load((ROOT / "deploy" / "serve.yaml").read_text())
+
+
+def test_building_it_needs_neither_torch_nor_the_http_application():
+    """The program, Serve's controller and every replica import this module; it would cost each of them seconds."""
+    heavy = {"torch", "transformers", "service.api.ingress", "service.api.generator", "service.api.schemas"}
+    program = f"import sys, service.app; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_serve_makes_settings_of_a_files_args():
