@@ -32,11 +32,9 @@ class PlainLoop:
     @torch.inference_mode()
     def generate(self, prompt: Sequence[int], max_new_tokens: int, stop: frozenset[int] = frozenset()) -> list[int]:
         """The completion of one prompt, greedy, one token revealed per forward."""
-        size, cache = self._config.block_size, DynamicCache()
+        size = self._config.block_size
         stored = len(prompt) // size * size
-        if stored:
-            blocks = torch.arange(stored, device=self._device) // size
-            self._forward(list(prompt[:stored]), 0, cache, blocks[:, None] >= blocks)
+        cache = self.prefill(prompt[:stored])
         head, output = list(prompt[stored:]), list[int]()
         while len(output) < max_new_tokens and not stop.intersection(output):
             block = self._denoise(head + [self._config.mask_token_id] * (size - len(head)), stored, cache)
@@ -45,6 +43,15 @@ class PlainLoop:
             stored, head = stored + size, []
         ends = [index for index, token in enumerate(output) if token in stop]
         return output[: min([max_new_tokens, *ends])]
+
+    @torch.inference_mode()
+    def prefill(self, blocks: Sequence[int]) -> DynamicCache:
+        """The cache behind whole blocks: one forward over all of them, with a dense block-causal mask."""
+        cache = DynamicCache()
+        if blocks:
+            numbers = torch.arange(len(blocks), device=self._device) // self._config.block_size
+            self._forward(list(blocks), 0, cache, numbers[:, None] >= numbers)
+        return cache
 
     def _denoise(self, block: list[int], start: int, cache: DynamicCache) -> list[int]:
         tokens = torch.tensor(block, device=self._device)
