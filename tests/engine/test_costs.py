@@ -9,7 +9,7 @@ import torch
 
 from service.decode.policy import Reading
 from service.engine import Engine, EngineConfig
-from service.engine.costs import Curve, lower_hull, measure
+from service.engine.costs import Curve, StepCosts, lower_hull, measure
 from service.engine.rows import Row
 from tests.tiny import tiny_checkpoint
 
@@ -19,6 +19,12 @@ def test_a_curve_is_straight_between_what_was_measured_and_on_beyond_it() -> Non
     assert [curve.at(rows) for rows in (0, 1, 1.5, 2, 3, 4, 8)] == [2, 2, 2.5, 3, 5, 7, 15]
     assert curve.slope(1, 4) == pytest.approx(5 / 3)
     assert Curve(((1, 2.0),)).at(9) == 2
+
+
+def test_rows_cost_what_they_read_beyond_those_of_the_curve() -> None:
+    costs = StepCosts(Curve(((1, 2.0), (3, 4.0))), page=0.5, prefix=10)
+    assert [costs.reading(pages) for pages in (0, 10, 14)] == [0, 0, 2]
+    assert costs.behind(14).backbone == Curve(((1, 4.0), (3, 10.0)))
 
 
 @pytest.mark.parametrize(
@@ -40,7 +46,7 @@ def test_what_was_disturbed_lies_above_the_curve(times: list, points: list) -> N
 def test_an_engine_measures_its_own_forwards_and_changes_no_page() -> None:
     checkpoint = tiny_checkpoint(1)
     engine = Engine(checkpoint, EngineConfig(max_rows=24))
-    kept = engine._runner._cache.keys
+    kept = engine._runner._cache.keys[:, : engine._runner.num_pages]
     kept.fill_(0.5)
     costs = measure(engine._runner, 24, has_mrp=True)
     assert costs.mrp is not None
@@ -48,6 +54,8 @@ def test_an_engine_measures_its_own_forwards_and_changes_no_page() -> None:
         assert curve.at(1) > 0
         assert curve.at(24) >= curve.at(1)
     assert costs.draft > 0
+    assert costs.page >= 0
+    assert costs.prefix == 16
     assert measure(engine._runner, 24, has_mrp=False).mrp is None
     assert bool((kept == 0.5).all())
 
