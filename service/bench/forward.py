@@ -39,20 +39,23 @@ _STEPS = 12
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """Medians over rounds: milliseconds of what is looked at and of what it is compared with, and their ratio."""
+    """Medians over rounds: milliseconds of what is looked at and of what it is compared with, and their ratio.
+
+    `wanted`: what the ratio should not be above; None where it is only told.
+    """
 
     what: str
     milliseconds: float
     compared: float
     ratio: float
-    wanted: float
+    wanted: float | None
 
 
 def ratios(rounds: int, seed: int = 0) -> Iterator[Ratio]:
     """All ratios, one after another; those over several steps in fewer rounds."""
     bench = Bench(random_checkpoint(RAW, LoadOptions()), random.Random(seed))
     for length, wanted in ((512, 1.1), (1024, 1.0), (2048, 0.8), (4096, 0.8)):
-        yield bench.first_block(length, wanted, rounds)
+        yield from bench.first_block(length, wanted, rounds)
     yield bench.together(rounds)
     yield bench.mixed_step(rounds)
     yield bench.longest_step(rounds)
@@ -66,18 +69,20 @@ class Bench:
         self._checkpoint, self._rng = checkpoint, rng
         self._clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
 
-    def first_block(self, length: int, wanted: float, rounds: int) -> Ratio:
-        """A lone prompt's first block, over transformers' prefill of the prompt."""
+    def first_block(self, length: int, wanted: float, rounds: int) -> Iterator[Ratio]:
+        """A lone prompt's first block, over transformers' prefill of the prompt with its logits, and without."""
         engine, plain = self._engine(), PlainLoop(self._checkpoint)
 
         def block(prompt: tuple[int, ...]) -> None:
             engine.generate([_request("x", prompt, _SIZE, Static(_SIZE))])
 
-        def pair() -> tuple[float, float]:
+        def pair(logits: bool) -> tuple[float, float]:
             prompt = self._prompt(length)
-            return self._seconds(partial(block, prompt)), self._seconds(partial(plain.prefill, prompt))
+            return self._seconds(partial(block, prompt)), self._seconds(partial(plain.prefill, prompt, logits))
 
-        return _ratio(f"first block of {length} tokens / transformers' prefill", pair, wanted, rounds)
+        what = f"first block of {length} tokens / transformers' prefill"
+        yield _ratio(what, partial(pair, True), wanted, rounds)
+        yield _ratio(f"{what} without logits", partial(pair, False), None, rounds)
 
     def together(self, rounds: int) -> Ratio:
         """15 short prompts and a long one, 16 tokens each."""
@@ -161,7 +166,7 @@ def _request(name: str, prompt: tuple[int, ...], tokens: int, params: Static | N
     return GenerationRequest(name, prompt, params or Static(), max_new_tokens=tokens)
 
 
-def _ratio(what: str, pair: Callable[[], tuple[float, float]], wanted: float, rounds: int) -> Ratio:
+def _ratio(what: str, pair: Callable[[], tuple[float, float]], wanted: float | None, rounds: int) -> Ratio:
     """The first round warms up and does not count."""
     pairs = [pair() for _ in range(rounds + 1)][1:]
     one, other = (1e3 * statistics.median(column) for column in zip(*pairs, strict=True))

@@ -45,12 +45,15 @@ class PlainLoop:
         return output[: min([max_new_tokens, *ends])]
 
     @torch.inference_mode()
-    def prefill(self, blocks: Sequence[int]) -> DynamicCache:
-        """The cache behind whole blocks: one forward over all of them, with a dense block-causal mask."""
+    def prefill(self, blocks: Sequence[int], logits: bool = True) -> DynamicCache:
+        """The cache behind whole blocks: one forward over all of them, with a dense block-causal mask.
+
+        `logits`: of all positions, as the published loop has them; else of the last position alone.
+        """
         cache = DynamicCache()
         if blocks:
             numbers = torch.arange(len(blocks), device=self._device) // self._config.block_size
-            self._forward(list(blocks), 0, cache, numbers[:, None] >= numbers)
+            self._forward(list(blocks), 0, cache, numbers[:, None] >= numbers, logits_to_keep=0 if logits else 1)
         return cache
 
     def _denoise(self, block: list[int], start: int, cache: DynamicCache) -> list[int]:
@@ -67,7 +70,9 @@ class PlainLoop:
         result: list[int] = tokens.tolist()
         return result
 
-    def _forward(self, tokens: list[int], start: int, cache: DynamicCache, mask: Tensor | None = None) -> Tensor:
+    def _forward(
+        self, tokens: list[int], start: int, cache: DynamicCache, mask: Tensor | None = None, **options: int
+    ) -> Tensor:
         """Logits `[T, V]` of tokens at `start`; their keys are appended to the cache."""
         positions = torch.arange(start, start + len(tokens), device=self._device)
         if mask is None:
@@ -78,6 +83,7 @@ class PlainLoop:
             attention_mask=mask[None, None],
             past_key_values=cache,
             use_cache=True,
+            **options,
         )
         logits: Tensor = output.logits[0]
         return logits
