@@ -32,11 +32,9 @@ class PlainLoop:
     @torch.inference_mode()
     def generate(self, prompt: Sequence[int], max_new_tokens: int, stop: frozenset[int] = frozenset()) -> list[int]:
         """The completion of one prompt, greedy, one token revealed per forward."""
-        size, cache = self._config.block_size, DynamicCache()
+        size = self._config.block_size
         stored = len(prompt) // size * size
-        if stored:
-            blocks = torch.arange(stored, device=self._device) // size
-            self._forward(list(prompt[:stored]), 0, cache, blocks[:, None] >= blocks)
+        cache = self.prefill(prompt[:stored])
         head, output = list(prompt[stored:]), list[int]()
         while len(output) < max_new_tokens and not stop.intersection(output):
             block = self._denoise(head + [self._config.mask_token_id] * (size - len(head)), stored, cache)
@@ -45,6 +43,18 @@ class PlainLoop:
             stored, head = stored + size, []
         ends = [index for index, token in enumerate(output) if token in stop]
         return output[: min([max_new_tokens, *ends])]
+
+    @torch.inference_mode()
+    def prefill(self, blocks: Sequence[int], logits: bool = True) -> DynamicCache:
+        """The cache behind whole blocks: one forward over all of them, with a dense block-causal mask.
+
+        `logits`: of all positions, as the published loop has them; else of the last position alone.
+        """
+        cache = DynamicCache()
+        if blocks:
+            numbers = torch.arange(len(blocks), device=self._device) // self._config.block_size
+            self._forward(list(blocks), 0, cache, numbers[:, None] >= numbers, logits_to_keep=0 if logits else 1)
+        return cache
 
     def _denoise(self, block: list[int], start: int, cache: DynamicCache) -> list[int]:
         tokens = torch.tensor(block, device=self._device)
@@ -60,7 +70,9 @@ class PlainLoop:
         result: list[int] = tokens.tolist()
         return result
 
-    def _forward(self, tokens: list[int], start: int, cache: DynamicCache, mask: Tensor | None = None) -> Tensor:
+    def _forward(
+        self, tokens: list[int], start: int, cache: DynamicCache, mask: Tensor | None = None, **options: int
+    ) -> Tensor:
         """Logits `[T, V]` of tokens at `start`; their keys are appended to the cache."""
         positions = torch.arange(start, start + len(tokens), device=self._device)
         if mask is None:
@@ -71,6 +83,7 @@ class PlainLoop:
             attention_mask=mask[None, None],
             past_key_values=cache,
             use_cache=True,
+            **options,
         )
         logits: Tensor = output.logits[0]
         return logits

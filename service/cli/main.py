@@ -1,4 +1,4 @@
-"""`mrp-serve`: serve | generate | eval | calibrate | quality | bench | loads | determinism | check | key | train-mrp.
+"""`mrp-serve`: the program and its commands.
 
 Parses arguments and turns this package's errors into one line on stderr; every command lives in its own
 file and imports what it needs only when it runs, so that `--help` is instant.
@@ -13,7 +13,20 @@ from typing import Annotated
 
 import typer
 
-from service.cli import bench, calibrate, check, determinism, evaluate, generate, key, loads, quality, serve, train
+from service.cli import (
+    bench,
+    calibrate,
+    check,
+    determinism,
+    evaluate,
+    forward,
+    generate,
+    key,
+    loads,
+    quality,
+    serve,
+    train,
+)
 from service.cli.output import WIDE, is_on_a_terminal
 from service.errors import MrpServeError
 
@@ -47,6 +60,7 @@ app.command("eval")(evaluate.command)
 app.command("calibrate")(calibrate.command)
 app.command("quality")(quality.command)
 app.command("bench")(bench.command)
+app.command("forward")(forward.command)
 app.command("loads")(loads.command)
 app.command("determinism")(determinism.command)
 app.command("check")(check.command)

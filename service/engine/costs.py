@@ -1,4 +1,4 @@
-"""What a forward costs by its number of rows: measured once on the engine's own networks, then read off a curve.
+"""What a forward costs by its rows and the pages they read: measured once on the engine's own networks.
 
 Only ratios of these times are used (`pricing.py`), so a machine that is slowed as a whole changes nothing. Knows rows
 and a runner; no requests, no modes.
@@ -30,6 +30,8 @@ _PREFIX = 16
 _TURNS, _BUDGET_S = 3, 0.5
 #: seconds of a turn in which a short forward is repeated
 _SLICE_S = 0.005
+#: Blocks before the rows by which the price of reading is measured, and how many states of one block these rows are.
+_LONG, _STATES = 256, 8
 #: states of the tree whose drafting is measured
 _DRAFTS = 2
 #: longer forwards are not measured: the curve goes straight on
@@ -59,12 +61,25 @@ class Curve:
 class StepCosts:
     """Times of the backbone's forwards and of MRP's, None without one, in any unit.
 
-    `draft`: the time a policy takes to find a state, over and above the forwards.
+    The rows of the curves read `prefix` pages each. `page`: what a page more costs a row that shares it with other
+    states of its block. `draft`: the time a policy takes to find a state, over and above the forwards.
     """
 
     backbone: Curve
     mrp: Curve | None = None
     draft: float = 0.0
+    page: float = 0.0
+    prefix: int = 0
+
+    def reading(self, pages: float) -> float:
+        """What a row that reads so many pages costs more than those of the curves."""
+        return self.page * max(0.0, pages - self.prefix)
+
+    def behind(self, pages: float) -> StepCosts:
+        """The costs of rows that read so many pages each."""
+        more = self.reading(pages)
+        backbone = Curve(tuple((rows, seconds + rows * more) for rows, seconds in self.backbone.points))
+        return replace(self, backbone=backbone)
 
 
 def lower_hull(times: Sequence[tuple[int, float]]) -> Curve:
@@ -92,21 +107,45 @@ def measure(runner: RowRunner, max_rows: int, has_mrp: bool) -> StepCosts:
 
     Between steps an engine's own runner may be measured: the rows only read pages.
     """
-    counts = [1 << power for power in range(max_rows.bit_length()) if 1 << power < max_rows] + [max_rows]
-    size = runner.config.block_size
-    prefix = min(_PREFIX, runner.config.max_positions // size - 1)
-    pages = [page % runner.num_pages for page in range(prefix)]
-    row = Row(Block((MASKED,) * size), prefix, pages, keeps=False, sampling=SamplingParams(), drafts=has_mrp)
-    (reading,) = runner.evaluate([row])
     # On a CPU the thread's own time is that of the forward, whoever else wants the core.
     clock = time.thread_time if runner.device.type == "cpu" else time.perf_counter
-    backbone = _fastest(lambda rows: partial(FittingForward().read, runner.evaluate, [row] * rows), counts, clock)
-    draft = _drafting(row.state, reading, clock)
+    counts = [1 << power for power in range(max_rows.bit_length()) if 1 << power < max_rows] + [max_rows]
+    row = replace(_row(runner, _PREFIX), drafts=has_mrp)
+    (reading,) = runner.evaluate([row])
+    backbone = _fastest(lambda rows: partial(FittingForward().read, runner.evaluate, _apart(row, rows)), counts, clock)
+    draft, page = _drafting(row.state, reading, clock), _reading(runner, clock)
     if not has_mrp:
-        return StepCosts(backbone, draft=draft)
+        return StepCosts(backbone, None, draft, page, row.index)
     anchored = replace(row, anchor=reading.handle, candidates=reading.candidates)
-    mrp = _fastest(lambda rows: partial(FittingForward().read, runner.refine, [anchored] * rows), counts, clock)
-    return StepCosts(backbone, mrp, draft)
+    mrp = _fastest(lambda rows: partial(FittingForward().read, runner.refine, _apart(anchored, rows)), counts, clock)
+    return StepCosts(backbone, mrp, draft, page, row.index)
+
+
+def _row(runner: RowRunner, prefix: int) -> Row:
+    """A row of masks behind so many pages, or as many as there may be."""
+    size = runner.config.block_size
+    index = min(prefix, runner.config.max_positions // size - 1)
+    pages = [page % runner.num_pages for page in range(index)]
+    return Row(Block((MASKED,) * size), index, pages, keeps=False, sampling=SamplingParams())
+
+
+def _apart(row: Row, count: int) -> list[Row]:
+    """Rows of as many sequences."""
+    return [replace(row, pages=[*row.pages]) for _ in range(count)]
+
+
+def _reading(runner: RowRunner, clock: Callable[[], float]) -> float:
+    """Time for a row to read a page more, as one of the states of a block."""
+    near, far = _row(runner, _PREFIX), _row(runner, _LONG)
+    if far.index == near.index:
+        return 0.0
+    times = {
+        one.index: min(
+            _seconds(partial(FittingForward().read, runner.evaluate, [one] * _STATES), clock) for _ in range(_TURNS)
+        )
+        for one in (near, far)
+    }
+    return max(0.0, times[far.index] - times[near.index]) / (_STATES * (far.index - near.index))
 
 
 def _drafting(state: Block, reading: Reading, clock: Callable[[], float]) -> float:

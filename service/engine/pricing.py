@@ -36,9 +36,9 @@ class Pricing:
         self._measure, self._max_rows = costs, max_rows
         self._costs: StepCosts | None = None
         self._running = 1
-        self._rows, self._tokens, self._mrp = _Mean(1.0), _Mean(1.0), _Mean(0.0)
+        self._rows, self._tokens, self._mrp, self._pages = _Mean(1.0), _Mean(1.0), _Mean(0.0), _Mean(0.0)
         self._step = _Step()
-        self._price: float | None = None
+        self._slope: tuple[float, float] | None = None
         self._arms = Arms()
         self._kinds: dict[_Kind, Reliability] = {}
 
@@ -52,7 +52,8 @@ class Pricing:
         """MRP forwards that a request's drafts are to take if it came now; None if that is not to be chosen."""
         if not leaves_drafts_open(params):
             return None
-        return self._arms.best(self.costs(), self._running + 1, self._most_states(self._running + 1))
+        costs = self.costs().behind(self._pages.value)
+        return self._arms.best(costs, self._running + 1, self._most_states(self._running + 1))
 
     def open(self, request: GenerationRequest, mrp_steps: int | None) -> Account:
         """A request begins, with what `mrp_steps` said of it."""
@@ -66,12 +67,16 @@ class Pricing:
 
     def begin(self, running: int) -> None:
         """A step begins, with so many requests."""
-        self._running, self._price = max(1, running), None
+        self._running, self._slope = max(1, running), None
 
-    def note(self, rows: int, tokens: int) -> None:
-        """A request had so many of its states read in this step (0: MRP read one) and so many tokens revealed."""
+    def note(self, rows: int, tokens: int, pages: int = 0) -> None:
+        """A request had so many of its states read in this step (0: MRP read one) and so many tokens revealed.
+
+        `pages`: those that each of its states reads.
+        """
         step = self._step
         step.requests, step.rows, step.tokens = step.requests + bool(rows), step.rows + rows, step.tokens + tokens
+        step.pages += rows * pages
 
     def end(self, refined: Iterable[int]) -> None:
         """The step ends; `refined`: the rows of each of its MRP forwards."""
@@ -80,24 +85,28 @@ class Pricing:
             return
         self._rows.add(step.rows / step.requests)
         self._tokens.add(step.tokens / step.requests)
+        self._pages.add(step.pages / step.rows)
         if self._costs and self._costs.mrp:
             spent = sum(self._costs.mrp.at(rows) for rows in refined)
             self._mrp.add(spent / self._costs.backbone.at(step.rows))
 
-    def row(self) -> float:
-        """Tokens that the time of a further row would be worth."""
-        if self._price is None:
-            costs, running = self.costs(), self._running
+    def row(self, pages: int = 0) -> float:
+        """Tokens that the time of a further row, which reads so many pages, would be worth."""
+        costs = self.costs()
+        if self._slope is None:
+            running = self._running
             rows = running * self._rows.value
-            seconds = costs.backbone.at(rows) * (1 + self._mrp.value)
+            reading = rows * costs.reading(self._pages.value)
+            seconds = (costs.backbone.at(rows) + reading) * (1 + self._mrp.value)
             low = max(running, rows - running / 2)
             slope = costs.backbone.slope(low, rows + running / 2) + costs.draft
-            self._price = slope * running * self._tokens.value / seconds
-        return self._price
+            self._slope = slope, running * self._tokens.value / seconds
+        slope, rate = self._slope
+        return (slope + costs.reading(pages)) * rate
 
-    def terms(self, mrp_steps: int, reliability: Reliability) -> Terms:
-        """The terms by now of a request whose drafts are of a kind."""
-        price = self.row()
+    def terms(self, mrp_steps: int, reliability: Reliability, pages: int) -> Terms:
+        """The terms by now of a request whose drafts are of a kind and read so many pages each."""
+        price = self.row(pages)
         least = price if price >= 1 else reliability.least(price)
         return Terms(least, self._most_states(self._running), mrp_steps)
 
@@ -109,11 +118,13 @@ class Pricing:
 class Account:
     """What one request may spend on drafts that are left to the engine: nothing, where none are.
 
-    `mrp_steps`: its number of MRP forwards, asked for or chosen; None for modes that have none.
+    `mrp_steps`: its number of MRP forwards, asked for or chosen; None for modes that have none. `pages`: those before
+    its block at hand, which each of its states reads.
     """
 
     def __init__(self, pricing: Pricing, uses_mrp: bool, mrp_steps: int | None) -> None:
         self._pricing, self.uses_mrp, self.mrp_steps = pricing, uses_mrp, mrp_steps
+        self.pages = 0
 
     def terms(self) -> Terms:
         """What its drafts may cost now."""
@@ -121,7 +132,7 @@ class Account:
 
     def note(self, rows: int, steps: Sequence[Step]) -> None:
         """So many states were read, which led to the steps."""
-        self._pricing.note(rows, sum(len(step.revealed) - len(step.revoked) for step in steps))
+        self._pricing.note(rows, sum(len(step.revealed) - len(step.revoked) for step in steps), self.pages)
 
 
 class DraftingAccount(Account):
@@ -133,7 +144,7 @@ class DraftingAccount(Account):
 
     def terms(self) -> Terms:
         """What its drafts may cost now."""
-        return self._pricing.terms(self._chosen, self._reliability)
+        return self._pricing.terms(self._chosen, self._reliability, self.pages)
 
     def note(self, rows: int, steps: Sequence[Step]) -> None:
         """So many states were read, which led to the steps."""
@@ -148,6 +159,7 @@ class _Step:
     requests: int = 0
     rows: int = 0
     tokens: int = 0
+    pages: int = 0
 
 
 class _Mean:

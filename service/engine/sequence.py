@@ -156,6 +156,7 @@ class Sequence:
 
     def _start_block(self, head: tuple[int, ...] = ()) -> None:
         self._head = len(head)
+        self._account.pages = self._prompt_blocks + self._num_blocks
         self._canvas = Canvas(
             Block(head + (MASKED,) * (self._block_size - len(head))), terms=self._account.terms, ends=self._settled
         )

@@ -9,7 +9,7 @@ import torch
 
 from service.decode.params import Speculative
 from service.decode.policy import Reading
-from service.engine.costs import Curve, lower_hull, measure
+from service.engine.costs import Curve, StepCosts, lower_hull, measure
 from service.engine.rows import Row
 from service.engine.runner import Runner
 from tests.engine.helpers import checked, request
@@ -21,6 +21,12 @@ def test_a_curve_is_straight_between_what_was_measured_and_on_beyond_it() -> Non
     assert [curve.at(rows) for rows in (0, 1, 1.5, 2, 3, 4, 8)] == [2, 2, 2.5, 3, 5, 7, 15]
     assert curve.slope(1, 4) == pytest.approx(5 / 3)
     assert Curve(((1, 2.0),)).at(9) == 2
+
+
+def test_rows_cost_what_they_read_beyond_those_of_the_curve() -> None:
+    costs = StepCosts(Curve(((1, 2.0), (3, 4.0))), page=0.5, prefix=10)
+    assert [costs.reading(pages) for pages in (0, 10, 14)] == [0, 0, 2]
+    assert costs.behind(14).backbone == Curve(((1, 4.0), (3, 10.0)))
 
 
 @pytest.mark.parametrize(
@@ -50,6 +56,8 @@ def test_an_engine_measures_its_own_forwards_and_changes_no_page_that_is_kept() 
         assert curve.at(1) > 0
         assert curve.at(24) >= curve.at(1)
     assert costs.draft > 0
+    assert costs.page >= 0
+    assert costs.prefix == 16
     assert measure(runner.runner, 24, has_mrp=False).mrp is None
     (again,) = engine.generate([asked])
     assert again.stats.cached_tokens == 20

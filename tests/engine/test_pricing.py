@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from service.decode.block import Pick, Step
@@ -71,6 +73,38 @@ def test_mrps_forwards_make_time_cheaper() -> None:
     assert pricing.row() < before / 1.5
 
 
+def test_a_row_behind_many_pages_costs_their_reading() -> None:
+    """A hundredth of a unit a page: at 100 pages more than those of the table a row costs one unit more than half."""
+    costs = replace(FAIR, page=0.01, prefix=16)
+    pricing = Pricing(lambda: costs, 256)
+    pricing.begin(1)
+    assert pricing.row(116) == pytest.approx(price(FAIR, 1) * 3, rel=0.02)
+    assert pricing.row(16) == pricing.row(0) == pytest.approx(price(FAIR, 1))
+
+
+def test_time_is_cheaper_where_all_read_much() -> None:
+    """Steps take longer by the pages that are read, so what a step brings is worth less of its time."""
+    costs = replace(FAIR, page=0.01, prefix=16)
+    pricing = Pricing(lambda: costs, 256)
+    account = opened(pricing, Static())
+    account.pages = 216
+    for _ in range(200):
+        pricing.begin(1)
+        account.note(1, verified([], 1))
+        pricing.end([])
+    pricing.begin(1)
+    assert pricing.row(16) == pytest.approx(price(FAIR, 1) / 2, rel=0.02)
+
+
+def test_a_request_behind_a_long_text_drafts_less() -> None:
+    costs = replace(FAIR, page=0.01, prefix=16)
+    pricing = Pricing(lambda: costs, 256)
+    near, far = opened(pricing), opened(pricing)
+    far.pages = 200
+    pricing.begin(1)
+    assert far.terms().row > 2 * near.terms().row
+
+
 def test_the_rows_of_a_forward_are_shared() -> None:
     pricing = Pricing(lambda: FREE, 32)
     account = opened(pricing)
@@ -105,6 +139,11 @@ def test_whoever_says_how_to_draft_is_given_nothing_to_choose_and_needs_no_costs
 
 
 class TestArms:
+    def test_behind_a_long_text_rows_are_dear(self) -> None:
+        costs = replace(FREE, page=1.0, prefix=16)
+        assert Arms().best(costs.behind(16), 1, 16) > 0
+        assert Arms().best(costs.behind(500), 1, 16) == 0
+
     def test_where_rows_are_free_mrp_drafts_and_where_they_are_dear_it_does_not(self) -> None:
         assert Arms().best(FREE, 1, 16) > 0
         assert Arms().best(FAIR, 1, 16) == 0
