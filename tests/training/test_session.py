@@ -111,6 +111,34 @@ def test_every_update_is_logged_and_the_unrolling_grows(whole):
     assert all(line["chain"] > 0 for line in lines)
 
 
+def test_two_workers_make_the_updates_of_one_with_all_batches(whole, data, tmp_path, monkeypatch):
+    """One of them here, one in a process of its own; their gradients meet on the loopback device."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    program = (
+        "import sys; from tests.training.test_session import *\n"
+        "join_and_run(1, plan_of(Path(sys.argv[1]), Path(sys.argv[2])))"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, data, tmp_path], cwd=ROOT) as other:
+        try:
+            join_and_run(0, plan_of(data, tmp_path))
+            assert other.wait(60) == 0
+        finally:
+            other.kill()
+    pairs = zip(curve(whole[0]), curve(tmp_path), strict=True)
+    assert all(team[key] == pytest.approx(one[key], rel=1e-3) for one, team in pairs for key in ("chain", "revision"))
+
+
+def join_and_run(rank, plan):
+    """A worker of a team of two."""
+    meeting = f"file://{plan.keeping.out}/meeting"
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+    try:
+        train(plan, TextCodec.load, "cpu", Team(rank, 2), Watcher())
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 class Stopped(Exception):
     """What ends a run in the middle."""
 
