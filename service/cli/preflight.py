@@ -8,9 +8,8 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 from contextlib import ExitStack
-from pathlib import Path
 
-from service.errors import CheckpointError, SettingsError
+from service.errors import SettingsError
 from service.settings import Settings
 
 
@@ -67,24 +66,14 @@ def _check_checkpoint(settings: Settings) -> None:
     from service.model import parse_config, read_config, resolve
     from service.model.files import open_weights
     from service.quality.presets import file_of
+    from service.text.files import check_tokenizer
 
     folder = resolve(settings.model)
     parse_config(read_config(folder), block_size=settings.block_size)
     file_of(folder, settings.quality_file)
     with ExitStack() as stack:
         open_weights(folder, stack, "np")
-    _check_tokenizer(folder)
-
-
-def _check_tokenizer(folder: Path) -> None:
-    from tokenizers import Tokenizer
-
-    file = folder / "tokenizer.json"
-    if file.is_file():  # else the replica looks for the older files
-        try:
-            Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises nothing narrower
-            raise CheckpointError(f"{folder}: the tokenizer cannot be loaded: {error}") from error
+    check_tokenizer(folder)
 
 
 def _check_port(host: str, port: int) -> None:
