@@ -38,7 +38,8 @@ class Gate:
 
     async def holds(self, worker: EngineWorker) -> None:
         """Waits until all that was submitted is in the engine, which waits here."""
-        await asyncio.sleep(0)
+        with worker._changed:  # so that the engine takes all of them at once
+            await asyncio.sleep(0)
         await eventually(lambda: self.waiting and not worker._inbox.submitted)
 
     def step(self) -> list[BlockEvent]:

@@ -31,8 +31,9 @@ class Pace:
         self._say(HOLD)
 
     def name_of(self, process: int) -> str:
-        """The replica, as metrics call it, that is this process."""
-        return _card(self._file, process).read_text()
+        """The replica, as metrics call it, that is this process; empty for one that has not come up yet."""
+        card = _card(self._file, process)
+        return card.read_text() if card.exists() else ""
 
     def _say(self, words: str) -> None:
         new = self._file.with_suffix(".new")
