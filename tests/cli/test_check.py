@@ -1,6 +1,7 @@
 """`mrp-serve check` and the program's errors."""
 
 import json
+import logging
 import re
 import shutil
 from pathlib import Path
@@ -64,7 +65,9 @@ def test_check_says_what_the_tokenizer_can_do(run, capsys, copied):
 
 
 @pytest.mark.filterwarnings("ignore:`rope_scaling`:FutureWarning")  # transformers, in search of a tokenizer
-def test_a_missing_tokenizer_is_an_error(run, capsys, copied):
+def test_a_missing_tokenizer_is_an_error(run, capsys, copied, monkeypatch):
+    # transformers' handler holds the stderr of the test that imported it first
+    monkeypatch.setattr(logging.getLogger("transformers"), "handlers", [logging.NullHandler()])
     for file in copied.glob("tokenizer*"):
         file.unlink()
     assert run("check", copied) == 1
