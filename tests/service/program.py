@@ -11,19 +11,20 @@ from service.cli import cluster
 from service.cli.main import main
 
 _HANGS_S = 2.0
-_start = cluster.start
+_begin = cluster.begin
 
 
-def start(*given: Any, **named: Any) -> None:
-    """What is changed imports Ray, which reads the environment that `start` has made."""
-    _start(*given, **named)
+def begin(*given: Any, **named: Any) -> Any:
+    """What is changed imports Ray, which reads the environment that `begin` has made."""
+    proxy = _begin(*given, **named)
     from service import app
     from tests.service.paced import PacedGenerator
 
     app.GeneratorDeployment = PacedGenerator  # type: ignore[misc]
     app._HANGS_S = _HANGS_S
+    return proxy
 
 
 if __name__ == "__main__":
-    cluster.start = start
+    cluster.begin = begin
     main()
