@@ -16,12 +16,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.chaos.common import options, say, service
-from loadtest.driver import Driver
+from loadtest.harness import options, say, service
+from loadtest.report.driver import Driver
 from loadtest.report.figures import capacity as draw
+from loadtest.report.scenario import Run, Slo
+from loadtest.report.summary import Point, points
 from loadtest.run import line
-from loadtest.scenario import Run, Slo
-from loadtest.summary import Point, points
 
 _MOST_LOST = 0.01
 _STEP = 1.3

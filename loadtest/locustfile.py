@@ -13,10 +13,10 @@ from locust import events
 from locust.env import Environment
 from locust.runners import WorkerRunner
 
-from loadtest import options
-from loadtest.measures import Measures
-from loadtest.shape import FINISH_S, Levels
-from loadtest.users import (
+from loadtest.generator import options
+from loadtest.generator.measures import Measures
+from loadtest.generator.shape import FINISH_S, Levels
+from loadtest.generator.users import (
     ChatStreamUser,
     ChatUser,
     CompletionStreamUser,

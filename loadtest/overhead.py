@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from loadtest.chaos.common import options, report, say, service
-from loadtest.driver import Driver
-from loadtest.scenario import Run, Slo
-from loadtest.summary import points
-from loadtest.workload import Json, Lengths, Workload, heldout_prompts, plans
+from loadtest.generator.workload import Json, Lengths, Workload, heldout_prompts, plans
+from loadtest.harness import options, report, say, service
+from loadtest.report.driver import Driver
+from loadtest.report.scenario import Run, Slo
+from loadtest.report.summary import points
 
 if TYPE_CHECKING:
     from service.engine import Engine, GenerationRequest

@@ -24,7 +24,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from loadtest.chaos.common import ready, service
+from loadtest.harness import ready, service
 
 ROUTINGS = ("prefix", "load")
 FLAGS = ("--kv-cache-tokens", 8192, "--max-running", 4, "--torch-threads", 1)

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import httpx
 
-from loadtest import scenario as scenarios
-from loadtest.chaos.common import options, say, service
-from loadtest.driver import Driver, Record
+from loadtest.generator.rows import Client, Row
+from loadtest.harness import options, say, service
+from loadtest.report import scenario as scenarios
+from loadtest.report.driver import Driver, Record
 from loadtest.report.page import write
 from loadtest.report.result import Result
-from loadtest.rows import Client, Row
-from loadtest.scenario import Run, Scenario
-from loadtest.summary import Point, points, windows
-from loadtest.thresholds import Threshold
+from loadtest.report.scenario import Run, Scenario
+from loadtest.report.summary import Point, points, windows
+from loadtest.report.thresholds import Threshold
 
 #: a stage of arrivals begins and ends that much later than its level, at most
 _SETTLE_S = 2.0

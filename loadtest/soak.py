@@ -17,13 +17,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from loadtest import scenario as scenarios
-from loadtest.chaos.common import Running, memory_mib, options, processes, report, say, service
-from loadtest.driver import Driver, Record
+from loadtest.generator.rows import Request
+from loadtest.harness import Running, memory_mib, options, processes, report, say, service
+from loadtest.report import scenario as scenarios
+from loadtest.report.driver import Driver, Record
 from loadtest.report.figures import Course, soak
-from loadtest.rows import Request
-from loadtest.scenario import Run, Slo
-from loadtest.summary import Point, Window, point, windows
+from loadtest.report.scenario import Run, Slo
+from loadtest.report.summary import Point, Window, point, windows
 
 _EVERY_S = 5.0
 _SLICES = 40

@@ -4,7 +4,7 @@
 
 `args` are settings (settings.py); an unknown one is an error. What Serve itself can set by deployment
 (resources) is said in the file under `deployments: [{name: Generator, …}]`, the policy of scaling, which sees both
-deployments, under `autoscaling_policy` of the application (api/scaling.py).
+deployments, under `autoscaling_policy` of the application (rayserve/scaling.py).
 """
 
 # No `from __future__ import annotations` here: Serve makes `Settings` of a deployment file's `args` only when the
@@ -19,9 +19,9 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
-from service.api.deployments import GeneratorDeployment, IngressDeployment
-from service.api.routing.support import misfit
-from service.api.scaling import GENERATOR
+from service.rayserve.deployments import GeneratorDeployment, IngressDeployment
+from service.rayserve.scaling import GENERATOR
+from service.rayserve.support import misfit
 from service.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ _HANGS_S = 6.0
 #: replicas more than there should be while an update goes on, at least one
 _SURGE_PERCENT = 20
 #: by name, for Serve imports and pickles it
-_PREFIX_ROUTER = "service.api.routing.prefix_router.PrefixRouter"
+_PREFIX_ROUTER = "service.rayserve.prefix_router.PrefixRouter"
 #: share of its places that a replica may be ahead of the others because of what it has cached
 _SLACK = 1 / 16
 #: how often Serve's controller is told what is wanted, and how far back it looks, which must be longer

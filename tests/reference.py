@@ -17,8 +17,8 @@ from service.decode.block import MASKED, Block, Canvas, Pick, Step
 from service.decode.params import ModeParams
 from service.decode.policy import Evaluate, Reading
 from service.decode.registry import decode_block
+from service.engine.forward.sampling import Read, _key, gumbel
 from service.engine.request import GenerationRequest, SamplingParams
-from service.engine.sampling import Read, _key, gumbel
 from service.model import Checkpoint
 from service.model.layers import Attend
 

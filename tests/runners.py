@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 from service.decode.policy import Reading
 from service.engine import Engine, EngineConfig, Parts
-from service.engine.rows import Row
-from service.engine.runner import RowRunner, Runner
+from service.engine.forward.rows import Row
+from service.engine.forward.runner import RowRunner, Runner
 from service.model import Checkpoint
 
 

@@ -21,8 +21,8 @@ from ray.serve._private import deployment_state
 from ray.serve.schema import ApplicationStatus, ReplicaState
 from ray.serve.schema import ServeInstanceDetails as Details
 
-from service.api import serve_state
 from service.cli import cluster, readiness, train_workers
+from service.rayserve import serve_state
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = Path(ray.__file__).parent
@@ -73,7 +73,7 @@ def test_serve_makes_of_the_variables_what_they_are_set_for() -> None:
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": True,
         "RAY_SERVE_ENABLE_DIRECT_INGRESS": False,
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": True,
-        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "service.api.middleware:of_proxies",
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "service.hooks:proxy_middleware",
     }
 
 

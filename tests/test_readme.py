@@ -5,9 +5,9 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from service.api.metrics import METRICS
 from service.decode.registry import MODES
 from service.settings import Settings
+from service.telemetry.metrics import METRICS
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 

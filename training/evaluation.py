@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from service.model import Mrp, Sdar
+from training.batch import Batch
 from training.chains import Rows, chains_of
-from training.data import Batch
 from training.losses import divergence, exact_logits
 from training.rollout import EndIds, Trajectory, roll_out
 from training.simulate import Drafting, Yield, count_rounds, drafts_met

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from service.model import Mrp, Sdar
+from training.batch import Batch
 from training.chains import Rows, chain_loss, chains_of
-from training.data import Batch
 from training.losses import Weights
 from training.noise import Noise, noisy_chains
 from training.revision import revision_loss

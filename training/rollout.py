@@ -14,7 +14,7 @@ from torch import Tensor
 
 from service.model import Sdar
 from training.attention import BlockAttention, DenseAttention, Prefix
-from training.data import Batch
+from training.batch import Batch
 
 #: One end token, or several as `[n]`.
 EndIds = int | Tensor

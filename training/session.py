@@ -20,7 +20,7 @@ from service.model import Checkpoint, LoadOptions, load_checkpoint, parse_config
 from training.conversations import Codec, Corpus, Limits, read_corpus
 from training.evaluation import Score, evaluate
 from training.lessons import Teacher
-from training.mrp import new_mrp
+from training.module import new_mrp
 from training.optim import Optimiser, Steps
 from training.plan import Plan, Source
 from training.publish import HELDOUT_FILE, mrp_config, publish, stored_dtype

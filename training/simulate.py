@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from service.model import Mrp, Sdar
+from training.batch import Batch
 from training.chains import Rows
-from training.data import Batch
 from training.rollout import EndIds, Step, Trajectory, backbone_logits, masked_positions, pick, roll_out
 
 #: (tokens `[B, N]`, anchor `[B, N, H]`) -> the next anchor

@@ -10,8 +10,8 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from training.batch import Batch, collate
 from training.conversations import Example
-from training.data import Batch, collate
 from training.layout import Layout
 
 #: Batches whose examples are sorted by shape before they are cut apart.

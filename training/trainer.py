@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from training.data import Batch
+from training.batch import Batch
 from training.lessons import Lesson, Phase, Teacher
 from training.optim import Optimiser, Progress
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import httpx
 
-from loadtest.chaos.common import GENERATE, demo_prompts, options, percentile, report, requests, service
 from loadtest.chaos.steady import Tally, clients
+from loadtest.harness import GENERATE, demo_prompts, options, percentile, report, requests, service
 
 #: a good body is made bad by one of these
 BAD_FIELDS: tuple[dict[str, Any], ...] = (

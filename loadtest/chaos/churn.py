@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from loadtest.chaos.common import (
+from loadtest.harness import (
     GENERATE,
     Running,
     ask,

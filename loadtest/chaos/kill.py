@@ -17,7 +17,8 @@ from contextlib import suppress
 
 import httpx
 
-from loadtest.chaos.common import (
+from loadtest.chaos.steady import Tally, clients
+from loadtest.harness import (
     Running,
     demo_prompts,
     metrics,
@@ -30,7 +31,6 @@ from loadtest.chaos.common import (
     say,
     service,
 )
-from loadtest.chaos.steady import Tally, clients
 
 
 def parse() -> argparse.Namespace:

@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from loadtest.chaos.common import Outcome, ask, demo_prompts, options, percentile, report, requests, say, service
+from loadtest.harness import Outcome, ask, demo_prompts, options, percentile, report, requests, say, service
 
 
 @dataclass

@@ -21,7 +21,7 @@ from typing import Any
 
 import httpx
 
-from loadtest.chaos.common import Outcome, ask, demo_prompts, free_port, options, report, requests, say
+from loadtest.harness import Outcome, ask, demo_prompts, free_port, options, report, requests, say
 from service.cli import cluster
 from service.settings import Settings
 

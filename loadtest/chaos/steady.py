@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from loadtest.chaos.common import Outcome, ask
+from loadtest.harness import Outcome, ask
 
 
 @dataclass

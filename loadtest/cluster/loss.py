@@ -17,9 +17,9 @@ from typing import Any
 
 import httpx
 
-from loadtest.chaos.common import demo_prompts, metrics, percentile, ready, report, requests, say
 from loadtest.chaos.kill import Tally, load, quiet_run
 from loadtest.cluster.nodes import Nodes, deployed, replicas_by_state
+from loadtest.harness import demo_prompts, metrics, percentile, ready, report, requests, say
 
 SETTINGS = {"device": "cpu", "torch_threads": 1, "max_running": 8, "num_replicas": 2, "max_replicas": 3}
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from loadtest.chaos.common import ROOT, Running, free_port, processes
+from loadtest.harness import ROOT, Running, free_port, processes
 
 APPLICATION = "mrp"
 _OBJECT_STORE_BYTES = 100 * 2**20

@@ -17,8 +17,8 @@ from typing import Any
 
 import httpx
 
-from loadtest.chaos.common import ask, demo_prompts, metrics, ready, report, requests, say
 from loadtest.cluster.nodes import Nodes, deployed, replicas_by_state
+from loadtest.harness import ask, demo_prompts, metrics, ready, report, requests, say
 
 SETTINGS = {
     "device": "cpu",

@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx
 
-from loadtest.chaos.common import percentile, report, say
 from loadtest.cluster.nodes import deployed, replicas_by_state, wait_until
+from loadtest.harness import percentile, report, say
 
 SETTINGS = {
     "device": "cpu",

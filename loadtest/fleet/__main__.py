@@ -19,10 +19,10 @@ from typing import Any
 
 import aiohttp
 
-from loadtest.chaos.common import ROOT, percentile, ready, say
 from loadtest.fleet.clock import Speed
 from loadtest.fleet.cluster import Fleet, fleet
 from loadtest.fleet.load import Asked, Crowd, ask, session
+from loadtest.harness import ROOT, percentile, ready, say
 
 _RESULTS = ROOT / "docs" / "results"
 #: what a request has to itself on the demo: drafts of MRP, rows of a verification

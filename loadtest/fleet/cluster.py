@@ -10,8 +10,8 @@ from pathlib import Path
 
 import psutil
 
-from loadtest.chaos.common import free_port
 from loadtest.fleet.clock import Speed
+from loadtest.harness import free_port
 from service.settings import Settings
 
 #: part of a process's command line -> what it is

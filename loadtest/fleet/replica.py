@@ -12,13 +12,13 @@ from pathlib import Path
 from ray import serve
 
 from loadtest.fleet.clock import ClockEngine, Job, Speed
-from service.api.metrics import METRICS, Registry
-from service.api.wire import Answer, Chunk, Ending, Failure, ModelCard, Snapshot, Status, Work
 from service.decode.registry import MODES
 from service.engine.request import Forwards, Stats
 from service.quality.presets import Presets
 from service.quality.schema import Plan
 from service.settings import Settings
+from service.telemetry.metrics import METRICS, Registry
+from service.wire import Answer, Chunk, Ending, Failure, ModelCard, Snapshot, Status, Work
 
 _VOCAB = 1000
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from loadtest.report import style
-from loadtest.scenario import Slo
-from loadtest.summary import Point, saturation
+from loadtest.report.scenario import Slo
+from loadtest.report.summary import Point, saturation
 from service.quality.style import series
 
 USERS = "concurrent users (closed loop)"

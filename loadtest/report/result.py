@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loadtest.report.machine import describe
-from loadtest.scenario import Run, Scenario
-from loadtest.summary import Point
+from loadtest.report.scenario import Run, Scenario
+from loadtest.report.summary import Point
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from loadtest.report.result import Result
-from loadtest.summary import Point, fair_slowdowns, saturation
+from loadtest.report.summary import Point, fair_slowdowns, saturation
 
 THROUGHPUT = (
     "Left: tokens of all users a second. Where a curve bends, the machine is full; more users only wait longer. The "

@@ -20,8 +20,8 @@ from service.bench.shapes import random_checkpoint
 from service.decode.block import MASKED, Block
 from service.decode.params import Static
 from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
-from service.engine.rows import Row
-from service.engine.runner import Runner
+from service.engine.forward.rows import Row
+from service.engine.forward.runner import Runner
 from service.model import Checkpoint, LoadOptions
 
 _SIZE = 4

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from service.bench.rounds import Rounds
 from service.decode.params import ModeParams, Speculative, Static
 from service.engine import Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
-from service.engine.costs import measure
-from service.engine.runner import Runner
+from service.engine.drafting.costs import measure
+from service.engine.forward.runner import Runner
 from service.model import Checkpoint
 
 #: requests of a round for each that runs at once, and at least

@@ -15,9 +15,9 @@ from functools import partial
 import torch
 
 from service.decode.block import MASKED, Block
+from service.engine.forward.rows import Row
+from service.engine.forward.runner import Runner
 from service.engine.request import SamplingParams
-from service.engine.rows import Row
-from service.engine.runner import Runner
 from service.model import Checkpoint
 
 

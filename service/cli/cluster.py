@@ -33,7 +33,7 @@ _ENVIRONMENT = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",  # for load balancers: a port for every replica, 30 s to shut down
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",  # a replica that hangs never drains
-    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "service.api.middleware:of_proxies",
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "service.hooks:proxy_middleware",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",  # replicas listen on all addresses; who has no token is refused
 }
@@ -140,7 +140,7 @@ def _named(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        from service.api.serve_state import last_line, place
+        from service.rayserve.serve_state import last_line, place
 
         text = str(error)
         said = last_line(text) if place(text) else f"{type(error).__name__}: {next(iter(text.splitlines()), '')}"

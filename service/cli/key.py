@@ -12,7 +12,7 @@ import typer
 
 def command(name: Annotated[str, typer.Argument(help="Whose key it is; the name of its limits.")] = "me") -> None:
     """Makes an API key: the key itself, and the line of api_keys_file that lets it in."""
-    from service.api.admission.keys import check_name
+    from service.admission.keys import check_name
 
     check_name(name)
     key = f"mrp-{secrets.token_urlsafe(32)}"

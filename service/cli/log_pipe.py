@@ -2,7 +2,7 @@
 
 Ray would show them with a prefix, among lines of its own. So replicas write to a named pipe, and this process copies
 it to its stderr. A terminal that is paused stops this process; replicas go on and drop lines then
-(`api/pipe_handler.py`). Knows nothing of what a line holds.
+(`telemetry/pipe_handler.py`). Knows nothing of what a line holds.
 """
 
 from __future__ import annotations

@@ -33,15 +33,15 @@ def check_room(settings: Settings, found: Mapping[str, float], units: tuple[str,
 
 
 def _check_settings(settings: Settings) -> None:
-    from service.api.admission.keys import KeyRing
+    from service.admission.keys import KeyRing
 
     if settings.otlp_endpoint:
-        from service.api.tracing import start_tracing
+        from service.telemetry.tracing import start_tracing
 
         if tracing := start_tracing(settings):
             tracing.close()
     if settings.log_file:
-        from service.api.logs import file_handler
+        from service.telemetry.logs import file_handler
 
         file_handler(settings.log_file).close()
     KeyRing.load(settings)

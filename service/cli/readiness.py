@@ -12,9 +12,9 @@ from typing import Any
 
 from ray import serve
 
-from service.api.scaling import GENERATOR
-from service.api.serve_state import counted, last_line, place
 from service.errors import SettingsError
+from service.rayserve.scaling import GENERATOR
+from service.rayserve.serve_state import counted, last_line, place
 
 #: says a line to whoever waits
 Say = Callable[[str], None]

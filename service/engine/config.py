@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from service.engine.fair_queue import AGING_S
+from service.fair_queue import AGING_S
 
 #: Tokens a draft is chosen from, and the vocabulary from which on that is cheaper (docs/performance.md).
 _CANDIDATES, _LARGE_VOCABULARY = 32, 16384

@@ -20,16 +20,16 @@ from itertools import islice
 
 from service.decode.policy import Reading
 from service.engine.config import EngineConfig
-from service.engine.costs import measure
-from service.engine.grouping import same_shapes_for
+from service.engine.drafting.costs import measure
+from service.engine.drafting.pricing import Pricing
+from service.engine.forward.grouping import same_shapes_for
+from service.engine.forward.memory import FittingForward
+from service.engine.forward.rows import Row
 from service.engine.kv_cache import PagePool
-from service.engine.memory import FittingForward
 from service.engine.observer import EngineState, HarmlessObserver, Observer, SilentObserver, StepReport
 from service.engine.parts import Parts
 from service.engine.prefix_cache import PrefixCache
-from service.engine.pricing import Pricing
 from service.engine.request import BlockEvent, Completion, FinishReason, ForwardKind, GenerationRequest, Stats
-from service.engine.rows import Row
 from service.engine.scheduler import Scheduler, Waiting
 from service.engine.sequence import Sequence
 from service.engine.validation import validate

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from service.engine.costs import StepCosts
-from service.engine.runner import RowRunner, Runner
+from service.engine.drafting.costs import StepCosts
+from service.engine.forward.runner import RowRunner, Runner
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,12 @@ from typing import Literal
 from service.decode.block import Step
 from service.decode.params import ModeParams, Static
 from service.errors import InvalidRequest, MrpServeError
+from service.fair_queue import DEFAULT_PRIORITY, HIGHEST_PRIORITY, LOWEST_PRIORITY
 
 FinishReason = Literal["stop", "length", "timeout", "abort"]
 ForwardKind = Literal["prefill", "denoise", "verify", "commit", "mrp"]
 
 MAX_SEED = 2**63 - 1
-
-#: lower is sooner, as in vLLM
-HIGHEST_PRIORITY, DEFAULT_PRIORITY, LOWEST_PRIORITY = 0, 5, 9
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from service.engine.config import EngineConfig
-from service.engine.fair_queue import Claim, FairQueue
+from service.engine.drafting.pricing import Pricing
+from service.engine.forward.rows import Row
 from service.engine.prefix_cache import Prefix, PrefixCache
-from service.engine.pricing import Pricing
 from service.engine.request import GenerationRequest
-from service.engine.rows import Row
 from service.engine.sequence import Sequence, pages_needed
+from service.fair_queue import Claim, FairQueue
 
 
 @dataclass(frozen=True, slots=True)

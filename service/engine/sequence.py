@@ -14,10 +14,10 @@ from itertools import islice
 from service.decode.block import MASKED, Block, Canvas
 from service.decode.policy import Decoding, Evaluate, Query, Reading, Refine
 from service.decode.registry import decode_block, only_drafts
+from service.engine.drafting.pricing import Account
+from service.engine.forward.rows import Row
 from service.engine.prefix_cache import Lease, Tokens
-from service.engine.pricing import Account
 from service.engine.request import BlockEvent, FinishReason, ForwardKind, GenerationRequest, Stats
-from service.engine.rows import Row
 from service.errors import MrpServeError
 
 

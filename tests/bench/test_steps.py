@@ -12,7 +12,7 @@ from service.bench.speed import Workload
 from service.bench.steps import step_times
 from service.decode.params import Speculative
 from service.engine import Engine
-from service.engine.runner import Runner
+from service.engine.forward.runner import Runner
 from service.errors import InvalidRequest
 from service.model import LoadOptions, parse_config
 

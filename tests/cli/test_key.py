@@ -5,7 +5,7 @@ import hashlib
 
 import yaml
 
-from service.api.admission.keys import KeyRing
+from service.admission.keys import KeyRing
 from service.settings import Settings
 
 

@@ -5,7 +5,7 @@ import pytest
 from service.decode.params import Speculative, Static
 from service.demo import CHECKPOINT, heldout_problems
 from service.engine import Engine, EngineConfig, GenerationRequest, Parts
-from service.engine.costs import Curve, StepCosts
+from service.engine.drafting.costs import Curve, StepCosts
 from service.model import load_checkpoint
 from service.text import TextCodec
 from tests.engine.helpers import DEAR, FAIR

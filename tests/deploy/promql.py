@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import promql_parser as promql
 
-from service.api.metrics import METRICS, PREFIX
+from service.telemetry.metrics import METRICS, PREFIX
 
 #: what a scrape adds
 SCRAPED = {"job", "instance", "replica"}

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from ray.serve.schema import ServeDeploySchema
 
 from service import app
-from service.api.admission.keys import KeyRing
+from service.admission.keys import KeyRing
 from service.cli import cluster as program
 from service.settings import Settings
 from tests.deploy.dockerfile import read

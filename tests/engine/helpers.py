@@ -12,10 +12,10 @@ import torch
 from service.decode.params import Direct, Dynamic, Entropy, ModeParams, Plain, Remask, Sequential, Speculative, Static
 from service.decode.policy import Reading
 from service.engine import BlockEvent, Engine, GenerationRequest, Parts, SamplingParams, StepReport
-from service.engine.costs import Curve, StepCosts
+from service.engine.drafting.costs import Curve, StepCosts
+from service.engine.forward.rows import Row
+from service.engine.forward.runner import Runner
 from service.engine.prefix_cache import Lease, PrefixCache
-from service.engine.rows import Row
-from service.engine.runner import Runner
 from service.model import Checkpoint
 from tests.reference import Reference
 from tests.runners import Around, engine_over

@@ -17,7 +17,7 @@ import torch
 from service.decode.registry import make_params
 from service.demo import CHECKPOINT
 from service.engine import BlockEvent, Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
-from service.engine.costs import StepCosts
+from service.engine.drafting.costs import StepCosts
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from tests.engine.helpers import DEAR, FAIR, FREE, audit
 from tests.extremes import drawn_knobs, drawn_prompt, drawn_sampling

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from service.decode.params import Speculative, Static
 from service.decode.policy import Reading
 from service.engine import Engine, EngineConfig, GenerationRequest
-from service.engine.rows import Row
-from service.engine.runner import Runner
+from service.engine.forward.rows import Row
+from service.engine.forward.runner import Runner
 from service.engine.scheduler import equal_shares
 from service.model import Checkpoint
 from tests.engine.helpers import DEAR, FAIR, FREE, checked, random_requests, request, some_auto, verified

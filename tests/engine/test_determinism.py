@@ -16,8 +16,8 @@ from service.decode.params import Speculative, Static
 from service.decode.policy import Reading
 from service.demo import CHECKPOINT
 from service.engine import Engine, EngineConfig, GenerationRequest, Parts
-from service.engine.rows import Row
-from service.engine.runner import Runner
+from service.engine.forward.rows import Row
+from service.engine.forward.runner import Runner
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from tests.engine.helpers import FAIR, checked, random_requests, random_sampling
 from tests.engine.test_exactness import SHAPES, assert_pairs, pairs

@@ -12,7 +12,7 @@ import pytest
 from service.decode.params import Speculative, Static
 from service.decode.registry import make_params
 from service.engine import Completion, Engine, EngineConfig, GenerationRequest, Parts
-from service.engine.costs import StepCosts
+from service.engine.drafting.costs import StepCosts
 from service.model import Checkpoint, load_checkpoint
 from tests.engine.helpers import DEAR, FAIR, FREE
 from tests.reference import Reference

@@ -9,9 +9,9 @@ import pytest
 
 from service.decode.params import Speculative, Static
 from service.engine import Engine, EngineConfig
+from service.engine.drafting.pricing import Pricing
 from service.engine.kv_cache import PagePool
 from service.engine.prefix_cache import PrefixCache
-from service.engine.pricing import Pricing
 from service.engine.scheduler import Scheduler, Waiting
 from service.engine.sequence import Sequence, pages_needed
 from service.errors import SettingsError

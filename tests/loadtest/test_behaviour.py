@@ -1,4 +1,4 @@
-"""The questions of loadtest.compare, asked of servers that are known to be good or bad."""
+"""The questions of loadtest.comparison, asked of servers that are known to be good or bad."""
 
 import itertools
 import json
@@ -6,7 +6,7 @@ import json
 import httpx
 import pytest
 
-from loadtest.behaviour import Server, companions, seeds, stream
+from loadtest.comparison.behaviour import Server, companions, seeds, stream
 
 
 def server(answer, pieces=("a", "b")):

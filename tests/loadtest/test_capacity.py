@@ -4,8 +4,8 @@ import pytest
 
 from loadtest.capacity import Limits, confirmed, highest
 from loadtest.report.figures import capacity as draw
-from loadtest.scenario import Run, Slo
-from loadtest.summary import points
+from loadtest.report.scenario import Run, Slo
+from loadtest.report.summary import points
 from tests.loadtest.virtual import queue, request
 
 
@@ -66,7 +66,7 @@ async def test_a_queues_capacity(service_s, tmp_path):
     ],
 )
 def test_why_a_rate_does_not_hold(changes, why):
-    from loadtest.rows import Level
+    from loadtest.generator.rows import Level
 
     run = Run("capacity", "10:1", loop="open", modes="static")
     rows = [Level(0.0, 0, 1), *(request(float(at), stage=0, **changes) for at in range(10))]

@@ -3,8 +3,8 @@
 import httpx
 import pytest
 
-from loadtest.chaos.common import ask
-from loadtest.protocol import BROKEN_OFF
+from loadtest.generator.protocol import BROKEN_OFF
+from loadtest.harness import ask
 from tests.loadtest.fake import Fake, serve
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from loadtest.fleet.clock import ClockEngine, Job, Speed
 from loadtest.fleet.replica import card, full_registry
-from service.api.metrics import METRICS
 from service.settings import Settings
-from tests.api.admission.virtual import now, run
+from service.telemetry.metrics import METRICS
+from tests.admission.virtual import now, run
 
 SPEED = Speed([(1, 10.0, 1.0), (2, 20.0, 2.0), (4, 30.0, 2.0)], rows=1, mrp_steps=0, tokens_per_forward=2.0)
 

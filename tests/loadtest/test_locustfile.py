@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from loadtest import rows
-from loadtest.summary import percentile
+from loadtest.generator import rows
+from loadtest.report.summary import percentile
 from tests.loadtest.fake import Fake, serve
 
 ROOT = Path(__file__).parents[2]

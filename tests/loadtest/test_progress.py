@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from loadtest.driver import Record
-from loadtest.rows import Client, Level, Request
+from loadtest.generator.rows import Client, Level, Request
+from loadtest.report.driver import Record
+from loadtest.report.scenario import Run, Scenario
+from loadtest.report.summary import points
 from loadtest.run import Progress, line
-from loadtest.scenario import Run, Scenario
-from loadtest.summary import points
 from tests.loadtest.virtual import queue, request
 
 ARRIVALS = Run("arrivals", "10:5,10:20,10:5", loop="open", modes="static")

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from loadtest.driver import Record
-from loadtest.rows import Level
-from loadtest.scenario import Run
+from loadtest.generator.rows import Level
+from loadtest.report.driver import Record
+from loadtest.report.scenario import Run
 from loadtest.soak import Memory, conclude, growth
 from tests.loadtest.virtual import request
 

@@ -2,9 +2,9 @@
 
 import random
 
-from loadtest.arrivals import Profile, poisson
-from loadtest.rows import Level, Request
-from loadtest.scenario import Run
+from loadtest.generator.arrivals import Profile, poisson
+from loadtest.generator.rows import Level, Request
+from loadtest.report.scenario import Run
 
 
 def request(at=0.0, first=50.0, gap=20.0, blocks=3, **changes):

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.api.routing.loads import _SAID_S
+from service.routing.loads import _SAID_S
 from tests.service.reading import until
 from tests.service.running import Service, Services
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 from typing import Any
 
-from service.api.deployments import GeneratorDeployment
+from service.rayserve.deployments import GeneratorDeployment
 from service.settings import Settings
 from tests.service.pace import HOLD, introduce, told
 
@@ -28,7 +28,7 @@ class PacedGenerator(GeneratorDeployment):
 
 def _paced(*given: Any) -> Any:
     """A runner; torch is imported in the processes that make one only."""
-    from service.engine.runner import Runner
+    from service.engine.forward.runner import Runner
     from tests.runners import Around
 
     class Paced(Around):

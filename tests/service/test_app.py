@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from ray.serve.schema import ServeDeploySchema
 
 from service import app
-from service.api.scaling import policy
+from service.rayserve.scaling import policy
 from service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +21,13 @@ CONFIG = yaml.safe_load((ROOT / "deploy" / "serve.yaml").read_text())
 
 def test_building_it_needs_neither_torch_nor_the_http_application():
     """The program, Serve's controller and every replica import this module; it would cost each of them seconds."""
-    heavy = {"torch", "transformers", "service.api.ingress", "service.api.generator", "service.api.schemas"}
+    heavy = {
+        "torch",
+        "transformers",
+        "service.gateway.ingress",
+        "service.replica.generator",
+        "service.gateway.http.schemas",
+    }
     program = f"import sys, service.app; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.api.metrics import METRICS
+from service.telemetry.metrics import METRICS
 from tests.service.reading import events, eventually
 from tests.service.running import GOLDEN
 

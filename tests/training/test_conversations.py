@@ -8,7 +8,7 @@ import pytest
 from service.errors import DataError
 from service.text import TextCodec
 from training.conversations import Example, Limits, read_corpus
-from training.experiments import DemoCodec
+from training.demo.experiments import DemoCodec
 
 DEMO = Path(__file__).parents[2] / "service" / "demo"
 LIMITS = Limits(block=4, max_length=64, window=64)

@@ -12,7 +12,7 @@ from training.conversations import Example
 from training.layout import Layout
 from training.lessons import Objective, Phase, Teacher, phases_up_to
 from training.losses import Weights
-from training.mrp import new_mrp
+from training.module import new_mrp
 from training.noise import Noise, noisy_chains
 from training.rollout import masked_positions, open_batch, roll_out
 from training.stream import Shape, Stream

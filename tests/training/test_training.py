@@ -8,15 +8,15 @@ import torch
 from service.decode.params import Static
 from service.engine import Engine, GenerationRequest
 from service.model import Checkpoint, load_checkpoint, parse_config
-from training import tokenizer as tok
-from training.backbone import backbone_loss, complementary_masks, new_backbone
 from training.chains import Rows, chain_loss, chains_of
-from training.data import Batches
+from training.demo import tokenizer as tok
+from training.demo.backbone import backbone_loss, complementary_masks, new_backbone
+from training.demo.batches import Batches
+from training.demo.recipe import Plan, Stage, export, run, shape
 from training.layout import Layout
 from training.losses import Weights, divergence, order_divergence
-from training.mrp import new_mrp
+from training.module import new_mrp
 from training.optim import Clock, Optimiser
-from training.recipe import Plan, Stage, export, run, shape
 from training.revision import choose_doubted, revision_loss
 from training.rollout import roll_out
 from training.simulate import speculative_yield
@@ -157,7 +157,7 @@ def test_a_perfect_drafter_yields_all_drafts_and_none_at_least_one(backbone, bat
 
 
 def test_the_recipe_writes_a_checkpoint_that_loads(tmp_path, monkeypatch):
-    monkeypatch.setattr("training.recipe.HIDDEN", {"hidden_size": 32, "head_dim": 16, "intermediate_size": 32})
+    monkeypatch.setattr("training.demo.recipe.HIDDEN", {"hidden_size": 32, "head_dim": 16, "intermediate_size": 32})
     run(Plan(tmp_path, minutes=0.02, seed=0))
     loaded = load_checkpoint(tmp_path / "demo")
     assert loaded.mrp is not None

@@ -1,0 +1,1 @@
+"""How other OpenAI-compatible servers behave: the same questions to each. Behaviour, not speed."""

@@ -1,0 +1,1 @@
+"""What makes the load: locust's users, arrivals, workloads, and the rows they write."""

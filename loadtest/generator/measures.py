@@ -1,0 +1,104 @@
+"""What locust shows beside response time, and the raw rows.
+
+Listens to locust's `request` event, whose context has the `Observation`. Time to first block, time between blocks,
+tokens a second and tokens a forward become entries of their own in locust's statistics, hence in its tables, CSV, JSON
+and web page. They are logged beside the event, so that "Aggregated" remains requests alone. Workers send rows to the
+master.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gevent
+from locust.env import Environment
+from locust.runners import MasterRunner, WorkerRunner
+
+from loadtest.generator.protocol import Observation
+from loadtest.generator.rows import Client, Clock, Level, Row, append, from_observation, to_json
+
+ROWS = "mrp_rows"
+_FLUSH_S = 0.5
+
+
+def entries(seen: Observation) -> Iterator[tuple[str, float]]:
+    """Kind and value of every further entry of a request; percentiles of locust's are integers, hence per 100."""
+    if seen.first_block_s is not None:
+        yield "TTFB ms", seen.first_block_s * 1000
+    for gap in seen.gaps_s:
+        yield "block ms", gap * 1000
+    if seen.tokens_per_s is not None:
+        yield "tokens/s", seen.tokens_per_s
+    if seen.ok and seen.tokens_per_forward is not None:
+        yield "tok/100f", seen.tokens_per_forward * 100
+
+
+class Measures:
+    """Takes observations and levels in, gives statistics and rows out."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self._clock = Clock()
+        self._rows: list[dict[str, Any]] = []
+        self._flying: Counter[float] = Counter()
+        environment.events.request.add_listener(self._request)
+        environment.events.report_to_master.add_listener(self._report)
+        environment.events.worker_report.add_listener(self._reported)
+        environment.events.quitting.add_listener(lambda **_: self._flush())
+        gevent.spawn(self._keep)
+
+    def level(self, at: float, stage: int, level: float) -> None:
+        """A new stage begins."""
+        self._add(Level(round(self._clock.wall(at), 4), stage, level))
+
+    def due(self, at: float) -> None:
+        """A request is in flight from when it is due."""
+        self._flying[at] += 1
+
+    def ended(self, at: float) -> None:
+        """A request that was due then is in flight no more."""
+        self._flying -= Counter([at])
+
+    def unfinished(self, seen: Observation, stage: int | None) -> None:
+        """A request that the end of the run cut: a row, but no failure of the service."""
+        self._add(from_observation(seen, self._clock, stage))
+
+    def _request(self, name: str, context: dict[str, Any], **_: object) -> None:
+        seen = context.get("observation")
+        if seen is None:
+            return
+        for kind, value in entries(seen):
+            self._environment.stats.get(name, kind).log(value, 0)
+        self._add(from_observation(seen, self._clock, context["stage"]))
+
+    def _add(self, row: Row) -> None:
+        if getattr(self._environment.parsed_options, "rows", ""):
+            self._rows.append(to_json(row))
+
+    def _report(self, data: dict[str, Any], **_: object) -> None:
+        self._look()
+        data[ROWS], self._rows = self._rows, []
+
+    def _reported(self, data: dict[str, Any], **_: object) -> None:
+        self._rows += data.pop(ROWS, [])
+
+    def _keep(self) -> None:
+        while not isinstance(self._environment.runner, WorkerRunner):
+            gevent.sleep(_FLUSH_S)
+            if not isinstance(self._environment.runner, MasterRunner):
+                self._look()
+            self._flush()
+
+    def _look(self) -> None:
+        oldest = round(self._clock.wall(min(self._flying)), 4) if self._flying else None
+        self._add(Client(round(time.time(), 3), os.getpid(), round(time.process_time(), 3), oldest))
+
+    def _flush(self) -> None:
+        if self._rows and not isinstance(self._environment.runner, WorkerRunner):
+            rows, self._rows = self._rows, []
+            append(Path(self._environment.parsed_options.rows), rows)

@@ -1,0 +1,83 @@
+"""The load generator's options, beside locust's own, and what they mean.
+
+They stand on locust's command line and in the form of its web page. `Plan` is what users and shape are told.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from loadtest.generator.arrivals import Arrival, Profile, trace
+from loadtest.generator.workload import Lengths, Workload, heldout_prompts, plans, read_prompts
+
+LOOPS = ("closed", "open", "trace")
+
+
+def add(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+    """Adds the options to locust's; not as a group, which its page would not show. Each by its name."""
+    make = parser.add_argument
+    actions = [
+        make("--modes", default="default", help="MODE or QUALITY[@KNOB=VALUE[+…]][:WEIGHT],… (default: the server's)"),
+        make("--lengths", default="uniform:16-64", help="fixed:N, uniform:FROM-TO or lognormal:MEDIAN-SIGMA"),
+        make("--exact", action="store_true", help="answers do not stop before that length"),
+        make("--prompts", default="", help="JSON lines with messages or prompt (default: held-out problems)"),
+        make("--temperature", type=float, default=0.0),
+        make("--workload-seed", type=int, default=17),
+        make("--loop", choices=LOOPS, default="closed", help="users, arrivals at a rate, or recorded ones"),
+        make("--levels", default="", help="SECONDS:LEVEL or SECONDS:FROM-TO,…; users, or requests a second"),
+        make("--trace", default="", help="JSON lines of arrival times in seconds, for --loop trace"),
+        make("--think-s", type=float, default=0.0, help="mean pause of a user of the closed loop"),
+        make("--timeout-s", type=float, default=120.0, help="longest silence of the service"),
+        make("--model", default="", help="for OpenAI's routes (default: the first of /v1/models)"),
+        make("--api-key", default="", help="sent as bearer token"),
+        make("--rows", default="", help="file for a JSON line for each request"),
+        make("--sources", type=int, default=0, help=argparse.SUPPRESS),
+    ]
+    return {action.dest: action for action in actions}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the options say."""
+
+    workload: Workload
+    loop: Literal["closed", "open", "trace"]
+    profile: Profile | None
+    trace: Path | None
+    think_s: float
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> Plan:
+        """Of parsed options; ValueError says which one is wrong."""
+        prompts = read_prompts(Path(options.prompts)) if options.prompts else heldout_prompts()
+        workload = Workload(
+            prompts,
+            plans(options.modes),
+            Lengths.parse(options.lengths),
+            options.temperature,
+            options.exact,
+            options.workload_seed,
+        )
+        if options.loop == "open" and not options.levels:
+            raise ValueError("--loop open without --levels; allowed: --levels SECONDS:RATE,…")
+        if options.loop == "trace" and not options.trace:
+            raise ValueError("--loop trace without --trace; allowed: --trace FILE")
+        recorded = Path(options.trace) if options.loop == "trace" else None
+        profile = Profile.parse(options.levels) if options.levels else None
+        return cls(
+            workload, options.loop, Profile.recorded(recorded) if recorded else profile, recorded, options.think_s
+        )
+
+    def recorded(self, index: int, count: int) -> list[Arrival]:
+        """The arrivals of one of `count` sources that share a trace."""
+        if self.trace is None:
+            raise ValueError(f"a loop of kind {self.loop} has no trace")
+        return trace(self.trace, index, count)
+
+    @property
+    def seconds(self) -> float | None:
+        """How long arrivals or levels go on; None: until locust is told to stop."""
+        return self.profile.seconds if self.profile else None

@@ -1,0 +1,51 @@
+"""Levels as a shape of locust's: users of the closed loop, or the sources of an open one until it is over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from locust import LoadTestShape
+
+from loadtest.generator.options import Plan
+
+Tick = tuple[int, float]
+
+#: requests in flight may end when a run does, else the slowest would never be counted
+FINISH_S = 30.0
+_AT_ONCE = 100.0  # locust warns above
+
+
+class Levels(LoadTestShape):
+    """Follows a plan; `changed` is told of each new stage with its level."""
+
+    abstract = True  # locust would make one without arguments
+    use_common_options = True
+
+    def __init__(self, plan: Plan, sources: Callable[[], int], changed: Callable[[float, int, float], None]) -> None:
+        super().__init__()
+        self._plan, self._sources, self._changed = plan, sources, changed
+        self._stage = -1
+
+    def reset_time(self) -> None:
+        """A new run begins."""
+        super().reset_time()
+        self._stage = -1
+
+    def tick(self) -> Tick | None:
+        """Users and how many to start a second; None ends the run."""
+        at = self.get_run_time()
+        if at >= self._plan.profile.seconds:
+            return self._finish(at - self._plan.profile.seconds)
+        profile = self._plan.profile
+        stage, level = profile.stage(at), profile.level(at)
+        if stage is not None and stage != self._stage:
+            self._stage = stage
+            self._changed(time.perf_counter(), stage, level)
+        return (max(1, round(level)) if self._plan.loop == "closed" else self._sources()), _AT_ONCE
+
+    def _finish(self, since: float) -> Tick | None:
+        """Nobody asks anything new; ends when all are answered. A master that quit sooner would lose their rows."""
+        if since > FINISH_S or not self.get_current_user_count():
+            return None
+        return (0 if self._plan.loop == "closed" else self._sources()), _AT_ONCE

@@ -1,0 +1,195 @@
+"""locust's users: one for each way of asking. When they ask, is the plan's matter.
+
+In a closed loop a user asks, waits for the answer, thinks and asks again. In an open one each is a source of arrivals:
+a greenlet for every arrival, whatever became of those before.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Iterable
+from typing import ClassVar
+
+import gevent
+from gevent.pool import Group
+from locust import User, task
+from locust.exception import CatchResponseError, StopUser
+
+from loadtest.generator.arrivals import Arrival, poisson
+from loadtest.generator.client import Client
+from loadtest.generator.measures import Measures
+from loadtest.generator.options import Plan
+from loadtest.generator.protocol import Observation, Route
+from loadtest.generator.rows import UNFINISHED
+from loadtest.generator.workload import Asked, Json, as_messages, as_prompt, for_openai
+
+_OPEN_CONNECTIONS = 20_000
+_PAUSE_S = 0.5
+_LONGEST_PAUSE_S = 30.0
+
+
+class LoadUser(User):
+    """Asks by the plan; subclasses say where."""
+
+    abstract = True
+    route: ClassVar[Route]
+
+    def on_start(self) -> None:
+        """Reads the options, which a web page or a master may have changed since the process began."""
+        options = self.environment.parsed_options
+        self._plan = Plan.of(options)
+        self._measures: Measures = self.environment.mrp_measures
+        self._index = next(self.environment.mrp_users)
+        self._worker = max(0, getattr(self.environment.runner, "worker_index", 0))
+        self._sources = max(1, options.sources)
+        self._source = f"{self._worker}.{self._index}"
+        self._draw = random.Random(f"{options.workload_seed}/{self._source}")
+        self._numbers = itertools.count()
+        concurrency = 1 if self._plan.loop == "closed" else _OPEN_CONNECTIONS
+        self._client = Client(self.host, options.timeout_s, concurrency, options.api_key)
+
+    def on_stop(self) -> None:
+        """Closes the connections."""
+        self._client.close()
+
+    def wait_time(self) -> float:
+        """Thinking: exponential, as in the textbook's closed loop."""
+        mean = self._plan.think_s
+        return self._draw.expovariate(1 / mean) if mean > 0 else 0.0
+
+    @task
+    def load(self) -> None:
+        """A closed loop's request, or all arrivals of an open one."""
+        if self._plan.loop == "closed":
+            self._measures.due(now := time.perf_counter())
+            self._pause_after(self._ask(now, None))
+        else:
+            self._arrive(self._arrivals())
+            raise StopUser
+
+    def _arrivals(self) -> Iterable[Arrival]:
+        if self._plan.loop == "trace":
+            return self._plan.recorded(self._worker + self._index, self._sources)
+        return poisson(self._plan.profile, 1 / self._sources, self._draw)
+
+    def _arrive(self, arrivals: Iterable[Arrival]) -> None:
+        began, group = time.perf_counter(), Group()
+        try:
+            for arrival in arrivals:
+                due = began + arrival.at
+                gevent.sleep(max(0.0, due - time.perf_counter()))
+                self._measures.due(due)
+                group.spawn(self._ask, due, arrival.stage)
+            group.join()
+        finally:
+            group.kill()  # what is left when the run is stopped is recorded as unfinished
+
+    def _pause_after(self, seen: Observation) -> None:
+        """Who is refused waits as told: asking again at once would count one outage often."""
+        if not seen.ok:
+            gevent.sleep(_PAUSE_S if seen.retry_after is None else min(seen.retry_after, _LONGEST_PAUSE_S))
+
+    def _ask(self, due: float, stage: int | None) -> Observation:
+        asked = self._plan.workload.request(next(self._numbers), self._source)
+        seen = Observation(self.route, asked.label, due, time.perf_counter())
+        try:
+            self._client.ask(self._body(asked), seen)
+        finally:
+            if seen.error == UNFINISHED:
+                self._measures.unfinished(seen, stage)
+            else:
+                self._fire(seen, stage)
+            self._measures.ended(due)
+        return seen
+
+    def _fire(self, seen: Observation, stage: int | None) -> None:
+        self.environment.events.request.fire(
+            request_type="POST",
+            name=f"{self.route.name} {seen.mode}",
+            response_time=seen.total_s * 1000,
+            response_length=len(seen.text),
+            context={**self.context(), "observation": seen, "stage": stage},
+            exception=CatchResponseError(f"{seen.status} {seen.error}") if seen.error else None,
+            start_time=time.time() - seen.total_s,
+            url=self.route.path,
+        )
+
+    def _body(self, asked: Asked) -> Json:
+        return {**asked.body, "stream": self.route.stream}
+
+
+class StreamUser(LoadUser):
+    """POST /generate, streamed."""
+
+    route = Route("/generate", stream=True, openai=False)
+    weight = 3
+
+
+class GenerateUser(LoadUser):
+    """POST /generate, one JSON answer."""
+
+    route = Route("/generate", stream=False, openai=False)
+
+
+class _OpenAiUser(LoadUser):
+    abstract = True
+
+    def on_start(self) -> None:
+        """Asks for the model's name, if none was given."""
+        super().on_start()
+        self._model = self.environment.parsed_options.model
+        if not self._model:
+            with self.environment.events.request.measure("GET", "/v1/models") as seen:
+                self._model = self._client.get("/v1/models")["data"][0]["id"]
+            if seen["exception"]:
+                raise StopUser
+
+    def _body(self, asked: Asked) -> Json:
+        body = for_openai(asked.body, self._model) | {"stream": self.route.stream}
+        return body | {"stream_options": {"include_usage": True}} if self.route.stream else body
+
+
+class ChatStreamUser(_OpenAiUser):
+    """POST /v1/chat/completions, streamed."""
+
+    route = Route("/v1/chat/completions", stream=True, openai=True)
+
+    def _body(self, asked: Asked) -> Json:
+        return as_messages_body(super()._body(asked))
+
+
+class ChatUser(ChatStreamUser):
+    """POST /v1/chat/completions, one JSON answer."""
+
+    route = Route("/v1/chat/completions", stream=False, openai=True)
+
+
+class CompletionStreamUser(_OpenAiUser):
+    """POST /v1/completions, streamed."""
+
+    route = Route("/v1/completions", stream=True, openai=True)
+
+    def _body(self, asked: Asked) -> Json:
+        return as_prompt_body(super()._body(asked))
+
+
+class CompletionUser(CompletionStreamUser):
+    """POST /v1/completions, one JSON answer."""
+
+    route = Route("/v1/completions", stream=False, openai=True)
+
+
+def as_messages_body(body: Json) -> Json:
+    """The body of a chat, whatever kind of prompt there is."""
+    return {name: value for name, value in body.items() if name != "prompt"} | as_messages(_prompt(body))
+
+
+def as_prompt_body(body: Json) -> Json:
+    """The body of a completion, whatever kind of prompt there is."""
+    return {name: value for name, value in body.items() if name != "messages"} | as_prompt(_prompt(body))
+
+
+def _prompt(body: Json) -> Json:
+    return {name: body[name] for name in ("messages", "prompt") if name in body}

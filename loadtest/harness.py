@@ -1,0 +1,279 @@
+"""What the chaos scripts share: a service of their own, its processes, its metrics, requests and what they say.
+
+Knows the program's name, its routes and what its processes are called; nothing else of the service.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from loadtest.generator.protocol import Observation, Reader, Route, reader
+
+ROOT = Path(__file__).resolve().parents[2]
+GENERATE = "/generate"
+_START_S = 180
+_STOP_S = 120
+
+PLANS = (
+    {"mode": "static"},
+    {"mode": "dynamic", "threshold": 0.7},
+    {"mode": "direct", "mrp_steps": 1},
+    {"mode": "speculative", "mrp_steps": 2},
+    {"mode": "remask", "threshold": 0.5},
+)
+
+
+# --- the service -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Running:
+    """A service: where it is and, if it is ours, its program's process."""
+
+    url: str
+    pid: int | None
+
+
+def options(description: str) -> argparse.ArgumentParser:
+    """What every script takes."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--url", help="a service that runs already; it and its replicas must be on this machine")
+    parser.add_argument("--flags", default="", help="further flags of `mrp-serve serve`, in one text")
+    parser.add_argument("--seed", type=int, default=17)
+    return parser
+
+
+@asynccontextmanager
+async def service(arguments: argparse.Namespace, *flags: object) -> AsyncIterator[Running]:
+    """The service of `--url`, or one of its own, stopped at the end."""
+    if arguments.url:
+        yield Running(arguments.url.rstrip("/"), _listener(arguments.url))
+        return
+    port = free_port()
+    command = [sys.executable, "-m", "service.cli.main", "serve", "--port", str(port)]
+    command += [*map(str, flags), *arguments.flags.split()]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    # Ray prints to standard output; that is for the result alone
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=sys.stderr)  # noqa: S603 - our own program
+    loop, script = asyncio.get_running_loop(), asyncio.current_task()
+    loop.add_signal_handler(signal.SIGTERM, script.cancel)  # the service must not outlive the script
+    try:
+        running = Running(f"http://127.0.0.1:{port}", process.pid)
+        await _until_ready(running.url, process)
+        yield running
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(_STOP_S)
+
+
+async def ready(client: httpx.AsyncClient, replicas: int, timeout_s: float = _START_S) -> float:
+    """Waits until so many replicas can generate; the seconds that took."""
+    began = time.monotonic()
+    while time.monotonic() - began < timeout_s:
+        try:
+            health = await client.get("/health", timeout=10)
+            if health.status_code == 200 and health.json()["replicas_ready"] >= replicas:
+                return time.monotonic() - began
+        except httpx.TransportError:
+            pass
+        await asyncio.sleep(0.1)
+    raise SystemExit(f"{replicas} replicas were not ready within {timeout_s:.0f} s")
+
+
+async def _until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+    async with httpx.AsyncClient(base_url=url) as client:
+        for _ in range(_START_S * 5):
+            if process.poll() is not None:
+                raise SystemExit(f"the service ended with {process.returncode}")
+            try:
+                if (await client.get("/health", timeout=5)).status_code == 200:
+                    return
+            except httpx.TransportError:
+                pass
+            await asyncio.sleep(0.2)
+    raise SystemExit(f"the service was not ready within {_START_S} s")
+
+
+def free_port() -> int:
+    """A port nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+# --- its processes ---------------------------------------------------------------------------------
+
+
+def processes(running: Running, name: str) -> list[int]:
+    """Processes of a deployment (`Generator`, `Ingress`) or of Serve (`ProxyActor`), of this service."""
+    parents = _parents()
+    found = [process for process in parents if running.pid in _ancestors(process, parents)]
+    titles = {process: _of_process(process, "cmdline") for process in found}
+    return sorted(process for process, title in titles.items() if title.startswith("ray::") and name in title)
+
+
+def memory_mib(process: int) -> float:
+    """Resident memory of a process."""
+    pages = int((_of_process(process, "statm") or "0 0").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def _parents() -> dict[int, int]:
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        if stat := _of_process(int(folder.name), "stat"):
+            found[int(folder.name)] = int(stat.rpartition(")")[2].split()[1])
+    return found
+
+
+def _ancestors(process: int, parents: dict[int, int]) -> set[int]:
+    found = {process}
+    while (process := parents.get(process, 0)) and process not in found:
+        found.add(process)
+    return found
+
+
+def _of_process(process: int, name: str) -> str:
+    try:
+        return (Path("/proc") / str(process) / name).read_text(errors="replace")
+    except OSError:  # it has ended
+        return ""
+
+
+def _listener(url: str) -> int | None:
+    """The `mrp-serve serve` of this machine that was told to listen on the URL's port."""
+    port = str(httpx.URL(url).port)
+    for process in _parents():
+        words = _of_process(process, "cmdline").split("\0")
+        if "serve" in words and port in words:
+            return process
+    return None
+
+
+# --- its metrics -----------------------------------------------------------------------------------
+
+
+async def metrics(client: httpx.AsyncClient) -> dict[str, float]:
+    """Every metric of /metrics, summed over replicas and labels."""
+    totals: dict[str, float] = {}
+    page = (await client.get("/metrics", timeout=30)).text
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            name = sample.name.removeprefix("mrp_")
+            totals[name] = totals.get(name, 0.0) + sample.value
+    return totals
+
+
+# --- requests --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Outcome:
+    """What became of a request. `gaps`: seconds before each block; `status` 0: the connection broke."""
+
+    status: int
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    error: str = ""
+    finish: str = ""
+    total_s: float = 0.0
+    gaps: list[float] = field(default_factory=list)
+    retry_after: float | None = None
+
+    @property
+    def ok(self) -> bool:
+        """It ended as a whole answer."""
+        return self.status == 200 and not self.error
+
+
+def requests(count: int, seed: int, tokens: int, prompts: Sequence[str]) -> list[dict[str, Any]]:
+    """Bodies in all modes, greedy and sampled, with fixed seeds; every other one streams."""
+    draw = random.Random(seed)
+    return [
+        {
+            "messages": [{"role": "user", "content": draw.choice(prompts)}],
+            "max_new_tokens": tokens,
+            "ignore_eos": True,
+            "temperature": 0.8 if number // 2 % 2 else 0.0,
+            "seed": draw.randrange(2**40),
+            "stream": bool(number % 2),
+            **PLANS[number % len(PLANS)],
+        }
+        for number in range(count)
+    ]
+
+
+def demo_prompts() -> list[str]:
+    """The demo's held-out problems."""
+    from service.demo.problems import heldout_problems
+
+    return [problem.prompt for problem in heldout_problems()]
+
+
+async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Outcome:
+    """Asks once and reads the whole answer, streamed or not."""
+    began = time.monotonic()
+    seen = Observation(Route(GENERATE, bool(body.get("stream")), openai=False), body.get("mode", ""), began, began)
+    try:
+        async with client.stream("POST", GENERATE, json=body) as response:
+            seen.status = response.status_code
+            await _read(response, reader(seen))
+    except httpx.TransportError as error:
+        return Outcome(0, error=f"{type(error).__name__}: {error}", total_s=time.monotonic() - began)
+    frames = [began, *(at for at, _ in seen.blocks), *([seen.ended] if seen.route.stream else [])]
+    gaps = [after - before for before, after in itertools.pairwise(frames)]
+    total = time.monotonic() - began
+    return Outcome(seen.status, seen.token_ids, seen.text, seen.error, seen.finish, total, gaps, seen.retry_after)
+
+
+async def _read(response: httpx.Response, into: Reader) -> None:
+    if response.status_code != 200:
+        body = await response.aread()
+        into.refused(body, response.headers.get("retry-after"), time.monotonic())
+    elif not into.seen.route.stream:
+        into.whole(await response.aread(), time.monotonic())
+    else:
+        async for line in response.aiter_lines():
+            into.line(line.encode(), time.monotonic())
+        into.end(time.monotonic())
+
+
+# --- what a script says ----------------------------------------------------------------------------
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """The value that `share` of the values do not exceed."""
+    ordered = sorted(values)
+    return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3) if ordered else None
+
+
+def say(text: str) -> None:
+    """A line for the reader; the result alone goes to standard output."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def report(name: str, result: dict[str, Any], broken: Sequence[str]) -> int:
+    """Prints the result as one line of JSON and a summary; the exit status is 1 if an invariant is broken."""
+    width = max(map(len, result))
+    say("\n".join([f"{name}:", *(f"  {key:<{width}}  {value}" for key, value in result.items())]))
+    say("  " + ("; ".join(f"BROKEN: {what}" for what in broken) or "all invariants hold"))
+    print(json.dumps({"script": name, **result, "broken": list(broken)}), flush=True)
+    return 1 if broken else 0

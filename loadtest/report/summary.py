@@ -1,0 +1,207 @@
+"""Rows become points: what a service did at one level of load. Percentiles are of the nearest rank.
+
+Latencies are of the requests that were due while the level lasted, less a warm-up; throughput counts blocks by when
+they came. Knows rows and levels, neither locust nor pictures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from loadtest.generator.rows import UNFINISHED, Client, Level, Request, Row
+from loadtest.report.scenario import Run, Slo
+
+
+def percentile(values: Sequence[float], share: float) -> float | None:
+    """The value that `share` of the values do not exceed."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered) - 1e-9) - 1)] if ordered else None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Three of the service's counters at a time."""
+
+    at: float
+    forwards: float
+    rows: float
+    tokens: float
+
+
+@dataclass(frozen=True)
+class Window:
+    """A stage of a run as it was: from when to when it is measured."""
+
+    stage: int
+    level: float
+    since: float
+    until: float
+
+    @property
+    def seconds(self) -> float:
+        """How long."""
+        return self.until - self.since
+
+
+@dataclass(frozen=True)
+class Point:
+    """One level of one run; `level` is users of a closed loop, requests a second of an open one. None: not known."""
+
+    run: str
+    loop: str
+    mode: str
+    level: float
+    seconds: float
+    requests: int
+    failed: int
+    unfinished: int
+    requests_per_s: float
+    tokens_per_s: float
+    good_share: float | None
+    good_per_s: float
+    first_block_p50_ms: float | None
+    first_block_p95_ms: float | None
+    first_block_p99_ms: float | None
+    gap_p50_ms: float | None
+    gap_p95_ms: float | None
+    total_p50_ms: float | None
+    total_p95_ms: float | None
+    tokens_per_forward: float | None
+    rows_per_forward: float | None
+    tokens_per_engine_forward: float | None
+    engine_forward_ms: float | None
+    client_cpu: float | None
+    late_p95_ms: float | None
+    part: bool = False
+
+
+def windows(run: Run, rows: Sequence[Row], warm_s: float) -> list[Window]:
+    """The stages that took place. A closed loop warms up, for half of a short stage; open arrivals all count."""
+    stages = run.profile.stages
+    warm_s = warm_s if run.loop == "closed" else 0.0
+    return [
+        Window(row.stage, row.level, row.at + min(warm_s, seconds / 2), row.at + seconds)
+        for row in rows
+        if isinstance(row, Level)
+        for seconds in (stages[row.stage].seconds,)
+    ]
+
+
+def points(run: Run, rows: Sequence[Row], samples: Sequence[Sample], slo: Slo, warm_s: float) -> list[Point]:
+    """A point for every level, and of a mixed run one for every mode besides."""
+    found = []
+    for window in windows(run, rows, warm_s):
+        requests = [row for row in rows if isinstance(row, Request)]
+        modes = sorted({row.mode for row in requests}) if run.mixed else []
+        every = point(run, window, requests, slo)
+        found.append(_with_surroundings(every, window, rows, samples))
+        found += [point(run, window, [row for row in requests if row.mode == mode], slo, mode) for mode in modes]
+    return found
+
+
+def point(run: Run, window: Window, requests: Sequence[Request], slo: Slo, mode: str = "") -> Point:
+    """What these requests say of a window."""
+    due = [row for row in requests if _belongs(row, run, window)]
+    answered = [row for row in due if row.ok]
+    came = [tokens for row in requests for at, tokens in row.blocks if _within(row.at + at / 1000, window)]
+    ended = sum(row.ok and _within(row.at + row.total_ms / 1000, window) for row in requests)
+    unfinished = sum(row.error == UNFINISHED for row in due)
+    good = sum(is_good(row, slo) for row in answered)
+    firsts = [row.first_block_ms for row in answered if row.first_block_ms is not None]
+    gaps = [gap for row in answered for gap in row.gaps_ms]
+    totals = [row.total_ms for row in answered]
+    return Point(
+        run=run.name,
+        loop=run.loop,
+        mode=mode or run.modes,
+        level=window.level,
+        seconds=round(window.seconds, 2),
+        requests=len(due),
+        failed=len(due) - len(answered) - unfinished,
+        unfinished=unfinished,
+        requests_per_s=ended / window.seconds,
+        tokens_per_s=sum(came) / window.seconds,
+        good_share=good / len(due) if due else None,
+        good_per_s=good / window.seconds,
+        first_block_p50_ms=percentile(firsts, 0.5),
+        first_block_p95_ms=percentile(firsts, 0.95),
+        first_block_p99_ms=percentile(firsts, 0.99),
+        gap_p50_ms=percentile(gaps, 0.5),
+        gap_p95_ms=percentile(gaps, 0.95),
+        total_p50_ms=percentile(totals, 0.5),
+        total_p95_ms=percentile(totals, 0.95),
+        tokens_per_forward=_tokens_per_forward(answered),
+        rows_per_forward=None,
+        tokens_per_engine_forward=None,
+        engine_forward_ms=None,
+        client_cpu=None,
+        late_p95_ms=percentile([row.late_ms for row in due], 0.95),
+        part=bool(mode),
+    )
+
+
+def is_good(row: Request, slo: Slo) -> bool:
+    """Whether a request was answered within the objective; without a stream the whole answer is its first block."""
+    first = row.total_ms if row.first_block_ms is None else row.first_block_ms
+    return row.ok and first <= slo.first_block_ms and max(row.gaps_ms, default=0.0) <= slo.gap_ms
+
+
+def client_cpu(rows: Iterable[Row], window: Window) -> float | None:
+    """CPU seconds a second that the load generator took, all its processes together."""
+    looks: dict[int, list[Client]] = {}
+    for row in rows:
+        if isinstance(row, Client) and _within(row.at, window):
+            looks.setdefault(row.process, []).append(row)
+    spans = [(seen[0], seen[-1]) for seen in looks.values() if len(seen) > 1]
+    if not spans:
+        return None
+    return sum((last.cpu_s - first.cpu_s) / max(1e-9, last.at - first.at) for first, last in spans)
+
+
+def saturation(found: Sequence[Point]) -> Point | None:
+    """The lowest level of a closed loop that has 95 % of the highest throughput."""
+    best = max((point.tokens_per_s for point in found), default=0.0)
+    reached = [point for point in found if best and point.tokens_per_s >= 0.95 * best]
+    return min(reached, key=lambda point: point.level) if reached else None
+
+
+def fair_slowdowns(pairs: Sequence[tuple[Point, Point]]) -> list[float | None]:
+    """By how much each mode's blocks should slow down in a mix, if forwards are shared and nobody is put back.
+
+    Pairs are a mode alone and the same in the mix, at the same concurrency. A forward of the mix should take the mean
+    of what the modes' forwards take alone, weighed by how many of the live requests are of each.
+    """
+    live = [mixed.requests * (mixed.total_p50_ms or 0.0) for _, mixed in pairs]
+    steps = [alone.engine_forward_ms for alone, _ in pairs]
+    if not sum(live) or any(step is None for step in steps):
+        return [None] * len(pairs)
+    mean = sum(step * weight for step, weight in zip(steps, live, strict=True)) / sum(live)
+    return [mean / step for step in steps]
+
+
+def _with_surroundings(every: Point, window: Window, rows: Sequence[Row], samples: Sequence[Sample]) -> Point:
+    values = {**vars(every), "client_cpu": client_cpu(rows, window)}
+    inside = [sample for sample in samples if _within(sample.at, window)]
+    if len(inside) > 1 and (forwards := inside[-1].forwards - inside[0].forwards) > 0:
+        values["rows_per_forward"] = (inside[-1].rows - inside[0].rows) / forwards
+        values["tokens_per_engine_forward"] = (inside[-1].tokens - inside[0].tokens) / forwards
+        values["engine_forward_ms"] = (inside[-1].at - inside[0].at) * 1000 / forwards
+    return Point(**values)
+
+
+def _belongs(row: Request, run: Run, window: Window) -> bool:
+    """Open arrivals know their stage."""
+    return _within(row.at, window) if run.loop == "closed" else row.stage == window.stage
+
+
+def _within(at: float, window: Window) -> bool:
+    return window.since <= at < window.until
+
+
+def _tokens_per_forward(rows: Iterable[Request]) -> float | None:
+    """Over all requests: tokens by forwards, not a mean of ratios."""
+    counted = [(row.tokens, row.tokens / row.tokens_per_forward) for row in rows if row.tokens_per_forward]
+    forwards = sum(forwards for _, forwards in counted)
+    return sum(tokens for tokens, _ in counted) / forwards if forwards else None

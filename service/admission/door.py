@@ -1,0 +1,154 @@
+"""The door of the service: who may come in, who waits for a place, what is learned from those who leave.
+
+`admit` decides once for each HTTP request, at once; `place` is waited for by each answer it asks for. Puts together
+the parts of this package, which know nothing of each other's work. Knows no HTTP and no Ray.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from service.admission.bill import Bill, Job
+from service.admission.demand import Demand, Load
+from service.admission.desk import Desk, Marks
+from service.admission.gate import Gate, Waiter
+from service.admission.keys import ApiKey
+from service.admission.limits import RateLimits
+from service.admission.meter import Meter
+from service.errors import MrpServeError
+from service.fair_queue import Claim, FairQueue
+from service.settings import Settings
+from service.wire import ModelCard, Work, too_late
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One HTTP request: whose it is and what it says, so that it is known again when it comes back."""
+
+    key: ApiKey
+    client: str
+    path: str
+    body: bytes = field(repr=False)
+
+    def digest(self) -> bytes:
+        """Equal for equal requests of one key, or without keys of one address."""
+        head = f"{self.key.name if self.key.digest else self.client}\n{self.path}\n".encode()
+        return hashlib.blake2b(head + self.body, digest_size=16).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A request that may come in: its works, marked as its key's, and the bill of their answers."""
+
+    works: list[Work]
+    bill: Bill
+
+
+class Door:
+    """The one door of an ingress, with its share of places and limits: no ingress knows of the others' requests.
+
+    `clock`: that of `Arrival`.
+    """
+
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._share = clock, settings.share
+        self._meter = Meter(clock)
+        self._queue: FairQueue[Waiter] = FairQueue(settings.priority_aging_s)
+        self._gate = Gate(self._queue, self._meter)
+        marks = Marks(settings.max_queue_s, settings.share(settings.max_waiting))
+        self._desk = Desk(self._queue, self._meter, marks, clock)
+        self._limits = RateLimits(clock, settings.num_ingresses)
+        self._demand = Demand(settings.places, settings.target_queue_s, clock)
+        self._keys_share = settings.share_prefixes_between_keys
+        self._block_size = 1
+        self._jobs: set[Job] = set()
+
+    def serves(self, card: ModelCard) -> None:
+        """What the replicas serve now, and how many places they have."""
+        self._block_size = card.block_size
+        self._gate.resize(self._share(card.places))
+
+    def turn_away(self, error: MrpServeError) -> None:
+        """There is no replica and none will come: who waits is told so."""
+        self._gate.turn_away(error)
+
+    def admit(self, visit: Visit, works: Sequence[Work]) -> Admission:
+        """A request that may come in. RateLimited or QueueFull when it may not."""
+        key = visit.key
+        works = [self._owned(work, key) for work in works]
+        self._limits.check(key, sum(self._tokens(work) for work in works))
+        blocks = sum(self._blocks(work) for work in works)
+        self._desk.check(replace(self._claim(works[0]), cost=blocks), visit.digest)
+        self._limits.count_request(key.name)
+        return Admission(works, Bill(partial(self._limits.take_tokens, key.name)))
+
+    @asynccontextmanager
+    async def place(self, work: Work, bill: Bill, on_wait: Callable[[], None] = lambda: None) -> AsyncIterator[Job]:
+        """A place at a replica for as long as the context lasts. DeadlineExceeded when the work's time is up before.
+
+        `on_wait` is called if it has to be waited for. Whoever learns that the request has failed tells the bill.
+        """
+        job = Job(self._blocks(work), self._block_size, self._meter)
+        bill.open(job, self._tokens(work))
+        self._jobs.add(job)
+        self._demand.came(job.asked)
+        try:
+            await self._enter(work, on_wait)
+            job.begun = self._meter.moment()
+            try:
+                yield job
+            finally:
+                self._gate.leave()
+        finally:
+            self._jobs.remove(job)
+            bill.close(job)
+
+    def _owned(self, work: Work, key: ApiKey) -> Work:
+        """The work as its key's. What is cached of it is the key's own, unless keys share."""
+        salt = work.cache_salt if self._keys_share else key.salted(work.cache_salt)
+        return replace(work, tenant=key.name, weight=key.weight, cache_salt=salt)
+
+    async def _enter(self, work: Work, on_wait: Callable[[], None]) -> None:
+        try:
+            await self._gate.enter(self._claim(work), work.arrived.at + work.timeout_s - self._clock(), on_wait)
+        except TimeoutError:
+            raise too_late(work) from None
+
+    @property
+    def blocks_left(self) -> float:
+        """About how many blocks are still to be decoded for all who are in, waiting or not."""
+        ratio = self._meter.ratio
+        return sum(max(0.0, job.asked * ratio - job.decoded) for job in self._jobs)
+
+    @property
+    def blocks_per_second(self) -> float:
+        """The measured rate; 0 until it is known."""
+        return self._meter.rate or 0.0
+
+    @property
+    def somebody_waits(self) -> bool:
+        """Whether a request waits for a place."""
+        return len(self._queue) > 0
+
+    @property
+    def replicas_wanted(self) -> float:
+        """How many replicas would do what is asked for here in good time."""
+        ratio = self._meter.ratio
+        waiting = sum(job.asked for job in self._jobs if job.begun is None) * ratio
+        load = Load(len(self._jobs), self._gate.used, waiting, self._meter.rate_of_place)
+        return self._demand.wanted(load, ratio)
+
+    def _claim(self, work: Work) -> Claim:
+        return Claim(work.arrived.at, work.tenant, work.weight, work.priority, self._blocks(work))
+
+    def _blocks(self, work: Work) -> int:
+        return -(-work.max_new_tokens // self._block_size)
+
+    def _tokens(self, work: Work) -> float:
+        """What a key is charged until more is known: what is likely to be decoded."""
+        return work.max_new_tokens * self._meter.ratio

@@ -1,1 +1,0 @@
-"""The HTTP service: requests in, the engine's blocks out."""

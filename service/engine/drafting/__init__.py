@@ -1,0 +1,1 @@
+"""How much to draft: what forwards cost, how often drafts come true, and what pays."""

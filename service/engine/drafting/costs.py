@@ -1,0 +1,179 @@
+"""What a forward costs by its rows and the pages they read: measured once on the engine's own networks.
+
+Only ratios of these times are used (`pricing.py`), so a machine that is slowed as a whole changes nothing. Knows rows
+and a runner; no requests, no modes.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from service.decode.block import MASKED, Block
+from service.decode.drafting import tree
+from service.decode.policy import Reading
+from service.decode.rules import MostConfident
+from service.decode.terms import Terms
+from service.engine.forward.memory import FittingForward
+from service.engine.forward.rows import Row
+from service.engine.forward.runner import RowRunner
+from service.engine.request import SamplingParams
+
+#: blocks before the rows that are measured: some context, as live requests have
+_PREFIX = 16
+#: Forwards of all sizes take so many turns, if they can within so many seconds, and of each size the fastest counts:
+#: what else the machine does only ever adds.
+_TURNS, _BUDGET_S = 3, 0.5
+#: seconds of a turn in which a short forward is repeated
+_SLICE_S = 0.005
+#: Blocks before the rows by which the price of reading is measured, and how many states of one block these rows are.
+_LONG, _STATES = 256, 8
+#: states of the tree whose drafting is measured
+_DRAFTS = 2
+#: longer forwards are not measured: the curve goes straight on
+_LONGEST_S = 0.06
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Time of a forward over rows: straight lines between (rows, time), ascending, and on beyond the last."""
+
+    points: tuple[tuple[int, float], ...]
+
+    def at(self, rows: float) -> float:
+        """The time at a number of rows, whole or not."""
+        if len(self.points) == 1:
+            return self.points[0][1]
+        after = min(max(1, bisect_right(self.points, (rows, 0.0))), len(self.points) - 1)
+        (low, fast), (high, slow) = self.points[after - 1], self.points[after]
+        return fast + (slow - fast) * (max(rows, self.points[0][0]) - low) / (high - low)
+
+    def slope(self, low: float, high: float) -> float:
+        """The time of a row more, on average from `low` to `high`."""
+        return (self.at(high) - self.at(low)) / (high - low)
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """Times of the backbone's forwards and of MRP's, None without one, in any unit.
+
+    The rows of the curves read `prefix` pages each. `page`: what a page more costs a row that shares it with other
+    states of its block. `draft`: the time a policy takes to find a state, over and above the forwards.
+    """
+
+    backbone: Curve
+    mrp: Curve | None = None
+    draft: float = 0.0
+    page: float = 0.0
+    prefix: int = 0
+
+    def reading(self, pages: float) -> float:
+        """What a row that reads so many pages costs more than those of the curves."""
+        return self.page * max(0.0, pages - self.prefix)
+
+    def behind(self, pages: float) -> StepCosts:
+        """The costs of rows that read so many pages each."""
+        more = self.reading(pages)
+        backbone = Curve(tuple((rows, seconds + rows * more) for rows, seconds in self.backbone.points))
+        return replace(self, backbone=backbone)
+
+
+def lower_hull(times: Sequence[tuple[int, float]]) -> Curve:
+    """The convex curve below the times, by ascending rows: what lies above it was disturbed while it was measured."""
+    points: list[tuple[int, float]] = []
+    for rows, seconds in times:
+        # more rows never take less
+        while points and points[-1][1] > seconds:
+            points[-1] = (points[-1][0], seconds)
+            if len(points) < 2 or points[-2][1] <= seconds:
+                break
+            points.pop()
+        while len(points) > 1 and _slope(points[-2], points[-1]) > _slope(points[-1], (rows, seconds)):
+            points.pop()
+        points.append((rows, seconds))
+    return Curve(tuple(points))
+
+
+def _slope(a: tuple[int, float], b: tuple[int, float]) -> float:
+    return (b[1] - a[1]) / (b[0] - a[0])
+
+
+def measure(runner: RowRunner, max_rows: int, has_mrp: bool) -> StepCosts:
+    """Times of 1, 2, 4, … rows up to `max_rows`. Takes about a second, or some forwards where they are slow.
+
+    Between steps an engine's own runner may be measured: the rows only read pages.
+    """
+    # On a CPU the thread's own time is that of the forward, whoever else wants the core.
+    clock = time.thread_time if runner.device.type == "cpu" else time.perf_counter
+    counts = [1 << power for power in range(max_rows.bit_length()) if 1 << power < max_rows] + [max_rows]
+    row = replace(_row(runner, _PREFIX), drafts=has_mrp)
+    (reading,) = runner.evaluate([row])
+    backbone = _fastest(lambda rows: partial(FittingForward().read, runner.evaluate, _apart(row, rows)), counts, clock)
+    draft, page = _drafting(row.state, reading, clock), _reading(runner, clock)
+    if not has_mrp:
+        return StepCosts(backbone, None, draft, page, row.index)
+    anchored = replace(row, anchor=reading.handle, candidates=reading.candidates)
+    mrp = _fastest(lambda rows: partial(FittingForward().read, runner.refine, _apart(anchored, rows)), counts, clock)
+    return StepCosts(backbone, mrp, draft, page, row.index)
+
+
+def _row(runner: RowRunner, prefix: int) -> Row:
+    """A row of masks behind so many pages, or as many as there may be."""
+    size = runner.config.block_size
+    index = min(prefix, runner.config.max_positions // size - 1)
+    pages = [page % runner.num_pages for page in range(index)]
+    return Row(Block((MASKED,) * size), index, pages, keeps=False, sampling=SamplingParams())
+
+
+def _apart(row: Row, count: int) -> list[Row]:
+    """Rows of as many sequences."""
+    return [replace(row, pages=[*row.pages]) for _ in range(count)]
+
+
+def _reading(runner: RowRunner, clock: Callable[[], float]) -> float:
+    """Time for a row to read a page more, as one of the states of a block."""
+    near, far = _row(runner, _PREFIX), _row(runner, _LONG)
+    if far.index == near.index:
+        return 0.0
+    times = {
+        one.index: min(
+            _seconds(partial(FittingForward().read, runner.evaluate, [one] * _STATES), clock) for _ in range(_TURNS)
+        )
+        for one in (near, far)
+    }
+    return max(0.0, times[far.index] - times[near.index]) / (_STATES * (far.index - near.index))
+
+
+def _drafting(state: Block, reading: Reading, clock: Callable[[], float]) -> float:
+    """Time for a state of a small tree."""
+    rule, terms = MostConfident(1), Terms(0.0, _DRAFTS)
+    block = state.reveal(rule(reading))
+    return min(_seconds(lambda: deque(tree(block, reading, rule, terms, bool)), clock) for _ in range(20)) / _DRAFTS
+
+
+def _fastest(
+    forward: Callable[[int], Callable[[], object]], counts: Sequence[int], clock: Callable[[], float]
+) -> Curve:
+    best: dict[int, float] = {}
+    for rows in counts:
+        best[rows] = _seconds(forward(rows), clock)
+        if len(best) > 1 and 2 * best[rows] > _LONGEST_S:
+            break
+    end = time.perf_counter() + _BUDGET_S
+    for rows in [*best] * _TURNS:
+        again = max(1, round(_SLICE_S / best[rows]))
+        best[rows] = min([best[rows], *(_seconds(forward(rows), clock) for _ in range(again))])
+        if time.perf_counter() > end:
+            break
+    return lower_hull(list(best.items()))
+
+
+def _seconds(run: Callable[[], object], clock: Callable[[], float]) -> float:
+    """Readings come to the CPU, so a forward that has given them has ended on its device."""
+    begin = clock()
+    run()
+    return clock() - begin

@@ -1,0 +1,1 @@
+"""One forward over the rows of many requests: tensors in, readings out."""

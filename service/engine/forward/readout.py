@@ -1,0 +1,130 @@
+"""From hidden states to readings: which token each position would get, and how sure that is.
+
+What decides what comes out is read over the whole vocabulary. What is only a draft may be read over a short list: the
+likeliest tokens of each position by the backbone's last reading of the block, so that only their rows of `lm_head` are
+multiplied. Over a vocabulary of 151,936 the whole head costs as much as MRP's layers.
+Knows tensors, rows and reads; no requests, no modes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from service.decode.block import Pick
+from service.decode.policy import Reading
+from service.engine.forward.grouping import Grouping, in_places, join
+from service.engine.forward.rows import Row
+from service.engine.forward.sampling import Candidates, Read, choose, entropies, scale
+from service.model.sdar import Sdar
+
+#: token, confidence, entropy
+_Chosen = tuple[int, float, float]
+
+
+class Readout:
+    """Reads over a backbone's `lm_head`; a list has `num_candidates` tokens, 0: there are no lists."""
+
+    def __init__(self, backbone: Sdar, mask_token_id: int, grouping: Grouping, num_candidates: int) -> None:
+        self._backbone, self._mask, self._grouping = backbone, mask_token_id, grouping
+        self._num_candidates = min(num_candidates, backbone.lm_head.out_features - 1)
+
+    def read(self, rows: Sequence[Row], hidden: Tensor) -> list[Reading]:
+        """hidden `[R, L, H]`; only positions that are read get logits."""
+        flat, length = hidden.flatten(0, 1), hidden.shape[1]
+        reads = [row.reads(number, length) for number, row in enumerate(rows)]
+        lists = _Lists.of(rows, flat, self._num_candidates)
+        short = [read for row, own in zip(rows, reads, strict=True) if row.candidates is not None for read in own]
+        whole = [read for row, own in zip(rows, reads, strict=True) if row.candidates is None for read in own]
+        picks = self._pick(whole, lambda members: self._choose(flat, members, lists))
+        if lists is not None:
+            picks |= self._pick(short, lambda members: self._choose_listed(flat, members, lists))
+        readings = []
+        for number, own in enumerate(reads):
+            chosen = [Pick(read.slot - number * length, *picks[read.slot][:2]) for read in own]
+            masked = next((place for place, read in enumerate(own) if read.token is not None), len(own))
+            entropy = {read.slot - number * length: picks[read.slot][2] for read in own[:masked] if read.entropy}
+            kept = lists.of_row(number) if lists is not None else None
+            readings.append(Reading(tuple(chosen[:masked]), tuple(chosen[masked:]), hidden[number], entropy, kept))
+        return readings
+
+    def _pick(self, reads: list[Read], choose: Callable[[Sequence[Read]], Tensor]) -> dict[int, _Chosen]:
+        """Of every read's slot, all in one copy to the CPU."""
+        if not reads:
+            return {}
+        groups = self._grouping.reads(reads)
+        chosen = join([choose(group.members)[: len(group.places)] for group in groups]).tolist()
+        slots = [reads[place].slot for place in in_places(groups)]
+        return {slot: (int(token), *more) for slot, (token, *more) in zip(slots, chosen, strict=True)}
+
+    def _choose(self, flat: Tensor, reads: Sequence[Read], lists: _Lists | None) -> Tensor:
+        """flat `[R * L, H]` -> tokens, confidences, entropies (0 if none asks), `[M, 3]`, float64; fills the lists."""
+        slots = _slots(reads, flat)
+        logits = self._backbone.logits(flat[slots])
+        if lists is not None:
+            lists.fill(reads, slots, logits, self._mask)
+        return self._chosen(logits, reads, None)
+
+    def _choose_listed(self, flat: Tensor, reads: Sequence[Read], lists: _Lists) -> Tensor:
+        """The same over the candidates alone."""
+        slots = _slots(reads, flat)
+        tokens = lists.tokens[slots]
+        logits = torch.einsum("mh,mch->mc", flat[slots], self._backbone.lm_head.weight[tokens])
+        return self._chosen(logits, reads, Candidates(tokens, lists.others[slots]))
+
+    def _chosen(self, logits: Tensor, reads: Sequence[Read], candidates: Candidates | None) -> Tensor:
+        asked = any(read.entropy for read in reads)  # and answered first: choosing may overwrite the logits
+        entropy = entropies(logits, reads) if asked else torch.zeros(len(reads), device=logits.device)
+        tokens, confidences = choose(logits, reads, self._mask, candidates)
+        return torch.stack([tokens.double(), confidences.double(), entropy.double()], dim=1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lists:
+    """The candidates of every position, `[R * L, …]`, `length` L. `wanted`: the rows that have none yet."""
+
+    tokens: Tensor
+    others: Tensor
+    wanted: frozenset[int]
+    rows: frozenset[int]
+    length: int
+
+    @classmethod
+    def of(cls, rows: Sequence[Row], flat: Tensor, num_candidates: int) -> _Lists | None:
+        """Those that rows bring along, and room for those that they want; None if there are neither."""
+        having = {number: row.candidates for number, row in enumerate(rows) if row.candidates is not None}
+        drafting = (number for number, row in enumerate(rows) if row.drafts and row.candidates is None)
+        wanted = frozenset(drafting if num_candidates else ())
+        if not having and not wanted:
+            return None
+        length = len(flat) // len(rows)
+        width = next((known.tokens.shape[-1] for known in having.values()), num_candidates)
+        tokens = torch.zeros(len(rows), length, width, dtype=torch.long, device=flat.device)
+        others = torch.zeros(len(rows), length, device=flat.device)
+        for number, known in having.items():
+            tokens[number], others[number] = known.tokens, known.others
+        return cls(tokens.flatten(0, 1), others.flatten(), wanted, wanted | frozenset(having), length)
+
+    def fill(self, reads: Sequence[Read], slots: Tensor, logits: Tensor, mask_token_id: int) -> None:
+        """The likeliest tokens by `logits` `[M, V]` of the reads' positions `slots` `[M]`, where they are wanted."""
+        wanting = [number for number, read in enumerate(reads) if read.slot // self.length in self.wanted]
+        if not wanting:
+            return
+        here = torch.tensor(wanting, device=logits.device)
+        known = scale(logits[here].float(), [reads[number] for number in wanting])
+        mask = torch.tensor([mask_token_id], device=logits.device)
+        tokens = known.index_fill(1, mask, -torch.inf).topk(self.tokens.shape[1], sorted=False).indices
+        self.tokens[slots[here]] = tokens
+        self.others[slots[here]] = known.scatter(1, tokens, -torch.inf).logsumexp(-1)
+
+    def of_row(self, number: int) -> Candidates | None:
+        """`[L, …]`, or None for a row that has none."""
+        own = slice(number * self.length, (number + 1) * self.length)
+        return Candidates(self.tokens[own], self.others[own]) if number in self.rows else None
+
+
+def _slots(reads: Sequence[Read], flat: Tensor) -> Tensor:
+    return torch.tensor([read.slot for read in reads]).to(flat.device)

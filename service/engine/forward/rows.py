@@ -1,0 +1,71 @@
+"""Rows: everything a model does in a forward, and their tensors.
+
+A row is one block of tokens of one sequence at a block index. It reads its sequence's pages before it and,
+if its block is final, writes its KV to the next. Prefill, denoise, verify, commit and MRP's passes are all rows;
+nothing here knows which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from service.decode.block import MASKED, Block
+from service.engine.forward.sampling import Candidates, Read
+from service.engine.request import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One block of tokens to put through the model.
+
+    `pages`: the sequence's pages; the row reads the first `index` and, if `keeps`, writes the next.
+    Otherwise nobody else sees its KV. `reads`: whether the masked
+    positions are to be read; `judge`: revealed positions whose token's probability is wanted.
+    `anchor`: `[L, H]` hidden states, for MRP's rows. `entropy`: whether the masked positions' is wanted too.
+    `drafts`: what MRP says of the block is never more than a draft, so that `candidates` by an earlier reading of it,
+    `[L, C]`, are enough.
+    """
+
+    state: Block
+    index: int
+    pages: Sequence[int]
+    keeps: bool
+    sampling: SamplingParams | None = None
+    judge: tuple[int, ...] = ()
+    anchor: Tensor | None = None
+    entropy: bool = False
+    drafts: bool = False
+    candidates: Candidates | None = None
+
+    def reads(self, row: int, block_size: int) -> list[Read]:
+        """The reads of this row as number `row` of a forward: masked positions, then judged ones."""
+        if self.sampling is None:
+            return []
+        sampling, tokens, revealed = self.sampling, self.state.tokens, self.state.num_revealed
+        slot, start = row * block_size, self.index * block_size
+        wanted = [(position, None) for position in self.state.masked]
+        asked = [(position, tokens[position]) for position in self.judge]
+        return [Read(slot + p, start + p, revealed, sampling, token, self.entropy) for p, token in [*wanted, *asked]]
+
+
+@dataclass(frozen=True, slots=True)
+class RowTensors:
+    """Rows as tensors: tokens and positions `[R, L]`."""
+
+    tokens: Tensor
+    positions: Tensor
+
+
+def to_tensors(rows: Sequence[Row], mask_token_id: int, device: torch.device) -> RowTensors:
+    """Lays rows out for one forward."""
+    tokens = np.array([row.state.tokens for row in rows], dtype=np.int64)
+    tokens[tokens == MASKED] = mask_token_id
+    block_size = tokens.shape[1]
+    starts = np.array([row.index * block_size for row in rows], dtype=np.int64)
+    positions = starts[:, None] + np.arange(block_size)
+    return RowTensors(torch.from_numpy(tokens).to(device), torch.from_numpy(positions).to(device))

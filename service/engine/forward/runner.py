@@ -1,0 +1,126 @@
+"""Puts rows through the backbone or through MRP.
+
+Knows tensors and rows; no requests, no modes, no scheduling. Which rows share a forward is the grouping's business,
+what is read off the hidden states the readout's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from service.decode.policy import Reading
+from service.engine.forward.grouping import Group, Grouping, Together, join
+from service.engine.forward.readout import Readout
+from service.engine.forward.rows import Row, RowTensors, to_tensors
+from service.errors import SettingsError
+from service.model.attention import PagedCache, Prepared, attention_for
+from service.model.checkpoint import Checkpoint
+from service.model.config import ModelConfig
+
+#: Logits that exist at once: 2^28 are 1 GiB in fp32, some 1,700 positions of a vocabulary of 151,936. Sampling makes
+#: six more copies (measured), so that a quarter of them takes 1.6 GiB.
+_MAX_LOGITS, _MAX_SAMPLED_LOGITS = 2**28, 2**26
+
+_T = TypeVar("_T")
+
+
+class RowRunner(Protocol):
+    """What an engine asks of a runner. `num_pages`: of its cache."""
+
+    config: ModelConfig
+    device: torch.device
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of its cache."""
+
+    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+        """The backbone over rows; a Reading for every row."""
+
+    def refine(self, rows: Sequence[Row]) -> list[Reading]:
+        """MRP over anchored rows; a Reading for every row."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Forward:
+    """Rows of one forward, which of the step's they are, and what the networks are given."""
+
+    rows: Sequence[Row]
+    places: Sequence[int]
+    inputs: RowTensors
+    attend: Prepared
+
+
+class Runner:
+    """The networks of a checkpoint over one paged cache. `num_candidates`: `readout.py`."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, num_pages: int, grouping: Grouping | None = None, num_candidates: int = 0
+    ) -> None:
+        self.config = checkpoint.config
+        self._backbone, self._mrp = checkpoint.backbone, checkpoint.mrp
+        self.device = checkpoint.device
+        vocabulary = checkpoint.config.vocab_size
+        self._grouping = grouping or Together(
+            max(1, _MAX_LOGITS // vocabulary), max(1, _MAX_SAMPLED_LOGITS // vocabulary)
+        )
+        self._readout = Readout(self._backbone, self.config.mask_token_id, self._grouping, num_candidates)
+        self._cache = PagedCache(checkpoint.config, num_pages, checkpoint.device, checkpoint.dtype)
+        self._attention = attention_for(self._cache)
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of its cache."""
+        return self._cache.num_pages
+
+    @torch.inference_mode()
+    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+        """The backbone over rows; a Reading for every row, `handle` its hidden states `[L, H]`."""
+        return self._run(rows, self._backbone_hidden)
+
+    @torch.inference_mode()
+    def refine(self, rows: Sequence[Row]) -> list[Reading]:
+        """MRP over anchored rows; a Reading for every row, `handle` the next anchor."""
+        return self._run(rows, self._mrp_hidden)
+
+    def _run(self, rows: Sequence[Row], network: Callable[[_Forward], Tensor]) -> list[Reading]:
+        hidden: list[Tensor] = []
+        places: list[int] = []
+        for group in self._grouping.rows(rows):
+            forward = self._prepare(group)
+            hidden.append(network(forward)[: len(forward.places)])
+            places += forward.places
+        return _put_back(self._readout.read([rows[place] for place in places], join(hidden)), places)
+
+    def _prepare(self, group: Group[Row]) -> _Forward:
+        """The group's rows in the order that the attention wants; rows that only fill up stay the last."""
+        attend = self._attention.prepare(group.members, group.width)
+        rows = [group.members[number] for number in attend.order]
+        places = [group.places[number] for number in attend.order if number < len(group.places)]
+        return _Forward(rows, places, to_tensors(rows, self.config.mask_token_id, self.device), attend)
+
+    def _backbone_hidden(self, forward: _Forward) -> Tensor:
+        """-> hidden states `[R, L, H]`."""
+        hidden: Tensor = self._backbone(forward.inputs.tokens, forward.inputs.positions, forward.attend)
+        return hidden
+
+    def _mrp_hidden(self, forward: _Forward) -> Tensor:
+        """-> the next anchors `[R, L, H]`."""
+        if self._mrp is None:
+            raise SettingsError("this checkpoint has no MRP module")
+        inputs = forward.inputs
+        anchors = torch.stack([row.anchor for row in forward.rows if row.anchor is not None])
+        embedded, rotation = self._backbone.embed_tokens(inputs.tokens), self._backbone.rotary(inputs.positions)
+        hidden: Tensor = self._mrp(embedded, anchors, rotation, forward.attend)
+        return hidden
+
+
+def _put_back(values: list[_T], places: list[int]) -> list[_T]:
+    """The values in the order of their places."""
+    return [value for _, value in sorted(zip(places, values, strict=True), key=itemgetter(0))]

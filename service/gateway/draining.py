@@ -1,0 +1,81 @@
+"""An ingress on its way out: takes no new requests, finishes those in hand, cuts them when told.
+
+Health says so first, so that a load balancer turns away while what is in hand goes on. Knows no Ray: whoever
+stops the service (`cli/draining.py`) asks every ingress by its handle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from service.errors import NotReady
+from service.gateway.http.errors import Count, problem
+
+_RETRY_S = 5.0
+
+
+class Draining:
+    """What one ingress has in hand, and whether it still takes requests."""
+
+    def __init__(self) -> None:
+        self.in_hand = 0
+        self._begun = self._cut = False
+        self._limits: set[asyncio.Timeout] = set()
+
+    def begin(self) -> int:
+        """No new requests from now on. How many are in hand; 0: everything is answered."""
+        self._begun = True
+        return self.in_hand
+
+    def cut(self) -> None:
+        """Ends what is in hand with NotReady."""
+        if not self._cut:
+            self._begun = self._cut = True
+            for limit in self._limits:
+                limit.reschedule(0.0)
+
+    def check(self) -> None:
+        """Raises NotReady while draining."""
+        if self._begun:
+            raise NotReady("draining: this server is about to stop and takes no new requests", retry_after=_RETRY_S)
+
+    @asynccontextmanager
+    async def until_cut(self) -> AsyncIterator[None]:
+        """Runs the block until it ends or is cut."""
+        limit = asyncio.timeout(0.0 if self._cut else None)
+        self._limits.add(limit)
+        try:
+            async with limit:
+                yield
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise NotReady("cut: this server stopped before the answer was complete", retry_after=_RETRY_S) from None
+        finally:
+            self._limits.discard(limit)
+
+
+class DrainGate:
+    """Counts POST requests from their first byte to the last one of their answer; refuses them while draining."""
+
+    def __init__(self, app: ASGIApp, draining: Draining, count: Count) -> None:
+        self._app, self._draining, self._count = app, draining, count
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles one connection."""
+        if scope["type"] != "http" or scope["method"] != "POST":
+            return await self._app(scope, receive, send)
+        try:
+            self._draining.check()
+        except NotReady as error:
+            self._count(error)
+            return await problem(error, scope["request_id"])(scope, receive, send)
+        self._draining.in_hand += 1
+        try:
+            return await self._app(scope, receive, send)
+        finally:
+            self._draining.in_hand -= 1

@@ -1,0 +1,1 @@
+"""The routes' side of HTTP: schemas, validation, answers, streams, errors."""

@@ -1,0 +1,181 @@
+"""What clients get: the JSON of answers, blocks and errors, and its schema for the documentation.
+
+The models are the schema; the functions build plain dictionaries of that shape, which tests hold to it.
+Knows no HTTP and no engine but its `Stats`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any, Literal
+
+from pydantic import BaseModel
+
+from service.decode.params import Knob
+from service.engine.request import Stats
+from service.errors import MrpServeError
+from service.quality.schema import knobs_of
+from service.wire import Answer, Chunk, Ending, ModelCard, Work
+
+
+class ForwardCounts(BaseModel):
+    """In how many forwards of each kind the request had a row; a commit that rides along is not counted."""
+
+    prefill: int
+    denoise: int
+    verify: int
+    commit: int
+    mrp: int
+
+
+class AnswerStats(BaseModel):
+    """How the answer was decoded; `mrp_steps`: asked, or chosen by auto. Times are from the arrival at the ingress."""
+
+    tokens_per_forward: float
+    tokens_per_forward_total: float
+    forwards: ForwardCounts
+    drafts_proposed: int
+    drafts_accepted: int
+    remasked: int
+    mrp_steps: int | None
+    cached_tokens: int
+    queue_ms: float
+    first_block_ms: float | None
+    total_ms: float
+
+
+class Usage(BaseModel):
+    """Token counts as OpenAI names them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class TraceStep(BaseModel):
+    """One decision on one block. Positions are relative to the block; picks are [position, token id, confidence]."""
+
+    block: int
+    kind: Literal["denoise", "verify", "mrp"]
+    revealed: list[tuple[int, int, float]]
+    revoked: list[int]
+    drafted: list[tuple[int, int, float]]
+    accepted: int
+
+
+class Done(BaseModel):
+    """The last frame of a stream: the answer less what was sent."""
+
+    id: str
+    model: str
+    finish_reason: Literal["stop", "length", "timeout"]
+    mode: str
+    knobs: dict[str, Knob]
+    seed: int
+    usage: Usage
+    stats: AnswerStats
+
+
+class GenerateAnswer(Done):
+    """The answer of POST /generate."""
+
+    text: str
+    token_ids: list[int]
+    trace: list[TraceStep] | None = None
+
+
+class BlockFrame(BaseModel):
+    """A frame of a stream: one finished block."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    stats: AnswerStats
+    trace: list[TraceStep] | None = None
+
+
+class Live(BaseModel):
+    """The answer of GET /live."""
+
+    status: Literal["ok"]
+
+
+class Health(BaseModel):
+    """The answer of GET /health."""
+
+    status: Literal["ok"]
+    replicas_ready: int
+
+
+class ErrorDetail(BaseModel):
+    """What went wrong; `param` names the field at fault."""
+
+    code: str
+    message: str
+    param: str | None
+    request_id: str
+
+
+class ErrorAnswer(BaseModel):
+    """Every error, everywhere."""
+
+    error: ErrorDetail
+
+
+def stats_json(stats: Stats) -> dict[str, Any]:
+    """How an answer was decoded."""
+    first = stats.first_block_s
+    return {
+        "tokens_per_forward": round(stats.tokens_per_forward, 4),
+        "tokens_per_forward_total": round(stats.tokens_per_forward_total, 4),
+        "forwards": asdict(stats.forwards),
+        "drafts_proposed": stats.drafts_proposed,
+        "drafts_accepted": stats.drafts_accepted,
+        "remasked": stats.remasked,
+        "mrp_steps": stats.mrp_steps,
+        "cached_tokens": stats.cached_tokens,
+        "queue_ms": milliseconds(stats.queue_s),
+        "first_block_ms": None if first is None else milliseconds(first),
+        "total_ms": milliseconds(stats.total_s),
+    }
+
+
+def answer_json(answer: Answer, work: Work, card: ModelCard) -> dict[str, Any]:
+    """A whole answer."""
+    body = {"text": answer.text, "token_ids": answer.token_ids, **done_json(answer.ending, work, card)}
+    return body | {"trace": answer.trace} if work.return_trace else body
+
+
+def done_json(ending: Ending, work: Work, card: ModelCard) -> dict[str, Any]:
+    """The last frame of a stream."""
+    return {
+        "id": f"gen-{work.request_id}",
+        "model": card.name,
+        "finish_reason": ending.finish_reason,
+        "mode": work.params.mode,
+        "knobs": knobs_of(work.params),
+        "seed": work.sampling.seed,
+        "usage": {
+            "prompt_tokens": ending.prompt_tokens,
+            "completion_tokens": ending.completion_tokens,
+            "total_tokens": ending.prompt_tokens + ending.completion_tokens,
+        },
+        "stats": stats_json(ending.stats),
+    }
+
+
+def block_json(chunk: Chunk, work: Work) -> dict[str, Any]:
+    """One frame of a stream."""
+    body = {"index": chunk.index, "text": chunk.text, "token_ids": chunk.token_ids, "stats": stats_json(chunk.stats)}
+    return body | {"trace": chunk.trace} if work.return_trace else body
+
+
+def error_json(error: MrpServeError, request_id: str) -> dict[str, Any]:
+    """An error as every route sends it."""
+    detail = {"code": error.code, "message": error.message, "param": error.param, "request_id": request_id}
+    return {"error": detail}
+
+
+def milliseconds(seconds: float) -> float:
+    """As statistics and logs have it."""
+    return round(seconds * 1000, 3)

@@ -1,0 +1,81 @@
+"""Every error as the one shape clients get, whoever raised it: we, pydantic, the router, or a bug."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from service.errors import MrpServeError
+from service.gateway.http.answers import error_json
+from service.gateway.http.validation import explain
+from service.telemetry.faults import unexpected_error
+
+#: told of every error a request ends with
+Count = Callable[[MrpServeError], None]
+#: an error and its request's id as JSON
+Write = Callable[[MrpServeError, str], dict[str, Any]]
+
+#: stands in the scope of a request once the error that ends it is logged
+LOGGED = "mrp_error_logged"
+#: nginx's status of a request whose client did not wait for an answer; only the log sees it
+CLIENT_LEFT = 499
+
+_CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
+class _HttpError(MrpServeError):
+    """An error of the router: no such route, no such method."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status, self.code = status, _CODES.get(status, "http_error")
+
+
+def install_error_handlers(app: FastAPI, count: Count, write: Callable[[str], Write]) -> None:
+    """Answers every exception of the app's routes as `write` has it for a path; POST requests' are counted."""
+
+    def answer(request: Request, error: MrpServeError, headers: dict[str, str] | None = None) -> JSONResponse:
+        if request.method == "POST":
+            count(error)
+        return problem(error, request.scope["request_id"], headers, write(request.url.path))
+
+    @app.exception_handler(MrpServeError)
+    async def ours(request: Request, error: MrpServeError) -> JSONResponse:
+        return answer(request, error)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return answer(request, explain(error.errors()))
+
+    @app.exception_handler(HTTPException)
+    async def routing(request: Request, error: HTTPException) -> JSONResponse:
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        return answer(request, _HttpError(error.status_code, message), dict(error.headers or {}))
+
+    @app.exception_handler(ClientDisconnect)
+    async def left(request: Request, error: ClientDisconnect) -> Response:  # noqa: ARG001
+        return Response(status_code=CLIENT_LEFT)
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        request.scope[LOGGED] = True  # Starlette raises it again after this
+        return answer(request, unexpected_error(error, request.scope["request_id"]))
+
+
+def problem(
+    error: MrpServeError, request_id: str, headers: dict[str, str] | None = None, write: Write = error_json
+) -> JSONResponse:
+    """The answer to a request that failed."""
+    headers = dict(headers or {})
+    if error.retry_after is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse(write(error, request_id), error.status, headers)

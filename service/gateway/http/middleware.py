@@ -1,0 +1,100 @@
+"""What is looked at before any route: the request's id, the limit of its body, the key it came with. Plain ASGI."""
+
+from __future__ import annotations
+
+import re
+import secrets
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.errors import BodyTooLarge
+
+_ID = "x-request-id"
+_FOREIGN = re.compile(r"[^A-Za-z0-9._:-]+")
+_MAX_ID = 128
+
+
+class RequestId:
+    """Gives every request an id, the client's own if it sent one, in `scope["request_id"]`.
+
+    `answer`: put it on the response, too. Not under Ray Serve, whose servers do so themselves.
+    """
+
+    def __init__(self, app: ASGIApp, answer: bool) -> None:
+        self._app, self._answer = app, answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles one connection."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        request_id = clean_id(Headers(scope=scope).get(_ID, "")) or secrets.token_hex(8)
+        scope["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start" and self._answer:
+                MutableHeaders(scope=message)[_ID] = request_id
+            await send(message)
+
+        return await self._app(scope, receive, send_with_id)
+
+
+def given_key(headers: Headers) -> bytes:
+    """The API key of `Authorization: Bearer`, else of `X-Api-Key`, as the client sent it; empty for none."""
+    scheme, _, bearer = headers.get("authorization", "").encode("latin-1").partition(b" ")
+    return bearer.strip(b" \t") if scheme.lower() == b"bearer" else headers.get("x-api-key", "").encode("latin-1")
+
+
+class CleanRequestId:
+    """Cleans a client's request id, or takes it out, before a server that answers it as it is reads it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles one connection."""
+        if scope["type"] == "http" and (given := Headers(scope=scope).get(_ID)) is not None:
+            others = [(name, value) for name, value in scope["headers"] if name.lower() != _ID.encode()]
+            cleaned = clean_id(given)
+            scope["headers"] = [*others, (_ID.encode(), cleaned.encode())] if cleaned else others
+        await self._app(scope, receive, send)
+
+
+def proxy_middleware() -> list[Middleware]:
+    """What Serve's proxies put around themselves: they answer a request's id, as it is, on their own."""
+    return [Middleware(CleanRequestId)]
+
+
+def clean_id(value: str) -> str:
+    """A client's request id, of bounded length and without characters that could fool a log."""
+    return _FOREIGN.sub("", value)[:_MAX_ID]
+
+
+class BodyLimit:
+    """Raises BodyTooLarge, into the route that reads, once a body is over the limit, declared or not."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+        self._app, self._max_bytes = app, max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles one connection."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        declared = Headers(scope=scope).get("content-length", "0")
+        received = 0
+
+        async def receive_within_limit() -> Message:
+            nonlocal received
+            if declared.isdigit() and int(declared) > self._max_bytes:
+                raise self._error(f"{declared} bytes")
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > self._max_bytes:
+                raise self._error(f"more than {self._max_bytes} bytes")
+            return message
+
+        return await self._app(scope, receive_within_limit, send)
+
+    def _error(self, size: str) -> BodyTooLarge:
+        return BodyTooLarge(f"the body has {size}, allowed are {self._max_bytes}")

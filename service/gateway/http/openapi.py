@@ -1,0 +1,85 @@
+"""The documentation at /docs and /openapi.json: bodies, answers and examples of every route.
+
+Bodies are parsed by `validation.py`, not by FastAPI, so their schema is put in here. The page's scripts and styles
+are served from here, too: a browser without a way to the internet shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from fastapi.telemetry import TelemetryConfig
+from fastapi_offline import FastAPIOffline
+from pydantic import BaseModel
+
+from service.gateway.http.answers import BlockFrame, Done, ErrorAnswer, GenerateAnswer
+from service.gateway.http.schemas import EXAMPLES, GENERATE, GenerateDefault, GenerateQuality
+
+#: the headings of the page
+DECODING, OPENAI, OPERATION = "Decoding", "OpenAI's API", "Operation"
+
+_REF = "#/components/schemas/{model}"
+_ERRORS: Mapping[int, str] = {
+    401: "an API key is required and missing or wrong",
+    404: "the model is not the served one",
+    413: "the body is over the limit",
+    422: "a field is not allowed; the message says the value and what is",
+    429: "too much work waits (queue_full) or the key's limit is reached (rate_limited); see Retry-After",
+    503: "loading, draining, or no replica; see Retry-After",
+    504: "the time limit passed before anything was decoded",
+}
+_STREAM = (
+    "Server-sent events: `block` frames (BlockFrame), then `done` (Done) or `error` (ErrorAnswer). "
+    "A comment line every 15 s keeps proxies awake."
+)
+
+
+def documented(telemetry: TelemetryConfig) -> FastAPI:
+    """An application without routes, its own request bodies documented."""
+    app = FastAPIOffline(
+        title="mrp-serve",
+        description="Block-diffusion language models with Multi-token Residual Prediction.",
+        redoc_url=None,
+        static_url="/docs/static",
+        swagger_ui_parameters={"defaultModelsExpandDepth": 0, "validatorUrl": None},
+        telemetry=telemetry,
+    )
+    of_routes = app.openapi
+    app.openapi = lambda: _with_models(of_routes())  # type: ignore[method-assign]
+    return app
+
+
+def _with_models(schema: dict[str, Any]) -> dict[str, Any]:
+    """FastAPI's schema and the models that FastAPI does not see."""
+    models = schema.setdefault("components", {}).setdefault("schemas", {})
+    models.update(GENERATE.json_schema(ref_template=_REF)["$defs"])
+    for model in (BlockFrame, Done, GenerateDefault, GenerateQuality):
+        made = model.model_json_schema(ref_template=_REF)
+        models.update(made.pop("$defs", {}) | {model.__name__: made})
+    return schema
+
+
+@cache
+def generate_docs() -> dict[str, Any]:
+    """What FastAPI is told of POST /generate. Cached, since every application asks for it. Nobody may change it."""
+    body = GENERATE.json_schema(ref_template=_REF)
+    body.pop("$defs")
+    body["oneOf"] += [{"$ref": _REF.format(model=model.__name__)} for model in (GenerateDefault, GenerateQuality)]
+    content = {"application/json": {"schema": body, "examples": dict(EXAMPLES)}}
+    answer = {"model": GenerateAnswer, "content": {"text/event-stream": {"schema": {"description": _STREAM}}}}
+    return {
+        "tags": [DECODING],
+        "summary": "Continue a prompt, at once or block by block",
+        "response_class": JSONResponse,
+        "responses": {200: answer, **errors(401, 404, 413, 422, 429, 503, 504)},
+        "openapi_extra": {"requestBody": {"required": True, "content": content}},
+    }
+
+
+def errors(*statuses: int, model: type[BaseModel] = ErrorAnswer) -> dict[int | str, dict[str, Any]]:
+    """The error answers of a route."""
+    return {status: {"model": model, "description": _ERRORS[status]} for status in statuses}

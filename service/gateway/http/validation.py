@@ -1,0 +1,146 @@
+"""Request bodies into typed requests, and what is wrong with them into one InvalidRequest.
+
+Every message names the field, the value received and what is allowed; an unknown field names the nearest
+known one, a knob of another mode the modes that have it. Knows no HTTP and no engine.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from service.arrival import Arrival
+from service.decode.registry import make_params
+from service.engine.request import SamplingParams
+from service.errors import InvalidRequest, UnknownModel
+from service.gateway.http.schemas import GENERATE, KNOBS, REQUESTS, GenerateCommon, GenerateQuality, Message
+from service.settings import nearest
+from service.wire import ModelCard, Work
+
+_SHOWN = 80
+
+
+def parse_json(body: bytes) -> dict[str, Any]:
+    """The JSON object of a body. InvalidRequest if it is none."""
+    try:
+        value = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise InvalidRequest(f"the body is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"the body is {_show(value)}, a JSON object is expected")
+    return value
+
+
+def parse_generate(body: Mapping[str, Any], default_mode: str) -> GenerateCommon:
+    """The typed request of POST /generate; without `mode` and `quality` its knobs are those of the default mode."""
+    by_quality = body.get("quality") is not None
+    if by_quality:
+        _check_quality_is_alone(body)
+    elif body.get("mode") is None:
+        body = {**body, "mode": default_mode}
+    try:
+        request: GenerateCommon = (GenerateQuality.model_validate if by_quality else GENERATE.validate_python)(body)
+    except ValidationError as error:
+        raise explain(error.errors(include_url=False)) from None
+    return request
+
+
+def to_work(request: GenerateCommon, card: ModelCard, timeout_limit_s: float) -> Work:
+    """What a replica is asked to do. UnknownModel, or InvalidRequest where the request is over the server's limits."""
+    if request.model is not None:
+        check_model(request.model, card)
+    mode, knobs = _plan(request, card)
+    timeout_s = request.timeout_s or timeout_limit_s
+    if timeout_s > timeout_limit_s:
+        raise InvalidRequest(
+            f"timeout_s is {timeout_s}, allowed is 0 < timeout_s <= {timeout_limit_s}", param="timeout_s"
+        )
+    seed = secrets.randbits(53) if request.seed is None else request.seed
+    return Work(
+        request_id=secrets.token_hex(12),
+        params=make_params(mode, knobs),
+        sampling=SamplingParams(request.temperature, request.top_p, request.top_k, seed),
+        max_new_tokens=request.max_new_tokens,
+        timeout_s=timeout_s,
+        arrived=Arrival.now(),
+        text=request.prompt,
+        token_ids=tuple(request.prompt_token_ids) if request.prompt_token_ids else None,
+        messages=tuple(message.model_dump() for message in request.messages) if request.messages else None,
+        stop=tuple(request.stop or ()),
+        stop_token_ids=frozenset(request.stop_token_ids),
+        ignore_eos=request.ignore_eos,
+        return_trace=request.return_trace,
+        cache_salt=request.cache_salt or "",
+        priority=request.priority,
+        session=request.prompt_cache_key or "",
+    )
+
+
+def check_model(name: str, card: ModelCard) -> None:
+    """UnknownModel if it is not the served one."""
+    if name != card.name:
+        raise UnknownModel(f"model is {name!r}, served is {card.name!r}", param="model")
+
+
+def _check_quality_is_alone(body: Mapping[str, Any]) -> None:
+    for name in ("mode", *KNOBS):
+        if body.get(name) is not None:
+            raise InvalidRequest(
+                f"quality is {_show(body['quality'])} and {name} is {_show(body[name])}, allowed is one of them: "
+                "quality chooses the mode and its knobs",
+                param="quality",
+            )
+
+
+def _plan(request: GenerateCommon, card: ModelCard) -> tuple[str, dict[str, Any]]:
+    """The mode and the knobs that are asked for, or that the quality asked for stands for."""
+    if (quality := getattr(request, "quality", None)) is not None:
+        plan = card.quality.plan(quality)
+        return plan.mode, dict(plan.knobs)
+    mode: str = request.mode  # type: ignore[attr-defined]
+    return mode, {**card.defaults.get(mode, {}), **request.knobs}
+
+
+def explain(problems: Sequence[Any]) -> InvalidRequest:
+    """Pydantic's findings as one error; its `param` is the first field at fault."""
+    explained = [_explain(problem) for problem in problems]
+    message = "; ".join(dict.fromkeys(message for _, message in explained))
+    return InvalidRequest(message, param=explained[0][0])
+
+
+def _explain(problem: Mapping[str, Any]) -> tuple[str | None, str]:
+    place = [part for part in problem["loc"] if part != "body"]
+    mode = str(place.pop(0)) if place and place[0] in REQUESTS else None
+    if problem["type"] in {"union_tag_invalid", "union_tag_not_found"}:
+        received = _show(problem["input"].get("mode"))
+        return "mode", f"mode is {received}, allowed are {', '.join(REQUESTS)}"
+    name = ".".join(str(part) for part in place) or None
+    if problem["type"] == "extra_forbidden":
+        return name, _unknown(place, mode)
+    return name, f"{name or 'the request'} is {_show(problem['input'])}: {problem['msg']}"
+
+
+def _unknown(place: Sequence[str | int], mode: str | None) -> str:
+    name = str(place[-1])
+    if len(place) > 1:
+        return f"{name!r} is not a field of a message; {nearest(name, Message.model_fields)}"
+    if mode and name in KNOBS:
+        users = [other for other, schema in REQUESTS.items() if name in schema.model_fields]
+        used = sorted(set(KNOBS) & set(REQUESTS[mode].model_fields))
+        return f"mode {mode!r} does not use {name} ({', '.join(users)} do); its knobs are {', '.join(used)}"
+    known = {field for schema in REQUESTS.values() for field in schema.model_fields}
+    return f"{name!r} is not a field; {nearest(name, known)}"
+
+
+def _show(value: object) -> str:
+    """A received value as JSON, cut to a readable length."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -1,0 +1,174 @@
+"""One ingress: the FastAPI application over any `Backend`. Authorizes, validates, asks, shapes answers.
+
+Knows no engine and no Ray: `deployments.py` gives it Serve's handles, tests a generator in this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi.responses import JSONResponse, PlainTextResponse
+from starlette.types import ASGIApp
+
+from service.admission.demand import FEWEST
+from service.admission.door import Admission, Door, Visit
+from service.admission.keys import KeyRing
+from service.errors import Asleep, MrpServeError, Unauthorized
+from service.gateway.availability import Cards
+from service.gateway.backend import Backend, serving
+from service.gateway.draining import DrainGate, Draining
+from service.gateway.exposition import CONTENT_TYPE, expose
+from service.gateway.failover import REASONS, Failover
+from service.gateway.http.answers import Health, Live, answer_json
+from service.gateway.http.errors import install_error_handlers
+from service.gateway.http.middleware import BodyLimit, RequestId, given_key
+from service.gateway.http.models import Models, models_json
+from service.gateway.http.openapi import OPENAI, OPERATION, documented, errors, generate_docs
+from service.gateway.http.streams import Exchange, event_stream, first_of
+from service.gateway.http.validation import parse_generate, parse_json, to_work
+from service.gateway.openai.errors import error_writer
+from service.gateway.openai.routes import Upstream, openai_router
+from service.gateway.placed import PlacedAnswers
+from service.gateway.request_log import LoggedAnswers, RequestLog, current_record
+from service.gateway.spans import telemetry
+from service.routing.affinity import HOW
+from service.settings import Settings
+from service.telemetry.metrics import Registry
+from service.telemetry.tracing import Tracing
+from service.wire import ModelCard, Snapshot, Work
+
+
+class Ingress:
+    """Its settings, the replicas behind it, its counters. `name` tells it apart in metrics.
+
+    `registry`: where the backend counts too, if it does.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        settings: Settings,
+        backend: Backend,
+        tracing: Tracing | None = None,
+        registry: Registry | None = None,
+    ) -> None:
+        self._name, self._settings, self._backend, self._tracing = name, settings, backend, tracing
+        self._registry = registry or Registry("ingress")
+        self._registry.set("replicas_least", settings.num_replicas)
+        self._registry.set("replicas_most", settings.most_replicas)
+        for reason in REASONS:
+            self._registry.add("request_failovers_total", 0, reason=reason)
+        for how in HOW:
+            self._registry.add("request_routed_total", 0, by=how)
+        replicas = Failover(backend, settings.max_failovers, self._count_failover)
+        self._keys, self._door = KeyRing.load(settings), Door(settings)
+        self._cards = Cards(backend, self._door, settings.request_timeout_s)
+        self.draining = Draining()
+        answers = LoggedAnswers(replicas, settings.model_name)
+        self._answers = PlacedAnswers(answers, self._door, self._cards, self.draining)
+
+    def app(self, *, answers_request_id: bool) -> ASGIApp:
+        """The application. `answers_request_id`: it sends X-Request-Id itself; not where Serve does."""
+        app = documented(telemetry(self._tracing))
+        install_error_handlers(app, self._count_rejected, error_writer)
+        self._add_routes(app)
+        limited = BodyLimit(app, self._settings.max_body_bytes)
+        gate = DrainGate(limited, self.draining, self._count_rejected)
+        return RequestId(RequestLog(gate), answer=answers_request_id)
+
+    @property
+    def replicas_wanted(self) -> float:
+        """How many replicas would do what is asked for here in good time; more than none for any request."""
+        return max(self._door.replicas_wanted, FEWEST if self._cards.somebody_waits else 0.0)
+
+    def snapshot(self) -> Snapshot:
+        """Its metrics now."""
+        self._registry.set("replicas_wanted", self.replicas_wanted)
+        self._registry.set("queue_blocks_left", self._door.blocks_left)
+        self._registry.set("queue_blocks_per_second", self._door.blocks_per_second)
+        return Snapshot(self._name, self._answers.in_flight, self._registry.families(self._name))
+
+    def _add_routes(self, app: FastAPI) -> None:
+        locked = [Depends(self._authorize)]
+        app.post("/generate", dependencies=locked, **generate_docs())(self._generate)
+        listed = {200: {"model": Models}, **errors(401, 503)}
+        models = app.get("/v1/models", dependencies=locked, tags=[OPENAI], summary="Model and limits", responses=listed)
+        models(self._models)
+        count, limit, answers = self._count_rejected, self._settings.request_timeout_s, self._answers
+        openai = openai_router(Upstream(self._card, self._admit, answers.complete, answers.stream, count, limit))
+        app.include_router(openai, dependencies=locked, tags=[OPENAI])
+        app.include_router(self._operation())
+
+    def _operation(self) -> APIRouter:
+        """The routes for whoever runs the service. They ask for no key."""
+        router = APIRouter(tags=[OPERATION])
+        alive: dict[int | str, Any] = {200: {"model": Live}}
+        router.get("/live", summary="Whether this server's process answers", responses=alive)(self._live)
+        healthy = {200: {"model": Health}, **errors(503)}
+        router.get("/health", summary="Whether a replica can generate", responses=healthy)(self._health)
+        metrics = router.get("/metrics", summary="Prometheus text of all replicas", response_class=PlainTextResponse)
+        metrics(self._metrics)
+        return router
+
+    # --- routes ------------------------------------------------------------------------------------
+
+    async def _generate(self, request: Request) -> Response:
+        card = await self._card()
+        wanted = parse_generate(parse_json(await request.body()), card.default_mode)
+        admitted = await self._admit(request, [to_work(wanted, card, self._settings.request_timeout_s)])
+        [work] = admitted.works
+        if wanted.stream:
+            items = self._answers.stream(work, admitted.bill)
+            exchange = Exchange(work, card, request.scope["request_id"], self._count_rejected)
+            return event_stream(await first_of(items), items, exchange)
+        return JSONResponse(answer_json(await self._answers.complete(work, admitted.bill), work, card))
+
+    async def _models(self) -> Response:
+        return JSONResponse(models_json(await self._card()))
+
+    async def _live(self) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def _health(self) -> Response:
+        self.draining.check()
+        try:
+            statuses = await self._backend.statuses()
+            self._cards.learn(serving(statuses))
+        except Asleep:  # whoever asks is sent here still: nothing else wakes it
+            statuses = []
+        return JSONResponse({"status": "ok", "replicas_ready": sum(status.failure is None for status in statuses)})
+
+    async def _metrics(self) -> Response:
+        return Response(expose(*await self._backend.snapshots(self.snapshot())), media_type=CONTENT_TYPE)
+
+    # --- who comes in ------------------------------------------------------------------------------
+
+    async def _authorize(self, request: Request) -> None:
+        """Refuses a request without one of the configured keys; whose it is stays on the request."""
+        given = given_key(request.headers)
+        key = self._keys.find(given)
+        if key is None:
+            raise Unauthorized(f"the API key is {'wrong' if given else 'missing'}; send `Authorization: Bearer <key>`")
+        request.state.api_key = key
+
+    async def _admit(self, request: Request, works: Sequence[Work]) -> Admission:
+        """A request that may come in."""
+        client = request.client.host if request.client else ""
+        visit = Visit(request.state.api_key, client, request.url.path, await request.body())
+        return self._door.admit(visit, works)
+
+    async def _card(self) -> ModelCard:
+        async with self.draining.until_cut():
+            return await self._cards.card()
+
+    # --- counters ----------------------------------------------------------------------------------
+
+    def _count_rejected(self, error: MrpServeError) -> None:
+        self._registry.add("request_rejected_total", reason=error.code)
+        if record := current_record():
+            record.error = error.code
+
+    def _count_failover(self, error: MrpServeError) -> None:
+        self._registry.add("request_failovers_total", reason=error.code)

@@ -1,0 +1,104 @@
+"""Whole answers and the frames of streams, in OpenAI's shape with fields of ours.
+
+Ours, on every choice: `token_ids`, and at its end `stats` (those of POST /generate with its own finish
+reason, mode and seed) and, if asked for, `trace`. A time-out is OpenAI's `length`. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from service.gateway.http.answers import stats_json
+from service.gateway.openai.convert import Choice, Plan
+from service.gateway.openai.dialect import Dialect
+from service.gateway.openai.logprobs import token_logprobs
+from service.quality.schema import knobs_of
+from service.wire import Answer, Chunk, Ending
+
+Json = dict[str, Any]
+
+
+class Writer:
+    """Writes the answers to one plan in one route's dialect."""
+
+    def __init__(self, plan: Plan, dialect: Dialect) -> None:
+        self._plan, self._dialect = plan, dialect
+        self._written = [0] * len(plan.choices)  # characters of each choice's text whose tokens have been named
+        name = dialect.id_prefix + plan.choices[0].work.request_id
+        self._head = {"id": name, "created": int(time.time()), "model": plan.model}
+
+    def answer(self, answers: Sequence[Answer]) -> Json:
+        """The whole answer; one of `answers` for every choice."""
+        choices = [self._choice(choice, answer) for choice, answer in zip(self._plan.choices, answers, strict=True)]
+        endings = {choice.index: answer.ending for choice, answer in zip(self._plan.choices, answers, strict=True)}
+        return {**self._head, "object": self._dialect.whole, "choices": choices, "usage": self._usage(endings)}
+
+    def opening(self, choice: Choice) -> Json | None:
+        """The frame before a choice's text, if its route has one."""
+        opening = self._dialect.opening(choice.echo)
+        return None if opening is None else self._frame(choice, opening)
+
+    def piece(self, choice: Choice, chunk: Chunk) -> Json:
+        """The frame of one block."""
+        return self._frame(choice, self._dialect.piece(chunk.text), self._extras(choice, chunk))
+
+    def closing(self, choice: Choice, ending: Ending) -> Json:
+        """The last frame of a choice."""
+        end = {"finish_reason": _reason(ending), "stats": _stats(choice, ending)}
+        return self._frame(choice, self._dialect.closing(), end)
+
+    def usage(self, endings: Mapping[int, Ending]) -> Json | None:
+        """The last frame of a stream that shall have one: the token counts of all choices."""
+        if not self._plan.include_usage:
+            return None
+        return {**self._head, "object": self._dialect.frame, "choices": [], "usage": self._usage(endings)}
+
+    def _choice(self, choice: Choice, answer: Answer) -> Json:
+        return {
+            "index": choice.index,
+            **self._dialect.answer(choice.echo + answer.text),
+            "finish_reason": _reason(answer.ending),
+            **self._extras(choice, answer),
+            "stats": _stats(choice, answer.ending),
+        }
+
+    def _frame(self, choice: Choice, content: Json, extras: Mapping[str, Any] | None = None) -> Json:
+        body = {"index": choice.index, **content, "logprobs": None, "finish_reason": None, **(extras or {})}
+        usage = {"usage": None} if self._plan.include_usage else {}
+        return {**self._head, "object": self._dialect.frame, "choices": [body], **usage}
+
+    def _extras(self, choice: Choice, part: Answer | Chunk) -> Json:
+        shown = {"trace": part.trace} if self._plan.return_trace else {}
+        return {"logprobs": self._logprobs(choice, part), "token_ids": part.token_ids, **shown}
+
+    def _logprobs(self, choice: Choice, part: Answer | Chunk) -> Json | None:
+        if self._plan.alternatives is None:
+            return None
+        tokens = token_logprobs(part.pieces, part.trace, self._written[choice.index])
+        self._written[choice.index] += sum(len(piece.added) for piece in part.pieces)
+        return self._dialect.logprobs(tokens, self._plan.alternatives)
+
+    def _usage(self, endings: Mapping[int, Ending]) -> Json:
+        """A prompt counts once, however many answers it gets."""
+        firsts = [ending for index, ending in endings.items() if index % self._plan.n == 0]
+        prompts = sum(ending.prompt_tokens for ending in firsts)
+        completions = sum(ending.completion_tokens for ending in endings.values())
+        return {
+            "prompt_tokens": prompts,
+            "completion_tokens": completions,
+            "total_tokens": prompts + completions,
+            "prompt_tokens_details": {"cached_tokens": sum(ending.stats.cached_tokens for ending in firsts)},
+        }
+
+
+def _reason(ending: Ending) -> str:
+    """OpenAI knows no time-out; like a limit on tokens, it cuts the answer off."""
+    return "stop" if ending.finish_reason == "stop" else "length"
+
+
+def _stats(choice: Choice, ending: Ending) -> Json:
+    params, seed = choice.work.params, choice.work.sampling.seed
+    own = {"finish_reason": ending.finish_reason, "mode": params.mode, "knobs": knobs_of(params), "seed": seed}
+    return own | stats_json(ending.stats)

@@ -1,0 +1,172 @@
+"""From an OpenAI body to a `Plan`: one `Work` a choice, and how the answer is to be written.
+
+The fields that POST /generate has too are parsed by its own validation. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from service.engine.request import MAX_SEED
+from service.errors import InvalidRequest
+from service.gateway.http.validation import check_model, explain, parse_generate, to_work
+from service.gateway.openai.fields import split
+from service.gateway.openai.schemas import (
+    MAX_CHOICES,
+    MAX_TEMPERATURE,
+    ChatRequest,
+    CompletionRequest,
+    OpenAiRequest,
+    Prompt,
+)
+from service.wire import ModelCard, Work
+
+#: OpenAI's default for completions; a chat has that of POST /generate
+_COMPLETION_TOKENS = 16
+
+_Request = TypeVar("_Request", bound=OpenAiRequest)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One answer of several: what a replica is asked for, and the prompt's text if it is to be repeated."""
+
+    index: int
+    work: Work
+    echo: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One OpenAI request. `n`: choices a prompt. `alternatives`: top log-probabilities a token, None for none."""
+
+    choices: tuple[Choice, ...]
+    model: str
+    n: int
+    stream: bool
+    include_usage: bool
+    alternatives: int | None
+    return_trace: bool
+
+    def with_works(self, works: Sequence[Work]) -> Plan:
+        """The same plan, its choices' works replaced."""
+        choices = (replace(choice, work=work) for choice, work in zip(self.choices, works, strict=True))
+        return replace(self, choices=tuple(choices))
+
+
+def plan_completion(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> Plan:
+    """The plan of a body of POST /v1/completions. InvalidRequest or UnknownModel, saying why not."""
+    body = _without_best_of(body)
+    request, shared = _parse(body, CompletionRequest, card)
+    _check_completion(request)
+    shared["max_new_tokens"] = request.max_tokens or _COMPLETION_TOKENS
+    base = _work({**shared, **_prompt(request.prompt[0])}, card, timeout_limit_s)
+    works = [_with_prompt(base, prompt) for prompt in request.prompt]
+    echoes = [prompt if request.echo and isinstance(prompt, str) else "" for prompt in request.prompt]
+    return _plan(request, works, echoes, request.logprobs)
+
+
+def plan_chat(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> Plan:
+    """The plan of a body of POST /v1/chat/completions. InvalidRequest or UnknownModel, saying why not."""
+    request, shared = _parse(body, ChatRequest, card)
+    limits = {request.max_tokens, request.max_completion_tokens} - {None}
+    if len(limits) > 1:
+        raise InvalidRequest(
+            f"max_tokens is {request.max_tokens} and max_completion_tokens {request.max_completion_tokens}; "
+            "they mean the same, one is enough",
+            param="max_tokens",
+        )
+    if request.top_logprobs and not request.logprobs:
+        raise InvalidRequest(f"top_logprobs is {request.top_logprobs}, which needs logprobs true", param="top_logprobs")
+    if limits:
+        shared["max_new_tokens"] = limits.pop()
+    messages = [{**message.model_dump(), "role": _role(message.role)} for message in request.messages]
+    work = _work({**shared, "messages": messages}, card, timeout_limit_s)
+    return _plan(request, [work], [""], (request.top_logprobs or 0) if request.logprobs else None)
+
+
+def _parse(body: Mapping[str, Any], schema: type[_Request], card: ModelCard) -> tuple[_Request, dict[str, Any]]:
+    """OpenAI's own fields, typed, and the others, still to be parsed."""
+    own, shared = split(body, schema.model_fields)
+    for name, field in schema.model_fields.items():
+        if field.is_required() and name not in own:
+            raise InvalidRequest(f"{name} is missing", param=name)
+    try:
+        request = schema.model_validate(own)
+    except ValidationError as error:
+        raise explain(error.errors(include_url=False)) from None
+    check_model(request.model, card)
+    if request.stream_options and not request.stream:
+        raise InvalidRequest("stream_options are given, which need stream true", param="stream_options")
+    return request, shared
+
+
+def _without_best_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`best_of` equal to `n` asks for nothing."""
+    same = body.get("best_of") is not None and body["best_of"] == body.get("n")
+    return {name: value for name, value in body.items() if name != "best_of"} if same else body
+
+
+def _check_completion(request: CompletionRequest) -> None:
+    count = request.n * len(request.prompt)
+    if count > MAX_CHOICES:
+        raise InvalidRequest(
+            f"{len(request.prompt)} prompts with n {request.n} are {count} answers, allowed are {MAX_CHOICES}",
+            param="n",
+        )
+    if request.echo and not all(isinstance(prompt, str) for prompt in request.prompt):
+        raise InvalidRequest("echo is true, which is served for prompts that are texts only", param="echo")
+    if request.echo and request.logprobs is not None:
+        raise InvalidRequest("echo is true with logprobs; a prompt's tokens have no log-probabilities", param="echo")
+
+
+def _work(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> Work:
+    request = parse_generate(body, card.default_mode)
+    if request.temperature > MAX_TEMPERATURE:
+        raise InvalidRequest(
+            f"temperature is {request.temperature:g}, allowed are 0 to {MAX_TEMPERATURE}", param="temperature"
+        )
+    return to_work(request, card, timeout_limit_s)
+
+
+def _prompt(prompt: Prompt) -> dict[str, Any]:
+    return {"prompt": prompt} if isinstance(prompt, str) else {"prompt_token_ids": list(prompt)}
+
+
+def _with_prompt(work: Work, prompt: Prompt) -> Work:
+    if isinstance(prompt, str):
+        return replace(work, text=prompt, token_ids=None)
+    return replace(work, text=None, token_ids=prompt)
+
+
+def _plan(request: OpenAiRequest, works: list[Work], echoes: list[str], alternatives: int | None) -> Plan:
+    """`n` choices of every work; the seeds count up from the request's own."""
+    base = works[0]
+    known = 1 if base.sampling.temperature == 0 else 0
+    if (alternatives or 0) > known:
+        raise InvalidRequest(
+            f"{alternatives} log-probabilities a token are wanted at temperature {base.sampling.temperature:g}, "
+            f"allowed are 0 to {known}: only the chosen token's is known",
+            param="top_logprobs" if isinstance(request, ChatRequest) else "logprobs",
+        )
+    asked = [(work, echo) for work, echo in zip(works, echoes, strict=True) for _ in range(request.n)]
+    choices = (
+        Choice(index, _nth(work, index, alternatives is not None), echo) for index, (work, echo) in enumerate(asked)
+    )
+    usage = bool((request.stream_options or {}).get("include_usage"))
+    return Plan(tuple(choices), request.model, request.n, request.stream, usage, alternatives, base.return_trace)
+
+
+def _nth(work: Work, index: int, traced: bool) -> Work:
+    sampling = replace(work.sampling, seed=(work.sampling.seed + index) % (MAX_SEED + 1))
+    pieces, traced = traced, traced or work.return_trace
+    return replace(work, request_id=secrets.token_hex(12), sampling=sampling, return_trace=traced, return_pieces=pieces)
+
+
+def _role(role: str) -> str:
+    return "system" if role == "developer" else role

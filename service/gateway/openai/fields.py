@@ -1,0 +1,98 @@
+"""Which fields an OpenAI body may have: OpenAI's own, those of POST /generate, and what is done to the rest.
+
+A field that asks for nothing, or could not change the answer, is accepted and left out; every other one is
+refused by name. `null` is OpenAI's way to leave a field out. Knows no types or ranges.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from service.errors import InvalidRequest
+from service.gateway.http.schemas import KNOBS
+from service.settings import nearest
+
+#: what POST /generate parses itself, under the same name
+PASSED: frozenset[str] = frozenset(
+    {
+        "temperature",
+        "top_p",
+        "top_k",
+        "seed",
+        "stop",
+        "stop_token_ids",
+        "ignore_eos",
+        "timeout_s",
+        "return_trace",
+        "cache_salt",
+        "priority",
+        "prompt_cache_key",
+        "mode",
+        "quality",
+        *KNOBS,
+    }
+)
+
+#: fields that are not served -> the values with which they ask for nothing
+NO_OPS: Mapping[str, tuple[Any, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "modalities": (["text"],),
+    "moderation": (),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+
+#: labels and hints, which no answer depends on
+HINTS: frozenset[str] = frozenset(
+    {
+        "metadata",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "user",
+    }
+)
+
+
+def split(body: Mapping[str, Any], own: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The given fields among `own`, and those that POST /generate parses. InvalidRequest for any other."""
+    given = {name: value for name, value in body.items() if value is not None and name not in HINTS}
+    for name, value in given.items():
+        if name in own or name in PASSED:
+            continue
+        if name not in NO_OPS:
+            raise InvalidRequest(f"{name!r} is not a field; {nearest(name, {*own, *PASSED})}", param=name)
+        if not any(_same(value, no_op) for no_op in NO_OPS[name]):
+            raise InvalidRequest(_not_served(name, value), param=name)
+    return _among(given, own), _among(given, PASSED)
+
+
+def _among(given: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if name in names}
+
+
+def _same(value: object, other: object) -> bool:
+    """Equality as JSON has it: false is not 0, 0.0 is."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
+
+
+def _not_served(name: str, value: object) -> str:
+    allowed = " or ".join(json.dumps(no_op) for no_op in (*NO_OPS[name], None))
+    return f"{name} is {json.dumps(value, ensure_ascii=False)[:80]}, which is not served; allowed is {allowed}"

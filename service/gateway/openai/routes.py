@@ -1,0 +1,92 @@
+"""The routes under /v1 that OpenAI's client calls, less the list of models, which the ingress has."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from service.admission.bill import Bill
+from service.admission.door import Admission
+from service.errors import MrpServeError
+from service.gateway.http.models import models_json
+from service.gateway.http.validation import check_model, parse_json
+from service.gateway.openai.answers import Writer
+from service.gateway.openai.concurrent import all_of, merged
+from service.gateway.openai.convert import Plan, plan_chat, plan_completion
+from service.gateway.openai.dialect import CHAT, COMPLETION, Dialect
+from service.gateway.openai.docs import chat_docs, completion_docs, model_docs
+from service.gateway.openai.errors import Count, in_openai_terms, openai_error, openai_route
+from service.gateway.openai.stream import Script, choice_stream, started
+from service.telemetry.faults import unexpected_error
+from service.wire import Answer, Answering, ModelCard, Work
+
+Planner = Callable[[Mapping[str, Any], ModelCard, float], Plan]
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """What the routes need of the ingress. `admit` lets a request in or raises; `count` is told of every error."""
+
+    card: Callable[[], Awaitable[ModelCard]]
+    admit: Callable[[Request, Sequence[Work]], Awaitable[Admission]]
+    complete: Callable[[Work, Bill], Awaitable[Answer]]
+    stream: Callable[[Work, Bill], Answering]
+    count: Count
+    timeout_limit_s: float
+
+
+def openai_router(upstream: Upstream) -> APIRouter:
+    """The routes, to be mounted at the root."""
+    routes = _Routes(upstream)
+    router = APIRouter(prefix="/v1", route_class=openai_route(upstream.count))
+    router.post("/completions", **completion_docs())(routes.completions)
+    router.post("/chat/completions", **chat_docs())(routes.chat)
+    router.get("/models/{model_id:path}", **model_docs())(routes.model)
+    return router
+
+
+class _Routes:
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+
+    async def completions(self, request: Request) -> Response:
+        return await self._answer(request, plan_completion, COMPLETION)
+
+    async def chat(self, request: Request) -> Response:
+        return await self._answer(request, plan_chat, CHAT)
+
+    async def model(self, model_id: str) -> Response:
+        card = await self._upstream.card()
+        check_model(model_id, card)
+        return JSONResponse(models_json(card)["data"][0])
+
+    async def _answer(self, request: Request, planner: Planner, dialect: Dialect) -> Response:
+        card = await self._upstream.card()
+        plan = planner(parse_json(await request.body()), card, self._upstream.timeout_limit_s)
+        admitted = await self._upstream.admit(request, [choice.work for choice in plan.choices])
+        plan = plan.with_works(admitted.works)
+        writer = Writer(plan, dialect)
+        try:
+            if plan.stream:
+                return await self._stream(plan, admitted.bill, writer, request.scope["request_id"])
+            answers = await all_of(self._complete(choice.work, admitted.bill) for choice in plan.choices)
+        except MrpServeError as error:
+            raise in_openai_terms(error) from error
+        return JSONResponse(writer.answer(answers))
+
+    async def _stream(self, plan: Plan, bill: Bill, writer: Writer, request_id: str) -> Response:
+        items = await started(merged([self._upstream.stream(choice.work, bill) for choice in plan.choices]))
+
+        def failed(error: Exception) -> dict[str, Any]:
+            ours = error if isinstance(error, MrpServeError) else unexpected_error(error, request_id)
+            self._upstream.count(ours)
+            return openai_error(in_openai_terms(ours), request_id)
+
+        return choice_stream(items, Script(plan.choices, writer, failed))
+
+    async def _complete(self, work: Work, bill: Bill) -> Answer:
+        return await self._upstream.complete(work, bill)

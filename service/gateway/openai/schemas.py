@@ -1,0 +1,135 @@
+"""OpenAI's own fields of the two bodies, typed. What they share with POST /generate is parsed there.
+
+Knows no HTTP and no model. `convert.py` parses with it, `docs.py` shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
+from pydantic_core import PydanticCustomError
+
+from service.gateway.http.schemas import MAX_NEW_TOKENS
+
+#: choices one request may ask for, over all its prompts
+MAX_CHOICES = 128
+
+#: as OpenAI has it; POST /generate takes more
+MAX_TEMPERATURE = 2
+
+_TEXT = {"type": "string", "minLength": 1}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_PROMPT_SCHEMA = {
+    "anyOf": [
+        _TEXT,
+        {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_CHOICES},
+        _IDS,
+        {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MAX_CHOICES},
+    ]
+}
+
+Prompt = str | tuple[int, ...]
+
+
+def prompts_of(value: object) -> tuple[Prompt, ...]:
+    """The prompts of a completion: a text, ids, or a list of either."""
+    items = [value] if _one(value) is not None else value
+    prompts = [_one(item) for item in items] if isinstance(items, list) else []
+    kinds = {type(prompt) for prompt in prompts}
+    if not prompts or None in prompts or len(kinds) != 1:
+        message = "a text, token ids, or a list of texts or of token ids is expected, none of them empty"
+        raise PydanticCustomError("prompt", message)
+    return tuple(prompt for prompt in prompts if prompt is not None)
+
+
+def _one(value: object) -> Prompt | None:
+    if isinstance(value, str):
+        return value or None
+    if isinstance(value, list) and value and all(type(item) is int for item in value):
+        return tuple(value)
+    return None
+
+
+def _text_of(content: object) -> object:
+    """The text of a message, put together if it comes in parts."""
+    if not isinstance(content, list):
+        return content
+    if not content:
+        raise PydanticCustomError("content", "a text or a list of text parts is expected, none is given")
+    texts = []
+    for part in content:
+        if not (isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)):
+            raise PydanticCustomError("content", "a text or a list of text parts is expected")
+        texts.append(part["text"])
+    return "".join(texts)
+
+
+def _filled(message: object) -> object:
+    """A message without its empty fields: what OpenAI's client dumps of an answer has many."""
+    if not isinstance(message, Mapping):
+        return message
+    return {name: value for name, value in message.items() if value is not None and (value != [] or name == "content")}
+
+
+class TextPart(BaseModel):
+    """A part of a message's content; what else it has is not read."""
+
+    type: Literal["text"]
+    text: str
+
+
+Parts = Annotated[list[TextPart], Field(min_length=1)]
+
+
+class ChatMessage(BaseModel):
+    """One message. `developer` is OpenAI's newer name of `system`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str, BeforeValidator(_text_of, json_schema_input_type=str | Parts)]
+
+
+#: the last is vLLM's, which load clients send beside `include_usage`
+StreamOption = Literal["include_usage", "include_obfuscation", "continuous_usage_stats"]
+
+
+class OpenAiRequest(BaseModel):
+    """What both routes have."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    model: str = Field(description="as GET /v1/models names it")
+    n: int = Field(1, ge=1, le=MAX_CHOICES, description="answers a prompt; answer i has the seed seed + i")
+    max_tokens: int | None = Field(
+        None, ge=1, le=MAX_NEW_TOKENS, description="default: 16 for completions, 256 for chats"
+    )
+    stream: bool = Field(False, description="server-sent events, one a block, then [DONE]")
+    stream_options: dict[StreamOption, bool] | None = Field(
+        None, description="include_usage: a last frame with the token counts, which no other has; no padding"
+    )
+
+
+class CompletionRequest(OpenAiRequest):
+    """POST /v1/completions."""
+
+    prompt: Annotated[
+        tuple[Prompt, ...],
+        PlainValidator(prompts_of, json_schema_input_type=Any),
+        Field(json_schema_extra=_PROMPT_SCHEMA),
+    ]
+    echo: bool = Field(False, description="put the prompt before the answer; for prompts that are texts")
+    logprobs: int | None = Field(None, ge=0, description="0; 1 at temperature 0, where the token is the likeliest")
+
+
+class ChatRequest(OpenAiRequest):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[
+        list[Annotated[ChatMessage, BeforeValidator(_filled, json_schema_input_type=ChatMessage)]], Field(min_length=1)
+    ]
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_NEW_TOKENS, description="newer name of max_tokens")
+    logprobs: bool = Field(False, description="log-probabilities of the answer's tokens")
+    top_logprobs: int | None = Field(None, ge=0, description="0; 1 at temperature 0, with logprobs")

@@ -1,0 +1,79 @@
+"""The choices of a request as OpenAI's server-sent events: unnamed JSON frames, then `[DONE]`.
+
+The first item is awaited before the status is sent. An error in the midst is a frame with an `error`, which
+OpenAI's client raises, and no `[DONE]`. However the response ends, all requests behind it end with it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from service.gateway.http.streams import FrameStream
+from service.gateway.openai.answers import Writer
+from service.gateway.openai.convert import Choice
+from service.wire import Chunk, Ending
+
+DONE = b"data: [DONE]\n\n"
+
+Numbered = AsyncGenerator[tuple[int, Chunk | Ending]]
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What the frames are written with. `failed` counts an error in the midst and writes it."""
+
+    choices: tuple[Choice, ...]
+    writer: Writer
+    failed: Callable[[Exception], dict[str, Any]]
+
+
+def choice_stream(items: Numbered, script: Script) -> FrameStream:
+    """The items of all choices as events."""
+    return FrameStream(_frames(items, script), items)
+
+
+async def started(items: Numbered) -> Numbered:
+    """The same items once the first has come."""
+    try:
+        first = await anext(items)
+    except BaseException:
+        await items.aclose()
+        raise
+    return _with_first(first, items)
+
+
+async def _with_first(first: tuple[int, Chunk | Ending], items: Numbered) -> Numbered:
+    async with aclosing(items):
+        yield first
+        async for item in items:
+            yield item
+
+
+async def _frames(items: Numbered, script: Script) -> AsyncGenerator[bytes]:
+    opened: set[int] = set()
+    endings: dict[int, Ending] = {}
+    try:
+        async for number, item in items:
+            choice = script.choices[number]
+            if number not in opened and (opening := script.writer.opening(choice)):
+                yield _data(opening)
+            opened.add(number)
+            if isinstance(item, Ending):
+                endings[number] = item
+                yield _data(script.writer.closing(choice, item))
+            else:
+                yield _data(script.writer.piece(choice, item))
+    except Exception as error:  # noqa: BLE001 - the status is sent; a frame is the only answer left
+        yield _data(script.failed(error))
+        return
+    if usage := script.writer.usage(endings):
+        yield _data(usage)
+    yield DONE
+
+
+def _data(body: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()

@@ -1,0 +1,63 @@
+"""Answers that wait for a place at a replica, that a stopping server cuts, and that are paid for.
+
+Stands between the routes and the replicas. Knows no HTTP and no Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import aclosing, contextmanager
+
+from service.admission.bill import Bill
+from service.admission.door import Door
+from service.gateway.availability import Cards
+from service.gateway.draining import Draining
+from service.gateway.request_log import LoggedAnswers
+from service.wire import Answer, Answering, Work
+
+
+class PlacedAnswers:
+    """`in_flight`: answers in hand, those that wait for a place too. `cards` looks for new places while one waits."""
+
+    def __init__(self, answers: LoggedAnswers, door: Door, cards: Cards, draining: Draining) -> None:
+        self._answers, self._door, self._cards, self._draining = answers, door, cards, draining
+        self.in_flight = 0
+
+    async def complete(self, work: Work, bill: Bill) -> Answer:
+        """The whole answer."""
+        with self._in_hand(bill):
+            async with self._draining.until_cut(), self._door.place(work, bill, self._cards.watch) as job:
+                answer = await self._answers.complete(work)
+                job.take(answer)
+                return answer
+
+    async def stream(self, work: Work, bill: Bill) -> Answering:
+        """The answer block by block; closing gives the place on."""
+        with self._in_hand(bill):
+            async with aclosing(self._placed(work, bill)) as items:
+                while True:
+                    async with self._draining.until_cut():
+                        item = await anext(items, None)
+                    if item is None:
+                        return
+                    yield item
+
+    async def _placed(self, work: Work, bill: Bill) -> Answering:
+        """The items of an answer, once there is a place for it."""
+        place = self._door.place(work, bill, self._cards.watch)
+        async with place as job, aclosing(self._answers.stream(work)) as items:
+            async for item in items:
+                job.take(item)
+                yield item
+
+    @contextmanager
+    def _in_hand(self, bill: Bill) -> Iterator[None]:
+        """Counts an answer. An error of ours fails its request; a client that leaves raises no `Exception`."""
+        self.in_flight += 1
+        try:
+            yield
+        except Exception:
+            bill.fail()
+            raise
+        finally:
+            self.in_flight -= 1

@@ -1,0 +1,167 @@
+"""One line in the log for every request that has ended: what it was, how it ended, how long it took.
+
+`RequestLog` wraps the application and writes the line; `LoggedAnswers` wraps the replicas and tells it what
+became of each answer. They meet in a context variable, for they are called on one task and know nothing of
+each other. No line holds a prompt, an answer or a key.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import aclosing
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.gateway.failover import Failover
+from service.gateway.http.answers import milliseconds
+from service.gateway.http.errors import LOGGED
+from service.gateway.spans import describe_answer, describe_request
+from service.telemetry.tracing import current_trace, traced
+from service.tracebacks import without_message
+from service.wire import Answer, Answering, Ending, Origin, Work
+
+_log = logging.getLogger("service.requests")
+
+
+@dataclass(slots=True)
+class Record:
+    """What is known of a request while it is answered."""
+
+    origin: Origin
+    works: list[Work] = field(default_factory=list)
+    endings: list[Ending] = field(default_factory=list)
+    error: str | None = None
+    status: int | None = None
+
+
+_current: ContextVar[Record | None] = ContextVar("mrp_record", default=None)
+
+
+def current_record() -> Record | None:
+    """The record of the request that is being answered, if any is."""
+    return _current.get()
+
+
+class RequestLog:
+    """Writes the line of every HTTP request when it has ended. Wants `scope["request_id"]`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles one connection."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        record, started = Record(Origin(scope["request_id"])), time.monotonic()
+        token = _current.set(record)
+
+        async def send_and_note(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_and_note)
+        except Exception as error:
+            if record.status is None:
+                raise
+            # It goes no further: the server behind would log what it says.
+            if LOGGED not in scope:
+                about = {"request_id": record.origin.request_id, "exception": without_message(error)}
+                _log.warning("error after the answer began", extra=about)
+        finally:
+            _current.reset(token)
+            _write(record, scope, time.monotonic() - started)
+
+
+class LoggedAnswers:
+    """Answers, every request and ending noted in the current record, whose origin travels along."""
+
+    def __init__(self, replicas: Failover, model: str) -> None:
+        self._replicas, self._model = replicas, model
+
+    async def complete(self, work: Work) -> Answer:
+        """The whole answer."""
+        answer = await self._replicas.complete(self._asked(work))
+        self._note(answer.ending)
+        return answer
+
+    async def stream(self, work: Work) -> Answering:
+        """The answer block by block."""
+        async with aclosing(self._replicas.stream(self._asked(work))) as items:
+            async for item in items:
+                self._note(item)
+                yield item
+
+    def _asked(self, work: Work) -> Work:
+        record = _current.get()
+        if record is None:
+            return work
+        work = replace(work, origin=replace(record.origin, trace=current_trace()))
+        record.works.append(work)
+        if traced():
+            describe_request(work, self._model)
+        return work
+
+    def _note(self, item: object) -> None:
+        record = _current.get()
+        if record is not None and isinstance(item, Ending):
+            record.endings.append(item)
+            if traced():
+                describe_answer(_answers(record), self._model)
+
+
+# --- the line --------------------------------------------------------------------------------------
+
+
+def _write(record: Record, scope: Scope, seconds: float) -> None:
+    level = logging.INFO if scope["method"] == "POST" else logging.DEBUG
+    if not _log.isEnabledFor(level):
+        return
+    route = scope.get("route")
+    fields = {
+        "request_id": record.origin.request_id,
+        "method": scope["method"],
+        "route": getattr(route, "path", None),
+        "status": record.status,
+        "error": record.error,
+        "ms": round(seconds * 1000, 3),
+        **_answers(record),
+    }
+    _log.log(level, "request", extra={name: value for name, value in fields.items() if value is not None})
+
+
+def _answers(record: Record) -> dict[str, Any]:
+    """Of all answers together: counts are added up, times are those of the first and of the last."""
+    if not record.works:
+        return {}
+    first, endings = record.works[0], record.endings
+    reasons = sorted({ending.finish_reason for ending in endings})
+    if len(endings) < len(record.works) and record.error is None:
+        reasons.append("abort")
+    fields = {
+        "id": first.request_id,
+        "tenant": first.tenant or None,  # the name of the key, never the key
+        "mode": first.params.mode,
+        "answers": len(record.works) if len(record.works) > 1 else None,
+        "finish_reason": ",".join(reasons) or None,
+    }
+    return fields | (_counts(endings) if endings else {})
+
+
+def _counts(endings: list[Ending]) -> dict[str, Any]:
+    stats = [ending.stats for ending in endings]
+    firsts = [milliseconds(one.first_block_s) for one in stats if one.first_block_s is not None]
+    forwards = sum(one.forwards.denoise + one.forwards.verify for one in stats)
+    return {
+        "prompt_tokens": sum(ending.prompt_tokens for ending in endings),
+        "completion_tokens": sum(ending.completion_tokens for ending in endings),
+        "tokens_per_forward": round(sum(one.decoded_tokens for one in stats) / max(1, forwards), 4),
+        "queue_ms": milliseconds(min(one.queue_s for one in stats)),
+        "first_block_ms": min(firsts, default=None),
+        "total_ms": milliseconds(max(one.total_s for one in stats)),
+    }

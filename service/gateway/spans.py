@@ -1,0 +1,50 @@
+"""What an ingress's spans say. FastAPI makes a request's span and honours `traceparent`; here it learns the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from fastapi.telemetry import TelemetryConfig
+from opentelemetry import trace
+
+from service.telemetry.tracing import Tracing
+from service.wire import Work
+
+
+def telemetry(tracing: Tracing | None) -> TelemetryConfig:
+    """What FastAPI is told: a span a request, if any; no metrics, and no logs, which would quote requests."""
+    off: TelemetryConfig = {"metrics": False, "logs": False, "operation_spans": False, "auto_configure": False}
+    return {**off, "tracing": tracing is not None, "tracer_provider": tracing.provider if tracing else None}
+
+
+def describe_request(work: Work, model: str) -> None:
+    """Tells the current span what is asked for, in OpenTelemetry's names for generative AI."""
+    asked = {
+        "gen_ai.operation.name": "chat" if work.messages is not None else "text_completion",
+        "gen_ai.provider.name": "mrp-serve",
+        "gen_ai.request.model": model,
+        "gen_ai.request.max_tokens": work.max_new_tokens,
+        "gen_ai.request.temperature": work.sampling.temperature,
+        "gen_ai.request.top_p": work.sampling.top_p,
+        "gen_ai.request.seed": work.sampling.seed,
+        "mrp.request_id": work.origin.request_id,
+    }
+    knobs = {f"mrp.{name}": value for name, value in asdict(work.params).items()}
+    trace.get_current_span().set_attributes(asked | knobs)
+
+
+def describe_answer(answer: Mapping[str, Any], model: str) -> None:
+    """Tells the current span what was answered; `answer` has the fields of the request log's line."""
+    known = {
+        "gen_ai.response.id": answer["id"],
+        "gen_ai.response.model": model,
+        "gen_ai.response.finish_reasons": answer["finish_reason"].split(","),
+        "gen_ai.usage.input_tokens": answer["prompt_tokens"],
+        "gen_ai.usage.output_tokens": answer["completion_tokens"],
+        "mrp.tenant": answer["tenant"],
+    }
+    names = ("mode", "tokens_per_forward", "queue_ms", "first_block_ms", "total_ms")
+    known |= {f"mrp.{name}": answer[name] for name in names}
+    trace.get_current_span().set_attributes({name: value for name, value in known.items() if value is not None})

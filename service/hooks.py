@@ -1,0 +1,12 @@
+"""Names that deployment files and Ray's variables import. They stay when modules move.
+
+    RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=service.hooks:proxy_middleware
+    autoscaling_policy: {policy_function: "service.hooks:autoscaling_policy"}
+
+Serve's proxies and its controller import this module: no torch, no FastAPI.
+"""
+
+from service.gateway.http.middleware import proxy_middleware
+from service.rayserve.scaling import policy as autoscaling_policy
+
+__all__ = ["autoscaling_policy", "proxy_middleware"]

@@ -1,0 +1,1 @@
+"""Ray Serve's side: the two deployments, the handle between them, routing and scaling."""

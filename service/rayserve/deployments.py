@@ -1,0 +1,160 @@
+"""The two Serve deployments: `Ingress` (HTTP, CPU) in front of `Generator` (the model, its device).
+
+Thin on purpose: what they do is in `ingress.py` and `generator.py`, which know nothing of Ray. Serve
+makes these classes from `service.app:build`. Every process of the service imports this module, so a class
+imports what it needs when it is made: ingresses have no torch, replicas no FastAPI application, the program neither.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING, Any
+
+from ray import serve
+from ray.exceptions import TaskCancelledError
+from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.rayserve.scaling import WANTED
+from service.settings import Settings
+from service.wire import Answer, Chunk, Ending, Failure, Snapshot, Status, Work
+
+if TYPE_CHECKING:
+    from service.engine import Parts
+    from service.replica.generator import Generator
+
+_log = logging.getLogger("ray.serve")
+
+#: how soon a stopped engine is noticed, and how long its requests have to be told why
+_WATCH_S = 0.1
+_LAST_WORDS_S = 0.3
+
+
+class GeneratorDeployment:
+    """One replica of the model. Serve starts it, checks its health and routes requests to it."""
+
+    #: its engine's, where a subclass has others than the usual ones
+    parts: Parts | None = None
+
+    async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it
+        import torch
+
+        from service.model.options import pick_threads
+        from service.replica.generator import load_generator
+        from service.telemetry.logs import install_logs
+
+        install_logs(settings)
+        torch.set_num_threads(pick_threads(settings.torch_threads))
+        self._generator = await asyncio.to_thread(load_generator, _replica_name(), settings, self.parts)
+        self._watch = asyncio.create_task(_exit_when_failed(self._generator))
+
+    async def complete(self, work: Work) -> Answer | Failure:
+        """The whole answer."""
+        return await self._generator.complete(work)
+
+    def stream(self, work: Work) -> AsyncGenerator[Chunk | Ending | Failure]:
+        """The answer block by block."""
+        return self._generator.stream(work)
+
+    async def status(self) -> Status:
+        """Whether it can generate, and what."""
+        return self._generator.status()
+
+    async def snapshot(self) -> Snapshot:
+        """Its metrics now."""
+        return self._generator.snapshot()
+
+    async def check_health(self) -> None:
+        """Called by Serve, which replaces a replica whose engine has stopped."""
+        failure = self._generator.status().failure
+        if failure is not None:
+            raise RuntimeError(failure)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_generator"):
+            self._generator.close()
+
+
+class LeavingNoticed:
+    """Tells an application that its client has left as ASGI has it. Serve may raise its own error instead."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles one connection."""
+
+        async def receive_or_disconnect() -> Message:
+            try:
+                return await receive()
+            except TaskCancelledError:
+                return {"type": "http.disconnect"}
+
+        await self._app(scope, receive_or_disconnect, send)
+
+
+@serve.ingress()
+class IngressDeployment:
+    """The HTTP front. Serve builds the application in every replica by `__serve_build_asgi_app__`."""
+
+    def __init__(self, settings: Settings, generator: DeploymentHandle[Any]) -> None:
+        from service.gateway.ingress import Ingress
+        from service.rayserve.ray_backend import RayBackend
+        from service.telemetry.logs import install_logs
+        from service.telemetry.metrics import Registry
+        from service.telemetry.tracing import start_tracing
+
+        install_logs(settings)
+        context = serve.get_replica_context()
+        own = serve.get_deployment_handle(context.deployment, context.app_name)
+        asked = serve.get_deployment_handle(generator.deployment_name, context.app_name)
+        registry = Registry("ingress")
+        backend = RayBackend(
+            generator,
+            asked,
+            own,
+            lambda how: registry.add("request_routed_total", by=how),
+            may_sleep=settings.num_replicas == 0,
+        )
+        self._ingress = Ingress(_replica_name(), settings, backend, start_tracing(settings), registry)
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return LeavingNoticed(self._ingress.app(answers_request_id=False))
+
+    async def snapshot(self) -> Snapshot:
+        """Its metrics now."""
+        return self._ingress.snapshot()
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve, which hands it to scaling.py."""
+        return {WANTED: self._ingress.replicas_wanted}
+
+    async def drain(self) -> int:
+        """No new requests from now on; how many are in hand."""
+        return self._ingress.draining.begin()
+
+    async def cut(self) -> None:
+        """Ends what is in hand with an error."""
+        self._ingress.draining.cut()
+
+
+async def _exit_when_failed(generator: Generator) -> None:
+    """Ends the process of a replica whose engine has stopped.
+
+    Serve would ask thrice before it believes that and route requests here meanwhile; from a dead process
+    all turn away at once.
+    """
+    while (failure := generator.status().failure) is None:
+        await asyncio.sleep(_WATCH_S)
+    _log.critical("the engine stopped, this replica ends: %s", failure)
+    await asyncio.sleep(_LAST_WORDS_S)
+    logging.shutdown()
+    os._exit(1)
+
+
+def _replica_name() -> str:
+    context = serve.get_replica_context()
+    return f"{context.deployment}-{context.replica_id.unique_id}"

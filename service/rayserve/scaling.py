@@ -1,0 +1,57 @@
+"""How many replicas of the model there shall be: the sum of what the ingresses want.
+
+Serve's controller calls `policy` ten times a second where a Serve config names it for the application:
+
+    autoscaling_policy: {policy_function: "service.hooks:autoscaling_policy"}
+
+Ingresses report their number every second (`IngressDeployment.record_autoscaling_stats`). Bounds and delays are
+Serve's, from the settings (`app.py`). It runs in the controller's process: no torch, nothing of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ray.serve.config import AutoscalingContext
+
+#: the deployment that is scaled, and the number that ingresses report
+GENERATOR = "Generator"
+WANTED = "replicas_wanted"
+
+#: an ingress that has not reported for so long hangs, or the network is cut
+STALE_S = 15.0
+
+
+def policy(
+    contexts: Mapping[object, AutoscalingContext],
+) -> tuple[dict[object, float], dict[object, dict[str, object]]]:
+    """The number of replicas by deployment; what is not named stays as it is. No state is kept."""
+    wanted, complete = _wanted(contexts)
+    decisions: dict[object, float] = {}
+    for deployment, context in contexts.items():
+        if context.deployment_name == GENERATOR:
+            # Requests that nobody tells of may be on any replica: none is stopped.
+            fewest = 0.0 if complete else float(context.target_num_replicas)
+            if context.target_num_replicas and not context.current_num_replicas:
+                fewest = max(fewest, 1.0)  # the first one starts, even if that takes longer than the delay
+            decisions[deployment] = max(wanted, fewest)
+    return decisions, {}
+
+
+def _wanted(contexts: Mapping[object, AutoscalingContext]) -> tuple[float, bool]:
+    """The sum of what the ingresses want, and whether all that run have told it lately."""
+    total, complete = 0.0, True
+    for context in contexts.values():
+        if context.deployment_name == GENERATOR:
+            continue
+        reports = (context.raw_metrics or {}).get(WANTED, {})
+        fresh = [
+            reports[replica][-1].value
+            for replica in context.running_replicas
+            if reports.get(replica) and (context.current_time or 0.0) - reports[replica][-1].timestamp < STALE_S
+        ]
+        total += sum(fresh)
+        complete &= 0 < len(fresh) >= max(len(context.running_replicas), context.target_num_replicas)
+    return total, complete and any(context.deployment_name != GENERATOR for context in contexts.values())

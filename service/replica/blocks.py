@@ -1,0 +1,61 @@
+"""Block events of one request as the chunks of its answer: text, stop texts, statistics, the ending.
+
+An answer that another replica has begun goes on where it stopped. Knows no engine, no prompt and no clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from service.engine.request import BlockEvent, FinishReason, Stats
+from service.replica.history import trace_steps
+from service.text.pieces import TokenPieces
+from service.text.stream import TextStream
+from service.wire import Chunk, Ending, Work
+
+
+@dataclass(slots=True)
+class AnswerBlocks:
+    """The answer to one `work`, which needed `waited_s` from the ingress to the engine.
+
+    `pieces`: what names its tokens, if they are to be named.
+    `stats`: what the answer has cost by now, over all replicas. `ending`: set by the event that ends it.
+    """
+
+    work: Work
+    prompt_tokens: int
+    waited_s: float
+    text: TextStream
+    pieces: TokenPieces | None
+    stats: Stats = field(init=False)
+    ending: Ending | None = field(init=False, default=None)
+    _num_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        resume = self.work.resume
+        self.text.push(resume.token_ids)  # its text is out; what was held back of it is held back again
+        if self.pieces is not None:
+            self.pieces.push(resume.token_ids)
+        self.stats, self._num_tokens = resume.stats, len(resume.token_ids)
+
+    def take(self, event: BlockEvent) -> Chunk | None:
+        """What an event adds to the answer; nothing is to be taken after the ending."""
+        piece, token_ids = self.text.push(event.token_ids)
+        reason = "stop" if self.text.stopped else event.finish_reason
+        if reason is not None:
+            piece += self.text.finish()
+        self.stats, self._num_tokens = self._stats(event.stats), self._num_tokens + len(token_ids)
+        self.ending = self._ending(reason)
+        event = replace(event, index=event.index + self.work.resume.num_blocks)
+        trace = trace_steps(event) if self.work.return_trace else ()
+        if not (piece or token_ids or trace):
+            return None
+        named = () if self.pieces is None else self.pieces.push(token_ids)
+        return Chunk(event.index, piece, token_ids, self.stats, trace, self.ending, named)
+
+    def _stats(self, stats: Stats) -> Stats:
+        own, resume = stats.later_by(self.waited_s), self.work.resume
+        return resume.stats.continued(own) if resume.num_blocks else own
+
+    def _ending(self, reason: FinishReason | None) -> Ending | None:
+        return None if reason is None else Ending(reason, self.prompt_tokens, self._num_tokens, self.stats)

@@ -1,0 +1,38 @@
+"""What a loaded checkpoint can serve, told in a `ModelCard`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from service.decode.registry import MODES, default_knobs, default_params
+from service.errors import SettingsError
+from service.model import Checkpoint
+from service.quality.presets import presets_of
+from service.settings import Settings
+from service.wire import ModelCard
+
+
+def make_card(settings: Settings, checkpoint: Checkpoint, max_model_len: int, chat: bool) -> ModelCard:
+    """The card of a replica. SettingsError when the default mode needs an MRP that is not there."""
+    config = checkpoint.config
+    modes = tuple(name for name, params in MODES.items() if config.mrp or params.served_without_mrp)
+    default = settings.default_mode or default_params().mode
+    if default not in modes:
+        raise SettingsError(
+            f"default_mode is {default!r}, this checkpoint has no MRP and serves {', '.join(modes)}",
+            param="default_mode",
+        )
+    steps = config.mrp.default_steps if config.mrp else 0
+    return ModelCard(
+        name=settings.model_name,
+        block_size=config.block_size,
+        vocab_size=config.vocab_size,
+        max_model_len=max_model_len,
+        mrp=asdict(config.mrp) if config.mrp else None,
+        modes=modes,
+        default_mode=default,
+        defaults={name: default_knobs(name, steps) for name in modes},
+        chat=chat,
+        quality=presets_of(checkpoint.path, config, settings.quality_file),
+        places=settings.places,
+    )

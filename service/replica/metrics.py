@@ -1,0 +1,81 @@
+"""What a replica counts: the engine's steps and events, and how its requests ended.
+
+`on_step` and `on_event` are called on the engine's thread, `finished` on the event loop; prometheus_client
+locks each metric. Knows no HTTP and no other replica.
+"""
+
+from __future__ import annotations
+
+from service.engine.observer import EngineState, StepReport
+from service.engine.request import BlockEvent, FinishReason, GenerationRequest, Stats
+from service.telemetry.metrics import Registry
+from service.wire import Family
+
+
+class ReplicaMetrics:
+    """Implements the engine's `Observer` over a registry of its own."""
+
+    def __init__(self) -> None:
+        self._registry = Registry("replica")
+        self._last_block: dict[str, float] = {}
+
+    def on_step(self, report: StepReport) -> None:
+        """One engine step: its time, its rows, the forwards of its requests."""
+        self._registry.observe("engine_step_seconds", report.seconds)
+        if report.rows:
+            self._registry.observe("rows_per_forward", report.rows)
+        for kind, count in report.forwards.items():
+            self._registry.add("forwards_total", count, kind=kind)
+        self._registry.add("prefix_cache_queries_total", report.tokens_looked_up)
+        self._registry.add("prefix_cache_hits_total", report.tokens_cached)
+
+    def on_event(self, request: GenerationRequest, event: BlockEvent) -> None:
+        """One block of a request: its tokens, its steps, its latency."""
+        mode = request.params.mode
+        previous = self._last_block.pop(request.request_id, None)
+        if event.finish_reason is None:
+            self._last_block[request.request_id] = event.stats.total_s
+        begins = previous is None and not request.num_continued  # the first block of all, on whatever replica
+        if begins and event.stats.forwards.denoise + event.stats.forwards.verify:
+            self._registry.add("prompt_tokens_total", len(request.prompt_token_ids))
+        if event.token_ids:
+            self._registry.add("generation_tokens_total", len(event.token_ids), mode=mode)
+        if event.token_ids and begins:
+            arrived_to_block = request.waited_s + event.stats.total_s
+            self._registry.observe("time_to_first_block_seconds", arrived_to_block, mode=mode)
+        elif event.token_ids and previous is not None:
+            self._registry.observe("inter_block_latency_seconds", event.stats.total_s - previous, mode=mode)
+        self._steps(mode, event)
+
+    def finished(self, mode: str, reason: FinishReason, stats: Stats) -> None:
+        """A request ended; its times count from the arrival at the ingress.
+
+        Of one whose client left (abort), what is known is from its last block: those times would flatter.
+        """
+        self._registry.add("request_success_total", mode=mode, finished_reason=reason)
+        if reason == "abort":
+            return
+        self._registry.observe("request_queue_time_seconds", stats.queue_s)
+        self._registry.observe("e2e_request_latency_seconds", stats.total_s, mode=mode)
+        if stats.decoded_tokens:
+            self._registry.observe("tokens_per_forward", stats.tokens_per_forward, mode=mode)
+
+    def families(self, state: EngineState, replica: str) -> tuple[Family, ...]:
+        """All metrics now, of the replica of that name; the gauges are read off the engine's state."""
+        self._registry.set("num_requests_running", state.num_running)
+        self._registry.set("num_requests_waiting", state.num_waiting)
+        self._registry.set("kv_cache_usage_perc", state.kv_usage)
+        return self._registry.families(replica)
+
+    def _steps(self, mode: str, event: BlockEvent) -> None:
+        for step in event.steps:
+            proposed = step.proposed
+            self._registry.add(
+                "tokens_revealed_total", proposed, mode=mode, source="mrp" if step.kind == "mrp" else "draft"
+            )
+            self._registry.add("tokens_revealed_total", len(step.revealed) - proposed, mode=mode, source="backbone")
+            self._registry.add("tokens_remasked_total", len(step.revoked))
+            self._registry.add("spec_decode_num_draft_tokens_total", len(step.drafted))
+            self._registry.add("spec_decode_num_accepted_tokens_total", step.accepted)
+            for position in range(step.accepted):
+                self._registry.add("spec_decode_num_accepted_tokens_per_pos_total", position=str(position))

@@ -1,0 +1,1 @@
+"""What both processes tell of themselves: logs, metrics, spans."""

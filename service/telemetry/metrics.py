@@ -1,0 +1,165 @@
+"""Every metric there is, declared once, and a registry of them for one process.
+
+`METRICS` is the table that README and dashboards are tested against. `observer.py` fills a replica's
+registry, the ingress its own; `exposition.py` merges the snapshots of all processes into one page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import Metric as Exposed
+from prometheus_client.registry import Collector
+
+from service.wire import Family
+
+PREFIX = "mrp_"
+
+#: which process counts it
+Place = Literal["replica", "ingress"]
+
+_SECONDS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0),
+    *(7.5, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0),
+)
+_STEP_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+_PER_FORWARD = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
+_ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric: `name` as it is exposed, less the prefix `mrp_`."""
+
+    name: str
+    kind: Literal["gauge", "counter", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+    where: Place = "replica"
+
+
+METRICS: tuple[Metric, ...] = (
+    Metric("num_requests_running", "gauge", "Requests that are decoded"),
+    Metric("num_requests_waiting", "gauge", "Requests that wait, in an engine or (replica=queue) for a place at one"),
+    Metric("kv_cache_usage_perc", "gauge", "Share of the KV pages in use, 0 to 1"),
+    Metric(
+        "request_success_total",
+        "counter",
+        "Requests that a replica ended, aborts too",
+        ("mode", "finished_reason"),
+    ),
+    Metric("request_rejected_total", "counter", "Requests answered with an error", ("reason",), where="ingress"),
+    Metric("request_failovers_total", "counter", "Further attempts at a request, by why", ("reason",), where="ingress"),
+    Metric("request_routed_total", "counter", "Requests by what their replica was chosen by", ("by",), where="ingress"),
+    Metric("queue_blocks_left", "gauge", "Blocks still to decode for all who are in, estimated", where="ingress"),
+    Metric("queue_blocks_per_second", "gauge", "Blocks a second while all places are taken", where="ingress"),
+    Metric(
+        "replicas_wanted",
+        "gauge",
+        "Replicas that would do what is asked for in good time; sum over ingresses",
+        where="ingress",
+    ),
+    Metric("replicas_least", "gauge", "Setting num_replicas", where="ingress"),
+    Metric("replicas_most", "gauge", "Setting max_replicas, num_replicas without it", where="ingress"),
+    Metric("prompt_tokens_total", "counter", "Prompt tokens, cached ones included"),
+    Metric("prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache"),
+    Metric("prefix_cache_hits_total", "counter", "Prompt tokens that the prefix cache had"),
+    Metric("generation_tokens_total", "counter", "Tokens decoded", ("mode",)),
+    Metric("forwards_total", "counter", "Forwards in which a request had a row, over all requests", ("kind",)),
+    Metric("tokens_revealed_total", "counter", "Positions revealed, by whose proposal", ("mode", "source")),
+    Metric("tokens_remasked_total", "counter", "Revealed positions masked again"),
+    Metric("spec_decode_num_draft_tokens_total", "counter", "Drafts put to verification"),
+    Metric("spec_decode_num_accepted_tokens_total", "counter", "Drafts accepted"),
+    Metric(
+        "spec_decode_num_accepted_tokens_per_pos_total",
+        "counter",
+        "Drafts accepted, by place in the draft",
+        ("position",),
+    ),
+    Metric(
+        "tokens_per_forward", "histogram", "Tokens a denoise or verify forward, by request", ("mode",), _PER_FORWARD
+    ),
+    Metric("time_to_first_block_seconds", "histogram", "Arrival to first block", ("mode",), _SECONDS),
+    Metric("inter_block_latency_seconds", "histogram", "One block to the next", ("mode",), _SECONDS),
+    Metric(
+        "e2e_request_latency_seconds",
+        "histogram",
+        "Arrival to end, of all but aborts",
+        ("mode",),
+        _SECONDS,
+    ),
+    Metric(
+        "request_queue_time_seconds",
+        "histogram",
+        "Arrival to admission by an engine, of all but aborts",
+        (),
+        _SECONDS,
+    ),
+    Metric("engine_step_seconds", "histogram", "One step of the engine", (), _STEP_SECONDS),
+    Metric("rows_per_forward", "histogram", "Rows (blocks) in a backbone forward", (), _ROWS),
+)
+
+
+class Registry:
+    """The metrics of one process. A name that is not in the table is a KeyError."""
+
+    def __init__(self, where: Place) -> None:
+        self._registry = CollectorRegistry()
+        self._gauges: dict[str, Gauge] = {}
+        self._counters: dict[str, Counter] = {}
+        self._histograms: dict[str, Histogram] = {}
+        for metric in METRICS:
+            if metric.where == where:
+                self._declare(metric)
+
+    def _declare(self, metric: Metric) -> None:
+        name, labels = PREFIX + metric.name, metric.labels
+        if metric.kind == "gauge":
+            self._gauges[metric.name] = Gauge(name, metric.help, labels, registry=self._registry)
+        elif metric.kind == "counter":
+            self._counters[metric.name] = Counter(name, metric.help, labels, registry=self._registry)
+        else:
+            histogram = Histogram(name, metric.help, labels, registry=self._registry, buckets=metric.buckets)
+            self._histograms[metric.name] = histogram
+
+    def add(self, name: str, amount: float = 1.0, **labels: str) -> None:
+        """Adds to a counter."""
+        counter = self._counters[name]
+        (counter.labels(**labels) if labels else counter).inc(amount)
+
+    def set(self, name: str, value: float) -> None:
+        """Sets a gauge."""
+        self._gauges[name].set(value)
+
+    def observe(self, name: str, value: float, **labels: str) -> None:
+        """Puts a value into a histogram."""
+        histogram = self._histograms[name]
+        (histogram.labels(**labels) if labels else histogram).observe(value)
+
+    def families(self, replica: str) -> tuple[Family, ...]:
+        """All metrics with their present values, told apart by the label `replica`."""
+        return tuple(_family(metric, replica) for metric in self._registry.collect())
+
+
+class _One(Collector):
+    """One metric, as a registry of its own."""
+
+    def __init__(self, metric: Exposed) -> None:
+        self._metric = metric
+
+    def collect(self) -> Iterator[Exposed]:
+        yield self._metric
+
+
+def _family(metric: Exposed, replica: str) -> Family:
+    """The metric in text, less the times at which its samples were made."""
+    named = Exposed(metric.name, metric.documentation, metric.type)
+    for sample in metric.samples:
+        if not sample.name.endswith("_created"):
+            named.add_sample(sample.name, {**sample.labels, "replica": replica}, sample.value)
+    written, kind, *samples = generate_latest(_One(named)).decode().splitlines(keepends=True)
+    return Family(metric.name, written + kind, "".join(samples))

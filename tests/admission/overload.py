@@ -1,0 +1,143 @@
+"""A simulated service behind the real door of every ingress: replicas of known speed, clients that obey or leave."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from service.admission.door import Admission, Door, Visit
+from service.admission.keys import ApiKey
+from service.arrival import Arrival
+from service.decode.params import Static
+from service.engine.request import SamplingParams
+from service.errors import QueueFull
+from service.settings import Settings
+from service.wire import Answer, Chunk, Ending, ModelCard, Work
+from tests.admission.virtual import now
+from tests.gateway.doubles import CARD, STATS
+
+BLOCK = CARD.block_size
+ANYBODY = ApiKey("anonymous")
+
+
+def work(number: int, blocks: int, timeout_s: float = 600.0, **fields: Any) -> Work:
+    return Work(
+        str(number), Static(), SamplingParams(), blocks * BLOCK, timeout_s, Arrival(now()), token_ids=(1,), **fields
+    )
+
+
+@dataclass
+class Lengths:
+    """How many blocks requests ask for, and what part of them is decoded."""
+
+    blocks: Callable[[random.Random], int] = lambda _: 16
+    part: Callable[[random.Random], float] = lambda _: 1.0
+    streams: float = 0.0
+
+
+@dataclass
+class Client:
+    """One request and what became of it. Times in seconds; `waited_s` from being let in to having a place."""
+
+    came: float
+    asked: int
+    decoded: int
+    attempts: int = 0
+    due: float | None = None
+    waited_s: float | None = None
+    ended: float | None = None
+
+
+@dataclass
+class Log:
+    clients: list[Client] = field(default_factory=list)
+    retries: int = 0
+    retries_let_in: int = 0
+    retry_after: list[int] = field(default_factory=list)
+    decoded: list[tuple[float, int]] = field(default_factory=list)
+
+    def goodput(self, start: float, end: float) -> float:
+        """Blocks a second in that time."""
+        return sum(blocks for at, blocks in self.decoded if start <= at < end) / (end - start)
+
+    def waits(self) -> list[float]:
+        return sorted(client.waited_s for client in self.clients if client.waited_s is not None)
+
+
+class Service:
+    """`places` requests at a time, each at `pace` blocks a second, so `places × pace` in all.
+
+    Every attempt of a client comes to one of the ingresses at random, as proxies spread them.
+    """
+
+    def __init__(self, places: int, pace: float, lengths: Lengths, seed: int = 1, **settings: Any) -> None:
+        self.pace, self.lengths = pace, lengths
+        self.random, self.spread = random.Random(seed), random.Random(seed)
+        loop = asyncio.get_running_loop()
+        made = Settings(**settings)
+        self.doors = [Door(made, loop.time) for _ in range(made.num_ingresses)]
+        self.card: ModelCard = replace(CARD, places=places)
+        self.log = Log()
+        self.capacity = places * pace
+
+    def shrink(self, places: int) -> None:
+        """So many places are left; what runs goes on."""
+        self.card = replace(self.card, places=places)
+        self.capacity = places * self.pace
+        for door in self.doors:
+            door.serves(self.card)
+
+    async def request(self, key: ApiKey = ANYBODY, obeys: bool = True, tries: int = 50) -> Client:
+        """One client's way."""
+        asked = self.lengths.blocks(self.random)
+        decoded = max(1, round(asked * self.lengths.part(self.random)))
+        client = Client(now(), asked, decoded)
+        self.log.clients.append(client)
+        number = len(self.log.clients)
+        while client.attempts < tries:
+            client.attempts += 1
+            door = self.spread.choice(self.doors)
+            if admitted := self.let_in(door, number, client, key):
+                await self.serve(door, admitted, client)
+                return client
+            if not obeys:
+                return client
+            await asyncio.sleep(self.log.retry_after[-1] + self.random.uniform(0.01, 0.2))
+        return client
+
+    def let_in(self, door: Door, number: int, client: Client, key: ApiKey) -> Admission | None:
+        door.serves(self.card)
+        self.log.retries += client.attempts > 1
+        try:
+            visit = Visit(key, "10.0.0.1", "/generate", str(number).encode())
+            admitted = door.admit(visit, [work(number, client.asked)])
+        except QueueFull as refusal:
+            self.log.retry_after.append(max(1, math.ceil(refusal.retry_after or 0)))
+            return None
+        self.log.retries_let_in += client.attempts > 1
+        return admitted
+
+    async def serve(self, door: Door, admitted: Admission, client: Client) -> None:
+        let_in, streams = now(), self.random.random() < self.lengths.streams
+        async with door.place(admitted.works[0], admitted.bill) as job:
+            client.waited_s = now() - let_in
+            for block in range(client.decoded):
+                await asyncio.sleep(1 / self.pace)
+                self.log.decoded.append((now(), 1))
+                if streams:
+                    job.take(Chunk(block, "", (1,) * BLOCK, STATS))
+            ending = Ending("stop", 1, client.decoded * BLOCK, STATS)
+            job.take(ending if streams else Answer("", (), ending))
+        client.ended = now()
+
+    async def poisson(self, rate: float, seconds: float, **how: Any) -> list[asyncio.Task[Client]]:
+        """Clients that come at random, `rate` a second."""
+        tasks, end = [], now() + seconds
+        while (gap := self.random.expovariate(rate)) + now() < end:
+            await asyncio.sleep(gap)
+            tasks.append(asyncio.ensure_future(self.request(**how)))
+        return tasks

@@ -1,0 +1,198 @@
+"""What a key pays, whatever becomes of its requests: in the queue, at a replica, by the client. Virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.admission.door import Admission, Door, Visit
+from service.admission.keys import ApiKey
+from service.errors import DeadlineExceeded, NotReady, OutOfMemory, RateLimited, ReplicaLost
+from service.gateway.draining import Draining
+from service.gateway.placed import PlacedAnswers
+from service.settings import Settings
+from service.wire import Answer, Answering, Chunk, Ending, Work
+from tests.admission.overload import BLOCK, work
+from tests.admission.virtual import run
+from tests.gateway.doubles import CARD, STATS
+
+PROMPT = 3
+ERRORS: tuple[Exception, ...] = (ReplicaLost("gone"), OutOfMemory("full"), NotReady("none"), RuntimeError("a bug"))
+
+
+@dataclass
+class Replicas:
+    """A block a second, all that is asked for; some requests fail instead of a block. Id of a request -> block."""
+
+    fails_at: dict[str, int] = field(default_factory=dict)
+
+    async def complete(self, work: Work) -> Answer:
+        async with aclosing(self.stream(work)) as items:
+            *_, ending = [item async for item in items]
+        assert isinstance(ending, Ending)
+        return Answer("", (), ending)
+
+    async def stream(self, work: Work) -> Answering:
+        for block in range(work.max_new_tokens // BLOCK):
+            await asyncio.sleep(1)
+            if self.fails_at.get(work.request_id) == block:
+                raise ERRORS[block % len(ERRORS)]
+            yield Chunk(block, "", (1,) * BLOCK, STATS)
+        yield Ending("length", PROMPT, work.max_new_tokens, STATS)
+
+
+@dataclass
+class Client:
+    """What a client asked for and got: tokens of a stream, and how it ended. Who left has neither."""
+
+    asked: int
+    got: int = 0
+    ended: bool = False
+    error: Exception | None = None
+
+    @property
+    def owes(self) -> int:
+        if self.error is not None:
+            return self.got
+        return PROMPT + self.asked if self.ended else self.asked
+
+
+class Shop:
+    """A door with replicas behind it. `paid`: what all requests of a key have cost so far."""
+
+    def __init__(self, places: int, tokens_per_minute: int = 10**6) -> None:
+        self.key = ApiKey("a", b"a", tokens_per_minute=tokens_per_minute)
+        self.door = Door(Settings(max_queue_s=1e6, max_waiting=10**6), asyncio.get_running_loop().time)
+        self.door.serves(replace(CARD, places=places))
+        self.replicas, cards = Replicas(), SimpleNamespace(watch=lambda: None)
+        self.answers = PlacedAnswers(self.replicas, self.door, cards, Draining())  # type: ignore[arg-type]
+        self.count, self.paid, take = 0, 0.0, self.door._limits.take_tokens
+
+        def took(tenant: str, tokens: float) -> None:
+            self.paid += tokens
+            take(tenant, tokens)
+
+        self.door._limits.take_tokens = took  # type: ignore[method-assign]
+
+    async def ask(self, client: Client, stream: bool, fails_at: int | None = None, timeout_s: float = 1e6) -> Client:
+        """One request, until it has ended in whatever way."""
+        self.count += 1
+        if fails_at is not None:
+            self.replicas.fails_at[str(self.count)] = fails_at
+        asked = work(self.count, client.asked // BLOCK, timeout_s)
+        admitted = self.door.admit(Visit(self.key, "", "", b""), [asked])
+        with suppress(asyncio.CancelledError):
+            try:
+                await (self._stream if stream else self._complete)(admitted, client)
+                client.ended = True
+            except Exception as error:  # noqa: BLE001 - whatever it is, the client is told
+                client.error = error
+        return client
+
+    async def _complete(self, admitted: Admission, client: Client) -> None:
+        await self.answers.complete(admitted.works[0], admitted.bill)
+
+    async def _stream(self, admitted: Admission, client: Client) -> None:
+        async with aclosing(self.answers.stream(admitted.works[0], admitted.bill)) as items:
+            async for item in items:
+                client.got += len(item.token_ids) if isinstance(item, Chunk) else 0
+
+
+def in_shop(places: int, script: Callable[[Shop], Awaitable[object]], **key: int) -> None:
+    async def main() -> None:
+        await script(Shop(places, **key))
+
+    run(main())
+
+
+both = pytest.mark.parametrize("stream", [False, True])
+
+
+class TestInTheQueue:
+    @both
+    def test_the_deadline(self, stream: bool) -> None:
+        async def script(shop: Shop) -> None:
+            client = await shop.ask(Client(40), stream, timeout_s=5)
+            assert isinstance(client.error, DeadlineExceeded)
+            assert shop.paid == 0
+
+        in_shop(0, script)
+
+    @both
+    def test_no_replica_will_come(self, stream: bool) -> None:
+        async def script(shop: Shop) -> None:
+            asking = asyncio.ensure_future(shop.ask(Client(40), stream))
+            await asyncio.sleep(1)
+            assert shop.paid == 40
+            shop.door.turn_away(NotReady("given up"))
+            assert isinstance((await asking).error, NotReady)
+            assert shop.paid == 0
+
+        in_shop(0, script)
+
+    @both
+    def test_who_leaves_it_pays_the_estimate(self, stream: bool) -> None:
+        async def script(shop: Shop) -> None:
+            asking = asyncio.ensure_future(shop.ask(Client(40), stream))
+            await asyncio.sleep(1)
+            asking.cancel()
+            assert not (await asking).ended
+            assert shop.paid == 40
+
+        in_shop(0, script)
+
+
+@both
+def test_requests_that_fail_use_up_no_limit(stream: bool) -> None:
+    """A key of 1,000 tokens a minute: any number of requests of 500 may fail, two may be answered."""
+
+    async def script(shop: Shop) -> None:
+        for _ in range(5):
+            assert (await shop.ask(Client(500), stream, fails_at=0)).error is not None
+        asking = [asyncio.ensure_future(shop.ask(Client(500), stream)) for _ in range(2)]
+        await asyncio.sleep(1)
+        with pytest.raises(RateLimited):
+            await shop.ask(Client(500), stream)
+        assert all(client.ended for client in await asyncio.gather(*asking))
+
+    in_shop(4, script, tokens_per_minute=1000)
+
+
+requests = st.lists(
+    st.tuples(
+        st.floats(0, 20),  # comes
+        st.integers(1, 8),  # blocks
+        st.booleans(),  # as a stream
+        st.one_of(st.none(), st.integers(0, 7)),  # fails at this block
+        st.one_of(st.none(), st.floats(0, 12)),  # is left so much later
+        st.floats(0.1, 30),  # waits at most
+    ),
+    max_size=20,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(requests, st.integers(1, 4))
+def test_a_key_pays_for_what_it_got_and_for_what_it_left(plan: list[Any], places: int) -> None:
+    async def script(shop: Shop) -> None:
+        async def later(
+            comes: float, blocks: int, stream: bool, fails_at: int | None, leaves: float | None, timeout_s: float
+        ) -> Client:
+            await asyncio.sleep(comes)
+            asking = asyncio.ensure_future(shop.ask(Client(blocks * BLOCK), stream, fails_at, timeout_s))
+            if leaves is not None:
+                asyncio.get_running_loop().call_later(leaves, asking.cancel)
+            return await asking
+
+        clients = await asyncio.gather(*(later(*one) for one in plan))
+        assert shop.paid == sum(client.owes for client in clients)
+
+    in_shop(places, script)

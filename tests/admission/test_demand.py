@@ -1,0 +1,60 @@
+"""What is wanted of one moment; test_scaling.py sees what comes of it over time."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.admission.demand import FEWEST, Demand, Load
+from tests.gateway.clock import Clock
+
+
+def load(in_hand: int = 0, placed: int = 0, waiting: float = 0.0, rate: float | None = 2.0) -> Load:
+    return Load(in_hand, placed, waiting, rate)
+
+
+@pytest.fixture
+def demand(clock: Clock) -> Demand:
+    """Replicas of ten places, 20 blocks a second together at full load."""
+    return Demand(10, 10.0, clock)
+
+
+def test_nobody_wants_nothing(demand: Demand) -> None:
+    assert demand.wanted(load(), 1.0) == 0
+    assert demand.wanted(load(rate=None), 1.0) == 0
+
+
+@pytest.mark.parametrize("rate", [None, 2.0])
+def test_anybody_wants_something(demand: Demand, rate: float | None) -> None:
+    assert demand.wanted(load(1, rate=rate), 1.0) == FEWEST > 0
+
+
+def test_without_a_rate_by_the_places_taken(demand: Demand) -> None:
+    assert demand.wanted(load(10, 10, rate=None), 1.0) == pytest.approx(1.25)
+    assert demand.wanted(load(90, 4, 1000, rate=None), 1.0) == pytest.approx(0.5)
+
+
+def test_what_comes_is_kept_up_with_and_soon_forgotten(demand: Demand, clock: Clock) -> None:
+    for _ in range(300):
+        clock.now += 1
+        demand.came(16)  # 0.8 of a replica
+    assert demand.wanted(load(), 1.0) == pytest.approx(1.0, rel=0.03)
+    assert demand.wanted(load(), 0.5) == pytest.approx(0.5, rel=0.03)  # half of it will be decoded
+    clock.now += 30
+    assert demand.wanted(load(), 1.0) == pytest.approx(0.37, rel=0.03)
+    clock.now += 120
+    assert demand.wanted(load(), 1.0) == 0
+
+
+def test_what_waits_is_to_be_worked_off_in_time(demand: Demand) -> None:
+    assert demand.wanted(load(9, 0, 600), 1.0) == pytest.approx(3.0)
+
+
+def test_replicas_are_not_taken_from_who_has_a_place(demand: Demand) -> None:
+    """Long requests that came long ago: nothing comes, nothing waits."""
+    assert demand.wanted(load(25, 25), 1.0) == pytest.approx(2.5)
+
+
+def test_full_replicas_before_which_somebody_waits_want_another_one(demand: Demand) -> None:
+    """However short the queue; what is decoded meanwhile says nothing of how many are needed."""
+    assert demand.wanted(load(11, 10, 16), 1.0) == pytest.approx(1.25)
+    assert demand.wanted(load(36, 30, 60), 1.0) == pytest.approx(3.75)

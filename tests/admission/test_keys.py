@@ -1,0 +1,137 @@
+"""API keys: where they come from, what is found, what is said of a wrong file, and that no key is ever shown."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from service.admission.keys import ANONYMOUS, ApiKey, KeyRing
+from service.errors import SettingsError
+from service.settings import Settings
+
+SECRET = "mrp-secret"
+
+
+def digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def entry(name: str = "team", key: str = SECRET, **more: Any) -> dict[str, Any]:
+    return {"name": name, "sha256": digest(key), **more}
+
+
+@pytest.fixture
+def ring(tmp_path: Path):
+    def load(content: object, **settings: Any) -> KeyRing:
+        path = tmp_path / "keys.yaml"
+        path.write_text(content if isinstance(content, str) else yaml.safe_dump(content), "utf-8")
+        path.chmod(0o600)
+        return KeyRing.load(Settings(api_keys_file=path, **settings))
+
+    return load
+
+
+class TestFinding:
+    def test_by_name(self, ring) -> None:
+        limited = entry("b", "two", weight=2, requests_per_minute=3, tokens_per_minute=4)
+        keys = ring([entry("a", "one"), limited], api_keys="three,sha256:" + digest("four"))
+        names = {}
+        for given in ("one", "two", "three", "four"):
+            found = keys.find(given.encode())
+            names[given] = found.name
+        assert names == {"one": "a", "two": "b", "three": "key-1", "four": "key-2"}
+        two = keys.find(b"two")
+        assert (two.weight, two.requests_per_minute, two.tokens_per_minute) == (2.0, 3, 4)
+        one = keys.find(b"one")
+        assert (one.weight, one.requests_per_minute, one.tokens_per_minute) == (1.0, None, None)
+
+    @pytest.mark.parametrize("given", [b"", b"on", b"one ", b"ONE", b"\xff\xfe\x00", digest("one").encode()])
+    def test_nothing_else(self, ring, given: bytes) -> None:
+        assert ring([entry("a", "one")]).find(given) is None
+
+    @pytest.mark.parametrize("given", [b"", b"anything"])
+    def test_without_keys_everybody_is_one_tenant(self, given: bytes) -> None:
+        found = KeyRing.load(Settings()).find(given)
+        assert found is not None
+        assert (found.name, found.weight) == (ANONYMOUS, 1.0)
+
+    def test_all_are_compared_whichever_it_is(self, ring, monkeypatch: pytest.MonkeyPatch) -> None:
+        keys, compared = ring([entry(str(number), str(number)) for number in range(5)]), []
+        real = hmac.compare_digest
+        monkeypatch.setattr(hmac, "compare_digest", lambda a, b: compared.append(1) or real(a, b))
+        for given in (b"0", b"4", b"none"):
+            keys.find(given)
+        assert len(compared) == 15
+
+
+class TestFiles:
+    @pytest.mark.parametrize(
+        ("content", "said"),
+        [
+            ("", "must be a list of keys"),
+            ("[]", "must be a list of keys"),
+            ("team: x", "must be a list of keys"),
+            (f"- [{SECRET}", "is not YAML (line "),
+            ([SECRET], "entry 1: the entry: Input should be"),
+            ([{"name": "a"}], "entry 1: sha256: Field required"),
+            ([{"name": "a", "sha256": SECRET}], "entry 1: sha256: 64 hexadecimal digits are expected"),
+            ([entry("a"), entry("b", "other", wieght=2)], "entry 2: 'wieght' is not a field; did you mean 'weight'?"),
+            ([entry("a b")], "name: 1 to 64 letters"),
+            ([entry("")], "name: 1 to 64 letters"),
+            ([entry(weight=0)], "weight: Input should be greater than 0"),
+            ([entry(weight=float("inf"))], "weight: "),
+            ([entry(requests_per_minute=0)], "requests_per_minute: Input should be greater than or equal to 1"),
+            ([entry(tokens_per_minute="many")], "tokens_per_minute: Input should be a valid integer"),
+            ([entry("a", "one"), entry("a", "two")], "the name 'a' is there twice"),
+            ([entry("a", "one"), entry("b", "one")], "the key of 'a' and 'b' is there twice"),
+        ],
+    )
+    def test_that_are_wrong(self, ring, content: object, said: str) -> None:
+        with pytest.raises(SettingsError) as caught:
+            ring(content)
+        assert said in caught.value.message
+        assert SECRET not in caught.value.message
+        assert digest(SECRET) not in caught.value.message
+
+    def test_a_key_that_is_in_both_places(self, ring) -> None:
+        with pytest.raises(SettingsError, match="the key of 'key-1' and 'team' is there twice"):
+            ring([entry()], api_keys=SECRET)
+        with pytest.raises(SettingsError, match="the name 'key-1' is there twice"):
+            ring([entry("key-1")], api_keys="other")
+
+    def test_the_same_key_twice_in_the_settings(self) -> None:
+        with pytest.raises(SettingsError, match="the key of 'key-1' and 'key-2' is there twice"):
+            KeyRing.load(Settings(api_keys=f"{SECRET},{SECRET}"))
+
+    def test_that_are_not_there_or_not_text(self, tmp_path: Path) -> None:
+        with pytest.raises(SettingsError, match="cannot be read: No such file"):
+            KeyRing.load(Settings(api_keys_file=tmp_path / "no.yaml"))
+        (tmp_path / "odd.yaml").write_bytes(b"\xff\xfe\xff")
+        with pytest.raises(SettingsError, match="it is not UTF-8"):
+            KeyRing.load(Settings(api_keys_file=tmp_path / "odd.yaml"))
+
+    def test_that_everybody_can_read(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        path = tmp_path / "keys.yaml"
+        path.write_text(yaml.safe_dump([entry()]), "utf-8")
+        for mode, warned in ((0o600, False), (0o644, True)):
+            path.chmod(mode)
+            caplog.clear()
+            with caplog.at_level(logging.WARNING):
+                KeyRing.load(Settings(api_keys_file=path))
+            assert ("chmod 600" in caplog.text) == warned
+
+
+class TestSecrecy:
+    def test_nothing_shows_a_key_or_its_hash(self, ring) -> None:
+        keys = ring([entry()])
+        found = keys.find(SECRET.encode())
+        for shown in (repr(keys), str(keys), repr(found), repr(KeyRing([ApiKey("a", b"x" * 32)]))):
+            assert SECRET not in shown
+            assert digest(SECRET) not in shown
+            assert "xxx" not in shown

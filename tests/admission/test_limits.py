@@ -1,0 +1,123 @@
+"""Requests and tokens a minute, with a clock that is told the time."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.admission.keys import ApiKey
+from service.admission.limits import Bucket, RateLimits
+from service.errors import RateLimited
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+class TestBucket:
+    def test_holds_a_minutes_worth(self, clock: Clock) -> None:
+        bucket = Bucket(60, clock)
+        clock.now += 1000
+        assert bucket.left == 60
+        bucket.take(60)
+        assert bucket.wait_s(1) == 1
+        clock.now += 1
+        assert bucket.wait_s(1) == 0
+
+    def test_what_is_given_back_does_not_overflow(self, clock: Clock) -> None:
+        bucket = Bucket(60, clock)
+        bucket.take(10)
+        bucket.take(-50)
+        assert bucket.left == 60
+
+    def test_may_be_overdrawn(self, clock: Clock) -> None:
+        bucket = Bucket(60, clock)
+        bucket.take(90)
+        assert bucket.wait_s(1) == 31
+
+    def test_more_than_fits_needs_a_full_one(self, clock: Clock) -> None:
+        bucket = Bucket(60, clock)
+        assert bucket.wait_s(1000) == 0
+        bucket.take(1)
+        assert bucket.wait_s(1000) == 1
+
+    @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 200)), max_size=40), st.integers(1, 100))
+    def test_nobody_gets_more_than_the_rate_and_a_bucketful(
+        self, wishes: list[tuple[float, float]], per_minute: int
+    ) -> None:
+        clock = Clock()
+        bucket, taken, began = Bucket(per_minute, clock), 0.0, clock.now
+        for gap, amount in wishes:
+            clock.now += gap
+            wanted = min(amount, per_minute)
+            if not bucket.wait_s(wanted):
+                bucket.take(wanted)
+                taken += wanted
+        assert taken <= per_minute * (1 + (clock.now - began) / 60) + 1e-6
+
+
+class TestLimits:
+    def test_retry_after_is_exact(self, clock: Clock) -> None:
+        limits, key = RateLimits(clock), ApiKey("a", b"a", requests_per_minute=3)
+        for _ in range(3):
+            limits.check(key, 0)
+            limits.count_request("a")
+        clock.now += 5
+        with pytest.raises(RateLimited, match=r"key 'a' may have 3 requests a minute; in 15\.0 s") as caught:
+            limits.check(key, 0)
+        assert caught.value.retry_after == pytest.approx(15)
+        clock.now += math.ceil(caught.value.retry_after or 0)
+        limits.check(key, 0)
+
+    def test_sharers_have_equal_parts_of_a_limit(self, clock: Clock) -> None:
+        key, let_in = ApiKey("a", b"a", requests_per_minute=60), 0
+        sharers = [RateLimits(clock, 3) for _ in range(3)]
+        for second in range(120):
+            for limits in sharers:
+                for _ in range(5 if second else 60):
+                    try:
+                        limits.check(key, 0)
+                    except RateLimited as refused:
+                        assert "60 requests a minute" in refused.message  # noqa: PT017
+                        continue
+                    limits.count_request("a")
+                    let_in += 1
+            clock.now += 1
+        assert let_in == pytest.approx(60 + 119, abs=3)
+
+    def test_tokens_are_corrected(self, clock: Clock) -> None:
+        limits, key = RateLimits(clock), ApiKey("a", b"a", tokens_per_minute=100)
+        limits.check(key, 80)
+        limits.take_tokens("a", 80)
+        with pytest.raises(RateLimited, match="100 tokens a minute"):
+            limits.check(key, 80)
+        limits.take_tokens("a", 30 - 80)
+        limits.check(key, 70)
+        with pytest.raises(RateLimited):
+            limits.check(key, 71)
+
+    def test_keys_do_not_share(self, clock: Clock) -> None:
+        limits = RateLimits(clock)
+        limits.check(ApiKey("a", requests_per_minute=1), 0)
+        limits.count_request("a")
+        limits.check(ApiKey("b", requests_per_minute=1), 0)
+        with pytest.raises(RateLimited):
+            limits.check(ApiKey("a", requests_per_minute=1), 0)
+
+    def test_without_limits_nothing_is_counted(self, clock: Clock) -> None:
+        limits = RateLimits(clock)
+        for _ in range(1000):
+            limits.check(ApiKey(""), 1e9)
+            limits.count_request("")
+            limits.take_tokens("", 1e9)

@@ -1,0 +1,141 @@
+"""Three times more work than the replicas can do, for two minutes: what gets done, who waits, who may come back.
+
+Real door, simulated replicas, virtual time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from functools import cache
+from typing import Any
+
+import pytest
+
+from service.admission.keys import ApiKey
+from tests.admission.overload import Lengths, Log, Service
+from tests.admission.virtual import now, run
+
+pytestmark = pytest.mark.timeout(300)
+
+SECONDS, MAX_QUEUE_S = 120.0, 30.0
+ALIKE = Lengths()
+MIXED = Lengths(lambda r: r.choice([2, 4, 8, 16, 32, 64, 128]), lambda r: r.random() ** 2, streams=0.5)
+EARLY = Lengths(lambda _: 64, lambda r: min(1.0, r.expovariate(1 / 0.15)))
+LENGTHS = {"alike": ALIKE, "mixed": MIXED, "early": EARLY}
+
+
+def mean_blocks(lengths: Lengths) -> float:
+    rng, count = random.Random(0), 20_000
+    return sum(max(1, round(lengths.blocks(rng) * lengths.part(rng))) for _ in range(count)) / count
+
+
+async def overload(lengths: Lengths, obeys: bool, times: float = 3.0, **settings: Any) -> tuple[Service, Log]:
+    """All clients of two minutes, until the last of them has had its answer or left."""
+    service = Service(16, 10.0, lengths, **{"max_waiting": 100_000} | settings)
+    rate = times * service.capacity / mean_blocks(lengths)
+    await asyncio.gather(*await service.poisson(rate, SECONDS, obeys=obeys))
+    return service, service.log
+
+
+@cache
+def threefold(lengths: str, max_waiting: int = 100_000) -> tuple[Service, Log]:
+    """Of clients that obey; run once for all who ask of it."""
+    return run(overload(LENGTHS[lengths], obeys=True, max_waiting=max_waiting))
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("max_waiting", [100_000, 50], ids=["by work", "by count"])
+class TestThreefold:
+    def test_those_who_obey_get_in(self, lengths: str, max_waiting: int) -> None:
+        service, log = threefold(lengths, max_waiting)
+        assert log.goodput(5, SECONDS) >= 0.95 * service.capacity
+        assert log.retries > 1000
+        assert log.retries_let_in >= 0.95 * log.retries
+        assert all(client.ended is not None for client in log.clients)
+        assert log.waits()[int(0.99 * len(log.waits()))] <= 1.5 * MAX_QUEUE_S
+
+    def test_those_who_leave_for_good_idle_nobody(self, lengths: str, max_waiting: int) -> None:
+        service, log = run(overload(LENGTHS[lengths], obeys=False, max_waiting=max_waiting))
+        assert log.goodput(5, SECONDS) >= 0.95 * service.capacity
+        assert log.waits()[int(0.99 * len(log.waits()))] <= 1.5 * MAX_QUEUE_S
+        refused = sum(client.waited_s is None for client in log.clients)
+        assert 0.4 <= refused / len(log.clients) <= 0.75
+
+
+def test_what_is_left_behind_is_done_without_a_pause() -> None:
+    """After the two minutes those who were told to come back keep the replicas busy to the end."""
+    service, log = threefold("alike")
+    last = max(client.ended or 0.0 for client in log.clients)
+    work = sum(client.decoded for client in log.clients)
+    assert last <= 1.1 * work / service.capacity
+
+
+def test_half_the_replicas_die() -> None:
+    """Retry-After was promised on more than there is; most promises hold, and what is let in is served."""
+
+    async def main() -> tuple[Service, Log]:
+        service = Service(16, 10.0, ALIKE, max_waiting=100_000)
+        asyncio.get_running_loop().call_later(60, service.shrink, 8)
+        await asyncio.gather(*await service.poisson(2 * service.capacity / 16, SECONDS))
+        return service, service.log
+
+    service, log = run(main())
+    assert log.goodput(65, SECONDS) >= 0.95 * service.capacity == 76.0
+    assert all(client.ended is not None for client in log.clients)
+    assert log.retries_let_in >= 0.5 * log.retries
+
+
+@pytest.mark.parametrize("ingresses", [2, 4])
+def test_several_ingresses_fill_the_replicas_and_each_keeps_its_own_promises(ingresses: int) -> None:
+    """Who comes back comes to another ingress as often as not and is a newcomer there: nobody is lost, only later."""
+    service, log = run(overload(ALIKE, obeys=True, num_ingresses=ingresses))
+    assert log.goodput(5, SECONDS) >= 0.95 * service.capacity
+    assert all(client.ended is not None for client in log.clients)
+    assert log.retries_let_in >= 0.6 * log.retries
+
+
+def test_below_capacity_nobody_is_refused() -> None:
+    _, log = run(overload(MIXED, obeys=True, times=0.8))
+    assert log.retry_after == []
+    assert log.waits()[-1] < MAX_QUEUE_S
+
+
+def test_a_flood_leaves_others_their_share() -> None:
+    """One key asks for five times what there is, another for a quarter: the other one hardly notices."""
+
+    async def main() -> tuple[Log, list[Any]]:
+        service = Service(16, 10.0, ALIKE, max_waiting=200)
+        flood = asyncio.ensure_future(service.poisson(50.0, SECONDS, key=ApiKey("flood", b"f"), obeys=False))
+        await asyncio.sleep(30)
+        other = await service.poisson(2.5, SECONDS - 40, key=ApiKey("other", b"o"))
+        assert now() < SECONDS
+        await asyncio.gather(*await flood)
+        return service.log, await asyncio.gather(*other)
+
+    log, others = run(main())
+    assert log.goodput(5, SECONDS) >= 0.95 * 160
+    assert len(others) > 150
+    assert all(client.attempts == 1 for client in others)
+    assert max(client.waited_s for client in others) < 5.0
+
+
+def test_shares_follow_the_weights() -> None:
+    async def main() -> dict[str, int]:
+        service = Service(16, 10.0, ALIKE)
+        keys = (ApiKey("heavy", b"h", weight=3.0), ApiKey("light", b"l", weight=1.0))
+        done = await asyncio.gather(*(service.poisson(20.0, SECONDS, key=key, obeys=False) for key in keys))
+        return {
+            key.name: sum(
+                client.ended is not None and client.ended < SECONDS for client in await asyncio.gather(*tasks)
+            )
+            for key, tasks in zip(keys, done, strict=True)
+        }
+
+    served = run(main())
+    assert served["heavy"] / served["light"] == pytest.approx(3.0, rel=0.15)
+
+
+def test_the_same_every_time() -> None:
+    _, log = run(overload(ALIKE, obeys=True, max_waiting=100_000))
+    assert log.retry_after == threefold("alike")[1].retry_after

@@ -1,0 +1,171 @@
+"""Prices of rows, who drafts on which terms, and how many MRP forwards a request is given. No model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from service.decode.block import Pick, Step
+from service.decode.params import Dynamic, ModeParams, Speculative, Static
+from service.engine.drafting.arms import Arms
+from service.engine.drafting.costs import Curve, StepCosts
+from service.engine.drafting.pricing import Account, Pricing
+from tests.engine.helpers import DEAR, FAIR, FREE, request
+
+AUTO = Speculative("auto")
+
+
+def opened(pricing: Pricing, params: ModeParams = AUTO) -> Account:
+    return pricing.open(request("x", [1], params), pricing.mrp_steps(params))
+
+
+def verified(promises: list[tuple[float, int]], tokens: int) -> list[Step]:
+    return [Step("verify", tuple(Pick(p, 1, 0.5) for p in range(tokens)), promises=tuple(promises))]
+
+
+def price(costs: StepCosts, running: int) -> float:
+    pricing = Pricing(lambda: costs, 256)
+    pricing.begin(running)
+    return pricing.row()
+
+
+def test_free_rows_cost_nothing_and_dear_ones_more_than_they_can_bring() -> None:
+    assert price(FREE, 1) == price(FREE, 16) == 0
+    assert price(DEAR, 1) > 1
+    assert price(DEAR, 64) >= 1
+
+
+def test_a_row_costs_its_time_at_the_present_rate() -> None:
+    """One request: half a unit a row, at a token in two units. The machine full: a row is a token's time."""
+    assert price(FAIR, 1) == pytest.approx(0.5 / 2, rel=0.02)
+    assert [price(FAIR, running) for running in (1, 4, 16, 64)] == sorted(price(FAIR, n) for n in (1, 4, 16, 64))
+    assert price(FAIR, 64) == pytest.approx(1, abs=0.06)
+
+
+def test_a_machine_that_is_slower_as_a_whole_has_the_same_prices() -> None:
+    slower = StepCosts(Curve(tuple((rows, 7 * seconds) for rows, seconds in FAIR.backbone.points)))
+    assert price(slower, 4) == pytest.approx(price(FAIR, 4))
+
+
+def test_the_better_the_drafts_the_dearer_the_time() -> None:
+    pricing = Pricing(lambda: FAIR, 256)
+    account = opened(pricing)
+    pricing.begin(1)
+    before = pricing.row()
+    for _ in range(60):
+        pricing.begin(1)
+        account.note(2, verified([(0.9, 1)], 2))
+        pricing.end([])
+    pricing.begin(1)
+    assert pricing.row() == pytest.approx(before * 2 * 2 / 2.5, rel=0.1)
+
+
+def test_mrps_forwards_make_time_cheaper() -> None:
+    pricing = Pricing(lambda: FAIR, 256)
+    account = opened(pricing)
+    pricing.begin(1)
+    before = pricing.row()
+    for _ in range(60):
+        account.note(1, verified([], 1))
+        pricing.end([1, 1])
+    pricing.begin(1)
+    assert pricing.row() < before / 1.5
+
+
+def test_a_row_behind_many_pages_costs_their_reading() -> None:
+    """A hundredth of a unit a page: at 100 pages more than those of the table a row costs one unit more than half."""
+    costs = replace(FAIR, page=0.01, prefix=16)
+    pricing = Pricing(lambda: costs, 256)
+    pricing.begin(1)
+    assert pricing.row(116) == pytest.approx(price(FAIR, 1) * 3, rel=0.02)
+    assert pricing.row(16) == pricing.row(0) == pytest.approx(price(FAIR, 1))
+
+
+def test_time_is_cheaper_where_all_read_much() -> None:
+    """Steps take longer by the pages that are read, so what a step brings is worth less of its time."""
+    costs = replace(FAIR, page=0.01, prefix=16)
+    pricing = Pricing(lambda: costs, 256)
+    account = opened(pricing, Static())
+    account.pages = 216
+    for _ in range(200):
+        pricing.begin(1)
+        account.note(1, verified([], 1))
+        pricing.end([])
+    pricing.begin(1)
+    assert pricing.row(16) == pytest.approx(price(FAIR, 1) / 2, rel=0.02)
+
+
+def test_a_request_behind_a_long_text_drafts_less() -> None:
+    costs = replace(FAIR, page=0.01, prefix=16)
+    pricing = Pricing(lambda: costs, 256)
+    near, far = opened(pricing), opened(pricing)
+    far.pages = 200
+    pricing.begin(1)
+    assert far.terms().row > 2 * near.terms().row
+
+
+def test_the_rows_of_a_forward_are_shared() -> None:
+    pricing = Pricing(lambda: FREE, 32)
+    account = opened(pricing)
+    shares = []
+    for running in (1, 4, 10, 32):
+        pricing.begin(running)
+        shares.append(account.terms().states)
+    assert shares == [30, 6, 1, 0]
+
+
+def test_broken_promises_raise_the_bar_for_drafts_of_their_kind_alone() -> None:
+    pricing = Pricing(lambda: FAIR, 256)
+    account, other = opened(pricing), opened(pricing, Speculative("auto", threshold=0.5))
+    pricing.begin(1)
+    before = account.terms().row
+    account.note(5, verified([(0.25, 0), (0.35, 0)] * 300, 1))
+    assert account.terms().row > before + 0.1
+    assert other.terms().row == pytest.approx(before, rel=0.01)
+
+
+def test_whoever_says_how_to_draft_is_given_nothing_to_choose_and_needs_no_costs() -> None:
+    def never() -> StepCosts:
+        raise AssertionError("costs were measured")
+
+    pricing = Pricing(never, 256)
+    for params in (Static(), Dynamic(0.5), Speculative(0, 4), Speculative(2)):
+        account = opened(pricing, params)
+        assert (account.mrp_steps, account.uses_mrp) == (getattr(params, "mrp_steps", None), params.needs_mrp)
+        pricing.begin(1)
+        account.note(1, verified([], 1))
+        pricing.end([1])
+
+
+class TestArms:
+    def test_behind_a_long_text_rows_are_dear(self) -> None:
+        costs = replace(FREE, page=1.0, prefix=16)
+        assert Arms().best(costs.behind(16), 1, 16) > 0
+        assert Arms().best(costs.behind(500), 1, 16) == 0
+
+    def test_where_rows_are_free_mrp_drafts_and_where_they_are_dear_it_does_not(self) -> None:
+        assert Arms().best(FREE, 1, 16) > 0
+        assert Arms().best(FAIR, 1, 16) == 0
+        assert Arms().best(DEAR, 1, 16) == 0
+        assert Arms().best(StepCosts(FREE.backbone), 1, 16) == 0
+
+    def test_one_request_in_32_tries_a_neighbour_where_drafts_pay_at_all(self) -> None:
+        for costs, wanted in ((FREE, 4), (DEAR, 0)):
+            arms, taken = Arms(), []
+            for _ in range(128):
+                taken.append(arms.best(costs, 1, 16))
+                arms.count()
+            usual = taken[0]
+            assert sum(arm != usual for arm in taken) == wanted
+
+    def test_mrp_that_drafts_no_better_is_given_up_and_one_that_does_is_taken(self) -> None:
+        arms = Arms()
+        assert arms.best(FREE, 1, 16) == 1
+        for _ in range(500):
+            arms.learn(1, [(0.3, 1)] + [(0.3, 0)] * 7)
+            arms.learn(0, [(0.3, 1)] * 2 + [(0.3, 0)] * 6)
+        assert arms.best(FREE, 1, 16) == 0
+        for _ in range(500):
+            arms.learn(2, [(0.3, 1)] * 4 + [(0.3, 0)] * 4)
+        assert arms.best(FREE, 1, 16) == 2

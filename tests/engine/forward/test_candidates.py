@@ -1,0 +1,121 @@
+"""Drafts chosen from a few candidates: what comes out is the same, and the whole head is spared."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from service.decode.block import MASKED, Block
+from service.decode.params import Remask, Speculative, Static
+from service.engine import Completion, Engine, EngineConfig, GenerationRequest, SamplingParams
+from service.engine.forward.rows import Row
+from service.engine.forward.runner import Runner
+from service.engine.forward.sampling import Candidates, Read, choose
+from service.model import Checkpoint, LoadOptions, load_checkpoint
+from tests.engine.helpers import random_requests, request
+from tests.tiny import GOLDEN, tiny_checkpoint
+
+MASK = 3
+SAMPLINGS = (
+    SamplingParams(),
+    SamplingParams(temperature=0.7, seed=5),
+    SamplingParams(temperature=1.2, top_k=4, top_p=0.8, seed=6),
+)
+
+
+def read(checkpoint: Checkpoint, requests: list[GenerationRequest], candidates: int | None) -> list[Completion]:
+    return Engine(checkpoint, EngineConfig(draft_candidates=candidates, kv_cache_tokens=4096)).generate(requests)
+
+
+def test_candidates_are_chosen_from_as_if_no_other_token_were_likely() -> None:
+    torch.manual_seed(0)
+    logits, reads = torch.randn(60, 50), [Read(0, p, p % 3, SAMPLINGS[p % 3]) for p in range(60)]
+    others = torch.tensor([token for token in range(50) if token != MASK])
+    candidates = torch.stack([others[torch.randperm(49)[:12]] for _ in reads])
+    only = torch.full_like(logits, -torch.inf).scatter(1, candidates, logits.gather(1, candidates))
+    alone = Candidates(candidates, torch.full((60,), -torch.inf))
+    tokens, confidences = choose(logits.gather(1, candidates), reads, MASK, alone)
+    wanted_tokens, wanted = choose(only, reads, MASK)
+    assert tokens.tolist() == wanted_tokens.tolist()
+    torch.testing.assert_close(confidences, wanted)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.01, 0.1, 0.7, 1.0, 1.2])
+def test_their_confidences_are_those_of_the_whole_vocabulary(
+    temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafts read where the backbone has just read: the hidden states are the same, so the probabilities are."""
+    checkpoint = load_checkpoint(GOLDEN / "sdar-mrp-random-a", LoadOptions(dtype=torch.float64))
+    runner = Runner(checkpoint, 8, num_candidates=32)
+    size = checkpoint.config.block_size
+    sampling = SamplingParams(temperature=temperature, seed=4)
+    row = Row(Block((MASKED,) * size), 0, [0], keeps=False, sampling=sampling, drafts=True)
+    (whole,) = runner.evaluate([row])
+    monkeypatch.setattr(checkpoint.mrp, "forward", lambda embedded, anchors, *_: anchors)
+    (listed,) = runner.refine([replace(row, anchor=whole.handle, candidates=whole.candidates)])
+    assert [pick[:2] for pick in listed.picks] == [pick[:2] for pick in whole.picks]
+    wanted = [pick.confidence for pick in whole.picks]
+    assert [pick.confidence for pick in listed.picks] == pytest.approx(wanted, rel=1e-4, abs=1e-7)
+
+
+@pytest.mark.parametrize("candidates", [1, 3, 20])
+def test_what_comes_out_is_the_same(candidates: int) -> None:
+    """Of all modes, mixed in one batch."""
+    checkpoint = tiny_checkpoint(2, block_size=4)
+    requests = random_requests(random.Random(candidates), checkpoint, 60)
+    whole, few = (read(checkpoint, requests, count) for count in (0, candidates))
+    assert [one.token_ids for one in few] == [one.token_ids for one in whole]
+    assert [one.stats.remasked for one in few] == [one.stats.remasked for one in whole]
+    assert sum(one.stats.drafts_proposed for one in few) > 0
+
+
+def test_all_tokens_as_candidates_are_the_whole_vocabulary() -> None:
+    """The same drafts, not only the same answers."""
+    checkpoint = tiny_checkpoint(2, block_size=4)
+    requests = random_requests(random.Random(7), checkpoint, 60)
+    whole, all_ = (read(checkpoint, requests, count) for count in (0, checkpoint.config.vocab_size))
+    assert [(one.token_ids, one.stats.drafts_accepted) for one in all_] == [
+        (one.token_ids, one.stats.drafts_accepted) for one in whole
+    ]
+
+
+def test_the_head_is_multiplied_for_what_is_verified_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = load_checkpoint(GOLDEN / "sdar-mrp-random-a")
+    logits, reads = checkpoint.backbone.logits, list[int]()
+
+    def counted(hidden: Tensor) -> Tensor:
+        reads.append(len(hidden))
+        return logits(hidden)
+
+    monkeypatch.setattr(checkpoint.backbone, "logits", counted)
+    drafted = [request("s", [5, 6, 7], Speculative(3), 16)]
+    for candidates in (0, 8):
+        reads.clear()
+        [done] = read(checkpoint, drafted, candidates)
+        forwards = done.stats.forwards
+        backbone = forwards.denoise + forwards.verify
+        assert forwards.mrp > 0
+        assert len(reads) == (backbone if candidates else backbone + forwards.mrp)
+
+
+def test_by_default_only_large_vocabularies_have_lists() -> None:
+    assert EngineConfig().candidates(1024) == 0
+    assert EngineConfig().candidates(151_936) == 32
+    assert EngineConfig(draft_candidates=0).candidates(151_936) == 0
+    assert EngineConfig(draft_candidates=5).candidates(1024) == 5
+
+
+def test_lists_and_whole_rows_share_a_forward() -> None:
+    """Static beside speculative and remask, each as it would be alone."""
+    checkpoint = load_checkpoint(GOLDEN / "sdar-mrp-random-a")
+    mixed = [
+        request(f"{params.mode}{seed}", [seed, 6, 7], params, 12, sampling=replace(SAMPLINGS[1], seed=seed))
+        for seed in range(4)
+        for params in (Static(), Speculative(2), Remask(0.3))
+    ]
+    alone = [read(checkpoint, [one], 8)[0].token_ids for one in mixed]
+    assert [one.token_ids for one in read(checkpoint, mixed, 8)] == alone

@@ -1,0 +1,23 @@
+"""Logits in chunks give the picks of logits at once."""
+
+from pathlib import Path
+
+from service.decode.params import Dynamic, Remask, Speculative, Static
+from service.engine import Engine, GenerationRequest, SamplingParams
+from service.engine.forward import runner
+from service.model import load_checkpoint
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "sdar-mrp-random-a"
+
+
+def test_chunks_change_nothing(monkeypatch):
+    checkpoint = load_checkpoint(GOLDEN)
+    requests = [
+        GenerationRequest(f"{number}", (3, 5, number), params, SamplingParams(number % 2, seed=number), 20)
+        for number, params in enumerate([Static(), Dynamic(0.3), Speculative(4), Remask(0.3)] * 2)
+    ]
+    whole = Engine(checkpoint).generate(requests)
+    monkeypatch.setattr(runner, "_MAX_LOGITS", 7 * checkpoint.config.vocab_size)
+    monkeypatch.setattr(runner, "_MAX_SAMPLED_LOGITS", 3 * checkpoint.config.vocab_size)
+    chunked = Engine(checkpoint).generate(requests)
+    assert [completion.token_ids for completion in chunked] == [completion.token_ids for completion in whole]

@@ -1,0 +1,105 @@
+"""One golden checkpoint with a chat template, and whole applications over it in this process."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.types import ASGIApp
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from service.engine import Parts
+from service.gateway.ingress import Ingress
+from service.model import Checkpoint, load_checkpoint
+from service.replica.generator import Generator
+from service.settings import Settings
+from tests.engine.helpers import FAIR
+from tests.gateway.clock import Clock
+from tests.gateway.helpers import client
+from tests.gateway.local import LocalBackend
+from tests.tiny import GOLDEN
+
+TEMPLATE = (
+    "{% for m in messages %}w1 {{ m['role'] }} {{ m['content'] }} {% endfor %}"
+    "{% if add_generation_prompt %}w2{% endif %}"
+)
+
+#: what forwards cost is said, not measured
+UNMEASURED = Parts(costs=FAIR)
+
+MakeGenerator = Callable[..., Generator]
+
+
+def give_template(folder: Path) -> Path:
+    """A copy of the golden checkpoint, whose tokenizer knows chats."""
+    shutil.copytree(GOLDEN / "sdar-mrp-random-a", folder)
+    config = folder / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text("utf-8")) | {"chat_template": TEMPLATE}), "utf-8")
+    return folder
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture(scope="session")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    model = give_template(tmp_path_factory.mktemp("checkpoint") / "golden")
+    return Settings(model=str(model), device="cpu", dtype="float32", kv_cache_tokens=8192)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(settings: Settings) -> Checkpoint:
+    return load_checkpoint(settings.model)
+
+
+@pytest.fixture(scope="session")
+def generator(settings: Settings, checkpoint: Checkpoint) -> Iterator[Generator]:
+    generator = Generator("r0", checkpoint, settings, parts=UNMEASURED)
+    yield generator
+    generator.close()
+
+
+@pytest.fixture
+def make_generator(settings: Settings, checkpoint: Checkpoint) -> Iterator[MakeGenerator]:
+    """make_generator(name, checkpoint, parts, **settings) -> a fresh one, closed after the test."""
+    made: list[Generator] = []
+
+    def make(name: str = "r0", model: Checkpoint = checkpoint, parts: Parts = UNMEASURED, **changes: Any) -> Generator:
+        made.append(Generator(name, model, settings.model_copy(update=changes), parts=parts))
+        return made[-1]
+
+    yield make
+    for generator in made:
+        generator.close()
+
+
+@pytest.fixture
+def byte_checkpoint(settings: Settings, tmp_path: Path) -> Checkpoint:
+    """The golden one with one token a byte: a random model writes broken and whole characters over all borders."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: index for index, letter in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_tokens([f"{number}é😀" for number in range(256, 508)])
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in ("<|pad|>", "<|MASK|>", "<|eos|>")])
+    shutil.copytree(settings.model, tmp_path, dirs_exist_ok=True)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return load_checkpoint(tmp_path)
+
+
+@pytest.fixture
+def app(settings: Settings, generator: Generator) -> ASGIApp:
+    return Ingress("i0", settings, LocalBackend(generator)).app(answers_request_id=True)
+
+
+@pytest.fixture
+async def http(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
+    async with client(app) as http:
+        yield http

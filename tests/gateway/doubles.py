@@ -1,0 +1,157 @@
+"""Replicas that die, clients that leave, replicas that say what a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from service.engine.request import Forwards, Stats
+from service.errors import ReplicaLost
+from service.quality.presets import Presets
+from service.quality.schema import Plan
+from service.replica.generator import Generator
+from service.wire import Answer, Chunk, Ending, Failure, Items, ModelCard, Snapshot, Status, Work
+from tests.gateway.generate.helpers import GENERATE
+from tests.gateway.local import LocalBackend
+
+# --- replicas that die -----------------------------------------------------------------------------
+
+
+class Dying(LocalBackend):
+    """Two replicas: the first is lost once it has sent some items of an answer, the second takes the next attempt.
+
+    A whole answer is lost when it would have been complete.
+    """
+
+    def __init__(self, first: Generator, second: Generator, after: int) -> None:
+        super().__init__(second)
+        self._first, self._after = LocalBackend(first), after
+        self.works: list[Work] = []
+
+    async def stream(self, work: Work) -> Items:
+        self.works.append(work)
+        items = (self._first if len(self.works) == 1 else super()).stream(work)
+        left = self._after if len(self.works) == 1 else sys.maxsize
+        async with aclosing(items):
+            async for item in items:
+                if not left:
+                    raise ReplicaLost("killed", retry_after=1.0)
+                left -= 1
+                yield item
+
+    async def complete(self, work: Work) -> Answer | Failure:
+        self.works.append(work)
+        if len(self.works) > 1:
+            return await super().complete(work)
+        await self._first.complete(work)
+        return Failure(ReplicaLost("killed", retry_after=1.0))
+
+
+# --- clients that leave ----------------------------------------------------------------------------
+
+
+class Visitor:
+    """One request at the level of ASGI. Its client leaves when the first block has come, or when told."""
+
+    def __init__(
+        self, request: Mapping[str, Any], version: str = "2.3", stays: bool = False, headers: Mapping[str, str] = {}
+    ) -> None:
+        self.body, self.version, self.stays = json.dumps(request).encode(), version, stays
+        self.headers = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+        self.sent = b""
+        self.got_block, self._asked = asyncio.Event(), False
+
+    async def visit(self, app: ASGIApp) -> None:
+        scope = {"type": "http", "method": "POST", "path": GENERATE, "headers": self.headers, "query_string": b""}
+        await app(scope | {"root_path": "", "asgi": {"spec_version": self.version}}, self._receive, self._send)
+
+    async def _receive(self) -> dict[str, Any]:
+        if not self._asked:
+            self._asked = True
+            return {"type": "http.request", "body": self.body, "more_body": False}
+        await (asyncio.Event() if self.stays else self.got_block).wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        if self.got_block.is_set() and not self.stays and self.version >= "2.4":
+            raise OSError("the client has left")
+        self.sent += message.get("body", b"")
+        if b"event: block" in self.sent:
+            self.got_block.set()
+
+
+# --- replicas that say what a test wants -----------------------------------------------------------
+
+CARD = ModelCard(
+    name="golden",
+    block_size=4,
+    vocab_size=64,
+    max_model_len=256,
+    mrp=None,
+    modes=("static", "dynamic"),
+    default_mode="static",
+    defaults={"static": {"tokens_per_step": 1}, "dynamic": {"threshold": 0.9}},
+    chat=True,
+    quality=Presets({"lossless": Plan(mode="static")}, missing="none was made"),
+    places=64,
+)
+STATS = Stats(Forwards(denoise=1), decoded_tokens=1, first_block_s=0.001, total_s=0.001)
+
+
+class Scripted:
+    """A backend whose every request gets the same items, an exception raised; after them it hangs, if told to.
+
+    `down`: what its card raises.
+    """
+
+    def __init__(
+        self, *items: Chunk | Ending | Failure | Exception, down: Exception | None = None, hangs: bool = False
+    ) -> None:
+        self.items, self.down, self.hangs = items, down, hangs
+        self.works: list[Work] = []
+        self.live, self.waiting_for = 0, 1
+        self.all_hang = asyncio.Event()
+
+    async def card(self) -> ModelCard:
+        if self.down is not None:
+            raise self.down
+        return CARD
+
+    async def stream(self, work: Work) -> AsyncGenerator[Chunk | Ending | Failure]:
+        self.works.append(work)
+        self.live += 1
+        try:
+            for item in self.items:
+                if isinstance(item, Exception):
+                    raise item
+                yield item
+            if self.hangs:
+                if self.live == self.waiting_for:
+                    self.all_hang.set()
+                await asyncio.Event().wait()
+        finally:
+            self.live -= 1
+
+    async def complete(self, work: Work) -> Answer | Failure:
+        text = ""
+        async for item in self.stream(work):
+            if isinstance(item, Failure):
+                return item
+            if isinstance(item, Ending):
+                return Answer(text, (1,), item)
+            text += item.text
+        raise AssertionError("the script has no ending")
+
+    async def statuses(self) -> list[Status]:
+        if self.down is not None:
+            raise self.down
+        return [Status("r0", None, CARD)]
+
+    async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
+        return [own], []

@@ -1,0 +1,103 @@
+"""Engines that wait, fail or are late as a test says: parts for a generator, whose runner does it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from service.decode.policy import Reading
+from service.engine import Parts
+from service.engine.forward.rows import Row
+from service.engine.forward.runner import Runner
+from tests.engine.helpers import FAIR
+from tests.gateway.clock import Clock
+from tests.gateway.helpers import eventually
+from tests.runners import Around
+
+
+class Held:
+    """Holds an engine before its first forward. `parts` are those of a generator that is held so."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._left, self._begun, self._waits = 0, 0, False
+        self.parts = over_runners(lambda runner: _HeldRunner(runner, self))
+
+    def let(self, forwards: int) -> None:
+        """So many forwards more may be made."""
+        with self._changed:
+            self._left += forwards
+            self._changed.notify()
+
+    def release(self) -> None:
+        """Nothing is held any more."""
+        self.let(sys.maxsize)
+
+    async def holds(self, before: int = 1) -> None:
+        """Returns when the engine waits before the forward of that number."""
+        await eventually(lambda: self._waits_before(before))
+
+    def _waits_before(self, number: int) -> bool:
+        with self._changed:
+            return self._waits and self._begun == number
+
+    def pass_one(self) -> None:
+        """Called on the engine's thread, before a forward."""
+        with self._changed:
+            self._begun, self._waits = self._begun + 1, True
+            assert self._changed.wait_for(lambda: self._left > 0, 20)
+            self._left, self._waits = self._left - 1, False
+
+
+class _HeldRunner(Around):
+    def __init__(self, runner: Runner, held: Held) -> None:
+        super().__init__(runner)
+        self.held = held
+
+    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+        self.held.pass_one()
+        return super().evaluate(rows)
+
+
+class _FailingRunner(Around):
+    def __init__(self, runner: Runner, after: int, saying: str) -> None:
+        super().__init__(runner)
+        self.left, self.saying = after, saying
+
+    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+        if not self.left:
+            raise ZeroDivisionError(self.saying)
+        self.left -= 1
+        return super().evaluate(rows)
+
+
+class _LateRunner(Around):
+    def __init__(self, runner: Runner, after: int, clock: Clock) -> None:
+        super().__init__(runner)
+        self.left, self.clock = after, clock
+
+    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+        readings = super().evaluate(rows)
+        self.left -= 1
+        if not self.left:
+            self.clock.now = 3600.0
+        return readings
+
+
+def over_runners(make: Callable[[Runner], Around], clock: Clock | None = None) -> Parts:
+    """Parts of an engine whose runner is what `make` puts around the usual one."""
+    given: dict[str, Any] = {"clock": clock} if clock else {}
+    return Parts(**given, costs=FAIR, runner=lambda *made: make(Runner(*made)))
+
+
+def failing(after: int, saying: str = "a bug") -> Parts:
+    """The engine fails after so many forwards, with an error that says something."""
+    return over_runners(lambda runner: _FailingRunner(runner, after, saying))
+
+
+def an_hour_passes(after: int) -> Parts:
+    """No time passes for the engine until so many forwards have been made; then an hour does at once."""
+    clock = Clock()
+    return over_runners(lambda runner: _LateRunner(runner, after, clock), clock)

@@ -1,0 +1,57 @@
+"""A golden checkpoint with a chat template behind a real HTTP server in this process, without Ray."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import httpx
+import pytest
+import uvicorn
+from starlette.types import ASGIApp
+
+from service.gateway.ingress import Ingress
+from service.replica.generator import Generator, load_generator
+from service.settings import Settings
+from tests.gateway.conftest import give_template
+from tests.gateway.local import LocalBackend
+
+#: default limits of the routes (256 tokens and less) fit, answers stay short
+MODEL_LENGTH = 300
+
+
+@pytest.fixture(scope="session")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    path = give_template(tmp_path_factory.mktemp("checkpoint") / "golden")
+    return Settings(model=str(path), device="cpu", dtype="float32", max_model_len=MODEL_LENGTH, max_body_bytes=65536)
+
+
+@pytest.fixture(scope="session")
+def generator(settings: Settings) -> Iterator[Generator]:
+    generator = load_generator("r0", settings)
+    yield generator
+    generator.close()
+
+
+@pytest.fixture(scope="session")
+def app(settings: Settings, generator: Generator) -> ASGIApp:
+    return Ingress("i0", settings, LocalBackend(generator)).app(answers_request_id=True)
+
+
+@pytest.fixture(scope="session")
+def url(app: ASGIApp) -> Iterator[str]:
+    """Where the application is served, by a thread of this process."""
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def http(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, timeout=60) as client:
+        yield client

@@ -1,0 +1,152 @@
+"""What is looked at before a body is: its size, the key, the route, the id of the request."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from service.replica.generator import Generator
+from tests.gateway.generate.helpers import GENERATE, body, problem
+from tests.gateway.helpers import over
+
+
+class TestSizes:
+    @pytest.fixture
+    async def small(self, generator: Generator) -> AsyncIterator[httpx.AsyncClient]:
+        async with over(generator, max_body_bytes=200) as http:
+            yield http
+
+    async def test_declared(self, small: httpx.AsyncClient) -> None:
+        detail = problem(await small.post(GENERATE, content=b"x" * 201), 413)
+        assert (detail["code"], detail["message"]) == ("body_too_large", "the body has 201 bytes, allowed are 200")
+
+    async def test_declared_falsely_or_in_chunks(self, small: httpx.AsyncClient) -> None:
+        async def chunks() -> AsyncIterator[bytes]:
+            for _ in range(300):
+                yield b"x"
+
+        for headers in ({}, {"Content-Length": "3"}, {"Content-Length": "many"}):
+            detail = problem(await small.post(GENERATE, content=chunks(), headers=headers), 413)
+            assert detail["message"] == "the body has more than 200 bytes, allowed are 200"
+
+    async def test_at_the_limit(self, small: httpx.AsyncClient) -> None:
+        content = json.dumps(body()).encode().ljust(200)
+        assert (await small.post(GENERATE, content=content)).status_code == 200
+        assert problem(await small.post(GENERATE, content=content + b" "), 413)
+
+    async def test_the_default_is_a_mebibyte(self, http: httpx.AsyncClient) -> None:
+        assert "allowed are 1048576" in problem(await http.post(GENERATE, content=b" " * (2**20 + 1)), 413)["message"]
+
+
+class TestKeys:
+    ROUTES = (("POST", GENERATE), ("GET", "/v1/models"))
+
+    @pytest.fixture
+    async def locked(self, generator: Generator) -> AsyncIterator[httpx.AsyncClient]:
+        async with over(generator, api_keys=("first", "second")) as http:
+            yield http
+
+    @pytest.mark.parametrize(("method", "path"), ROUTES)
+    @pytest.mark.parametrize(
+        ("headers", "said"),
+        [
+            ({}, "the API key is missing"),
+            ({"Authorization": "Bearer wrong"}, "the API key is wrong"),
+            ({"Authorization": "Bearer firs"}, "the API key is wrong"),
+            ({"Authorization": "Bearer first second"}, "the API key is wrong"),
+            ({"Authorization": "Bearer first,second"}, "the API key is wrong"),
+            ({"Authorization": "Bearer "}, "the API key is missing"),
+            ({"Authorization": "Basic first"}, "the API key is missing"),
+            ({"Authorization": "first"}, "the API key is missing"),
+            ({"x-api-key": "wrong"}, "the API key is wrong"),
+            ({"x-api-key": "first", "Authorization": "Bearer wrong"}, "the API key is wrong"),
+        ],
+    )
+    async def test_missing_or_wrong(
+        self, locked: httpx.AsyncClient, method: str, path: str, headers: dict[str, str], said: str
+    ) -> None:
+        response = await locked.request(method, path, headers=headers)
+        detail = problem(response, 401)
+        assert detail["code"] == "unauthorized"
+        assert detail["message"] == f"{said}; send `Authorization: Bearer <key>`"
+        assert response.headers["www-authenticate"] == "Bearer"
+
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {"Authorization": "Bearer first"},
+            {"Authorization": "bearer second"},
+            {"Authorization": "BEARER  second "},
+            {"x-api-key": "first"},
+            {"X-Api-Key": "second", "Authorization": "Basic x"},
+        ],
+    )
+    async def test_right(self, locked: httpx.AsyncClient, headers: dict[str, str]) -> None:
+        assert (await locked.get("/v1/models", headers=headers)).status_code == 200
+        assert (await locked.post(GENERATE, json=body(max_new_tokens=1), headers=headers)).status_code == 200
+
+    async def test_are_asked_for_before_anything_else(self, locked: httpx.AsyncClient) -> None:
+        problem(await locked.post(GENERATE, content=b"{" * 2**21), 401)
+
+    @pytest.mark.parametrize("path", ["/health", "/metrics", "/openapi.json"])
+    async def test_health_and_metrics_are_open(self, locked: httpx.AsyncClient, path: str) -> None:
+        assert (await locked.get(path)).status_code == 200
+
+    async def test_beyond_ascii(self, generator: Generator) -> None:
+        async with over(generator, api_keys=("schlüssel",)) as http:
+            header = {b"Authorization": "Bearer schlüssel".encode()}
+            assert (await http.get("/v1/models", headers=header)).status_code == 200
+            assert (await http.get("/v1/models", headers={b"x-api-key": b"schl\xfcssel"})).status_code == 401
+
+
+class TestRoutes:
+    @pytest.mark.parametrize(
+        ("method", "path", "status", "code"),
+        [
+            ("GET", "/nope", 404, "not_found"),
+            ("POST", "/nope", 404, "not_found"),
+            ("GET", GENERATE, 405, "method_not_allowed"),
+            ("PUT", GENERATE, 405, "method_not_allowed"),
+            ("POST", "/health", 405, "method_not_allowed"),
+        ],
+    )
+    async def test_that_are_not_there(
+        self, http: httpx.AsyncClient, method: str, path: str, status: int, code: str
+    ) -> None:
+        response = await http.request(method, path)
+        detail = problem(response, status)
+        assert (detail["code"], detail["param"]) == (code, None)
+        assert detail["message"].startswith(f"{method} {path}: ")
+        assert ("allow" in response.headers) == (status == 405)
+
+
+class TestRequestIds:
+    ROUTES = (("GET", "/health"), ("GET", "/metrics"), ("GET", "/v1/models"), ("GET", "/nope"), ("POST", GENERATE))
+
+    @pytest.mark.parametrize(("method", "path"), ROUTES)
+    async def test_on_every_response(self, http: httpx.AsyncClient, method: str, path: str) -> None:
+        made = {(await http.request(method, path)).headers["x-request-id"] for _ in range(3)}
+        assert len(made) == 3
+        kept = await http.request(method, path, headers={"X-Request-Id": "mine-1.2:3_"})
+        assert kept.headers["x-request-id"] == "mine-1.2:3_"
+
+    @pytest.mark.parametrize(
+        ("sent", "kept"),
+        [("<b>a</b>\t!", "bab"), ("x" * 500, "x" * 128), ("a,b;c=d\u00e9", "abcd")],
+    )
+    async def test_are_cleaned(self, http: httpx.AsyncClient, sent: str, kept: str) -> None:
+        response = await http.post(GENERATE, json={}, headers={b"X-Request-Id": sent.encode("latin-1")})
+        assert problem(response, 422)["request_id"] == kept
+
+    async def test_of_which_nothing_is_left_are_made(self, http: httpx.AsyncClient) -> None:
+        assert len((await http.get("/health", headers={"X-Request-Id": "<>?"})).headers["x-request-id"]) == 16
+
+    async def test_stand_on_streams_too_and_may_be_used_twice(self, http: httpx.AsyncClient) -> None:
+        headers = {"X-Request-Id": "same"}
+        asked = [http.post(GENERATE, json=body(stream=True), headers=headers) for _ in range(3)]
+        answers = await asyncio.gather(*asked)
+        assert [(answer.status_code, answer.headers["x-request-id"]) for answer in answers] == [(200, "same")] * 3

@@ -1,0 +1,253 @@
+"""The door over HTTP: full queues, leaving and being late in the queue, priorities, keys and their limits."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from service.errors import NotReady
+from service.gateway.ingress import Ingress
+from service.replica.generator import Generator
+from service.settings import Settings
+from service.wire import Answer, Failure, Work
+from tests.gateway.conftest import MakeGenerator
+from tests.gateway.engines import Held
+from tests.gateway.generate.helpers import GENERATE, ask, body, problem, refused
+from tests.gateway.helpers import client, over, page
+from tests.gateway.local import LocalBackend
+
+
+class Counting(LocalBackend):
+    """A generator that notes whom it was asked for, in order."""
+
+    def __init__(self, generator: Generator) -> None:
+        super().__init__(generator)
+        self.asked: list[Work] = []
+
+    async def complete(self, work: Work) -> Answer | Failure:
+        self.asked.append(work)
+        return await super().complete(work)
+
+
+async def queued(http: httpx.AsyncClient, count: int) -> None:
+    """Waits until so many wait at the door."""
+    async with asyncio.timeout(20):
+        while (await page(http))("mrp_num_requests_waiting", replica="queue") != count:
+            await asyncio.sleep(0.002)
+
+
+@pytest.fixture
+def held(make_generator: MakeGenerator) -> tuple[Counting, Held]:
+    """One that decodes one request at a time, takes two, and does nothing before it is released."""
+    held = Held()
+    return Counting(make_generator(parts=held.parts, max_running=1)), held
+
+
+def asking(http: httpx.AsyncClient, **fields: Any) -> asyncio.Task[dict[str, Any]]:
+    return asyncio.ensure_future(ask(http, body(**fields)))
+
+
+class TestQueue:
+    async def test_a_full_one(self, held: tuple[Counting, Held]) -> None:
+        async with over(held[0], max_waiting=2) as http:
+            tasks = [asking(http) for _ in range(4)]
+            await queued(http, 2)
+            response = await http.post(GENERATE, json=body())
+            detail = problem(response, 429)
+            assert (detail["code"], detail["message"]) == ("queue_full", "2 requests are waiting, allowed are 2")
+            assert response.headers["retry-after"] == "15"  # 30 s for 2 requests
+            assert (await refused(http, body(seed=1), 429))["code"] == "queue_full"
+            assert len(held[0].asked) == 2
+            held[1].release()
+            answers = await asyncio.gather(*tasks)
+            assert len({tuple(answer["token_ids"]) for answer in answers}) == 1
+            await ask(http, body())
+
+    async def test_who_has_a_place_is_not_refused_by_the_replica(self, make_generator: MakeGenerator) -> None:
+        """Eight are decoded, two wait in the engine, though one may wait at the door."""
+        held = Held()
+        generator = make_generator(parts=held.parts, max_running=8, max_waiting=1)
+        async with over(generator, max_waiting=1) as http:
+            tasks = [asking(http, seed=seed) for seed in range(11)]
+            await queued(http, 1)
+            assert (await refused(http, body(), 429))["code"] == "queue_full"
+            held.release()
+            assert len(await asyncio.gather(*tasks)) == 11
+
+    async def test_by_priority(self, held: tuple[Counting, Held]) -> None:
+        backend, engine = held
+        async with over(backend) as http:
+            tasks = [asking(http, seed=seed) for seed in (0, 1)]
+            await engine.holds()
+            await queued(http, 0)
+            for count, (seed, priority) in enumerate([(2, 9), (3, 5), (4, 0), (5, 5)], 1):
+                tasks.append(asking(http, seed=seed, priority=priority))
+                await queued(http, count)
+            engine.release()
+            await asyncio.gather(*tasks)
+        assert [work.sampling.seed for work in backend.asked][2:] == [4, 3, 5, 2]
+
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_who_leaves_it_is_gone_at_once(self, held: tuple[Counting, Held], stream: bool) -> None:
+        backend, engine = held
+        async with over(backend) as http:
+            tasks = [asking(http) for _ in range(2)]
+            await engine.holds()
+            leaving = asyncio.ensure_future(http.post(GENERATE, json=body(stream=stream)))
+            await queued(http, 1)
+            leaving.cancel()
+            await asyncio.gather(leaving, return_exceptions=True)
+            await queued(http, 0)
+            engine.release()
+            await asyncio.gather(*tasks)
+            await ask(http, body())
+        assert len(backend.asked) == 3
+
+    async def test_who_is_late_in_it_is_told_so(self, held: tuple[Counting, Held]) -> None:
+        backend, engine = held
+        async with over(backend) as http:
+            tasks = [asking(http) for _ in range(2)]
+            await engine.holds()
+            detail = await refused(http, body(timeout_s=0.05), 504)
+            assert (detail["code"], detail["param"]) == ("deadline_exceeded", "timeout_s")
+            assert detail["message"] == "timeout_s is 0.05, nothing was decoded by then"
+            await queued(http, 0)
+            engine.release()
+            await asyncio.gather(*tasks)
+        assert len(backend.asked) == 2
+
+    async def test_failures_give_their_places_on(self, make_generator: MakeGenerator) -> None:
+        class Failing(Counting):
+            async def complete(self, work: Work) -> Answer | Failure:
+                await super().complete(work)
+                raise NotReady("gone", retry_after=1.0)
+
+        async with over(Failing(make_generator(max_running=1))) as http:
+            responses = await asyncio.gather(*(http.post(GENERATE, json=body()) for _ in range(8)))
+            assert {response.status_code for response in responses} == {503}
+            assert (await page(http))("mrp_queue_blocks_left") == 0
+
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_a_server_that_stops_ends_those_who_wait(self, held: tuple[Counting, Held], stream: bool) -> None:
+        ingress = Ingress("i0", Settings(), held[0])
+        async with client(ingress.app(answers_request_id=True)) as http:
+            tasks = [asyncio.ensure_future(http.post(GENERATE, json=body(stream=stream))) for _ in range(3)]
+            await queued(http, 1)
+            ingress.draining.cut()
+            for response in await asyncio.gather(*tasks):
+                assert problem(response, 503)["message"].startswith("cut: ")
+            await queued(http, 0)
+        held[1].release()
+
+    async def test_the_answers_of_one_request_wait_like_any(self, held: tuple[Counting, Held]) -> None:
+        async with over(held[0], served_model_name="golden") as http:
+            model = (await http.get("/v1/models")).json()["data"][0]["id"]
+            wanted = {
+                "model": model,
+                "prompt": [1, 2, 3],
+                "n": 5,
+                "max_tokens": 4,
+                "priority": 2,
+                "prompt_cache_key": "k",
+            }
+            task = asyncio.ensure_future(http.post("/v1/completions", json=wanted))
+            await queued(http, 3)
+            assert (await page(http))("mrp_queue_blocks_left") == 5
+            held[1].release()
+            assert len((await task).json()["choices"]) == 5
+        assert {(work.priority, work.session) for work in held[0].asked} == {(2, "k")}
+
+
+@pytest.fixture
+def keyed(tmp_path: Path, generator: Generator) -> Callable[..., tuple[Counting, httpx.AsyncClient]]:
+    """keyed(name={…}, …) -> an ingress with a key of that name and these limits, and what it asks for."""
+
+    def make(backend: Counting | None = None, **keys: dict[str, Any]) -> tuple[Counting, httpx.AsyncClient]:
+        path = tmp_path / "keys.yaml"
+        entries = [
+            {"name": name, "sha256": hashlib.sha256(name.encode()).hexdigest(), **limits}
+            for name, limits in keys.items()
+        ]
+        path.write_text(yaml.safe_dump(entries), "utf-8")
+        backend = backend or Counting(generator)
+        ingress = Ingress("i0", Settings(api_keys_file=path), backend)
+        return backend, client(ingress.app(answers_request_id=True))
+
+    return make
+
+
+def key(name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {name}"}
+
+
+class TestKeys:
+    async def test_a_request_is_its_keys(self, keyed: Callable) -> None:
+        backend, http = keyed(a={"weight": 3}, b={})
+        async with http:
+            for name in ("a", "b"):
+                response = await http.post(GENERATE, json=body(), headers=key(name))
+                assert response.status_code == 200
+            assert problem(await http.post(GENERATE, json=body(), headers=key("c")), 401)
+        assert [(work.tenant, work.weight) for work in backend.asked] == [("a", 3.0), ("b", 1.0)]
+
+    async def test_a_flood_of_one_does_not_hold_up_another(self, held: tuple[Counting, Held], keyed: Callable) -> None:
+        backend, http = keyed(held[0], flood={}, other={})
+        async with http:
+            tasks = [asyncio.ensure_future(http.post(GENERATE, json=body(), headers=key("flood"))) for _ in range(8)]
+            await queued(http, 6)
+            tasks.append(asyncio.ensure_future(http.post(GENERATE, json=body(), headers=key("other"))))
+            await queued(http, 7)
+            held[1].release()
+            assert {response.status_code for response in await asyncio.gather(*tasks)} == {200}
+        assert [work.tenant for work in backend.asked].index("other") in {2, 3}
+
+    async def test_requests_a_minute(self, keyed: Callable) -> None:
+        _, http = keyed(a={"requests_per_minute": 2}, b={})
+        async with http:
+            for _ in range(2):
+                assert (await http.post(GENERATE, json=body(), headers=key("a"))).status_code == 200
+            response = await http.post(GENERATE, json=body(), headers=key("a"))
+            detail = problem(response, 429)
+            assert detail["code"] == "rate_limited"
+            assert detail["message"].startswith("key 'a' may have 2 requests a minute; in ")
+            assert 1 <= int(response.headers["retry-after"]) <= 30
+            assert (await http.post(GENERATE, json=body(), headers=key("b"))).status_code == 200
+            assert (await page(http))("mrp_request_rejected_total", reason="rate_limited") == 1
+            openai = await http.post("/v1/completions", json={"model": "x", "prompt": "x"}, headers=key("a"))
+            assert openai.status_code == 404  # what is wrong with a request is said first
+
+    async def test_tokens_a_minute_are_those_that_were_used(self, keyed: Callable) -> None:
+        """16 are asked for, 8 + 16 used: the key is out after the second."""
+        _, http = keyed(a={"tokens_per_minute": 40})
+        async with http:
+            for _ in range(2):
+                assert (await http.post(GENERATE, json=body(), headers=key("a"))).status_code == 200
+            response = await http.post(GENERATE, json=body(stream=True), headers=key("a"))
+            assert "40 tokens a minute" in problem(response, 429)["message"]
+            # 40 - 2 × 24 leaves 8 missing and 16 wanted: 24 tokens come in 36 s
+            assert 30 <= int(response.headers["retry-after"]) <= 36
+
+    @pytest.mark.parametrize(
+        "value", [b"Bearer \xff\xfe\x00\x80", b"Bearer \xc3", b"\xe4\xf6\xfc", b"Bearer" + b" " * 99]
+    )
+    async def test_odd_bytes_are_a_wrong_key(self, keyed: Callable, value: bytes) -> None:
+        _, http = keyed(a={})
+        async with http:
+            for header in (b"authorization", b"x-api-key"):
+                assert (await http.get("/v1/models", headers={header: value})).status_code == 401
+
+    async def test_no_key_is_ever_shown(self, keyed: Callable, caplog: pytest.LogCaptureFixture) -> None:
+        _, http = keyed(verysecret={"requests_per_minute": 1})
+        # the key and its name are the same text here, so what is looked for is the hash and the header
+        digest = hashlib.sha256(b"verysecret").hexdigest()
+        async with http:
+            wrong = await http.post(GENERATE, json=body(), headers=key("wrongsecret"))
+            seen = [wrong.text, (await http.get("/metrics")).text, caplog.text]
+        assert not any("wrongsecret" in text or digest in text for text in seen)

@@ -1,0 +1,221 @@
+"""Checkpoints of other kinds behind POST /generate: bare backbones, chat templates, byte-level tokenizers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import httpx
+import pytest
+
+from service.errors import CheckpointError, SettingsError
+from service.model import Checkpoint, load_checkpoint, save_checkpoint
+from service.replica.generator import Generator
+from tests.gateway.conftest import MakeGenerator
+from tests.gateway.generate.helpers import CASES, UNKNOWN, ask, body, essence, frames, refused, streamed
+from tests.gateway.helpers import over
+from tests.tiny import GOLDEN
+
+SOURCE = GOLDEN / "sdar-mrp-random-a"
+TEMPLATE = (
+    "{% for m in messages %}w1 {{ m['role'] }} {{ m['content'] }} <|pad|> {% endfor %}"
+    "{% if add_generation_prompt %}w2{% endif %}"
+)
+
+
+def copied(path: Path, **tokenizer_config: str) -> Checkpoint:
+    """The golden checkpoint elsewhere, with more in its tokenizer_config.json."""
+    shutil.copytree(SOURCE, path, dirs_exist_ok=True)
+    config = json.loads((path / "tokenizer_config.json").read_text("utf-8")) | tokenizer_config
+    (path / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
+    return load_checkpoint(path)
+
+
+class TestWithoutMrp:
+    @pytest.fixture
+    def bare(self, tmp_path: Path, checkpoint: Checkpoint) -> Checkpoint:
+        mrp = ("num_mrp_heads", "num_nextn_predict_layers")
+        raw = {name: value for name, value in checkpoint.raw.items() if name not in mrp}
+        save_checkpoint(tmp_path, raw, checkpoint.backbone, None)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copy(SOURCE / name, tmp_path)
+        return load_checkpoint(tmp_path)
+
+    @pytest.mark.parametrize("mode", ["direct", "speculative", "remask"])
+    async def test_modes_of_mrp_name_those_there_are(
+        self, make_generator: MakeGenerator, bare: Checkpoint, mode: str
+    ) -> None:
+        async with over(make_generator("r0", bare)) as http:
+            detail = await refused(http, body(mode=mode, **({} if mode == "remask" else {"mrp_steps": 1})))
+        assert (detail["code"], detail["param"]) == ("mode_not_available", "mode")
+        has_none = f"mode {mode!r} needs MRP and this checkpoint has none"
+        assert (
+            detail["message"]
+            == f"{has_none}; it serves static, dynamic, sequential, entropy, speculative with mrp_steps auto or 0"
+        )
+
+    async def test_speculative_drafts_without_mrp(self, make_generator: MakeGenerator, bare: Checkpoint) -> None:
+        tree = {"mrp_steps": 0, "max_drafts": 4}
+        async with over(make_generator("r0", bare)) as http:
+            static, drafted = await ask(http, body(mode="static")), await ask(http, body(mode="speculative", **tree))
+        assert drafted["token_ids"] == static["token_ids"]
+        assert drafted["stats"]["forwards"]["verify"] > 0 == drafted["stats"]["forwards"]["mrp"]
+        assert drafted["stats"]["drafts_accepted"] > 0
+
+    async def test_the_default_leaves_drafts_to_the_engine(
+        self, make_generator: MakeGenerator, bare: Checkpoint
+    ) -> None:
+        async with over(make_generator("r0", bare)) as http:
+            (model,) = (await http.get("/v1/models")).json()["data"]
+            answer = await ask(http, body(mode=None))
+            assert "needs MRP" in (await refused(http, body(mode=None, mrp_steps=2)))["message"]
+        served = ["static", "dynamic", "sequential", "entropy", "speculative"]
+        assert (model["mrp"], model["modes"], model["default_mode"]) == (None, served, "speculative")
+        assert model["defaults"].keys() == set(served)
+        assert model["defaults"]["speculative"] == {"mrp_steps": "auto"}
+        assert (answer["mode"], answer["stats"]["mrp_steps"]) == ("speculative", 0)
+        assert answer["token_ids"] == CASES[0]["token_ids"]
+
+    def test_a_default_mode_it_has_not(self, make_generator: MakeGenerator, bare: Checkpoint) -> None:
+        served = "static, dynamic, sequential, entropy, speculative"
+        wanted = f"default_mode is 'remask', this checkpoint has no MRP and serves {served}"
+        with pytest.raises(SettingsError, match=wanted):
+            make_generator("r0", bare, default_mode="remask")
+
+
+class TestChat:
+    @pytest.fixture
+    def chatty(self, make_generator: MakeGenerator, tmp_path: Path) -> Generator:
+        return make_generator("r0", copied(tmp_path, chat_template=TEMPLATE))
+
+    async def test_messages_are_the_templates_text(self, chatty: Generator) -> None:
+        messages = [{"role": "system", "content": "w5 w6"}, {"role": "user", "content": "w7"}]
+        async with over(chatty) as http:
+            answer = await ask(http, body(prompt_token_ids=None, messages=messages, seed=1))
+            ids = [1, UNKNOWN, 5, 6, 508, 1, UNKNOWN, 7, 508, 2]
+            assert essence(answer) == essence(await ask(http, body(prompt_token_ids=ids, seed=1)))
+            assert (await http.get("/v1/models")).json()["data"][0]["chat_template"] is True
+
+    async def test_control_tokens_in_messages_are_text(self, chatty: Generator) -> None:
+        messages = [{"role": "user", "content": "w5 <|MASK|> <|eos|> <|pad|>"}, {"role": "assistant", "content": ""}]
+        async with over(chatty) as http:
+            answer = await ask(http, body(prompt_token_ids=None, messages=messages, seed=1))
+            ids = [1, UNKNOWN, 5, UNKNOWN, UNKNOWN, UNKNOWN, 508, 1, UNKNOWN, 508, 2]
+            assert essence(answer) == essence(await ask(http, body(prompt_token_ids=ids, seed=1)))
+
+    async def test_a_long_chat(self, chatty: Generator) -> None:
+        messages = [{"role": "user", "content": "w5 " * 1800}]
+        async with over(chatty) as http:
+            answer = await ask(http, body(prompt_token_ids=None, messages=messages))
+            assert answer["usage"]["prompt_tokens"] == 1804
+            detail = await refused(http, body(prompt_token_ids=None, messages=messages * 2))
+        assert detail["code"] == "prompt_too_long"
+
+    @pytest.mark.parametrize(
+        ("template", "ids"),
+        [
+            ("w9 {{ messages[0]['content'] }} w9 {{ messages[0]['content'] }}", [9, 5, 9, 5]),
+            ("{{ messages[-1]['content'] }} w9 {{ messages[0]['content'] }}", [6, 9, 5]),
+            ("{% for m in messages %}{{ m['content'] | trim }} {% endfor %}", [5, 6]),
+            ("w9", [9]),
+        ],
+    )
+    async def test_templates_may_repeat_reorder_and_leave_out(
+        self, make_generator: MakeGenerator, tmp_path: Path, template: str, ids: list[int]
+    ) -> None:
+        messages = [{"role": "user", "content": "w5"}, {"role": "user", "content": "w6"}]
+        async with over(make_generator("r0", copied(tmp_path, chat_template=template))) as http:
+            answer = await ask(http, body(prompt_token_ids=None, messages=messages, seed=1))
+            assert essence(answer) == essence(await ask(http, body(prompt_token_ids=ids, seed=1)))
+
+    async def test_a_template_that_refuses(self, make_generator: MakeGenerator, tmp_path: Path) -> None:
+        late = "{% if messages[1].role == 'user' %}{{ raise_exception('no system') }}{% endif %}"
+        model = copied(tmp_path, chat_template=late + TEMPLATE)
+        async with over(make_generator("r0", model)) as http:
+            detail = await refused(http, body(prompt_token_ids=None, messages=[{"role": "user", "content": "a"}] * 2))
+        assert detail["param"] == "messages"
+        assert detail["message"] == "the chat template refuses these messages: no system"
+
+    async def test_a_template_that_cannot_be_used_is_said_when_it_is_loaded(
+        self, make_generator: MakeGenerator, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        broken = make_generator("r0", copied(tmp_path, chat_template="{{ raise_exception('never') }}"))
+        async with over(broken) as http:
+            (model,) = (await http.get("/v1/models")).json()["data"]
+            detail = await refused(http, body(prompt_token_ids=None, messages=[{"role": "user", "content": "a"}]))
+            await ask(http, body(prompt_token_ids=None, prompt="w5"))
+        assert model["chat_template"] is False
+        assert detail["param"] == "messages"
+        assert detail["message"] == "the chat template cannot be used: never"
+        assert detail["message"] in caplog.messages
+
+
+class TestBytes:
+    """One token a byte, so that a random model writes broken and whole characters over all borders."""
+
+    @pytest.fixture
+    def bytewise(self, make_generator: MakeGenerator, byte_checkpoint: Checkpoint) -> Generator:
+        return make_generator("r0", byte_checkpoint)
+
+    @pytest.mark.parametrize("seed", range(8))
+    async def test_frames_hold_whole_characters(self, bytewise: Generator, seed: int) -> None:
+        request = body(temperature=3, seed=seed, max_new_tokens=64, ignore_eos=True)
+        async with over(bytewise) as http:
+            answer = await ask(http, request)
+            assert essence(await streamed(http, request)) == essence(answer)
+            pieces = [frame.get("text", "") for _, frame in await frames(http, request)]
+            stop = answer["text"][20:24]
+            stopped = await ask(http, request | {"stop": stop})
+            assert essence(await streamed(http, request | {"stop": stop})) == essence(stopped)
+        assert answer["text"] == bytewise._codec.decode(answer["token_ids"])
+        assert any(ord(letter) > 127 for letter in answer["text"])
+        assert stopped["text"] == answer["text"][: answer["text"].index(stop)]
+        for piece, following in pairwise(pieces):
+            assert not (piece.endswith("\ufffd") and following.startswith("\ufffd"))
+
+    async def test_control_tokens_in_text_are_their_letters(self, bytewise: Generator) -> None:
+        async with over(bytewise) as http:
+            for text in ("<|MASK|>", "<|eos|><|pad|>", "日本語😀"):
+                answer = await ask(http, body(prompt_token_ids=None, prompt=text, max_new_tokens=1))
+                assert answer["usage"]["prompt_tokens"] == len(text.encode())
+
+
+@pytest.mark.filterwarnings("ignore:`rope_scaling`:FutureWarning")  # transformers, in search of a tokenizer
+def test_without_a_tokenizer(make_generator: MakeGenerator, tmp_path: Path, checkpoint: Checkpoint) -> None:
+    save_checkpoint(tmp_path, checkpoint.raw, checkpoint.backbone, checkpoint.mrp)
+    with pytest.raises(CheckpointError, match=str(tmp_path)):
+        make_generator("r0", load_checkpoint(tmp_path))
+
+
+class TestModels:
+    async def test_what_is_said(self, http: httpx.AsyncClient) -> None:
+        answer = (await http.get("/v1/models")).json()
+        assert answer["object"] == "list"
+        (model,) = answer["data"]
+        assert model["mrp"].pop("num_layers") == 2
+        assert model["defaults"] == {
+            "static": {"tokens_per_step": 1},
+            "dynamic": {"threshold": 0.9},
+            "sequential": {"tokens_per_step": 1, "entropy_bound": 0.0},
+            "entropy": {"entropy_bound": 0.1},
+            "direct": {"mrp_steps": model["mrp"]["default_steps"]},
+            "speculative": {"mrp_steps": "auto"},
+            "remask": {"threshold": 0.9},
+        }
+        assert {name: model[name] for name in ("id", "object", "owned_by", "block_size", "vocab_size")} == {
+            "id": "golden",
+            "object": "model",
+            "owned_by": "mrp-serve",
+            "block_size": 8,
+            "vocab_size": 512,
+        }
+        assert (model["max_model_len"], model["chat_template"]) == (2048, True)
+
+    async def test_the_name_is_the_operators(self, make_generator: MakeGenerator) -> None:
+        async with over(make_generator(served_model_name="mine")) as http:
+            assert (await ask(http, body(max_new_tokens=1)))["model"] == "mine"
+
+    async def test_health(self, http: httpx.AsyncClient) -> None:
+        assert (await http.get("/health")).json() == {"status": "ok", "replicas_ready": 1}

@@ -1,0 +1,240 @@
+"""Answers begun by one replica and ended by another, cut after every block: equal to the undisturbed ones."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from service.arrival import Arrival
+from service.decode.params import Static
+from service.engine.request import SamplingParams, Stats
+from service.errors import EngineFailed, ReplicaLost
+from service.gateway.failover import Failover
+from service.gateway.http.validation import parse_generate, to_work
+from service.model import Checkpoint
+from service.replica.generator import Generator
+from service.settings import Settings
+from service.wire import Chunk, Ending, Failure, Items, Resume, Work
+from tests.gateway.conftest import UNMEASURED, MakeGenerator
+from tests.gateway.doubles import Dying
+from tests.gateway.engines import Held, failing
+from tests.gateway.generate.helpers import PROMPT, ask, body, essence, streamed
+from tests.gateway.helpers import over, page
+from tests.gateway.local import LocalBackend
+
+#: every mode, with knobs that make it work for its tokens
+MODES: list[dict[str, Any]] = [
+    {"mode": "static"},
+    {"mode": "static", "tokens_per_step": 3},
+    {"mode": "dynamic", "threshold": 0.3},
+    {"mode": "direct", "mrp_steps": 2},
+    {"mode": "speculative", "mrp_steps": 3},
+    {"mode": "remask", "threshold": 0.3},
+    {"mode": "sequential", "entropy_bound": 3.0},
+    {"mode": "entropy", "entropy_bound": 3.0},
+    {"mode": "speculative", "mrp_steps": 2, "verify": "entropy", "entropy_bound": 3.0},
+]
+#: prompts that fill their last block (of 8) and that do not
+PROMPTS = (PROMPT, [*PROMPT, 1, 2, 3], [5, 6, 7])
+
+
+class Lost(LocalBackend):
+    """The first attempt gives so many of the items that were recorded and is lost; the next one goes to a replica."""
+
+    def __init__(self, recorded: list[Chunk | Ending], after: int, replica: Generator) -> None:
+        super().__init__(replica)
+        self.recorded, self.works = recorded[:after], list[Work]()
+
+    async def stream(self, work: Work) -> Items:
+        self.works.append(work)
+        if len(self.works) > 1:
+            async with aclosing(super().stream(work)) as items:
+                async for item in items:
+                    yield item
+            return
+        for item in self.recorded:
+            yield item
+        raise ReplicaLost("killed", retry_after=1.0)
+
+
+def work_of(replica: Generator, request: Mapping[str, Any]) -> Work:
+    return to_work(parse_generate(request, "static"), replica.status().card, 60.0)
+
+
+async def items_of(backend: LocalBackend, work: Work) -> tuple[list[Chunk | Ending], list[str]]:
+    """The items of an answer, and why attempts were made again."""
+    again: list[str] = []
+    async with aclosing(Failover(backend, 3, lambda error: again.append(error.code)).stream(work)) as items:
+        return [item async for item in items], again
+
+
+def timeless(item: Chunk | Ending) -> Chunk | Ending:
+    """An item less what differs between two runs of one request: times, and what was prefilled."""
+    forwards = replace(item.stats.forwards, prefill=0, mrp=0)
+    times = {"queue_s": 0.0, "prefill_s": None, "first_block_s": None, "total_s": 0.0}
+    item = replace(item, stats=replace(item.stats, forwards=forwards, cached_tokens=0, **times))  # type: ignore[arg-type]
+    return replace(item, ending=timeless(item.ending)) if isinstance(item, Chunk) and item.ending else item
+
+
+async def assert_same_after_every_block(first: Generator, second: Generator, request: Mapping[str, Any]) -> int:
+    """Loses the first replica after every block; how many chunks the answer has."""
+    work = work_of(first, request)
+    whole, again = await items_of(LocalBackend(first), work)
+    *chunks, ending = whole
+    assert isinstance(ending, Ending)
+    assert again == []
+    for after in range(len(chunks)):
+        backend = Lost(whole, after, second)
+        continued, again = await items_of(backend, work)
+        assert list(map(timeless, continued)) == list(map(timeless, whole)), after
+        assert again == ["replica_lost"]
+        assert backend.works[1].resume.num_blocks == after
+        stats = continued[-1].stats
+        assert stats.forwards.prefill <= 2
+        assert stats.first_block_s is not None
+        assert stats.queue_s <= stats.first_block_s <= stats.total_s
+    return len(chunks)
+
+
+@pytest.fixture(scope="module")
+def replicas(settings: Settings, checkpoint: Checkpoint, generator: Generator) -> Iterator[tuple[Generator, Generator]]:
+    other = Generator("r1", checkpoint, settings, parts=UNMEASURED)
+    yield generator, other
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "temperature"), list(zip(PROMPTS, (0, 0.9, 0.9), strict=True)), ids=["whole", "partial", "short"]
+)
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: "-".join(map(str, mode.values())))
+async def test_every_mode(
+    replicas: tuple[Generator, Generator], mode: dict[str, Any], temperature: float, prompt: list[int]
+) -> None:
+    request = body(prompt_token_ids=prompt, max_new_tokens=30, temperature=temperature, seed=3, ignore_eos=True)
+    assert await assert_same_after_every_block(*replicas, request | mode | {"return_trace": True}) >= 4
+
+
+@pytest.mark.parametrize("mode", MODES[::2], ids=lambda mode: mode["mode"])
+async def test_stop_tokens(replicas: tuple[Generator, Generator], mode: dict[str, Any]) -> None:
+    request = body(max_new_tokens=40, temperature=0.9, seed=5, ignore_eos=True) | mode
+    items, _ = await items_of(LocalBackend(replicas[0]), work_of(replicas[0], request))
+    tokens = [token for chunk in items[:-1] for token in chunk.token_ids]
+    for token in sorted(set(tokens[9:30]))[:4]:
+        await assert_same_after_every_block(*replicas, request | {"stop_token_ids": [token]})
+
+
+async def test_stop_texts_over_the_borders_of_blocks(replicas: tuple[Generator, Generator]) -> None:
+    """A stop text that begins in one block and ends in the next, or only seems to."""
+    request = body(prompt_token_ids=None, prompt="w17 w4 w5", max_new_tokens=32, temperature=0.9, seed=1)
+    request["ignore_eos"] = True
+    items, _ = await items_of(LocalBackend(replicas[0]), work_of(replicas[0], request))
+    chunks = [item for item in items if isinstance(item, Chunk)]
+    names = "".join(chunk.text for chunk in chunks).split()
+    borders = list(itertools.accumulate(len(chunk.token_ids) for chunk in chunks))[:-1]
+    assert len(borders) >= 3
+    for border in borders[::2]:
+        spanning = " ".join(names[border - 2 : border + 1])
+        for stop in (spanning, spanning + "?"):
+            await assert_same_after_every_block(*replicas, request | {"stop": stop})
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_halves_of_characters(make_generator: MakeGenerator, byte_checkpoint: Checkpoint, seed: int) -> None:
+    first, second = make_generator("r0", byte_checkpoint), make_generator("r1", byte_checkpoint)
+    request = body(temperature=3, seed=seed, max_new_tokens=64, ignore_eos=True)
+    await assert_same_after_every_block(first, second, request)
+
+
+async def test_over_http(replicas: tuple[Generator, Generator]) -> None:
+    request = body(max_new_tokens=30, temperature=0.9, seed=3, mode="remask", threshold=0.3, return_trace=True)
+    async with over(replicas[1]) as http:
+        whole = await streamed(http, request)
+    backend = Dying(*replicas, after=2)
+    async with over(backend) as http:
+        continued = await streamed(http, request)
+        assert (await page(http))("mrp_request_failovers_total", reason="replica_lost") == 1
+    assert essence(continued) == essence(whole)
+    assert backend.works[1].resume.num_blocks == 2
+    stats = continued["stats"]
+    assert stats["queue_ms"] <= stats["first_block_ms"] <= stats["total_ms"]
+
+
+async def test_whole_answers(replicas: tuple[Generator, Generator]) -> None:
+    request = body(max_new_tokens=30, temperature=0.9, seed=3, mode="speculative", mrp_steps=2)
+    async with over(replicas[1]) as http:
+        whole = await ask(http, request)
+    async with over(Dying(*replicas, after=0)) as http:
+        assert essence(await ask(http, request)) == essence(whole)
+        assert (await page(http))("mrp_request_failovers_total", reason="replica_lost") == 1
+
+
+async def test_an_engine_that_fails_in_the_midst(make_generator: MakeGenerator, generator: Generator) -> None:
+    """No death of a process: the replica itself says that it cannot go on."""
+    mortal = make_generator("mortal", parts=failing(after=12))
+    request = body(max_new_tokens=30, seed=1)
+    async with over(generator) as http:
+        whole = await streamed(http, request)
+    backend = Dying(mortal, generator, after=99)
+    async with over(backend) as http:
+        assert essence(await streamed(http, request)) == essence(whole)
+        assert (await page(http))("mrp_request_failovers_total", reason=EngineFailed.code) == 1
+    assert backend.works[1].resume.num_blocks == 1
+
+
+async def refuses(replica: Generator) -> None:
+    """Returns when a replica takes no requests any more."""
+    for number in itertools.count():
+        asked = replace(work_of(replica, body()), request_id=f"probe {number}")
+        task = asyncio.ensure_future(replica.complete(asked))
+        done, _ = await asyncio.wait({task}, timeout=0.01)
+        task.cancel()
+        if done:
+            assert isinstance(task.result(), Failure)
+            return
+
+
+async def test_a_replica_that_stops_in_the_midst(make_generator: MakeGenerator, generator: Generator) -> None:
+    held = Held()
+    mortal = make_generator("mortal", parts=held.parts)
+    request = body(max_new_tokens=30, ignore_eos=True, seed=2, temperature=0.5)
+    async with over(generator) as http:
+        whole = await streamed(http, request)
+    backend = Dying(mortal, generator, after=999)
+    async with over(backend) as http:
+        answer = asyncio.ensure_future(streamed(http, request))
+        held.let(12)
+        await held.holds(before=13)
+        closing = asyncio.ensure_future(asyncio.to_thread(mortal.close))
+        await refuses(mortal)
+        held.release()
+        await closing
+        assert essence(await answer) == essence(whole)
+        assert (await page(http))("mrp_request_failovers_total", reason="replica_stopping") == 1
+    assert backend.works[1].resume.num_blocks == 1
+
+
+async def test_a_continued_answer_that_comes_too_late_is_a_time_out(generator: Generator) -> None:
+    """The replica has no time left; what was sent, and what was held back of it, is the answer."""
+    resume = Resume((351, 17), 1, Stats(decoded_tokens=2))
+    late = Work(
+        request_id="late",
+        params=Static(),
+        sampling=SamplingParams(),
+        max_new_tokens=9,
+        timeout_s=1.0,
+        arrived=Arrival.ago(2.0),
+        token_ids=(1, 2, 3, 4, 5, 6),
+        stop=(" w17 w",),
+        resume=resume,
+    )
+    (last,) = [item async for item in generator.stream(late)]
+    assert isinstance(last, Chunk)
+    assert (last.index, last.text, last.token_ids) == (1, " w17", ())
+    assert last.ending is not None
+    assert (last.ending.finish_reason, last.ending.prompt_tokens, last.ending.completion_tokens) == ("timeout", 6, 2)

@@ -1,0 +1,172 @@
+"""The OpenAPI schema: complete, with examples that work, and in step with what is parsed and answered."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+
+from service.decode.registry import MODES
+from service.gateway.http import schemas
+from service.gateway.http.answers import BlockFrame, Done, GenerateAnswer
+from service.gateway.http.openapi import DECODING, OPENAI, OPERATION
+from service.gateway.http.schemas import EXAMPLES, KNOBS, REQUESTS
+from service.gateway.http.validation import parse_generate
+from service.gateway.openai.schemas import OpenAiRequest
+from service.quality.schema import QUALITIES
+from tests.gateway.doubles import Scripted
+from tests.gateway.generate.helpers import GENERATE, body, refused
+from tests.gateway.helpers import over
+
+NAMES = {
+    "static": {"tokens_per_step"},
+    "dynamic": {"threshold"},
+    "sequential": {"tokens_per_step", "entropy_bound"},
+    "entropy": {"entropy_bound"},
+    "direct": {"mrp_steps"},
+    "speculative": {"mrp_steps", "max_drafts", "tokens_per_step", "threshold", "entropy_bound", "verify"},
+    "remask": {"threshold"},
+}
+
+
+@pytest.fixture
+async def schema(http: httpx.AsyncClient) -> dict[str, Any]:
+    schema: dict[str, Any] = (await http.get("/openapi.json")).json()
+    return schema
+
+
+def references(part: Any) -> Iterator[str]:
+    if isinstance(part, dict):
+        if isinstance(part.get("$ref"), str):
+            yield part["$ref"]
+        for value in part.values():
+            yield from references(value)
+    elif isinstance(part, list):
+        for value in part:
+            yield from references(value)
+
+
+def test_every_reference_leads_somewhere(schema: dict[str, Any]) -> None:
+    known = {f"#/components/schemas/{name}" for name in schema["components"]["schemas"]}
+    assert set(references(schema)) <= known
+
+
+def test_every_route_is_there(schema: dict[str, Any]) -> None:
+    ours = {"/generate": "post", "/health": "get", "/metrics": "get", "/v1/models": "get"}
+    for path, method in ours.items():
+        assert schema["paths"][path][method]["summary"]
+
+
+def test_the_body_is_told_apart_by_mode(schema: dict[str, Any]) -> None:
+    wanted = schema["paths"][GENERATE]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert wanted["discriminator"]["propertyName"] == "mode"
+    assert wanted["discriminator"]["mapping"].keys() == MODES.keys()
+    for mode, reference in wanted["discriminator"]["mapping"].items():
+        model = schema["components"]["schemas"][reference.rpartition("/")[2]]
+        assert model["additionalProperties"] is False
+        assert model["properties"].keys() & KNOBS.keys() == NAMES[mode]
+        assert model["properties"]["max_new_tokens"]["default"] == 256
+    unnamed = schema["components"]["schemas"]["GenerateDefault"]
+    assert {"$ref": "#/components/schemas/GenerateDefault"} in wanted["oneOf"]
+    assert unnamed["properties"].keys() >= KNOBS.keys()
+    assert unnamed["properties"]["mode"]["type"] == "null"
+    assert "required" not in unnamed
+
+
+def test_errors_and_frames_are_there(schema: dict[str, Any]) -> None:
+    answers = schema["paths"][GENERATE]["post"]["responses"]
+    assert {"200", "401", "404", "413", "422", "429", "503", "504"} <= answers.keys()
+    assert "text/event-stream" in answers["200"]["content"]
+    for model in (GenerateAnswer, BlockFrame, Done):
+        assert schema["components"]["schemas"][model.__name__]["properties"].keys() == model.model_fields.keys()
+    for status in ("422", "503"):
+        assert answers[status]["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorAnswer")
+
+
+async def test_a_second_page_is_the_same(http: httpx.AsyncClient, schema: dict[str, Any]) -> None:
+    assert (await http.get("/openapi.json")).json() == schema
+
+
+async def test_another_applications_page_is_the_same(schema: dict[str, Any]) -> None:
+    """They share what they are told of bodies, so none may change it."""
+    async with over(Scripted()) as http:
+        assert (await http.get("/openapi.json")).json() == schema
+
+
+@pytest.mark.usefixtures("schema")
+def test_schemas_of_bodies_are_made_once_for_all_applications(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Making them takes several times as long as the rest of an application."""
+
+    def again(**_: Any) -> None:
+        pytest.fail("a schema is made again")
+
+    for maker, name in ((schemas.GENERATE, "json_schema"), (OpenAiRequest, "model_json_schema")):
+        monkeypatch.setattr(maker, name, again)
+    over(Scripted())
+
+
+async def test_the_page_needs_nothing_from_elsewhere(http: httpx.AsyncClient) -> None:
+    page = await http.get("/docs")
+    assert page.status_code == 200
+    assert "text/html" in page.headers["content-type"]
+    assert not re.search(r"""["'(](?:https?:)?//""", page.text)
+    assets = re.findall(r"""(?:href|src)=["']([^"']+)""", page.text)
+    assert {asset.rpartition(".")[2] for asset in assets} == {"css", "js", "png"}
+    for asset in [*assets, "/openapi.json"]:
+        answer = await http.get(asset)
+        assert answer.status_code == 200, asset
+        assert answer.content
+    assert (await http.get("/docs/static/nope.js")).json()["error"]["code"] == "not_found"
+    assert (await http.get("/redoc")).status_code == 404  # FastAPI's own, from elsewhere
+
+
+def test_every_route_stands_below_a_heading(schema: dict[str, Any]) -> None:
+    tags = [tuple(route["tags"]) for methods in schema["paths"].values() for route in methods.values()]
+    assert set(tags) == {(DECODING,), (OPENAI,), (OPERATION,)}
+
+
+def test_examples_are_of_the_schema(schema: dict[str, Any]) -> None:
+    wanted = schema["paths"][GENERATE]["post"]["requestBody"]["content"]["application/json"]
+    for example in wanted["examples"].values():
+        jsonschema.validate(example["value"], {**wanted["schema"], "components": schema["components"]})
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_examples_are_requests(schema: dict[str, Any], name: str) -> None:
+    shown = schema["paths"][GENERATE]["post"]["requestBody"]["content"]["application/json"]["examples"][name]
+    assert shown["summary"]
+    request: Any = parse_generate(shown["value"], "speculative")
+    assert request.quality in QUALITIES or request.mode in MODES
+
+
+def test_every_mode_has_its_params_as_fields() -> None:
+    assert REQUESTS.keys() == MODES.keys()
+    for mode, params in MODES.items():
+        assert REQUESTS[mode].model_fields.keys() & KNOBS.keys() == {field.name for field in fields(params)}
+
+
+async def test_the_contracts_fields_are_all_there_are() -> None:
+    """The table of the contract, and nothing else."""
+    fields = {"max_new_tokens", "mode", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids"}
+    fields |= {
+        "model",
+        "quality",
+        "ignore_eos",
+        "stream",
+        "timeout_s",
+        "return_trace",
+        "cache_salt",
+        "prompt_cache_key",
+        "prompt",
+        "prompt_token_ids",
+        "messages",
+        "priority",
+    }
+    assert {name for model in REQUESTS.values() for name in model.model_fields} - KNOBS.keys() == fields
+    async with over(Scripted()) as http:
+        assert "is not a field" in (await refused(http, body(n=1)))["message"]

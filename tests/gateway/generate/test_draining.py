@@ -1,0 +1,107 @@
+"""An ingress that drains: what it still answers, what it refuses, how it ends what takes too long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+
+import httpx
+import pytest
+
+from service.gateway.ingress import Ingress
+from service.replica.generator import Generator
+from service.settings import Settings
+from tests.gateway.conftest import MakeGenerator
+from tests.gateway.doubles import Visitor
+from tests.gateway.engines import Held
+from tests.gateway.generate.helpers import GENERATE, ask, body, problem, refused
+from tests.gateway.helpers import client, eventually
+from tests.gateway.local import LocalBackend
+
+
+@pytest.fixture
+def held() -> Held:
+    return Held()
+
+
+@pytest.fixture
+def generator(make_generator: MakeGenerator, held: Held) -> Iterator[Generator]:
+    """It makes no forward before `held` lets it."""
+    yield make_generator(parts=held.parts)
+    held.release()
+
+
+@pytest.fixture
+def ingress(generator: Generator) -> Ingress:
+    return Ingress("i0", Settings(), LocalBackend(generator))
+
+
+@pytest.fixture
+async def http(ingress: Ingress) -> AsyncIterator[httpx.AsyncClient]:
+    async with client(ingress.app(answers_request_id=True)) as http:
+        yield http
+
+
+async def test_it_is_alive_and_not_ready(ingress: Ingress, http: httpx.AsyncClient) -> None:
+    assert (await http.get("/live")).json() == {"status": "ok"}
+    assert (await http.get("/health")).status_code == 200
+    assert ingress.draining.begin() == 0
+    response = await http.get("/health")
+    assert "draining" in problem(response, 503)["message"]
+    assert int(response.headers["retry-after"]) >= 1
+    assert (await http.get("/live")).json() == {"status": "ok"}
+
+
+async def test_new_requests_are_refused_and_counted(ingress: Ingress, http: httpx.AsyncClient) -> None:
+    ingress.draining.begin()
+    detail = await refused(http, body(), 503)
+    assert detail["code"] == "not_ready"
+    assert "draining" in detail["message"]
+    assert (await http.post("/v1/completions", json={"prompt": "a"})).status_code == 503
+    assert 'mrp_request_rejected_total{reason="not_ready",replica="i0"} 3.0' in (await http.get("/metrics")).text
+
+
+async def test_requests_in_hand_are_finished(ingress: Ingress, http: httpx.AsyncClient, held: Held) -> None:
+    answers = [
+        asyncio.ensure_future(http.post(GENERATE, json=body(stream=stream, ignore_eos=True)))
+        for stream in (True, False)
+    ]
+    await held.holds()
+    await eventually(lambda: ingress.draining.in_hand == 2)
+    assert ingress.draining.begin() == 2
+    held.release()
+    stream, whole = [await answer for answer in answers]
+    assert "event: done" in stream.text
+    assert len(whole.json()["token_ids"]) == 16
+    assert ingress.draining.begin() == 0
+
+
+async def test_what_takes_too_long_is_cut_before_and_after_the_first_block(
+    ingress: Ingress, http: httpx.AsyncClient, generator: Generator, held: Held
+) -> None:
+    held.let(8)  # a block
+    visitor = Visitor(body(stream=True, max_new_tokens=2000, ignore_eos=True), stays=True)
+    visit = asyncio.ensure_future(visitor.visit(ingress.app(answers_request_id=True)))
+    await visitor.got_block.wait()
+    await held.holds(before=9)
+    whole = asyncio.ensure_future(http.post(GENERATE, json=body()))
+    await eventually(lambda: ingress.draining.in_hand == 2)
+    ingress.draining.cut()
+    ingress.draining.cut()
+    await visit
+    assert b'event: error\ndata: {"error":{"code":"not_ready","message":"cut:' in visitor.sent
+    response = await whole
+    assert problem(response, 503)["message"].startswith("cut:")
+    assert int(response.headers["retry-after"]) >= 1
+    assert ingress.draining.in_hand == 0
+    held.release()
+    await eventually(lambda: generator.snapshot().in_flight == 0)
+
+
+async def test_answers_do_not_count_as_in_hand_once_they_are_sent(
+    ingress: Ingress, http: httpx.AsyncClient, held: Held
+) -> None:
+    held.release()
+    await ask(http, body())
+    await refused(http, body(mode="none"))
+    assert ingress.draining.in_hand == 0

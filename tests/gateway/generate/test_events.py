@@ -1,0 +1,137 @@
+"""Server-sent events: frames, comments that keep proxies awake, and how a stream ends that goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from service.errors import NotReady
+from service.gateway.http.answers import ErrorAnswer
+from service.gateway.http.sse import KEEP_ALIVE, KEEP_ALIVE_S, frame, with_keep_alive
+from service.wire import Chunk, Ending, Failure
+from tests.gateway.doubles import STATS, Scripted
+from tests.gateway.generate.helpers import body, frames
+from tests.gateway.helpers import assert_shape, over, page
+
+FIRST = Chunk(0, "a", (1,), STATS)
+
+
+class TestFrames:
+    @pytest.mark.parametrize("text", ["", "a\nb\r\n\n", "日本語 😀 \u2028\u2029\x00", 'event: done\ndata: {"}'])
+    def test_hold_any_text_on_one_line(self, text: str) -> None:
+        name, data, *rest = frame("block", {"text": text}).decode().split("\n")
+        assert (name, rest) == ("event: block", ["", ""])
+        assert json.loads(data.removeprefix("data: ")) == {"text": text}
+
+
+class TestKeepAlive:
+    """`period_s` is far too long or nothing at all, so no test waits for time to pass."""
+
+    async def numbers(self, ended: list[str], error: Exception | None = None) -> AsyncGenerator[bytes]:
+        try:
+            for number in (b"1", b"2", b"3"):
+                yield number
+            if error:
+                raise error
+        finally:
+            ended.append("ended")
+
+    async def test_frames_that_come_are_all_there_is(self) -> None:
+        ended: list[str] = []
+        got = [item async for item in with_keep_alive(self.numbers(ended), period_s=1000)]
+        assert (got, ended) == ([b"1", b"2", b"3"], ["ended"])
+
+    async def test_comments_while_nothing_comes(self) -> None:
+        go = asyncio.Event()
+
+        async def slow() -> AsyncGenerator[bytes]:
+            await go.wait()
+            yield b"1"
+
+        frames = with_keep_alive(slow(), period_s=0)
+        assert [await anext(frames) for _ in range(3)] == [KEEP_ALIVE] * 3
+        go.set()
+        rest = [item async for item in frames]
+        assert rest[-1] == b"1"
+        assert set(rest[:-1]) <= {KEEP_ALIVE}
+
+    def test_a_comment_is_one(self) -> None:
+        assert KEEP_ALIVE.startswith(b":")
+        assert KEEP_ALIVE.endswith(b"\n\n")
+        assert KEEP_ALIVE_S == 15
+
+    @pytest.mark.parametrize("taken", [0, 1, 2])
+    async def test_closing_ends_the_frames(self, taken: int) -> None:
+        ended: list[str] = []
+        frames = with_keep_alive(self.numbers(ended), period_s=1000)
+        for _ in range(taken):
+            await anext(frames)
+        await frames.aclose()
+        assert ended == ["ended"] * (taken > 0)
+
+    async def test_closing_while_nothing_comes_ends_them_too(self) -> None:
+        ended: list[str] = []
+
+        async def never() -> AsyncGenerator[bytes]:
+            try:
+                await asyncio.Event().wait()
+                yield b""
+            finally:
+                ended.append("ended")
+
+        frames = with_keep_alive(never(), period_s=0)
+        assert await anext(frames) == KEEP_ALIVE
+        await frames.aclose()
+        assert ended == ["ended"]
+
+    async def test_an_error_comes_through(self) -> None:
+        ended: list[str] = []
+        with pytest.raises(ValueError, match="no"):
+            _ = [item async for item in with_keep_alive(self.numbers(ended, ValueError("no")), period_s=1000)]
+        assert ended == ["ended"]
+
+
+class TestErrorsInTheMidst:
+    @pytest.mark.parametrize("thrown", [False, True])
+    async def test_are_the_last_frame_and_counted(self, thrown: bool) -> None:
+        error = NotReady("the replica is gone", retry_after=1.0)
+        async with over(Scripted(FIRST, error if thrown else Failure(error))) as http:
+            http.headers["x-request-id"] = "r1"
+            (first, _), (last, data) = await frames(http, body())
+            rejected = (await page(http))("mrp_request_rejected_total", reason="not_ready")
+        assert (first, last) == ("block", "error")
+        assert_shape(ErrorAnswer, data)
+        detail = {"code": "not_ready", "message": "the replica is gone", "param": None, "request_id": "r1"}
+        assert data == {"error": detail}
+        assert rejected == 1
+
+    async def test_unexpected_ones_tell_nothing(self, caplog: pytest.LogCaptureFixture) -> None:
+        async with over(Scripted(FIRST, RuntimeError("the secret"))) as http:
+            http.headers["x-request-id"] = "r1"
+            _, (last, data) = await frames(http, body())
+            rejected = (await page(http))("mrp_request_rejected_total", reason="internal_error")
+        assert last == "error"
+        assert (data["error"]["code"], data["error"]["request_id"]) == ("internal_error", "r1")
+        assert "secret" not in json.dumps(data)
+        (record,) = [record for record in caplog.records if record.name == "service.telemetry.faults"]
+        assert record.request_id == "r1"  # type: ignore[attr-defined]
+        assert "doubles.py" in record.exception  # type: ignore[attr-defined]
+        assert "secret" not in record.exception  # type: ignore[attr-defined]
+        assert rejected == 1
+
+    async def test_an_answer_without_a_block(self) -> None:
+        async with over(Scripted(Ending("stop", 3, 0, STATS))) as http:
+            ((name, done),) = await frames(http, body())
+        assert name == "done"
+        assert done["usage"] == {"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3}
+
+    @pytest.mark.parametrize("text", ["日本語", "😀", "é\n\nevent: done\ndata: x", "\u2028"])
+    async def test_text_goes_through_as_it_is(self, text: str) -> None:
+        items: list[Any] = [Chunk(n, letter, (n,), STATS) for n, letter in enumerate(text)]
+        async with over(Scripted(*items, Ending("stop", 3, 1, STATS))) as http:
+            *blocks, _ = await frames(http, body())
+        assert "".join(block["text"] for _, block in blocks) == text

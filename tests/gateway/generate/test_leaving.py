@@ -1,0 +1,156 @@
+"""Clients that leave: their pages are freed, their request ends as aborted, nobody else notices."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+from ray.exceptions import TaskCancelledError
+
+from service.gateway.ingress import Ingress
+from service.rayserve.deployments import LeavingNoticed
+from service.replica.generator import Generator
+from service.settings import Settings
+from tests.gateway.conftest import MakeGenerator
+from tests.gateway.doubles import Visitor
+from tests.gateway.engines import Held
+from tests.gateway.generate.helpers import CASES, ask, body, golden_body, read_frames
+from tests.gateway.helpers import client, eventually, idle, over, page, read
+from tests.gateway.local import LocalBackend
+
+LONG = body(max_new_tokens=1900, ignore_eos=True)
+
+
+async def assert_gone(generator: Generator, mode: str = "static") -> None:
+    """Nothing is left of the one request there was, and the metrics say that it was aborted."""
+    await eventually(lambda: idle(generator))
+    async with over(generator) as http:
+        metrics = await page(http)
+    assert metrics("mrp_kv_cache_usage_perc") == 0
+    assert metrics("mrp_num_requests_running") == metrics("mrp_num_requests_waiting") == 0
+    assert metrics("mrp_request_success_total", mode=mode, finished_reason="abort", replica="r0") == 1
+    assert metrics("mrp_request_success_total") == 1
+    assert metrics("mrp_generation_tokens_total") < 1900
+    assert generator.snapshot().in_flight == 0
+
+
+class TestStreams:
+    @pytest.mark.parametrize("version", ["2.3", "2.4"])
+    async def test_the_client_leaves(self, make_generator: MakeGenerator, version: str) -> None:
+        """Servers of ASGI 2.3 say so when asked, later ones refuse what is sent."""
+        held = Held()
+        generator = make_generator(parts=held.parts)
+        ingress = Ingress("i0", Settings(), LocalBackend(generator))
+        visitor = Visitor(LONG | {"stream": True}, version)
+        held.let(12)  # the first block and a part of the second
+        await asyncio.gather(visitor.visit(ingress.app(answers_request_id=True)), return_exceptions=True)
+        held.release()
+        assert read_frames(visitor.sent)[0][1]["token_ids"] == CASES[0]["token_ids"][:8]
+        assert ingress.snapshot().in_flight == 0
+        await assert_gone(generator)
+
+    async def test_the_server_cancels(self, make_generator: MakeGenerator) -> None:
+        held = Held()
+        generator = make_generator(parts=held.parts)
+        ingress = Ingress("i0", Settings(), LocalBackend(generator))
+        visitor = Visitor(LONG | {"stream": True, "mode": "speculative"}, stays=True)
+        task = asyncio.ensure_future(visitor.visit(ingress.app(answers_request_id=True)))
+        held.let(8)  # a block at least: drafts only save forwards
+        await visitor.got_block.wait()
+        assert (ingress.snapshot().in_flight, generator.snapshot().in_flight) == (1, 1)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert ingress.snapshot().in_flight == 0
+        held.release()
+        await assert_gone(generator, "speculative")
+
+    async def test_before_the_first_block(self, make_generator: MakeGenerator) -> None:
+        held = Held()
+        generator = make_generator(parts=held.parts)
+        app = Ingress("i0", Settings(), LocalBackend(generator)).app(answers_request_id=True)
+        visitor = Visitor(LONG | {"stream": True}, stays=True)
+        task = asyncio.ensure_future(visitor.visit(app))
+        await held.holds()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert visitor.sent == b""
+        held.release()
+        await assert_gone(generator)
+
+    async def test_others_do_not_notice(self, make_generator: MakeGenerator) -> None:
+        generator = make_generator()
+        app = Ingress("i0", Settings(), LocalBackend(generator)).app(answers_request_id=True)
+        async with over(generator) as http:
+            staying = [asyncio.ensure_future(ask(http, golden_body(case))) for case in CASES[::5]]
+            await asyncio.gather(*(Visitor(LONG | {"stream": True}).visit(app) for _ in range(3)))
+            answers = await asyncio.gather(*staying)
+        assert [answer["token_ids"] for answer in answers] == [case["token_ids"] for case in CASES[::5]]
+        await eventually(lambda: idle(generator))
+
+    async def test_a_stop_text_leaves_nothing_behind(self, make_generator: MakeGenerator) -> None:
+        generator = make_generator()
+        async with over(generator) as http:
+            answer = await ask(http, LONG | {"stop": "w351"})
+            assert answer["finish_reason"] == "stop"
+            await eventually(lambda: idle(generator))
+            metrics = await page(http)
+        assert metrics("mrp_request_success_total", finished_reason="stop") == 1
+        assert metrics("mrp_request_success_total") == 1
+
+
+class TestUnary:
+    @pytest.mark.parametrize("running", [False, True])
+    async def test_the_server_cancels(self, make_generator: MakeGenerator, running: bool) -> None:
+        held = Held()
+        generator = make_generator(parts=held.parts)
+        ingress = Ingress("i0", Settings(), LocalBackend(generator))
+        async with client(ingress.app(answers_request_id=True)) as http:
+            task = asyncio.ensure_future(ask(http, LONG))
+            await held.holds()
+            if running:
+                held.let(12)
+                await held.holds(before=13)
+            assert ingress.snapshot().in_flight == 1
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            assert ingress.snapshot().in_flight == 0
+        held.release()
+        await assert_gone(generator)
+
+    async def test_while_it_waits(self, make_generator: MakeGenerator) -> None:
+        held = Held()
+        generator = make_generator(parts=held.parts, max_running=1)
+        async with over(generator) as http:
+            running = asyncio.ensure_future(ask(http, body()))
+            await held.holds()
+            waiting = asyncio.ensure_future(ask(http, LONG))
+            await eventually(lambda: generator.snapshot().in_flight == 2)
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            held.release()
+            assert (await running)["token_ids"] == CASES[0]["token_ids"]
+            await ask(http, body())  # the engine has taken all that came before
+            assert (await page(http))("mrp_prompt_tokens_total") == 8 + 8
+
+
+class TestBeforeItIsRead:
+    async def test_what_serve_raises_then_is_no_error(
+        self, generator: Generator, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            raise TaskCancelledError
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        ingress = Ingress("i0", Settings(), LocalBackend(generator))
+        scope = {"type": "http", "method": "POST", "path": "/generate", "headers": [], "query_string": b""}
+        with caplog.at_level(logging.WARNING):
+            await LeavingNoticed(ingress.app(answers_request_id=False))(scope, receive, send)
+        assert sent[0]["status"] == 499
+        assert not caplog.records
+        assert read(ingress.snapshot().families, "mrp_request_rejected_total") == 0

@@ -1,0 +1,265 @@
+"""GET /metrics: every name there is, and counters that add up to what the answers said."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from service.engine import BlockEvent, GenerationRequest
+from service.engine.observer import EngineState
+from service.engine.request import Forwards, Stats
+from service.gateway.exposition import expose
+from service.replica.generator import Generator
+from service.replica.metrics import ReplicaMetrics
+from service.telemetry.metrics import METRICS, Registry
+from service.wire import Answer, Failure, ModelCard, Snapshot, Status, Work
+from tests.gateway.conftest import MakeGenerator
+from tests.gateway.engines import Held
+from tests.gateway.generate.helpers import CASES, GENERATE, ask, body, golden_body, streamed
+from tests.gateway.helpers import eventually, over, page, read
+from tests.gateway.local import LocalBackend
+
+FORWARDS = ("prefill", "denoise", "verify", "commit", "mrp")
+
+
+async def text(http: httpx.AsyncClient) -> str:
+    response = await http.get("/metrics")
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/plain; version=")
+    return response.text
+
+
+class TestNames:
+    async def test_every_metric_is_exposed_and_no_other(self, http: httpx.AsyncClient) -> None:
+        for case in CASES[::6]:
+            await ask(http, golden_body(case))
+        await http.post(GENERATE, json={})
+        families = {family.name: family for family in text_string_to_metric_families(await text(http))}
+        wanted = {"mrp_" + metric.name.removesuffix("_total"): metric for metric in METRICS}
+        assert families.keys() == wanted.keys()
+        for name, family in families.items():
+            metric = wanted[name]
+            assert (family.type, family.documentation) == (metric.kind, metric.help)
+            assert family.samples, name
+            for sample in family.samples:
+                assert sample.labels.keys() - {"le", "reason"} <= {*metric.labels, "replica"}
+                assert sample.labels["replica"] in {"r0", "i0", "queue"}
+
+    def test_names_follow_the_conventions(self) -> None:
+        names = [metric.name for metric in METRICS]
+        assert len(names) == len(set(names))
+        for metric in METRICS:
+            assert metric.name.endswith("_total") == (metric.kind == "counter")
+            assert (metric.kind == "histogram") == bool(metric.buckets)
+            assert list(metric.buckets) == sorted(set(metric.buckets))
+
+    def test_a_name_that_is_not_in_the_table_is_a_bug(self) -> None:
+        registry = Registry("replica")
+        with pytest.raises(KeyError):
+            registry.add("requests_total")
+        with pytest.raises(KeyError):  # the ingress counts those
+            registry.add("request_rejected_total", reason="x")
+
+    async def test_an_idle_server(self, make_generator: MakeGenerator) -> None:
+        async with over(make_generator()) as http:
+            metrics = await page(http)
+        for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prompt_tokens_total"):
+            assert metrics(f"mrp_{name}") == 0
+
+
+def total(answers: list[dict[str, Any]], *path: str) -> int:
+    def value(answer: Any) -> int:
+        for name in path:
+            answer = answer[name]
+        return int(answer)
+
+    return sum(value(answer) for answer in answers)
+
+
+class TestCounters:
+    async def test_add_up_to_the_answers(self, make_generator: MakeGenerator) -> None:
+        async with over(make_generator()) as http:
+            cases = CASES[::2]
+            asked = [
+                (ask if number % 2 else streamed)(http, golden_body(case, return_trace=True))
+                for number, case in enumerate(cases)
+            ]
+            answers = list(await asyncio.gather(*asked))
+            metrics = await page(http)
+        assert metrics("mrp_prompt_tokens_total") == total(answers, "usage", "prompt_tokens")
+        assert metrics("mrp_generation_tokens_total") == total(answers, "usage", "completion_tokens")
+        for kind in FORWARDS:
+            assert metrics("mrp_forwards_total", kind=kind) == total(answers, "stats", "forwards", kind)
+        proposed, accepted = total(answers, "stats", "drafts_proposed"), total(answers, "stats", "drafts_accepted")
+        assert metrics("mrp_spec_decode_num_draft_tokens_total") == proposed > accepted
+        assert metrics("mrp_spec_decode_num_accepted_tokens_total") == accepted > 0
+        assert metrics("mrp_tokens_remasked_total") == total(answers, "stats", "remasked") > 0
+        self.check_ends(answers, metrics)
+        self.check_steps([(a["mode"], step) for a in answers for step in a["trace"]], metrics)
+
+    def check_ends(self, answers: list[dict[str, Any]], metrics: Any) -> None:
+        ends = Counter((answer["mode"], answer["finish_reason"]) for answer in answers)
+        assert len(ends) > 5
+        for (mode, reason), count in ends.items():
+            assert metrics("mrp_request_success_total", mode=mode, finished_reason=reason, replica="r0") == count
+        for mode, count in Counter(answer["mode"] for answer in answers).items():
+            of_mode = [answer for answer in answers if answer["mode"] == mode]
+            tokens = total(of_mode, "usage", "completion_tokens")
+            assert metrics("mrp_generation_tokens_total", mode=mode) == tokens
+            assert metrics("mrp_tokens_per_forward_count", mode=mode) == count
+            assert metrics("mrp_e2e_request_latency_seconds_count", mode=mode) == count
+            assert metrics("mrp_time_to_first_block_seconds_count", mode=mode) == count
+            rates = sum(answer["stats"]["tokens_per_forward"] for answer in of_mode)
+            assert metrics("mrp_tokens_per_forward_sum", mode=mode) == pytest.approx(rates, abs=1e-3)
+        assert metrics("mrp_request_queue_time_seconds_count") == len(answers)
+
+    def check_steps(self, steps: list[tuple[str, dict[str, Any]]], metrics: Any) -> None:
+        by_place: Counter[int] = Counter()
+        revealed: Counter[tuple[str, str]] = Counter()
+        for mode, step in steps:
+            by_place.update(range(step["accepted"]))
+            proposed = len(step["revealed"]) if step["kind"] == "mrp" else step["accepted"]
+            revealed[mode, "mrp" if step["kind"] == "mrp" else "draft"] += proposed
+            revealed[mode, "backbone"] += len(step["revealed"]) - proposed
+        name = "mrp_spec_decode_num_accepted_tokens_per_pos_total"
+        assert by_place.total() == metrics(name)
+        for place, count in by_place.items():
+            assert metrics(name, position=str(place)) == count
+        for (mode, source), count in revealed.items():
+            assert metrics("mrp_tokens_revealed_total", mode=mode, source=source) == count
+
+    async def test_rows_and_steps(self, make_generator: MakeGenerator) -> None:
+        """One request alone: every forward has its rows, every engine step its time."""
+        async with over(make_generator()) as http:
+            answer = await ask(http, body(max_new_tokens=16, ignore_eos=True))
+            metrics = await page(http)
+        forwards = answer["stats"]["forwards"]
+        assert metrics("mrp_rows_per_forward_count") == forwards["denoise"]
+        assert metrics("mrp_engine_step_seconds_count") == metrics("mrp_rows_per_forward_count")
+        assert metrics("mrp_rows_per_forward_sum") == forwards["denoise"] + 2  # the prompt's block, the first block
+        assert metrics("mrp_inter_block_latency_seconds_count") == 1
+
+    async def test_refusals(self, generator: Generator) -> None:
+        async with over(generator, api_keys=("k",)) as http:
+            await http.post(GENERATE, json={})
+            http.headers["x-api-key"] = "k"
+            await http.post(GENERATE, json={})
+            await http.post(GENERATE, json=body(max_new_tokens=5000))
+            await http.post(GENERATE, json=body(max_new_tokens=5000, stream=True))
+            await http.post("/nope", json={})
+            await http.get("/nope")
+            metrics = await page(http)
+        counts = {"unauthorized": 1, "invalid_request": 1, "prompt_too_long": 2, "not_found": 1}
+        for reason, count in counts.items():
+            assert metrics("mrp_request_rejected_total", reason=reason, replica="i0") == count
+        assert metrics("mrp_request_rejected_total") == 5
+
+
+class TestEnds:
+    def test_time_in_the_ingress_counts(self) -> None:
+        metrics = ReplicaMetrics()
+        for index, seconds in enumerate((2.0, 3.0)):
+            metrics.on_event(REQUEST, block(index, seconds))
+        assert value(metrics, "mrp_time_to_first_block_seconds_sum") == 10 + 2
+        assert value(metrics, "mrp_inter_block_latency_seconds_sum") == 1
+
+    def test_a_continued_answer_has_one_prompt_and_one_first_block(self) -> None:
+        metrics = ReplicaMetrics()
+        metrics.on_event(replace(REQUEST, num_continued=1), block(0, 2.0))
+        assert value(metrics, "mrp_generation_tokens_total") == 1
+        assert value(metrics, "mrp_prompt_tokens_total") == 0
+        assert value(metrics, "mrp_time_to_first_block_seconds_count") == 0
+
+    def test_an_abort_is_counted_and_not_timed(self) -> None:
+        metrics = ReplicaMetrics()
+        metrics.finished("static", "abort", Stats())
+        assert value(metrics, "mrp_request_success_total") == 1
+        for name in ("e2e_request_latency_seconds", "request_queue_time_seconds", "tokens_per_forward"):
+            assert value(metrics, f"mrp_{name}_count") == 0
+
+
+REQUEST = GenerationRequest("1", (1, 2, 3), waited_s=10.0)
+
+
+def block(index: int, seconds: float) -> BlockEvent:
+    return BlockEvent("1", index, (5,), Stats(Forwards(denoise=1), total_s=seconds))
+
+
+def value(metrics: ReplicaMetrics, name: str) -> float:
+    families = metrics.families(EngineState(0, 0, 0, 1), "r0")
+    return read(families, name)
+
+
+class TestGauges:
+    async def test_follow_the_engines_state(self, make_generator: MakeGenerator) -> None:
+        """Three run, each with 3 of 12 pages; one waits."""
+        held = Held()
+        generator = make_generator(parts=held.parts, max_running=3, kv_cache_tokens=12 * 8)
+        async with over(generator) as http:
+            first = asyncio.ensure_future(ask(http, body()))
+            await held.holds()
+            others = [asyncio.ensure_future(ask(http, body(prompt_token_ids=[n] * 8))) for n in range(3)]
+            await eventually(lambda: generator.snapshot().in_flight == 4)
+            held.let(1)
+            await held.holds(before=2)  # the engine takes the others between two steps
+            metrics = await page(http)
+            held.release()
+            await asyncio.gather(first, *others)
+        assert metrics("mrp_num_requests_running", replica="r0") == 3
+        assert metrics("mrp_num_requests_waiting", replica="r0") == 1
+        assert metrics("mrp_kv_cache_usage_perc") == 0.75
+
+
+class Two(LocalBackend):
+    """Two generators, which take turns."""
+
+    def __init__(self, *generators: Generator) -> None:
+        self.backends = [LocalBackend(generator) for generator in generators]
+        self.turn = 0
+
+    def next(self) -> LocalBackend:
+        self.turn += 1
+        return self.backends[self.turn % 2]
+
+    async def complete(self, work: Work) -> Answer | Failure:
+        return await self.next().complete(work)
+
+    async def statuses(self) -> list[Status]:
+        return [status for backend in self.backends for status in await backend.statuses()]
+
+    async def card(self) -> ModelCard:
+        return await self.backends[0].card()
+
+    async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
+        return [own], [snapshot for backend in self.backends for snapshot in (await backend.snapshots(own))[1]]
+
+
+class TestReplicas:
+    async def test_stand_side_by_side(self, make_generator: MakeGenerator) -> None:
+        async with over(Two(make_generator("r0"), make_generator("r1"))) as http:
+            answers = [await ask(http, body(max_new_tokens=tokens, ignore_eos=True)) for tokens in (1, 2, 4)]
+            metrics = await page(http)
+            assert (await http.get("/health")).json() == {"status": "ok", "replicas_ready": 2}
+        assert metrics("mrp_generation_tokens_total", replica="r1") == 1 + 4
+        assert metrics("mrp_generation_tokens_total", replica="r0") == 2
+        assert metrics("mrp_generation_tokens_total") == total(answers, "usage", "completion_tokens")
+        assert metrics("mrp_e2e_request_latency_seconds_bucket", le="+Inf", replica="r1") == 2
+
+    def test_what_no_replica_has_yet_waits_in_the_queue(self) -> None:
+        families = Registry("replica").families("r0")
+        replicas = [Snapshot("r0", 3, families), Snapshot("r1", 1, families)]
+        for in_hand, queued in ((9, 5), (4, 0), (2, 0)):
+            ingresses = [Snapshot("i0", in_hand - 1, ()), Snapshot("i1", 1, ())]
+            content = expose(ingresses, replicas).decode()
+            assert f'mrp_num_requests_waiting{{replica="queue"}} {queued}.0' in content
+            assert content.count("# TYPE mrp_num_requests_waiting gauge") == 1
+
+    def test_a_page_without_replicas(self) -> None:
+        content = expose([Snapshot("i0", 2, Registry("ingress").families("i0"))], []).decode()
+        assert "mrp_request_rejected_total" in content

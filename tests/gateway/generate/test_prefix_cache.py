@@ -1,0 +1,65 @@
+"""What clients and operators see of the prefix cache: counts, metrics, salts, the switch."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from tests.gateway.conftest import MakeGenerator
+from tests.gateway.generate.helpers import CASES, PROMPT, ask, body, frames, golden_body, refused
+from tests.gateway.helpers import over, page
+
+COMPLETIONS = "/v1/completions"
+CACHED = len(PROMPT)  # one block
+
+
+async def cached(http: httpx.AsyncClient, **fields: object) -> int:
+    return int((await ask(http, body(**fields)))["stats"]["cached_tokens"])
+
+
+async def test_a_repeated_prompt_is_counted_and_not_prefilled(make_generator: MakeGenerator) -> None:
+    async with over(make_generator()) as http:
+        first = (await ask(http, body()))["stats"]
+        *blocks, (_, done) = await frames(http, body())
+        second, metrics = done["stats"], await page(http)
+    assert (first["cached_tokens"], first["forwards"]["prefill"]) == (0, 1)
+    assert (second["cached_tokens"], second["forwards"]["prefill"]) == (CACHED, 0)
+    assert all(block["stats"]["cached_tokens"] == CACHED for _, block in blocks)
+    assert metrics("mrp_prefix_cache_queries_total") == metrics("mrp_prompt_tokens_total") == 2 * len(PROMPT)
+    assert metrics("mrp_prefix_cache_hits_total") == CACHED
+    assert metrics("mrp_kv_cache_usage_perc") == 0
+
+
+@pytest.mark.parametrize("number", range(0, len(CASES), 5))
+async def test_openais_usage_has_it(make_generator: MakeGenerator, number: int) -> None:
+    case = golden_body(CASES[number])
+    fields = {"prompt": case.pop("prompt_token_ids"), "max_tokens": case.pop("max_new_tokens"), **case, "n": 2}
+    async with over(generator := make_generator()) as http:
+        card = generator.status().card
+        usages = [(await http.post(COMPLETIONS, json=fields | {"model": card.name})).json()["usage"] for _ in range(2)]
+    whole = len(fields["prompt"]) // card.block_size * card.block_size
+    assert [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages] == [0, whole]
+    assert [usage["prompt_tokens"] for usage in usages] == [len(fields["prompt"])] * 2
+
+
+async def test_only_requests_with_the_same_salt_share(make_generator: MakeGenerator) -> None:
+    async with over(make_generator()) as http:
+        found = [await cached(http, cache_salt=salt) for salt in ("a", "b", None, "a", None)]
+        assert found == [0, 0, 0, CACHED, CACHED]
+        model = (await http.get("/v1/models")).json()["data"][0]["id"]
+        request = {"model": model, "prompt": PROMPT, "cache_salt": "c", "mode": "static"}
+        usages = [(await http.post(COMPLETIONS, json=request)).json()["usage"] for _ in range(2)]
+    assert [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages] == [0, CACHED]
+
+
+async def test_switched_off(make_generator: MakeGenerator) -> None:
+    async with over(make_generator(prefix_cache=False)) as http:
+        assert [await cached(http), await cached(http)] == [0, 0]
+        assert (await page(http))("mrp_prefix_cache_queries_total") == 0
+
+
+@pytest.mark.parametrize("salt", ["", "x" * 257, 1])
+async def test_salts_that_are_none(http: httpx.AsyncClient, salt: object) -> None:
+    assert (await refused(http, body(cache_salt=salt)))["param"] == "cache_salt"
+    key = salt * 2 if isinstance(salt, str) else salt
+    assert (await refused(http, body(prompt_cache_key=key)))["param"] == "prompt_cache_key"

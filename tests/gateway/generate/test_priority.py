@@ -1,0 +1,65 @@
+"""The field `priority`: what is allowed, and that it reaches the engine's queue."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from service.arrival import Arrival
+from service.errors import InvalidRequest
+from service.gateway.http.validation import parse_generate, to_work
+from service.gateway.openai.convert import plan_chat
+from service.replica.generator import Generator
+from service.wire import Answer, Ending
+from tests.gateway.conftest import MakeGenerator
+from tests.gateway.doubles import CARD, STATS, Scripted
+from tests.gateway.engines import Held
+from tests.gateway.generate.helpers import ask, body, refused
+from tests.gateway.helpers import eventually, over
+
+
+@pytest.mark.parametrize(("given", "priority"), [({}, 5), ({"priority": 0}, 0), ({"priority": 9}, 9)])
+async def test_is_handed_on(given: dict[str, Any], priority: int) -> None:
+    backend = Scripted(Ending("stop", 1, 1, STATS))
+    async with over(backend) as http:
+        await ask(http, body(**given))
+    assert backend.works[0].priority == priority
+
+
+@pytest.mark.parametrize("wrong", [-1, 10, 1.5, "0", True])
+async def test_what_is_allowed(generator: Generator, wrong: object) -> None:
+    async with over(generator) as http:
+        assert (await refused(http, body(priority=wrong)))["param"] == "priority"
+
+
+def test_openai_bodies_may_have_it() -> None:
+    chat = {"model": CARD.name, "messages": [{"role": "user", "content": "x"}], "priority": 2, "n": 2}
+    assert [choice.work.priority for choice in plan_chat(chat, CARD, 60.0).choices] == [2, 2]
+    with pytest.raises(InvalidRequest, match="priority is 10"):
+        plan_chat(chat | {"priority": 10}, CARD, 60.0)
+
+
+@pytest.mark.parametrize(("waited_s", "order"), [(0.0, ["urgent", "patient"]), (3600.0, ["patient", "urgent"])])
+async def test_the_engine_has_it_and_the_time_waited_so_far(
+    make_generator: MakeGenerator, waited_s: float, order: list[str]
+) -> None:
+    """One is decoded at a time; who has waited for long goes before who is more urgent."""
+    held, ended = Held(), list[str]()
+    generator = make_generator(parts=held.parts, max_running=1)
+
+    async def complete(name: str, priority: int, waited_s: float = 0.0) -> None:
+        wanted = parse_generate(body(priority=priority), "static")
+        work = to_work(wanted, generator.status().card, 7200.0)
+        assert isinstance(await generator.complete(replace(work, arrived=Arrival.ago(waited_s))), Answer)
+        ended.append(name)
+
+    first = asyncio.ensure_future(complete("first", 0))
+    await held.holds()
+    others = [asyncio.ensure_future(complete("patient", 9, waited_s)), asyncio.ensure_future(complete("urgent", 1))]
+    await eventually(lambda: generator.snapshot().in_flight == 3)
+    held.release()
+    await asyncio.gather(first, *others)
+    assert ended == ["first", *order]

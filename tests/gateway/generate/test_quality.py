@@ -1,0 +1,159 @@
+"""`quality` instead of a mode: over HTTP in this process, with a calibration file and without."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from service.errors import CheckpointError
+from service.gateway.http.models import Models
+from service.model import Checkpoint, load_checkpoint
+from service.quality.identity import identity_of
+from service.quality.schema import write_quality
+from tests.gateway.conftest import MakeGenerator
+from tests.gateway.generate.helpers import ask, body, essence, frames, refused
+from tests.gateway.helpers import assert_shape, over
+from tests.gateway.openai import helpers as openai
+from tests.quality.made_up import made_up_file
+
+PLANS = {
+    "lossless": {"mode": "static", "knobs": {"tokens_per_step": 1}},
+    "balanced": {"mode": "remask", "knobs": {"threshold": 0.5}},
+    "fast": {"mode": "dynamic", "knobs": {"threshold": 0.5}},
+}
+
+
+@pytest.fixture
+def calibrated(tmp_path: Path, checkpoint: Checkpoint) -> Checkpoint:
+    shutil.copytree(checkpoint.path, tmp_path, dirs_exist_ok=True)
+    identity = identity_of(tmp_path, checkpoint.config)
+    write_quality(made_up_file(checkpoint=identity), tmp_path / "quality.json")
+    return load_checkpoint(tmp_path)
+
+
+@pytest.fixture
+async def presets(make_generator: MakeGenerator, calibrated: Checkpoint) -> AsyncIterator[httpx.AsyncClient]:
+    async with over(make_generator("r0", calibrated)) as http:
+        yield http
+
+
+class TestGenerate:
+    @pytest.mark.parametrize("quality", PLANS)
+    async def test_runs_the_presets_plan_and_says_so(self, presets: httpx.AsyncClient, quality: str) -> None:
+        plan = PLANS[quality]
+        answer = await ask(presets, body(mode=None, quality=quality, seed=3))
+        assert {name: answer[name] for name in ("mode", "knobs")} == plan
+        explicit = body(mode=plan["mode"], seed=3) | plan["knobs"]
+        assert essence(answer) == essence(await ask(presets, explicit))
+        *_, (_, done) = await frames(presets, body(mode=None, quality=quality, seed=3))
+        assert {name: done[name] for name in ("mode", "knobs")} == plan
+
+    async def test_every_answer_says_its_knobs(self, http: httpx.AsyncClient) -> None:
+        assert (await ask(http, body(mode="remask", threshold=0.25)))["knobs"] == {"threshold": 0.25}
+        assert (await ask(http, body(mode="speculative", mrp_steps=1)))["knobs"] == {"mrp_steps": 1}
+
+    async def test_a_threshold_alone_verifies_dynamic_and_the_answer_says_so(self, http: httpx.AsyncClient) -> None:
+        answer = await ask(http, body(mode=None, threshold=0.5, seed=1))
+        ran = {"mrp_steps": "auto", "threshold": 0.5, "verify": "dynamic"}
+        assert (answer["mode"], answer["knobs"]) == ("speculative", ran)
+        assert answer["token_ids"] == (await ask(http, body(mode="dynamic", threshold=0.5, seed=1)))["token_ids"]
+        *_, (_, done) = await frames(http, body(mode=None, threshold=0.5))
+        assert done["knobs"] == ran
+
+    @pytest.mark.parametrize(
+        ("fields", "other"),
+        [({"mode": "static"}, 'mode is "static"'), ({"mode": None, "threshold": 0.5}, "threshold is 0.5")],
+    )
+    async def test_is_alone(self, presets: httpx.AsyncClient, fields: dict[str, Any], other: str) -> None:
+        detail = await refused(presets, body(quality="fast", **fields))
+        said = f'quality is "fast" and {other}, allowed is one of them: quality chooses the mode and its knobs'
+        assert (detail["message"], detail["param"]) == (said, "quality")
+
+    @pytest.mark.parametrize("value", ["best", 1, ["fast"], "Fast"])
+    async def test_that_there_is_not(self, presets: httpx.AsyncClient, value: object) -> None:
+        detail = await refused(presets, body(mode=None, quality=value))
+        assert detail["param"] == "quality"
+        assert "'lossless', 'balanced' or 'fast'" in detail["message"]
+
+    async def test_null_is_none(self, presets: httpx.AsyncClient) -> None:
+        assert (await ask(presets, body(quality=None) | {"quality": None}))["mode"] == "static"
+        nulls = {"mode": None, "threshold": None}
+        assert (await ask(presets, body(quality="fast") | nulls))["mode"] == "dynamic"
+
+    async def test_other_fields_are_checked_as_ever(self, presets: httpx.AsyncClient) -> None:
+        assert "did you mean 'quality'?" in (await refused(presets, body(mode=None, qualty="fast")))["message"]
+        assert "top_p is 2" in (await refused(presets, body(mode=None, quality="fast", top_p=2)))["message"]
+
+
+class TestWithoutAFile:
+    async def test_lossless_is_the_checkpoints_own(self, http: httpx.AsyncClient) -> None:
+        answer = await ask(http, body(mode=None, quality="lossless", seed=3))
+        plain = await ask(http, body(mode="speculative", seed=3))
+        assert [answer[name] for name in ("token_ids", "mode", "knobs")] == [
+            plain[name] for name in ("token_ids", "mode", "knobs")
+        ]
+
+    async def test_lossless_is_not_the_operators_default(self, make_generator: MakeGenerator) -> None:
+        async with over(make_generator(default_mode="dynamic")) as http:
+            assert (await ask(http, body(mode=None, quality="lossless")))["mode"] == "speculative"
+
+    @pytest.mark.parametrize("quality", ["balanced", "fast"])
+    async def test_the_others_say_how_to_make_it(self, http: httpx.AsyncClient, quality: str) -> None:
+        detail = await refused(http, body(mode=None, quality=quality))
+        assert (detail["code"], detail["param"]) == ("quality_not_available", "quality")
+        assert "this checkpoint has no quality.json; make one with `mrp-serve calibrate" in detail["message"]
+
+
+class TestModels:
+    async def test_show_presets_and_frontier(self, presets: httpx.AsyncClient) -> None:
+        listed = (await presets.get("/v1/models")).json()
+        assert_shape(Models, listed)
+        quality = listed["data"][0]["quality"]
+        assert quality["presets"] == PLANS
+        assert quality["missing"] is None
+        assert quality["measured"]["scorer"] == "exact"
+        assert [row["plan"]["mode"] for row in quality["frontier"]] == [
+            "static", "dynamic", "remask", "dynamic", "dynamic"
+        ]  # fmt: skip
+
+    async def test_say_why_there_are_none(self, http: httpx.AsyncClient) -> None:
+        listed = (await http.get("/v1/models")).json()
+        assert_shape(Models, listed)
+        quality = listed["data"][0]["quality"]
+        assert quality["presets"].keys() == {"lossless"}
+        assert "calibrate" in quality["missing"]
+        assert (quality["measured"], quality["frontier"]) == (None, [])
+
+
+class TestLoading:
+    def test_a_broken_file_is_an_error(self, make_generator: MakeGenerator, calibrated: Checkpoint) -> None:
+        (calibrated.path / "quality.json").write_text('{"version": 7}', "utf-8")
+        with pytest.raises(CheckpointError, match=r"quality\.json is no calibration file of version 1: version"):
+            make_generator("r0", calibrated)
+
+    async def test_a_named_file(self, make_generator: MakeGenerator, calibrated: Checkpoint, tmp_path: Path) -> None:
+        (calibrated.path / "quality.json").rename(tmp_path / "mine.json")
+        async with over(make_generator("r0", calibrated, quality_file=tmp_path / "mine.json")) as http:
+            assert (await ask(http, body(mode=None, quality="fast")))["mode"] == "dynamic"
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            make_generator("r0", calibrated, quality_file=tmp_path / "other.json")
+
+
+class TestOpenAi:
+    @pytest.mark.parametrize(
+        ("path", "request_"), [(openai.COMPLETIONS, openai.completion), (openai.CHAT, openai.chat)]
+    )
+    async def test_has_it_too(self, presets: httpx.AsyncClient, path: str, request_: Any) -> None:
+        [choice] = (await openai.ask(presets, path, request_(quality="fast")))["choices"]
+        assert {name: choice["stats"][name] for name in ("mode", "knobs")} == PLANS["fast"]
+        detail = await openai.refused(presets, path, request_(quality="fast", mrp_steps=2))
+        assert detail["param"] == "quality"
+
+    async def test_without_a_file(self, http: httpx.AsyncClient) -> None:
+        detail = await openai.refused(http, openai.CHAT, openai.chat(quality="fast"))
+        assert (detail["code"], detail["param"]) == ("quality_not_available", "quality")

@@ -1,0 +1,343 @@
+"""The line of every finished request: what it says, and that nothing logged anywhere says more."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+
+from service.gateway.failover import Failover
+from service.gateway.http import streams
+from service.gateway.http.validation import parse_generate, to_work
+from service.gateway.ingress import Ingress
+from service.gateway.request_log import LoggedAnswers, RequestLog
+from service.replica.generator import Generator
+from service.settings import Settings
+from service.telemetry.logs import log_formatter
+from service.wire import Chunk
+from tests.gateway.conftest import MakeGenerator
+from tests.gateway.doubles import STATS, Scripted, Visitor
+from tests.gateway.engines import Held
+from tests.gateway.generate.helpers import GENERATE, PROMPT, ask, body
+from tests.gateway.helpers import over, read
+from tests.gateway.local import LocalBackend
+
+MARK, KEY = "xylophone", "sk-tambourine"
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+Lines = Callable[[], list[dict[str, Any]]]
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture) -> Lines:
+    """The lines so far, as the JSON that stands in the log."""
+    caplog.set_level(logging.DEBUG, "service")
+    formatter = log_formatter("json")
+
+    def read() -> list[dict[str, Any]]:
+        return [json.loads(formatter.format(one)) for one in caplog.records if one.name == "service.requests"]
+
+    return read
+
+
+class TestTheLine:
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_of_an_answer(self, http: httpx.AsyncClient, lines: Lines, stream: bool) -> None:
+        http.headers["X-Request-Id"] = "r<1>"
+        request = body(mode="speculative", mrp_steps=2)
+        response = await http.post(GENERATE, json=request | {"stream": stream})
+        (line,) = lines()
+        answer = json.loads(response.text.split("data: ")[-1])
+        assert {"time", "ms"} < set(line)
+        stats = {
+            name: answer["stats"][name] for name in ("tokens_per_forward", "queue_ms", "first_block_ms", "total_ms")
+        }
+        assert {name: value for name, value in line.items() if name not in {"time", "ms"}} == stats | {
+            "message": "request",
+            "level": "info",
+            "logger": "service.requests",
+            "request_id": "r1",
+            "method": "POST",
+            "route": GENERATE,
+            "status": 200,
+            "id": answer["id"].removeprefix("gen-"),
+            "mode": "speculative",
+            "finish_reason": answer["finish_reason"],
+            "prompt_tokens": len(PROMPT),
+            "completion_tokens": answer["usage"]["completion_tokens"],
+        }
+
+    async def test_of_several_answers_adds_them_up(self, http: httpx.AsyncClient, lines: Lines) -> None:
+        request = {"model": "golden", "prompt": [PROMPT, PROMPT], "max_tokens": 8, "mode": "static"}
+        choices = (await http.post(COMPLETIONS, json=request)).json()["choices"]
+        (line,) = lines()
+        assert (line["answers"], line["completion_tokens"], line["tokens_per_forward"]) == (2, 16, 1.0)
+        assert line["total_ms"] == max(choice["stats"]["total_ms"] for choice in choices)
+
+    async def test_of_a_refusal(self, http: httpx.AsyncClient, lines: Lines) -> None:
+        await http.post(GENERATE, json=body(temperature=-1))
+        (line,) = lines()
+        assert (line["status"], line["error"]) == (422, "invalid_request")
+        assert not {"mode", "id", "prompt_tokens"} & set(line)
+
+    async def test_of_an_error_of_a_replica(self, http: httpx.AsyncClient, lines: Lines) -> None:
+        await http.post(GENERATE, json=body(timeout_s=1e-9))
+        (line,) = lines()
+        assert (line["status"], line["error"], line["mode"]) == (504, "deadline_exceeded", "static")
+        assert "finish_reason" not in line
+
+    async def test_names_the_key_it_came_with(self, lines: Lines, generator: Generator) -> None:
+        backend = LocalBackend(generator)
+        answers = LoggedAnswers(Failover(backend, 3, lambda error: None), "model")
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            card = await backend.card()
+            await answers.complete(replace(to_work(parse_generate(body(), "static"), card, 60), tenant="team"))
+
+        await RequestLog(app)(
+            {"type": "http", "method": "POST", "request_id": "r1"}, Visitor({})._receive, Visitor({})._send
+        )
+        (line,) = lines()
+        assert (line["tenant"], line["mode"]) == ("team", "static")
+
+    async def test_of_one_that_has_left(self, make_generator: MakeGenerator, settings: Settings, lines: Lines) -> None:
+        held = Held()
+        generator = make_generator(parts=held.parts)
+        app = Ingress("i0", settings, LocalBackend(generator)).app(answers_request_id=True)
+        held.let(8)  # a block
+        await Visitor(body(max_new_tokens=1000, ignore_eos=True, stream=True)).visit(app)
+        held.release()
+        (line,) = lines()
+        assert (line["status"], line["finish_reason"]) == (200, "abort")
+
+    async def test_of_what_is_no_work_is_for_debugging(self, http: httpx.AsyncClient, lines: Lines) -> None:
+        await http.get("/health")
+        await http.get("/v1/models/none")
+        await http.get("/nowhere%0a")
+        assert [(line["level"], line.get("route"), line["status"]) for line in lines()] == [
+            ("debug", "/health", 200),
+            ("debug", "/v1/models/{model_id:path}", 404),
+            ("debug", None, 404),
+        ]
+
+    async def test_costs_nothing_that_is_not_wanted(self, http: httpx.AsyncClient, lines: Lines) -> None:
+        logging.getLogger("service").setLevel(logging.WARNING)
+        await ask(http, body())
+        assert lines() == []
+
+
+class TestErrorsAfterTheAnswerBegan:
+    """The server behind gets none of them, for it would log what they say. Each is in our log, once."""
+
+    @pytest.fixture
+    def errors(self, caplog: pytest.LogCaptureFixture) -> Callable[[], list[Any]]:
+        caplog.set_level(logging.DEBUG, "service")
+        return lambda: [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+    async def test_one_that_nobody_logged(self, errors: Callable[[], list[Any]]) -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200})
+            raise ValueError(MARK)
+
+        visitor = Visitor({})
+        scope = {"type": "http", "method": "POST", "request_id": "r1"}
+        await RequestLog(app)(scope, visitor._receive, visitor._send)
+        (record,) = errors()
+        assert (record.levelname, record.request_id) == ("WARNING", "r1")
+        assert "builtins.ValueError" in record.exception
+        assert "test_request_log.py" in record.exception
+        assert MARK not in record.exception
+
+    async def test_one_before_it_is_the_servers_to_answer(self, errors: Callable[[], list[Any]]) -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            raise ValueError(MARK)
+
+        visitor = Visitor({})
+        with pytest.raises(ValueError, match=MARK):
+            await RequestLog(app)(
+                {"type": "http", "method": "POST", "request_id": "r1"}, visitor._receive, visitor._send
+            )
+        assert errors() == []
+
+    async def test_one_of_a_route_is_logged_once(self, errors: Callable[[], list[Any]]) -> None:
+        async with over(Scripted(down=ValueError(MARK))) as http:
+            for method, path in (("POST", GENERATE), ("GET", "/v1/models")):
+                assert (await http.request(method, path, json=body())).status_code == 500
+        assert [record.message for record in errors()] == ["request failed"] * 2
+
+    @pytest.mark.parametrize("stream", ["frames", "items"])
+    async def test_one_of_a_stream_that_ends(
+        self, errors: Callable[[], list[Any]], monkeypatch: pytest.MonkeyPatch, stream: str
+    ) -> None:
+        """In what writes frames, and in what closes the items."""
+
+        async def broken(frames: Any) -> AsyncIterator[bytes]:
+            async for frame in frames:
+                yield frame
+                raise ValueError(MARK)
+
+        class Unclosable(Scripted):
+            async def stream(self, work: Any) -> Any:
+                try:
+                    async for item in super().stream(work):
+                        yield item
+                finally:
+                    raise ValueError(MARK)
+
+        if stream == "frames":
+            monkeypatch.setattr(streams, "with_keep_alive", broken)
+        backend = (Scripted if stream == "frames" else Unclosable)(Chunk(0, "a", (1,), STATS), hangs=True)
+        app = Ingress("i0", Settings(), backend).app(answers_request_id=True)
+        await Visitor(body(stream=True)).visit(app)
+        (record,) = errors()
+        assert "builtins.ValueError" in record.exception
+        assert MARK not in record.exception
+
+    @pytest.mark.parametrize("version", ["2.3", "2.4"])
+    async def test_a_client_that_leaves_is_none(self, errors: Callable[[], list[Any]], version: str) -> None:
+        ingress = Ingress("i0", Settings(), Scripted(*[Chunk(0, "a", (1,), STATS)] * 2, hangs=True))
+        await Visitor(body(stream=True), version).visit(ingress.app(answers_request_id=True))
+        assert errors() == []
+        assert read(ingress.snapshot().families, "mrp_request_rejected_total") == 0
+
+
+class TestNothingMore:
+    """Prompts, answers and keys are in no line of any logger, at any level, in either format."""
+
+    @pytest.fixture
+    def heard(self, capfd: pytest.CaptureFixture[str]) -> Iterator[Callable[[], str]]:
+        root, kept = logging.getLogger(), []
+        formatters = [log_formatter("text"), log_formatter("json")]
+
+        class Everything(logging.Handler):
+            def emit(self, record: logging.LogRecord) -> None:
+                kept.append(record.getMessage() + repr(vars(record)))
+                kept.extend(formatter.format(record) for formatter in formatters)
+
+        handler, level = Everything(logging.NOTSET), root.level
+        root.addHandler(handler)
+        root.setLevel(logging.DEBUG)
+        logging.getLogger("service").setLevel(logging.DEBUG)
+        yield lambda: "\n".join([*kept, *capfd.readouterr()])
+        root.removeHandler(handler)
+        root.setLevel(level)
+        logging.getLogger("service").setLevel(logging.NOTSET)
+
+    @pytest.fixture
+    async def a_loop_that_tells_all(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_debug(True)
+        loop.slow_callback_duration = 0.0
+
+    @pytest.fixture
+    async def locked(self, generator: Generator) -> AsyncIterator[httpx.AsyncClient]:
+        async with over(generator, api_keys=(KEY, "other")) as http:
+            http.headers["Authorization"] = f"Bearer {KEY}"
+            yield http
+
+    BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
+        (GENERATE, {"prompt": f"w1 {MARK}", "max_new_tokens": 8}),
+        (GENERATE, {"prompt_token_ids": PROMPT, "max_new_tokens": 8, "stop": MARK, "return_trace": True}),
+        (COMPLETIONS, {"model": "golden", "prompt": f"w1 {MARK}", "echo": True, "max_tokens": 8}),
+        (COMPLETIONS, {"model": "golden", "prompt": PROMPT, "logprobs": 1, "max_tokens": 8, "user": MARK}),
+    )
+
+    @pytest.mark.usefixtures("a_loop_that_tells_all")
+    @pytest.mark.parametrize("stream", [False, True])
+    @pytest.mark.parametrize(("path", "request_body"), BODIES)
+    async def test_of_answers(
+        self, locked: httpx.AsyncClient, heard: Callable[[], str], path: str, request_body: dict[str, Any], stream: bool
+    ) -> None:
+        response = await locked.post(path, json=request_body | {"stream": stream})
+        assert response.status_code == 200, response.text
+        said = silent(heard())
+        text = response.json().get("text", "w1 w2 w3") if not stream else "w1 w2 w3"
+        assert text not in said
+
+    @pytest.mark.usefixtures("a_loop_that_tells_all")
+    @pytest.mark.parametrize(
+        ("path", "content"),
+        [
+            (GENERATE, json.dumps({"prompt": MARK, "temperature": MARK})),
+            (GENERATE, json.dumps({"prompt": MARK, MARK: 1})),
+            (GENERATE, json.dumps({"prompt": {"text": MARK}})),
+            (GENERATE, json.dumps({"messages": [{"role": MARK, "content": MARK, MARK: 1}]})),
+            (GENERATE, json.dumps({"prompt_token_ids": [*PROMPT, 10**6]})),
+            (GENERATE, json.dumps({"prompt_token_ids": [*PROMPT, 1.5]})),
+            (GENERATE, json.dumps({"messages": [{"role": "user", "content": MARK}], "max_new_tokens": 5000})),
+            (GENERATE, f'{{"prompt": "{MARK}'),
+            (GENERATE, f'"{MARK}"'),
+            (COMPLETIONS, json.dumps({"model": "golden", "prompt": [MARK, 1]})),
+            (CHAT, json.dumps({"model": "golden", "messages": [{"role": "user", "content": [MARK]}]})),
+            (CHAT, json.dumps({"model": "golden", "messages": [], "logit_bias": {MARK: 1}})),
+        ],
+    )
+    async def test_of_refusals(
+        self, locked: httpx.AsyncClient, heard: Callable[[], str], path: str, content: str
+    ) -> None:
+        assert (await locked.post(path, content=content)).status_code == 422
+        silent(heard())
+
+    @pytest.mark.parametrize("header", ["Authorization", "x-api-key"])
+    async def test_of_keys(self, locked: httpx.AsyncClient, heard: Callable[[], str], header: str) -> None:
+        del locked.headers["Authorization"]
+        given = f"Bearer {KEY}-{MARK}" if header == "Authorization" else f"{KEY}-{MARK}"
+        response = await locked.post(GENERATE, json={"prompt": MARK}, headers={header: given})
+        assert response.status_code == 401
+        silent(heard())
+
+    @pytest.mark.parametrize("stream", [False, True])
+    @pytest.mark.parametrize("path", [GENERATE, COMPLETIONS])
+    async def test_of_bugs_in_a_backend(self, heard: Callable[[], str], path: str, stream: bool) -> None:
+        cause = KeyError(f"{MARK} {KEY} {PROMPT}")
+        bug = RuntimeError(MARK)
+        bug.__cause__ = cause
+        async with over(Scripted(bug)) as http:
+            request = {"prompt": MARK, "stream": stream} | ({"model": "golden"} if path == COMPLETIONS else {})
+            response = await http.post(path, json=request, headers={"X-Request-Id": "r1"})
+        assert response.status_code == 500
+        said = silent(heard())
+        assert '"request_id": "r1"' in said
+        assert "builtins.RuntimeError" in said
+        assert "builtins.KeyError" in said
+
+    async def test_of_bugs_before_a_backend(self, heard: Callable[[], str]) -> None:
+        async with over(Scripted(down=ValueError(MARK))) as http:
+            assert (await http.post(GENERATE, json={"prompt": MARK})).status_code == 500
+        assert "builtins.ValueError" in silent(heard())
+
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_of_bugs_in_a_replica(
+        self, make_generator: MakeGenerator, heard: Callable[[], str], monkeypatch: pytest.MonkeyPatch, stream: bool
+    ) -> None:
+        generator = make_generator()
+
+        def encode(text: str) -> list[int]:
+            raise ValueError(f"cannot encode {text!r}")
+
+        monkeypatch.setattr(generator._codec, "encode", encode)
+        async with over(generator) as http:
+            response = await http.post(
+                GENERATE, json={"prompt": MARK, "stream": stream}, headers={"X-Request-Id": "r1"}
+            )
+        assert response.status_code == 500
+        said = silent(heard())
+        assert "builtins.ValueError" in said
+        assert '"request_id": "r1"' in said
+
+    async def test_would_be_seen(self, heard: Callable[[], str]) -> None:
+        logging.getLogger("anything").debug("%s", {"prompt": MARK})
+        with pytest.raises(AssertionError):
+            silent(heard())
+
+
+def silent(said: str) -> str:
+    """What was logged, which holds nothing of what was asked."""
+    found = [secret for secret in (MARK, KEY, ", ".join(map(str, PROMPT[:3]))) if secret in said]
+    assert not found
+    return said

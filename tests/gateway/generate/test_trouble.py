@@ -1,0 +1,99 @@
+"""Full queues, missing replicas, time limits and bugs: the status, when to try again, what is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.errors import DecodingFailed, EngineFailed, NotReady, QueueFull
+from service.replica.generator import Generator
+from tests.gateway.conftest import MakeGenerator
+from tests.gateway.doubles import Scripted
+from tests.gateway.engines import an_hour_passes, failing
+from tests.gateway.generate.helpers import CASES, GENERATE, PROMPT, ask, body, problem, refused, streamed, words
+from tests.gateway.helpers import idle, over
+
+#: what an error says that nobody foresaw; it may quote a prompt
+MARK = "xylophone"
+
+
+class TestLoad:
+    @pytest.mark.parametrize("method_path", [("POST", GENERATE), ("GET", "/v1/models"), ("GET", "/health")])
+    async def test_no_replica(self, method_path: tuple[str, str]) -> None:
+        async with over(Scripted(down=NotReady("no replica is there yet: loading", retry_after=4.2))) as http:
+            response = await http.request(*method_path, json=body())
+            detail = problem(response, 503)
+            assert (detail["code"], detail["message"]) == ("not_ready", "no replica is there yet: loading")
+            assert response.headers["retry-after"] == "5"
+
+    async def test_draining(self, make_generator: MakeGenerator) -> None:
+        generator = make_generator()
+        generator.close()
+        async with over(generator) as http:
+            detail = await refused(http, body(timeout_s=0.2), 503)  # until then another replica could have taken it
+            assert (detail["code"], detail["message"]) == ("replica_stopping", "the server is shutting down")
+
+    async def test_a_failed_engine(self, make_generator: MakeGenerator, caplog: pytest.LogCaptureFixture) -> None:
+        async with over(make_generator("r7", parts=failing(after=0, saying=MARK))) as http:
+            assert (await http.get("/health")).json() == {"status": "ok", "replicas_ready": 1}
+            detail = problem(await http.post(GENERATE, json=body(timeout_s=0.2)), 503)
+            place = detail["message"].removeprefix("the engine stopped: ")
+            assert place.startswith("ZeroDivisionError in tests.gateway.engines, line ")
+            for response in (await http.get("/health"), await http.post(GENERATE, json=body())):
+                detail = problem(response, 503)
+                assert detail["message"] == f"no replica can generate: r7: {place}"
+                assert response.headers["retry-after"] == "5"
+            assert MARK not in (await http.get("/metrics")).text
+        assert "the engine stopped" in caplog.text
+        assert MARK not in caplog.text
+
+
+class TestTimeOuts:
+    async def test_before_the_first_token(self, make_generator: MakeGenerator) -> None:
+        generator = make_generator(parts=an_hour_passes(after=1))
+        async with over(generator) as http:
+            detail = problem(await http.post(GENERATE, json=body(timeout_s=2.5, mode="direct")), 504)
+            assert detail["code"] == "deadline_exceeded"
+            assert detail["message"] == "timeout_s is 2.5, nothing was decoded by then"
+        assert idle(generator)
+
+    async def test_before_a_place_was_free(self, generator: Generator) -> None:
+        async with over(generator) as http:
+            detail = await refused(http, body(timeout_s=1e-9), 504)
+            assert detail["param"] == "timeout_s"
+
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_with_a_part(self, make_generator: MakeGenerator, stream: bool) -> None:
+        async with over(make_generator(parts=an_hour_passes(after=8))) as http:  # a block
+            answer = await (streamed if stream else ask)(http, body(max_new_tokens=500, ignore_eos=True))
+        assert answer["finish_reason"] == "timeout"
+        assert answer["token_ids"] == CASES[0]["token_ids"][:8]
+        assert answer["text"] == words(CASES[0]["token_ids"][:8])
+        assert answer["usage"] == {"prompt_tokens": len(PROMPT), "completion_tokens": 8, "total_tokens": 16}
+
+
+class TestUnexpected:
+    @pytest.mark.parametrize("stream", [False, True])
+    async def test_errors_are_a_500_that_tells_nothing(self, stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+        async with over(Scripted(RuntimeError("the secret"))) as http:
+            response = await http.post(GENERATE, json=body(stream=stream), headers={"X-Request-Id": "r1"})
+        detail = problem(response, 500)
+        assert (detail["code"], detail["request_id"]) == ("internal_error", "r1")
+        assert "secret" not in response.text
+        assert "Traceback" not in response.text
+        (record,) = [record for record in caplog.records if record.name == "service.telemetry.faults"]
+        assert record.request_id == "r1"  # type: ignore[attr-defined]
+        assert "doubles.py" in record.exception  # type: ignore[attr-defined]
+        assert "secret" not in record.exception  # type: ignore[attr-defined]
+
+    @pytest.mark.parametrize(
+        ("error", "status"),
+        [
+            (QueueFull("full", retry_after=0.1), 429),
+            (NotReady("gone", retry_after=1.0), 503),
+            (DecodingFailed("x"), 500),
+            (EngineFailed("x"), 422),
+        ],  # the second is quarantined
+    )
+    async def test_errors_of_a_backend_are_answers(self, error: Exception, status: int) -> None:
+        async with over(Scripted(error)) as http:
+            await refused(http, body(), status)

@@ -1,0 +1,78 @@
+"""Clients of whole applications in this process, and what all their tests read."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
+from pydantic import BaseModel
+from starlette.types import ASGIApp
+
+from service.gateway.backend import Backend
+from service.gateway.ingress import Ingress
+from service.replica.generator import Generator
+from service.settings import Settings
+from service.wire import Family
+from tests.gateway.local import LocalBackend
+
+
+def client(app: ASGIApp, **headers: str) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers)
+
+
+def over(backend: Backend | Generator, **settings: Any) -> httpx.AsyncClient:
+    """A client of a fresh ingress over a backend."""
+    backend = LocalBackend(backend) if isinstance(backend, Generator) else backend
+    return client(Ingress("i0", Settings(**settings), backend).app(answers_request_id=True))
+
+
+async def page(http: httpx.AsyncClient) -> Callable[..., float]:
+    """GET /metrics as page(name, **labels): the sum of a metric's samples that have these labels."""
+    response = await http.get("/metrics")
+    assert response.status_code == 200
+    samples = list(samples_of(response.text))
+
+    def read(name: str, **labels: str) -> float:
+        return sum(one.value for one in samples if one.name == name and labels.items() <= one.labels.items())
+
+    return read
+
+
+def samples_of(text: str) -> Iterator[Sample]:
+    """All samples of a page."""
+    return (sample for family in text_string_to_metric_families(text) for sample in family.samples)
+
+
+def read(families: Iterable[Family], name: str) -> float:
+    """The sum of a metric's samples in one process."""
+    text = "".join(family.head + family.samples for family in families)
+    return sum(sample.value for sample in samples_of(text) if sample.name == name)
+
+
+def gauge(generator: Generator, name: str) -> float:
+    """A metric of a replica now."""
+    return read(generator.snapshot().families, name)
+
+
+def idle(generator: Generator) -> bool:
+    """Whether nothing is left of any request."""
+    gauges = ("mrp_num_requests_running", "mrp_num_requests_waiting", "mrp_kv_cache_usage_perc")
+    return not generator.snapshot().in_flight and not any(gauge(generator, name) for name in gauges)
+
+
+def assert_shape(model: type[BaseModel], value: object) -> None:
+    """The value is of the model, and has no field besides."""
+    checked = model.model_validate(value).model_dump_json(exclude_unset=True)
+    assert json.loads(checked) == value
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.002)

@@ -1,0 +1,34 @@
+"""A backend over one generator in this process, without Ray."""
+
+from __future__ import annotations
+
+from service.gateway.backend import serving
+from service.replica.generator import Generator
+from service.wire import Answer, Failure, Items, ModelCard, Snapshot, Status, Work
+
+
+class LocalBackend:
+    """One generator in this process."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+
+    async def card(self) -> ModelCard:
+        """What the generator serves."""
+        return serving(await self.statuses())
+
+    async def complete(self, work: Work) -> Answer | Failure:
+        """The generator's answer."""
+        return await self._generator.complete(work)
+
+    def stream(self, work: Work) -> Items:
+        """The generator's blocks."""
+        return self._generator.stream(work)
+
+    async def statuses(self) -> list[Status]:
+        """The generator's."""
+        return [self._generator.status()]
+
+    async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
+        """This process's two."""
+        return [own], [self._generator.snapshot()]

@@ -1,0 +1,113 @@
+"""Log-probabilities: off a trace by hand, and over the routes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import pytest
+
+from service.gateway.openai.logprobs import TokenLogprob, token_logprobs
+from service.text.piece import TokenPiece
+from tests.gateway.openai.helpers import CHAT, COMPLETIONS, ask, chat, choices, completion, frames, refused
+
+
+def step(block: int, *revealed: tuple[int, int, float], revoked: tuple[int, ...] = ()) -> dict[str, Any]:
+    return {"block": block, "kind": "denoise", "revealed": revealed, "revoked": revoked}
+
+
+def pieces(*tokens: int) -> list[TokenPiece]:
+    return [TokenPiece(f"{token}", b"%d" % token, f"{token}") for token in tokens]
+
+
+def values(found: Sequence[TokenLogprob]) -> list[tuple[str, float]]:
+    return [(token.token, token.logprob) for token in found]
+
+
+def test_the_step_that_fixed_a_token_counts() -> None:
+    trace = [step(0, (3, 30, 0.5), (2, 20, 0.25)), step(0, revoked=(2,)), step(0, (2, 21, 0.125))]
+    found = token_logprobs(pieces(21, 30), trace, offset=7)
+    assert values(found) == [("21", math.log(0.125)), ("30", math.log(0.5))]
+    assert [(token.data, token.offset) for token in found] == [(b"21", 7), (b"30", 9)]
+
+
+def test_blocks_follow_each_other_and_the_answer_may_be_cut() -> None:
+    trace = [step(0, (1, 11, 1.0)), step(1, (1, 13, 0.5), (0, 12, 0.25)), step(1, (3, 15, 0.5))]
+    assert values(token_logprobs(pieces(11, 12), trace)) == [("11", 0.0), ("12", math.log(0.25))]
+
+
+def test_a_confidence_of_nothing_is_openais_least() -> None:
+    assert values(token_logprobs(pieces(7), [step(0, (0, 7, 0.0))])) == [("7", -9999.0)]
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic", "sequential", "entropy", "direct", "speculative", "remask"])
+async def test_every_token_of_an_answer_has_one(http: httpx.AsyncClient, mode: str) -> None:
+    body = completion(prompt=[443, 286, 438], mode=mode, logprobs=1, return_trace=True)
+    (choice,) = (await ask(http, COMPLETIONS, body))["choices"]
+    logprobs = choice["logprobs"]
+    assert [token.strip() for token in logprobs["tokens"]] == [f"w{token}" for token in choice["token_ids"]]
+    assert "".join(logprobs["tokens"]) == choice["text"]
+    starts = zip(logprobs["tokens"], logprobs["text_offset"], strict=True)
+    assert all(choice["text"][start:].startswith(token) for token, start in starts)
+    picks = {(token, confidence) for each in choice["trace"] for _, token, confidence in each["revealed"]}
+    for token, logprob in zip(choice["token_ids"], logprobs["token_logprobs"], strict=True):
+        assert logprob <= 0
+        assert any(token == other and math.isclose(math.exp(logprob), value) for other, value in picks)
+    assert logprobs["top_logprobs"] == [
+        {token: value} for token, value in zip(logprobs["tokens"], logprobs["token_logprobs"], strict=True)
+    ]
+
+
+async def test_speculative_has_those_of_static(http: httpx.AsyncClient) -> None:
+    static, speculative = [
+        (await ask(http, COMPLETIONS, completion(mode=mode, logprobs=0)))["choices"][0]["logprobs"]
+        for mode in ("static", "speculative")
+    ]
+    assert static["tokens"] == speculative["tokens"]
+    assert static["token_logprobs"] == pytest.approx(speculative["token_logprobs"], abs=1e-3)
+    assert static["top_logprobs"] is None
+
+
+async def test_of_a_chat_whole_and_streamed(http: httpx.AsyncClient) -> None:
+    body = chat(mode="static", logprobs=True, top_logprobs=1, max_tokens=20, stop="w99")
+    (choice,) = (await ask(http, CHAT, body))["choices"]
+    content = choice["logprobs"]["content"]
+    assert "".join(record["token"] for record in content) == choice["message"]["content"]
+    assert all(bytes(record["bytes"]).decode() == record["token"] for record in content)
+    assert all(record["top_logprobs"][0]["logprob"] == record["logprob"] for record in content)
+    parts = choices(await frames(http, CHAT, body))
+    assert [record for part in parts if part["logprobs"] for record in part["logprobs"]["content"]] == content
+
+
+async def test_offsets_go_on_over_the_blocks_of_a_stream(http: httpx.AsyncClient) -> None:
+    body = completion(logprobs=0, n=2, temperature=0.7, seed=1, max_tokens=12)
+    whole = (await ask(http, COMPLETIONS, body))["choices"]
+    events = await frames(http, COMPLETIONS, body)
+    for index, choice in enumerate(whole):
+        parts = [part["logprobs"] for part in choices(events, index) if part["logprobs"]]
+        assert len(parts) > 1
+        offsets = [offset for part in parts for offset in part["text_offset"]]
+        assert offsets == choice["logprobs"]["text_offset"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (COMPLETIONS, completion(logprobs=2), "logprobs"),
+        (COMPLETIONS, completion(logprobs=1, temperature=0.5), "logprobs"),
+        (COMPLETIONS, completion(prompt="w5", logprobs=0, echo=True), "echo"),
+        (CHAT, chat(logprobs=True, top_logprobs=5), "top_logprobs"),
+        (CHAT, chat(logprobs=True, top_logprobs=1, temperature=0.5), "top_logprobs"),
+        (CHAT, chat(top_logprobs=1), "top_logprobs"),
+    ],
+)
+async def test_what_is_not_known_is_refused(
+    http: httpx.AsyncClient, path: str, body: dict[str, Any], param: str
+) -> None:
+    error = await refused(http, path, body)
+    assert error["param"] == param
+    assert any(
+        said in error["message"] for said in ("only the chosen token's is known", "echo is true", "needs logprobs")
+    )

@@ -1,0 +1,96 @@
+"""OpenAI's own Python client, unmodified, against the application."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from starlette.types import ASGIApp
+
+from tests.gateway.openai.helpers import PROMPT
+
+MESSAGES: Any = [{"role": "user", "content": "w5 w6 w7"}]
+
+
+@pytest.fixture
+async def client(app: ASGIApp) -> AsyncIterator[openai.AsyncOpenAI]:
+    http = httpx.AsyncClient(transport=httpx.ASGITransport(app))
+    async with openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", max_retries=0, http_client=http) as client:
+        yield client
+
+
+async def test_models(client: openai.AsyncOpenAI) -> None:
+    listed = [model async for model in client.models.list()]
+    assert [model.id for model in listed] == ["golden"]
+    assert await client.models.retrieve("golden") == listed[0]
+    with pytest.raises(openai.NotFoundError) as caught:
+        await client.models.retrieve("gpt-4")
+    assert caught.value.code == "unknown_model"
+
+
+async def test_completions_whole_and_streamed(client: openai.AsyncOpenAI) -> None:
+    fields: Any = {"model": "golden", "prompt": PROMPT, "max_tokens": 30, "logprobs": 0, "seed": 3}
+    whole = await client.completions.create(**fields, extra_body={"mode": "speculative", "mrp_steps": 2})
+    assert whole.usage
+    assert whole.usage.prompt_tokens == len(PROMPT)
+    (choice,) = whole.choices
+    assert choice.logprobs
+    assert len(choice.logprobs.token_logprobs or ()) == whole.usage.completion_tokens
+    assert choice.model_extra
+    assert choice.model_extra["stats"]["tokens_per_forward"] > 0
+    stream = await client.completions.create(**fields, stream=True, stream_options={"include_usage": True})
+    parts = [part async for part in stream]
+    assert "".join(part.choices[0].text for part in parts if part.choices) == choice.text
+    assert parts[-1].usage
+    assert parts[-1].usage.total_tokens == whole.usage.total_tokens
+    assert parts[-1].usage.prompt_tokens_details
+    assert parts[-1].usage.prompt_tokens_details.cached_tokens == len(PROMPT)
+
+
+async def test_chats_whole_and_streamed(client: openai.AsyncOpenAI) -> None:
+    fields: Any = {"model": "golden", "messages": MESSAGES, "n": 2, "temperature": 0.8, "seed": 1}
+    whole = await client.chat.completions.create(**fields, max_completion_tokens=24, logprobs=True)
+    first, second = whole.choices
+    assert first.message.content != second.message.content
+    assert first.logprobs
+    assert first.logprobs.content
+    assert first.logprobs.content[0].logprob <= 0
+    texts = ["", ""]
+    async for part in await client.chat.completions.create(**fields, max_tokens=24, stream=True):
+        for choice in part.choices:
+            texts[choice.index] += choice.delta.content or ""
+    assert texts == [first.message.content, second.message.content]
+
+
+async def test_a_conversation_goes_on_with_the_clients_own_message(client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.create(model="golden", messages=MESSAGES, max_tokens=8)
+    said = answer.choices[0].message.model_dump()
+    again = await client.chat.completions.create(model="golden", messages=[*MESSAGES, said, *MESSAGES], max_tokens=8)
+    assert answer.usage
+    assert again.usage
+    assert again.usage.prompt_tokens > answer.usage.prompt_tokens
+
+
+async def test_the_accumulating_stream_helper(client: openai.AsyncOpenAI) -> None:
+    whole = await client.chat.completions.create(model="golden", messages=MESSAGES, max_tokens=24)
+    stop = (whole.choices[0].message.content or "").split()[-1]
+    async with client.chat.completions.stream(model="golden", messages=MESSAGES, max_tokens=24, stop=stop) as stream:
+        final = await stream.get_final_completion()
+    assert final.choices[0].finish_reason == "stop"
+    assert (whole.choices[0].message.content or "").startswith(final.choices[0].message.content or "-")
+
+
+async def test_errors_are_the_clients_own(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.UnprocessableEntityError) as caught:
+        await client.completions.create(model="golden", prompt="w5", presence_penalty=1)
+    error = caught.value
+    assert (error.param, error.code, error.type) == ("presence_penalty", "invalid_request", "invalid_request_error")
+    assert "presence_penalty is 1, which is not served" in error.message
+    assert error.request_id
+    with pytest.raises(openai.UnprocessableEntityError):
+        await client.completions.create(
+            model="golden", prompt="w5", extra_body={"tokens_per_step": 1, "mode": "remask"}
+        )

@@ -1,0 +1,291 @@
+"""What the ingress makes of Serve's handles: answers, errors, cancellation, missing replicas. Without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+
+from service.arrival import Arrival
+from service.decode.params import Static
+from service.engine.request import SamplingParams, Stats
+from service.errors import Asleep, DeadlineExceeded, EngineFailed, MrpServeError, NotReady, QueueFull, ReplicaLost
+from service.rayserve import ray_backend, serve_state
+from service.rayserve.ray_backend import RayBackend
+from service.wire import Answer, Chunk, Ending, Failure, Resume, Snapshot, Status, Work
+from tests.gateway import doubles
+from tests.gateway.helpers import eventually
+
+CARD = replace(doubles.CARD, name="m", places=1)
+ANSWER = Answer("a", (1,), Ending("length", 1, 1, Stats()))
+CHUNK = Chunk(0, "a", (1,), Stats())
+
+
+def work(timeout_s: float = 60.0) -> Work:
+    return Work("id", Static(), SamplingParams(), 4, timeout_s, Arrival.now(), token_ids=(1,))
+
+
+class Response:
+    """A Serve response: items one after the other; an exception is raised, None waits for ever."""
+
+    def __init__(self, items: tuple[Any, ...]) -> None:
+        self.items, self.cancelled = iter(items), False
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        item = next(self.items, StopAsyncIteration())
+        if item is None:
+            await asyncio.Event().wait()
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def __await__(self) -> Any:
+        return self.__anext__().__await__()
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Handle:
+    """A deployment's handle: requests get `items`, control calls what `control` returns or raises."""
+
+    app_name, deployment_name = "mrp", "Generator"
+
+    def __init__(self, *items: Any, control: Callable[[str], list[Any]] = lambda method: []) -> None:
+        self.response, self._control, self.calls = Response(items), control, 0
+        self.complete = self.stream = SimpleNamespace(remote=lambda sent: self.response)
+
+    def options(self, *, stream: bool) -> Handle:
+        return self
+
+    def broadcast(self, method: str) -> Any:
+        self.calls += 1
+
+        async def results_async(timeout_s: float, return_exceptions: bool) -> list[Any]:
+            return self._control(method)
+
+        return SimpleNamespace(results_async=results_async)
+
+
+def backend(handle: Handle, ingress: Handle | None = None, may_sleep: bool = False) -> RayBackend:
+    return RayBackend(handle, handle, ingress or Handle(), lambda how: None, may_sleep)  # type: ignore[arg-type]
+
+
+def task_error() -> RayTaskError:
+    return RayTaskError("stream", "a traceback", ValueError("a bug"))
+
+
+LOST: list[tuple[BaseException, type[MrpServeError], int]] = [
+    (BackPressureError(num_queued_requests=9, max_queued_requests=9), QueueFull, 429),
+    (ActorDiedError(), ReplicaLost, 503),
+    (ActorUnavailableError("away", None), ReplicaLost, 503),
+    (DeploymentUnavailableError(SimpleNamespace(name="Generator", app_name="mrp")), NotReady, 503),  # type: ignore[arg-type]
+]
+
+
+async def test_answers_and_blocks_come_through() -> None:
+    assert await backend(Handle(ANSWER)).complete(work()) == ANSWER
+    items = [item async for item in backend(Handle(CHUNK, ANSWER.ending)).stream(work())]
+    assert items == [CHUNK, ANSWER.ending]
+
+
+@pytest.mark.parametrize(("error", "kind", "status"), LOST, ids=lambda value: type(value).__name__)
+async def test_serves_errors_become_ours(error: BaseException, kind: type[MrpServeError], status: int) -> None:
+    with pytest.raises(kind) as caught:
+        await backend(Handle(error)).complete(work())
+    assert type(caught.value) is kind
+    assert (caught.value.status, bool(caught.value.retry_after)) == (status, True)
+    items = backend(Handle(CHUNK, error)).stream(work())
+    assert await anext(items) == CHUNK
+    with pytest.raises(kind):
+        await anext(items)
+
+
+async def test_a_bug_in_a_replica_stays_one() -> None:
+    with pytest.raises(RayTaskError):
+        await backend(Handle(task_error())).complete(work())
+
+
+async def test_who_waits_too_long_for_a_replica_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_backend, "_GRACE_S", 0.0)
+    for ask in (lambda made: made.complete(work(0.001)), lambda made: anext(made.stream(work(0.001)))):
+        handle = Handle(None)
+        with pytest.raises(DeadlineExceeded, match=r"timeout_s is 0\.001"):
+            await ask(backend(handle))
+        assert handle.response.cancelled
+
+
+async def test_a_block_that_takes_its_time_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the wait for a replica is the ingress's to end; a stream that runs is timed by the engine."""
+    monkeypatch.setattr(ray_backend, "_GRACE_S", 0.0)
+    items = backend(Handle(CHUNK, None)).stream(work(0.001))
+    assert await anext(items) == CHUNK
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(items), 0.05)
+
+
+async def test_who_leaves_is_cancelled_in_the_replica() -> None:
+    unary, streamed = Handle(None), Handle(CHUNK, None)
+    asked = asyncio.create_task(backend(unary).complete(work()))
+    await asyncio.sleep(0)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    items = backend(streamed).stream(work())
+    await anext(items)
+    await items.aclose()
+    assert unary.response.cancelled
+    assert streamed.response.cancelled
+
+
+async def test_the_card_is_asked_for_once_a_second() -> None:
+    handle = Handle(control=lambda method: [Status("r0", None, CARD)])
+    asked = backend(handle)
+    assert [await asked.card() for _ in range(3)] == [CARD] * 3
+    assert handle.calls == 1
+
+
+async def test_requests_do_not_wait_while_the_card_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_backend, "_FRESH_S", 0.0)
+    monkeypatch.setattr(ray_backend, "why_none", lambda *names: "gone")
+    one, other = (Status(name, None, CARD) for name in ("r0", "r1"))
+    said = [[one], [one, other], [], []]
+    handle = Handle(control=lambda method: said.pop(0))
+    asked = backend(handle)
+    assert (await asked.card()).places == 1
+    assert [(await asked.card()).places for _ in range(5)] == [1] * 5
+    await eventually(lambda: asked._renewing is None)
+    assert handle.calls == 2
+    assert (await asked.card()).places == 2
+    await eventually(lambda: asked._renewing is None)
+    with pytest.raises(NotReady, match="gone"):
+        await asked.card()
+
+
+async def test_replicas_that_failed_or_do_not_answer_are_told_apart() -> None:
+    mixed = Handle(control=lambda method: [ActorDiedError(), Status("r1", "broken", CARD), Status("r2", None, CARD)])
+    assert [status.replica for status in await backend(mixed).statuses()] == ["r1", "r2"]
+    assert await backend(mixed).card() == CARD
+    with pytest.raises(NotReady, match="r1: broken"):
+        await backend(Handle(control=lambda method: [Status("r1", "broken", CARD)])).card()
+
+
+@pytest.mark.parametrize("error", [TimeoutError(), ActorDiedError()])
+async def test_without_a_replica_it_says_what_serve_says(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(method: str) -> list[Any]:
+        raise error
+
+    deployment = SimpleNamespace(replica_states={"STARTING": 2}, message="no GPU is free", status="UPDATING")
+    status = SimpleNamespace(applications={"mrp": SimpleNamespace(deployments={"Generator": deployment})})
+    monkeypatch.setattr(serve_state.serve, "status", lambda: status)
+    with pytest.raises(NotReady, match=r"2 starting\): no GPU is free") as caught:
+        await backend(Handle(control=none)).card()
+    assert caught.value.retry_after
+
+
+@pytest.mark.parametrize(
+    ("status", "states", "asleep"),
+    [
+        ("HEALTHY", {}, True),
+        ("UPSCALING", {"STARTING": 1}, True),
+        ("DOWNSCALING", {"STOPPING": 1}, True),
+        ("HEALTHY", {"RUNNING": 1}, True),  # it has just started; routers do not know it yet
+        ("UPDATING", {"STARTING": 1}, False),
+        ("UNHEALTHY", {"STARTING": 1}, False),
+        ("DEPLOY_FAILED", {}, False),
+    ],
+)
+async def test_sleep_is_told_from_failure(
+    status: str, states: dict[str, int], asleep: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = SimpleNamespace(replica_states=states, message="", status=status)
+    overview = SimpleNamespace(applications={"mrp": SimpleNamespace(deployments={"Generator": deployment})})
+    monkeypatch.setattr(serve_state.serve, "status", lambda: overview)
+    for may_sleep in (True, False):
+        with pytest.raises(NotReady) as caught:
+            await backend(Handle(), may_sleep=may_sleep).card()
+        assert isinstance(caught.value, Asleep) is (asleep and may_sleep)
+
+
+async def test_a_lost_replica_is_noticed_before_the_next_request_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_backend, "_FRESH_S", 0.0)
+    monkeypatch.setattr(ray_backend, "_BELIEVED_S", 0.0)
+    answers = [[Status("r0", None, CARD)], []]
+    asked = backend(Handle(control=lambda method: answers.pop(0)))
+    monkeypatch.setattr(ray_backend, "why_none", lambda app, deployment: "gone")
+    assert await asked.card() == CARD
+    with pytest.raises(NotReady, match="gone"):
+        await asked.card()
+
+
+async def test_what_replicas_said_last_holds_while_one_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve's answer is all or nothing."""
+    monkeypatch.setattr(ray_backend, "_FRESH_S", 0.0)
+    monkeypatch.setattr(ray_backend, "_BELIEVED_S", 0.0)
+    monkeypatch.setattr(ray_backend, "why_none", lambda *names: "gone")
+    said: list[list[Any] | Exception] = [[Status("r0", None, CARD)], TimeoutError(), TimeoutError(), []]
+
+    def control(method: str) -> list[Any]:
+        answer = said.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    asked = backend(Handle(control=control))
+    assert [await asked.card() for _ in range(3)] == [CARD] * 3
+    with pytest.raises(NotReady, match="gone"):
+        await asked.card()
+
+
+async def test_the_time_limit_counts_from_the_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A continued request has no more time than its first attempt had."""
+    monkeypatch.setattr(ray_backend, "_GRACE_S", 0.0)
+    begun = replace(work(60.0), arrived=Arrival.ago(61.0), resume=Resume((1,), 1))
+    with pytest.raises(DeadlineExceeded, match="no replica went on by then"):
+        await anext(backend(Handle(None)).stream(begun))
+
+
+async def test_it_says_what_the_last_replica_ended_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [[], [Status("r1", None, CARD)], []]
+    failed = Failure(EngineFailed("the engine stopped: ValueError: bad"))
+    asked = backend(Handle(failed, failed, control=lambda method: answers.pop(0)))
+    monkeypatch.setattr(ray_backend, "why_none", lambda app, deployment: "none")
+    assert await asked.complete(work()) == failed
+    with pytest.raises(NotReady, match="none; before, the engine stopped: ValueError: bad"):
+        await asked.statuses()
+    assert await asked.statuses()
+    with pytest.raises(NotReady, match=r"none$"):
+        await asked.statuses()
+
+
+async def test_metrics_come_from_all_processes() -> None:
+    here, there, replica = (Snapshot(name, 0, ()) for name in ("here", "there", "r0"))
+    asked = backend(Handle(control=lambda method: [replica]), Handle(control=lambda method: [here, there]))
+    assert await asked.snapshots(here) == ([here, there], [replica])
+
+    alone = backend(Handle(), Handle())
+    assert await alone.snapshots(here) == ([here], [])
+
+
+async def test_the_last_metrics_hold_while_a_replica_hangs() -> None:
+    """Else the dashboard would be empty, and the alert of no replica pending, when there is most to see."""
+    here, replica = Snapshot("here", 0, ()), Snapshot("r0", 0, ())
+    said: list[list[Any] | Exception] = [TimeoutError(), [replica], TimeoutError(), []]
+
+    def control(method: str) -> list[Any]:
+        answer = said.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    asked = backend(Handle(control=control), Handle(control=lambda method: [here]))
+    assert [(await asked.snapshots(here))[1] for _ in range(4)] == [[], [replica], [replica], []]

@@ -1,0 +1,97 @@
+"""What Serve's controller makes of the ingresses' reports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.serve.schema import ServeApplicationSchema
+
+from service.rayserve.scaling import GENERATOR, STALE_S, WANTED, policy
+
+NOW = 1000.0
+
+
+def deployment(name: str, running: list[str], target: int, reports: dict[str, tuple[float, float]]) -> Any:
+    """Reports: how old, and what they say."""
+    series = {who: [SimpleNamespace(timestamp=NOW - age, value=said)] for who, (age, said) in reports.items()}
+    return SimpleNamespace(
+        deployment_name=name,
+        running_replicas=running,
+        current_num_replicas=len(running),
+        target_num_replicas=target,
+        current_time=NOW,
+        raw_metrics={WANTED: series} if series else {},
+    )
+
+
+def decided(*ingresses: tuple[str, float, float], running: int | None = None, target: int = 3) -> float:
+    reports = {name: (age, said) for name, age, said in ingresses}
+    names = [name for name, *_ in ingresses]
+    ingress = deployment("Ingress", names[:running], running or len(names), reports)
+    decisions, state = policy({"i": ingress, "g": deployment(GENERATOR, ["g0"], target, {})})
+    assert decisions.keys() == {"g"}
+    assert state == {}
+    return decisions["g"]
+
+
+@pytest.mark.parametrize("wanted", [0.0, 0.01, 1.9, 7.3])
+def test_what_one_ingress_wants(wanted: float) -> None:
+    assert decided(("a", 1.0, wanted)) == wanted
+
+
+def test_ingresses_are_added_up() -> None:
+    assert decided(("a", 1.0, 0.7), ("b", 2.0, 0.8)) == pytest.approx(1.5)
+
+
+def test_who_has_ended_counts_no_more() -> None:
+    assert decided(("a", 1.0, 0.7), ("b", 1.0, 4.0), running=1) == 0.7
+
+
+def test_without_a_report_it_stays_as_it_is() -> None:
+    contexts = {"i": deployment("Ingress", ["a"], 1, {}), "g": deployment(GENERATOR, [], 2, {})}
+    assert policy(contexts)[0] == {"g": 2}
+    assert policy({"g": deployment(GENERATOR, [], 2, {})})[0] == {"g": 2}
+    contexts["i"].raw_metrics = {WANTED: {"a": []}}
+    assert policy(contexts)[0] == {"g": 2}
+
+
+@pytest.mark.parametrize(("said", "then"), [(0.5, 3.0), (4.0, 4.5)])
+def test_while_one_is_silent_there_may_be_more_and_not_fewer(said: float, then: float) -> None:
+    assert decided(("a", 1.0, 0.5), ("b", STALE_S, 9.0)) == 3
+    assert decided(("a", 1.0, said), ("b", 1.0, 0.5), ("c", STALE_S + 1, 9.0)) == then
+
+
+def test_while_one_is_being_replaced_there_are_not_fewer() -> None:
+    contexts = {
+        "i": deployment("Ingress", ["a"], 2, {"a": (1.0, 0.5)}),
+        "g": deployment(GENERATOR, [], 2, {}),
+    }
+    assert policy(contexts)[0] == {"g": 2}
+
+
+@pytest.mark.parametrize(("running", "target", "then"), [([], 0, 0), ([], 1, 1), ([], 4, 1), (["g0"], 1, 0)])
+def test_the_first_one_starts_even_if_it_is_wanted_no_more(running: list[str], target: int, then: int) -> None:
+    contexts = {
+        "i": deployment("Ingress", ["a"], 1, {"a": (1.0, 0.0)}),
+        "g": deployment(GENERATOR, running, target, {}),
+    }
+    assert policy(contexts)[0] == {"g": then}
+
+
+def test_an_application_of_fixed_size_is_left_alone() -> None:
+    assert policy({}) == ({}, {})
+
+
+def test_the_controller_needs_nothing_of_the_model() -> None:
+    script = "import sys, service.rayserve.scaling; assert not {'torch', 'fastapi', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_serve_takes_it_from_a_file() -> None:
+    named = {"policy_function": "service.hooks:autoscaling_policy"}
+    application = ServeApplicationSchema(import_path="service.app:build", autoscaling_policy=named)
+    assert application.autoscaling_policy == named

@@ -1,0 +1,167 @@
+"""Where prompts go, in simulations without Ray: stickiness, bounds, balance, ingresses that agree."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from service.routing.affinity import BOUND, Affinity, Choice
+from service.routing.keys import PrefixKeys, prefix_keys
+from service.routing.table import MAX_HOLDERS, PrefixTable
+from tests.routing.test_keys import chat, work
+
+
+def prompt(name: str, length: int = 800, **more: str) -> PrefixKeys:
+    return prefix_keys(work(text=(name + "-") * (length // (len(name) + 1)), **more))
+
+
+class Fleet:
+    """Replicas with loads, and an ingress that routes to them. What was taken stays until it is ended."""
+
+    def __init__(self, count: int, slack: float = 1, seed: int = 0) -> None:
+        self.affinity = Affinity(slack, rng=random.Random(seed))
+        self.loads: dict[str, float] = {f"r{n}": 0 for n in range(count)}
+
+    def route(self, keys: PrefixKeys) -> tuple[str, Choice]:
+        choice = self.affinity.choose(keys, self.loads)
+        taken = choice.replicas[0]
+        self.affinity.learn(keys, taken)
+        self.loads[taken] += 1
+        return taken, choice
+
+    def end(self, replica: str) -> None:
+        self.loads[replica] -= 1
+
+
+def test_the_turns_of_a_chat_stay_with_their_replica() -> None:
+    fleet, homes = Fleet(4), {}
+    for turn in range(6):
+        for session in range(12):
+            said = [f"session {session} turn {n}: " + "y" * 40 for n in range(2 * turn + 1)]
+            taken, choice = fleet.route(prefix_keys(work(messages=chat(*said))))
+            assert choice.how == ("prefix" if turn else "load")
+            assert homes.setdefault(session, taken) == taken
+            fleet.end(taken)
+    assert len(set(homes.values())) > 1
+
+
+def test_a_named_session_stays_whatever_it_says_and_its_latest_replica_counts() -> None:
+    fleet = Fleet(4)
+    first, choice = fleet.route(prompt("a", session="s"))
+    assert choice.how == "load"
+    fleet.end(first)
+    for name in "bcd":
+        assert fleet.route(prompt(name, session="s")) == (first, Choice((first,), "prefix"))
+        fleet.end(first)
+    fleet.loads[first] = 50
+    second, choice = fleet.route(prompt("e", session="s"))
+    assert (second != first, choice.how) == (True, "overloaded")
+    fleet.loads = dict.fromkeys(fleet.loads, 0)
+    assert fleet.route(prompt("f", session="s"))[0] == second
+
+
+def test_a_short_match_does_not_count() -> None:
+    fleet = Fleet(2)
+    head = "h" * 200
+    for tail, how in (("a" * 100, "load"), ("b" * 100, "prefix"), ("c" * 2000, "load")):
+        assert fleet.route(prefix_keys(work(text=head + tail)))[1].how == how
+
+
+def test_the_longest_known_beginning_decides() -> None:
+    affinity, loads = Affinity(5), {"r0": 0, "r1": 3}
+    affinity.learn(prompt("a", 400), "r0")
+    affinity.learn(prompt("a", 1600), "r1")
+    assert affinity.choose(prompt("a", 2000), loads) == Choice(("r1",), "prefix")
+    assert affinity.choose(prompt("a", 400), loads) == Choice(("r0",), "prefix"), "the least loaded of two"
+
+
+@pytest.mark.parametrize("count", [2, 4, 16])
+@pytest.mark.parametrize("named", [False, True])
+def test_a_hot_prefix_alone_is_spread_within_the_bound(count: int, named: bool) -> None:
+    fleet, hot = Fleet(count), prompt("hot", session="s" if named else "")
+    for number in range(1, 40 * count):
+        fleet.route(hot)
+        mean = number / count
+        assert max(fleet.loads.values()) <= max(BOUND * mean, mean + 1) + 1e-9
+    assert min(fleet.loads.values()) >= 20
+
+
+def test_an_overloaded_holder_is_passed_over_until_it_is_not() -> None:
+    fleet = Fleet(3)
+    first, _ = fleet.route(prompt("a"))
+    fleet.loads = {name: 10.0 if name == first else 2.0 for name in fleet.loads}
+    second, choice = fleet.route(prompt("a"))
+    assert (choice.how, second != first) == ("overloaded", True)
+    assert first not in choice.replicas
+    assert fleet.route(prompt("a"))[0] == second, "who has taken it has it, too"
+
+
+def test_replicas_that_are_gone_drop_out() -> None:
+    fleet = Fleet(3)
+    first, _ = fleet.route(prompt("a", session="s"))
+    del fleet.loads[first]
+    second, choice = fleet.route(prompt("a", session="s"))
+    assert (second != first, choice.how) == (True, "load")
+    assert fleet.route(prompt("a"))[0] == second
+    fleet.loads = {"new": 0}
+    assert fleet.route(prompt("a"))[0] == "new"
+
+
+def test_ingresses_that_know_nothing_of_each_other_find_the_same_replica() -> None:
+    fleets = [Fleet(8, seed=seed) for seed in range(3)]
+    for number in range(50):
+        said = [f"session {number}", "an answer", "and then?"]
+        taken = {
+            fleet.route(prefix_keys(work(messages=chat(*said[: 1 + 2 * (n % 2)]))))[0] for n, fleet in enumerate(fleets)
+        }
+        assert len(taken) == 1
+        for fleet in fleets:
+            fleet.loads = dict.fromkeys(fleet.loads, 0)
+
+
+def test_ingresses_that_see_other_loads_agree_on_a_named_session() -> None:
+    """One of them takes a replica for busier than it is, for the moment."""
+    for number in range(20):
+        first, second = Fleet(2, slack=2, seed=1), Fleet(2, slack=2, seed=2)
+        keys = prompt("a", session=f"s{number}")
+        taken, _ = first.route(keys)
+        second.loads[taken] += 1
+        assert second.route(keys)[0] == taken
+        busy = Fleet(2, slack=2)
+        busy.loads[taken] = 9
+        assert busy.route(keys)[0] != taken
+
+
+@pytest.mark.parametrize("count", [4, 64])
+def test_homes_are_even_and_do_not_cost_balance(count: int) -> None:
+    """New prompts: what is taken by home or by chance is as even as with two random choices."""
+    by_home, by_chance, homes = Fleet(count), Fleet(count), Counter[str]()
+    for number in range(50 * count):
+        keys = prompt(f"p{number}")
+        homes[by_home.affinity.choose(keys, dict.fromkeys(by_home.loads, 0)).replicas[0]] += 1
+        by_home.route(keys)
+        by_chance.route(PrefixKeys(keys.keys, keys.shares))
+    assert max(homes.values()) < 2 * 50
+    assert max(by_home.loads.values()) <= max(by_chance.loads.values()) + 2 <= 56
+
+
+def test_the_table_keeps_what_was_used_last() -> None:
+    table, alive = PrefixTable(50), {"r0"}
+    for number in range(40):
+        table.learn(prompt("often"), "r0")
+        table.learn(prompt(f"p{number}"), "r0")
+    assert len(table) == 50
+    assert table.longest(prompt("often"), 1.0, alive) == ("r0",)
+    assert table.longest(prompt("p39"), 1.0, alive) == ("r0",)
+    assert table.longest(prompt("p0"), 0.0, alive) == ()
+
+
+def test_the_table_keeps_the_latest_holders() -> None:
+    table, names = PrefixTable(50), [f"r{n}" for n in range(MAX_HOLDERS + 3)]
+    for name in (*names, names[-2]):
+        table.learn(prompt("a"), name)
+    held = table.longest(prompt("a"), 1.0, names)
+    assert len(held) == MAX_HOLDERS
+    assert held[-2:] == (names[-1], names[-2])

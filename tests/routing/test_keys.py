@@ -1,0 +1,105 @@
+"""What two prompts share, in keys: beginnings, salts, turns of a conversation, and what it costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.arrival import Arrival
+from service.decode.params import Static
+from service.engine.request import SamplingParams
+from service.routing.keys import PrefixKeys, boundaries, prefix_keys
+from service.wire import Work
+
+TEXT = "".join(chr(97 + n * n % 23) for n in range(3000))
+
+
+def work(**prompt: Any) -> Work:
+    return Work("id", Static(), SamplingParams(), 4, 60.0, Arrival(0.0), **prompt)
+
+
+def keys(**prompt: Any) -> PrefixKeys:
+    return prefix_keys(work(**prompt))
+
+
+def chat(*contents: str) -> tuple[dict[str, str], ...]:
+    return tuple({"role": "assistant" if n % 2 else "user", "content": text} for n, text in enumerate(contents))
+
+
+def shared(one: PrefixKeys, other: PrefixKeys) -> float:
+    """The share of the first prompt that the two have in common, as their keys have it."""
+    return max((share for key, share in zip(one.keys, one.shares, strict=True) if key in other.keys), default=0.0)
+
+
+@pytest.mark.parametrize("same", [70, 300, 1000, 2900])
+@pytest.mark.parametrize("ids", [False, True])
+def test_prompts_share_the_keys_of_what_they_share_and_no_more(same: int, ids: bool) -> None:
+    one, other = TEXT, TEXT[:same] + "?" + TEXT[same + 1 :]
+    found = shared(*(keys(token_ids=tuple(map(ord, text))) if ids else keys(text=text) for text in (one, other)))
+    assert 0.6 * same / 3000 <= found <= same / 3000
+
+
+@given(st.text(max_size=400), st.lists(st.integers(0, 2**70), min_size=1), st.sampled_from(("", "a")))
+def test_every_prompt_has_keys(text: str, ids: list[int], salt: str) -> None:
+    for prompt in ({"text": text}, {"token_ids": tuple(ids)}, {"messages": chat(text, "")}):
+        found = keys(**prompt, cache_salt=salt)
+        assert len(found.keys) == len(found.shares) == len(set(found.keys)) > 0
+        assert list(found.shares) == sorted(found.shares)
+        assert found == keys(**prompt, cache_salt=salt)
+
+
+def test_the_whole_prompt_is_known_however_short() -> None:
+    assert keys(text="hi").keys == keys(text="hi").keys
+    assert shared(keys(text="hi"), keys(text="hi")) == 1.0
+    assert keys(text="hi").home is None
+
+
+@pytest.mark.parametrize(
+    "change", [{"cache_salt": "b"}, {"text": None, "messages": ({"role": "user", "content": TEXT},)}]
+)
+def test_what_never_shares_a_page_shares_no_key(change: dict[str, Any]) -> None:
+    one = work(text=TEXT, cache_salt="a")
+    assert not set(prefix_keys(one).keys) & set(prefix_keys(replace(one, **change)).keys)
+
+
+def test_every_turn_of_a_chat_is_the_beginning_of_the_next() -> None:
+    turns = [chat(*("x" * 7 * n for n in range(1, length))) for length in (2, 4, 6, 40)]
+    for earlier, later in pairwise(turns[:-1]):
+        assert keys(messages=earlier).keys[-1] in keys(messages=later).keys
+    assert shared(keys(messages=turns[-1]), keys(messages=turns[-1][:-2])) > 0.85
+    assert len({keys(messages=turn).home for turn in turns}) == 1, "the turns have different homes"
+
+
+def test_a_session_is_its_tenants_and_its_salts_own() -> None:
+    one = work(text=TEXT, session="s")
+    others = [replace(one, **change) for change in ({"session": "t"}, {"tenant": "u"}, {"cache_salt": "v"})]
+    sessions = [prefix_keys(each).session for each in (one, *others)]
+    assert len(set(sessions)) == 4
+    alike = [replace(one, cache_salt=salt, session=name) for salt, name in (("a", "b\x00c"), ("a\x00b", "c"))]
+    assert len({prefix_keys(each).session for each in alike}) == 2
+    assert prefix_keys(one).home == sessions[0]
+    assert keys(text=TEXT).session is None
+
+
+def test_other_processes_make_the_same_keys() -> None:
+    """Also where Python hashes texts by another random seed."""
+    program = "from tests.routing.test_keys import *; print(keys(text=TEXT, session='s'), keys(token_ids=(1, 2, 3)))"
+    command = [sys.executable, "-c", program]
+    said = {
+        subprocess.run(command, env={"PYTHONHASHSEED": seed, "PYTHONPATH": "."}, capture_output=True, check=True).stdout
+        for seed in ("1", "2")
+    }
+    assert said == {f"{keys(text=TEXT, session='s')} {keys(token_ids=(1, 2, 3))}\n".encode()}
+
+
+def test_the_keys_of_a_long_prompt_are_some_dozens() -> None:
+    assert len(list(boundaries(10_000, 64))) < 32
+    assert len(list(boundaries(1_000_000, 64))) < 64
+    assert len(prefix_keys(work(text=TEXT * 4)).keys) < 64

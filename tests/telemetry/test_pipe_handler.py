@@ -1,0 +1,158 @@
+"""Log lines to a named pipe that nobody reads: nothing waits, what is lost is counted."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.settings import Settings
+from service.telemetry import pipe_handler
+from service.telemetry.logs import install_logs
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    logger = logging.getLogger("service")
+    before = logger.handlers[:], logger.level, logger.propagate
+    yield
+    for handler in set(logger.handlers) - set(before[0]):
+        handler.close()
+    logger.handlers[:], logger.level, logger.propagate = before
+
+
+@pytest.fixture(autouse=True)
+def no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written to a pipe that has room again but what a test logs."""
+    monkeypatch.setattr(pipe_handler, "_AGAIN_S", 3600.0)
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Iterator[int]:
+    """The end of a pipe that is read from; the service logs into the other one."""
+    path = tmp_path / "log"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    install_logs(Settings(log_file=path, log_format="json"))
+    yield reader
+    os.close(reader)
+
+
+def read(reader: int) -> list[dict[str, Any]]:
+    """All lines that are there."""
+    content = b""
+    while True:
+        try:
+            part = os.read(reader, 2**16)
+        except BlockingIOError:
+            break
+        if not part:
+            break
+        content += part
+    assert content.endswith(b"\n")
+    return [json.loads(line) for line in content.splitlines()]
+
+
+def log(count: int, text: str = "a line") -> None:
+    """Logs so many lines on a thread of its own, which must not be held up."""
+
+    def lines() -> None:
+        for number in range(count):
+            logging.getLogger("service.some.where").warning(text, extra={"number": number})
+
+    thread = threading.Thread(target=lines, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive(), "logging waits for a reader"
+
+
+def test_lines_that_are_read_in_time_all_come(pipe: int) -> None:
+    for _ in range(3):
+        log(100)
+        assert [line["number"] for line in read(pipe)] == list(range(100))
+
+
+def test_a_pipe_that_is_not_read_holds_nobody_up(pipe: int) -> None:
+    log(5000)
+    came = read(pipe)
+    assert [line["number"] for line in came] == list(range(len(came)))
+    assert 100 < len(came) < 5000
+    log(1, "read again")
+    told, last = read(pipe)
+    assert (told["level"], told["dropped"]) == ("warning", 5000 - len(came))
+    assert (last["message"], last["number"]) == ("read again", 0)
+
+
+def test_what_was_dropped_is_said_once(pipe: int) -> None:
+    for _ in range(2):
+        log(5000)
+        came = len([line for line in read(pipe) if "number" in line])
+        log(2)
+        assert [line.get("dropped") for line in read(pipe)] == [5000 - came, None, None]
+
+
+def test_what_was_dropped_is_said_though_nothing_more_is_logged(pipe: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipe_handler, "_AGAIN_S", 0.01)
+    log(5000)
+    came = read(pipe)
+    assert select.select([pipe], [], [], 20)[0]
+    assert [line["dropped"] for line in read(pipe)] == [5000 - len(came)]
+
+
+def test_the_end_of_the_service_says_it_too(pipe: int) -> None:
+    log(5000)
+    came = read(pipe)
+    logging.getLogger("service").handlers[0].close()
+    assert [line["dropped"] for line in read(pipe)] == [5000 - len(came)]
+
+
+@pytest.mark.parametrize("length", [5000, 7000, 9000, 20000])
+def test_long_lines_come_whole_or_not_at_all(pipe: int, length: int) -> None:
+    """Tracebacks are longer than what a pipe takes or refuses as one, so it may take a part."""
+    log(30, "x" * length)
+    content = os.read(pipe, 2**16)
+    log(1, "next")
+    content += os.read(pipe, 2**16)
+    lines = [json.loads(line) for line in content.splitlines()]
+    whole = sum(line["message"] == "x" * length for line in lines)
+    assert [line.get("dropped") for line in lines] == [None] * whole + [30 - whole, None]
+    assert lines[-1]["message"] == "next"
+
+
+def test_the_rest_of_a_line_comes_before_the_next(pipe: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    room = 100
+    real = os.write
+
+    def write(descriptor: int, content: bytes) -> int:
+        nonlocal room
+        if content and not room:
+            raise BlockingIOError
+        written = real(descriptor, content[:room])
+        room -= written
+        return written
+
+    monkeypatch.setattr(pipe_handler.os, "write", write)
+    log(1, "first " * 50)  # a part
+    log(1, "second")  # nothing
+    room = 10
+    log(1, "third")  # a part of the first line
+    room = 10_000
+    log(1, "fourth")
+    first, told, last = read(pipe)
+    assert (first["message"], told["dropped"], last["message"]) == ("first " * 50, 2, "fourth")
+
+
+def test_nobody_ever_reads(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log")
+    opened = threading.Thread(target=install_logs, args=(Settings(log_file=tmp_path / "log"),), daemon=True)
+    opened.start()
+    opened.join(20)
+    assert not opened.is_alive(), "the service waits for a reader before it starts"
+    log(5000)

@@ -1,0 +1,200 @@
+"""Whose turn it is: shares by weight, priorities, age, and that nobody waits for ever."""
+
+from __future__ import annotations
+
+from itertools import count, pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.fair_queue import Claim, FairQueue
+
+
+def filled(*claims: Claim) -> FairQueue[str]:
+    """A queue of a, b, c … with these claims."""
+    queue: FairQueue[str] = FairQueue()
+    for name, claim in zip("abcdefghijkl", claims, strict=False):
+        queue.push(name, claim)
+    return queue
+
+
+def drained(queue: FairQueue[str]) -> str:
+    return "".join(queue.pop() for _ in range(len(queue)))
+
+
+claims = st.builds(
+    Claim,
+    arrived=st.floats(0, 100),
+    tenant=st.sampled_from(["x", "y", "z"]),
+    weight=st.just(1.0),
+    priority=st.integers(0, 9),
+    cost=st.integers(1, 20),
+)
+
+
+class TestInsideATenant:
+    def test_in_order_of_arrival(self) -> None:
+        assert drained(filled(*(Claim(now) for now in (1.0, 2.0, 2.0, 3.0)))) == "abcd"
+
+    def test_lower_priorities_first(self) -> None:
+        assert drained(filled(*(Claim(0.0, priority=priority) for priority in (5, 9, 0, 5, 1)))) == "ceadb"
+
+    def test_ten_seconds_make_up_for_one_priority(self) -> None:
+        assert drained(filled(Claim(0.0, priority=6), Claim(9.9, priority=5), Claim(10.1, priority=5))) == "bac"
+
+    def test_the_pace_of_ageing_is_given(self) -> None:
+        queue: FairQueue[str] = FairQueue(aging_s=1.0)
+        for name, claim in (
+            ("a", Claim(0.0, priority=9)),
+            ("b", Claim(8.9, priority=0)),
+            ("c", Claim(9.1, priority=0)),
+        ):
+            queue.push(name, claim)
+        assert drained(queue) == "bac"
+
+    @given(st.lists(st.tuples(st.floats(0, 50), st.integers(0, 9)), max_size=30))
+    def test_nothing_overtakes_what_had_aged_past_it(self, arrivals: list[tuple[float, int]]) -> None:
+        """The order is by effective priority at any time, first come first served among equals."""
+        queue: FairQueue[int] = FairQueue()
+        for number, (arrived, priority) in enumerate(arrivals):
+            queue.push(number, Claim(arrived, priority=priority))
+        order = [queue.pop() for _ in arrivals]
+        at_100 = [arrivals[number][1] - (100 - arrivals[number][0]) / 10 for number in order]
+        assert all(earlier <= later + 1e-9 for earlier, later in pairwise(at_100))
+
+
+class TestBetweenTenants:
+    def test_a_flood_does_not_push_another_out(self) -> None:
+        queue = filled(*(Claim(0.0, "flood") for _ in range(10)), Claim(5.0, "one"))
+        assert drained(queue)[:2] == "ak"
+
+    def test_turns_by_cost(self) -> None:
+        queue = filled(*(Claim(0.0, "long", cost=4) for _ in "ab"), *(Claim(0.0, "short", cost=1) for _ in "cdefgh"))
+        assert drained(queue) == "acdefbgh"
+
+    def test_idling_saves_nothing_up(self) -> None:
+        queue: FairQueue[str] = FairQueue()
+        for number in range(50):
+            queue.push("a", Claim(number, "busy"))
+            queue.pop()
+        for name in "abcd":
+            queue.push(name, Claim(50.0, "busy"))
+            queue.push(name.upper(), Claim(50.0, "new"))
+        assert drained(queue) in {"AaBbCcDd", "aAbBcCdD", "AaBbCcdD", "AaAbBcCdD"}
+
+    @given(st.lists(st.integers(1, 9), min_size=2, max_size=5), st.lists(st.integers(1, 8), min_size=1, max_size=9))
+    def test_shares_by_weight_while_all_wait(self, weights: list[int], costs: list[int]) -> None:
+        """Two tenants that always wait never differ by more than a request each in what they got by weight."""
+        queue: FairQueue[tuple[int, int]] = FairQueue()
+        numbers = {tenant: count() for tenant in range(len(weights))}
+
+        def ask(tenant: int) -> None:
+            cost = costs[next(numbers[tenant]) % len(costs)]
+            queue.push((tenant, cost), Claim(0.0, str(tenant), weights[tenant], cost=cost))
+
+        for tenant in range(len(weights)):
+            ask(tenant)
+        got = [0.0] * len(weights)
+        for _ in range(200):
+            tenant, cost = queue.pop()
+            got[tenant] += cost / weights[tenant]
+            ask(tenant)
+            for other in range(len(weights)):
+                slack = max(costs) / weights[tenant] + max(costs) / weights[other]
+                assert abs(got[tenant] - got[other]) <= slack + 1e-6
+
+    @settings(max_examples=30)
+    @given(st.lists(claims, min_size=1, max_size=20), claims, st.lists(claims, min_size=200, max_size=200))
+    def test_nobody_starves(self, before: list[Claim], one: Claim, later: list[Claim]) -> None:
+        """However others keep coming at one a pop and a second, it is served within a bounded number of pops."""
+        queue: FairQueue[str] = FairQueue()
+        for claim in before:
+            queue.push("other", claim)
+        queue.push("one", Claim(100.0, one.tenant, 1.0, one.priority, one.cost))
+        for second, claim in enumerate(later):
+            if queue.pop() == "one":
+                return
+            queue.push("other", Claim(100.0 + second, claim.tenant, 1.0, claim.priority, claim.cost))
+        pytest.fail("it still waits")
+
+
+class TestQueue:
+    def test_an_empty_one(self) -> None:
+        queue: FairQueue[str] = FairQueue()
+        assert (len(queue), queue.peek(), list(queue)) == (0, None, [])
+        with pytest.raises(IndexError):
+            queue.pop()
+
+    @given(st.lists(st.one_of(claims, st.none()), max_size=40), st.data())
+    def test_everything_comes_out_once(self, script: list[Claim | None], data: st.DataObject) -> None:
+        """Pushes, pops and removals in any order; None takes out whatever the data says."""
+        queue: FairQueue[object] = FairQueue()
+        inside: list[object] = []
+        for claim in script:
+            if claim is not None:
+                inside.append(object())
+                queue.push(inside[-1], claim)
+            elif inside and data.draw(st.booleans()):
+                gone = data.draw(st.sampled_from(inside))
+                assert queue.remove(gone)
+                assert not queue.remove(gone)
+                inside.remove(gone)
+            elif inside:
+                first = queue.peek()
+                assert queue.pop() is first
+                inside.remove(first)
+            assert len(queue) == len(inside)
+            assert set(map(id, queue)) == set(map(id, inside))
+
+    def test_removing_costs_nothing(self) -> None:
+        queue: FairQueue[str] = FairQueue()
+        queue.push("gone", Claim(0.0, "x", cost=1000))
+        assert queue.remove("gone")
+        queue.push("a", Claim(0.0, "x"))
+        queue.push("b", Claim(0.0, "y"))
+        assert drained(queue) == "ab"
+
+    def test_tenants_that_left_are_forgotten(self) -> None:
+        queue: FairQueue[str] = FairQueue()
+        for number in range(100):
+            queue.push("a", Claim(number, str(number)))
+            queue.pop()
+        assert len(queue._tenants) <= 1
+
+
+class TestAhead:
+    """What would be served before a newcomer."""
+
+    def test_of_one_tenant(self) -> None:
+        queue = filled(Claim(0.0, cost=3), Claim(0.0, priority=9, cost=10))
+        assert queue.ahead(Claim(1.0)) == 3
+        assert queue.ahead(Claim(1.0, priority=0)) == 0
+        assert queue.ahead(Claim(41.0)) == 13
+
+    def test_of_another_tenant_is_only_what_comes_before_its_turn(self) -> None:
+        queue = filled(*(Claim(0.0, "flood", cost=10) for _ in range(9)))
+        assert queue.ahead(Claim(1.0, "flood")) == 90
+        assert queue.ahead(Claim(1.0, "one")) == 0
+        queue.push("one", Claim(1.0, "one", cost=5))
+        assert queue.ahead(Claim(1.0, "one")) == 5 + 5
+        assert queue.waiting("flood") == 9
+        assert queue.waiting("nobody") == 0
+
+    def test_shares(self) -> None:
+        queue = filled(Claim(0.0, "x", weight=3.0), Claim(0.0, "y", weight=1.0))
+        assert queue.share(Claim(0.0, "x", weight=3.0)) == 0.75
+        assert queue.share(Claim(0.0, "z", weight=4.0)) == 0.5
+        assert FairQueue[str]().share(Claim(0.0)) == 1.0
+
+    @given(st.lists(claims, max_size=20), claims)
+    def test_is_close_to_what_is_served_before_it(self, before: list[Claim], one: Claim) -> None:
+        queue: FairQueue[Claim] = FairQueue()
+        for claim in before:
+            queue.push(claim, claim)
+        foreseen = queue.ahead(one)
+        queue.push(one, one)
+        served = 0.0
+        while (popped := queue.pop()) is not one:
+            served += popped.cost
+        assert abs(served - foreseen) <= 2 * 20  # a request of each other tenant

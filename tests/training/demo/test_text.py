@@ -1,0 +1,68 @@
+"""Windows of text: whole files are held out, a window is running text, batches mix them with the tasks."""
+
+import random
+import time
+from itertools import islice
+
+import pytest
+import torch
+
+from training.demo import tokenizer as tok
+from training.demo.batches import TEXT_SHARE, Batches
+from training.demo.text import PROMPT, WINDOW, Windows, is_heldout, library_files, passages
+from training.optim import Clock
+
+TEXTS = ["".join(f"line {n} of file {name}\n" for n in range(60)) for name in "ab"]
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tok.train_tokenizer(examples=1500)
+
+
+@pytest.fixture(scope="module")
+def windows(tokenizer):
+    return Windows(tokenizer, [*TEXTS, "too short"])
+
+
+def test_whole_files_are_held_out_one_in_ten():
+    names = [f"folder/module_{n}.py" for n in range(2000)]
+    assert sum(map(is_heldout, names)) / len(names) == pytest.approx(0.1, abs=0.03)
+    first = {side: next(library_files(heldout=side)) for side in (False, True)}
+    assert first[False] != first[True]
+
+
+def test_a_window_is_running_text_of_one_file(tokenizer, windows):
+    rng = random.Random(0)
+    for _ in range(50):
+        window = windows.draw(rng)
+        assert len(window) == WINDOW
+        assert any(tokenizer.decode(window) in text for text in TEXTS)
+
+
+def test_passages_begin_with_a_line_and_are_the_same_for_a_seed():
+    drawn = passages(20, 3, [*TEXTS, "too short"])
+    assert drawn == passages(20, 3, TEXTS) != passages(20, 4, TEXTS)
+    assert all(len(one) == 4 * PROMPT and any(f"\n{one}" in f"\n{text}" for text in TEXTS) for one in drawn)
+
+
+def test_batches_mix_windows_with_the_tasks(tokenizer, windows):
+    block = 16
+    batches = list(islice(Batches(tokenizer, block, 8, seed=0, text=windows), 400))
+    of_text = [batch for batch in batches if batch.layout.length == WINDOW and batch.layout.clean == WINDOW - block]
+    assert len(of_text) / len(batches) == pytest.approx(TEXT_SHARE, abs=0.1)
+    for batch in of_text[:5]:
+        assert batch.layout.first == PROMPT
+        assert batch.answer.all(), "every position behind the prompt is decoded"
+        assert not batch.tail.any()
+        assert all(any(tokenizer.decode(row) in text for text in TEXTS) for row in batch.tokens.tolist())
+
+
+def test_the_clock_counts_work_not_waiting():
+    clock = Clock(minutes=1)
+    time.sleep(0.2)
+    waited = clock.spent
+    while clock.spent < waited + 0.02:
+        torch.rand(64, 64) @ torch.rand(64, 64)
+    assert waited < 0.1
+    assert Clock(minutes=1, spent=30).share == pytest.approx(0.5, abs=0.01)

@@ -1,0 +1,1 @@
+"""The recipe of the demo checkpoint: its tasks, its text, its tokenizer, its stages."""

@@ -1,0 +1,58 @@
+"""The demo's training examples as batches: bucketed by their number of blocks, so no row is padded."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+
+from tokenizers import Tokenizer
+
+from training.batch import Batch, collate
+from training.demo import tasks
+from training.demo.text import PROMPT, WINDOW, Windows
+from training.demo.tokenizer import END, MASK, PAD, control, encode_prompt
+from training.layout import Layout
+
+#: Of all examples, how many are windows of text.
+TEXT_SHARE = 0.35
+_DRAWN_AT_ONCE = 8192
+
+
+class Batches:
+    """An endless, seeded stream of batches of fresh training examples: tasks, and windows of text if given."""
+
+    def __init__(self, tokenizer: Tokenizer, block: int, size: int, seed: int, text: Windows | None = None) -> None:
+        self._tokenizer, self._block, self._size, self._text = tokenizer, block, size, text
+        self._rng = random.Random(seed)
+
+    def __iter__(self) -> Iterator[Batch]:
+        while True:
+            num_windows = round(_DRAWN_AT_ONCE * TEXT_SHARE) if self._text else 0
+            examples = [tasks.draw(self._rng) for _ in range(_DRAWN_AT_ONCE - num_windows)]
+            windows = [self._text.draw(self._rng) for _ in range(num_windows)] if self._text else []
+            yield from self._shuffled(examples, windows)
+
+    def _shuffled(self, examples: list[tasks.Example], windows: list[list[int]]) -> list[Batch]:
+        buckets: dict[tuple[int, int], list[tuple[list[int], int]]] = defaultdict(list)
+        buckets[WINDOW // self._block, PROMPT // self._block] += [(window, PROMPT) for window in windows]
+        self._tokenizer.encode_special_tokens = True
+        answers = self._tokenizer.encode_batch([example.answer for example in examples], add_special_tokens=False)
+        end = control(self._tokenizer, END)
+        for example, answer in zip(examples, answers, strict=True):
+            prompt = encode_prompt(self._tokenizer, example.prompt)
+            tokens = [*prompt, *answer.ids, end]
+            buckets[-(-len(tokens) // self._block), len(prompt) // self._block].append((tokens, len(prompt)))
+        batches = [
+            self.collate(rows[at : at + self._size])
+            for rows in buckets.values()
+            for at in range(0, len(rows) - self._size + 1, self._size)
+        ]
+        self._rng.shuffle(batches)
+        return batches
+
+    def collate(self, rows: list[tuple[list[int], int]]) -> Batch:
+        """rows: tokens and prompt length, all of one number of blocks, answer and prompt alike."""
+        tokens, prompt = rows[0]
+        layout = Layout(-(-len(tokens) // self._block) * self._block, prompt // self._block * self._block, self._block)
+        return collate(rows, layout, control(self._tokenizer, PAD), control(self._tokenizer, MASK))

@@ -1,0 +1,113 @@
+"""What docs/training.md measures beside `train-mrp`: the demo's tasks as a file, and MRP as the published loops use it.
+
+`python -m training.demo.experiments tasks FILE --count N` and `… published CHECKPOINT FILE`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from service.model import load_checkpoint
+from training.chains import Rows
+from training.conversations import Codec, Limits, read_corpus
+from training.demo import tasks
+from training.demo.tokenizer import ASSISTANT, END, USER, control, encode_text
+from training.evaluation import evaluate
+from training.layout import Layout
+from training.simulate import Drafting
+from training.stream import Shape, Stream
+
+_DRAFTS = 4
+
+
+class WithoutPrefix(Rows):
+    """MRP whose layers see the block alone, as the published speculative and remask loops have it."""
+
+    def reads(self, layout: Layout, copies: int) -> Tensor:
+        """Nothing."""
+        return torch.zeros_like(layout.reads(copies))
+
+
+class DemoCodec:
+    """The demo's tokenizer and chat template, without the libraries of the service."""
+
+    def __init__(self, folder: str) -> None:
+        self._tokenizer: Tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of plain text."""
+        return encode_text(self._tokenizer, text)
+
+    def chat_pieces(
+        self, messages: Sequence[Mapping[str, str]], *, answer: bool = True
+    ) -> list[tuple[list[int], int | None]]:
+        """As the service's codec."""
+        pieces: list[tuple[list[int], int | None]] = []
+        for number, message in enumerate(messages):
+            before, after = (ASSISTANT, [END]) if message["role"] == "assistant" else (USER, [])
+            pieces.append(([control(self._tokenizer, before)], None))
+            pieces.append((self.encode(message["content"]), number))
+            pieces.append(([control(self._tokenizer, name) for name in after], None))
+        return [*pieces, ([control(self._tokenizer, ASSISTANT)] if answer else [], None)]
+
+
+def write_tasks(file: Path, count: int) -> None:
+    """Conversations from the training side of the demo's tasks."""
+    rng = random.Random(7)
+    with file.open("w", encoding="utf-8") as out:
+        for example in (tasks.draw(rng) for _ in range(count)):
+            turns = (("user", example.prompt), ("assistant", example.answer))
+            out.write(json.dumps({"messages": [{"role": role, "content": text} for role, text in turns]}) + "\n")
+
+
+def compare_published(name: str, file: Path, codec: Codec, batches: int) -> None:
+    """Prints held-out measures of zero, and of MRP without and with what the published loops leave out.
+
+    They call it without its prefix context, and make the first draft of later rounds from logits that predate the
+    last pick.
+    """
+    checkpoint = load_checkpoint(name)
+    config = checkpoint.config
+    if checkpoint.mrp is None:
+        raise SystemExit(f"{name} has no MRP module")
+    corpus = read_corpus(file, codec, config.eos_token_ids, Limits(config.block_size), heldout=0.05)
+    stream = Stream(corpus.heldout, Shape(16, config.block_size, 0, config.mask_token_id), seed=0)
+    ends, models = torch.tensor(config.eos_token_ids), (checkpoint.backbone, checkpoint.mrp)
+    ways = {
+        "published": Drafting(_DRAFTS, stale_first=True, rows=WithoutPrefix),
+        "fresh first draft": Drafting(_DRAFTS, rows=WithoutPrefix),
+        "prefix": Drafting(_DRAFTS, stale_first=True),
+        "both": Drafting(_DRAFTS),
+    }
+    for label, drafting in ways.items():
+        torch.manual_seed(0)
+        given = map(stream.batch, range(min(batches, stream.batches_per_epoch)))
+        mrp, zero = evaluate(models, given, ends, drafting)
+        print(label, json.dumps(mrp.numbers()), flush=True)
+    print("zero", json.dumps(zero.numbers()))
+
+
+def main() -> None:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=["tasks", "published"])
+    parser.add_argument("names", nargs="+", help="tasks: FILE; published: CHECKPOINT FILE")
+    parser.add_argument("--count", type=int, default=8000, help="tasks to write")
+    parser.add_argument("--batches", type=int, default=8, help="batches to judge")
+    given = parser.parse_args()
+    if given.what == "tasks":
+        write_tasks(Path(given.names[0]), given.count)
+    else:
+        compare_published(given.names[0], Path(given.names[1]), DemoCodec(given.names[0]), given.batches)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Python text for training: the standard library's own sources, cut into windows of tokens.
+
+`python -m training.demo.text --out FILE` writes beginnings of held-out passages, for `mrp-serve eval --text FILE`.
+
+It lies on every machine that can run the recipe. Whole files are held out, by a hash of their names. Knows
+no model. The corpus is that of the running Python, so another minor version trains on slightly other text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import random
+import sysconfig
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from training.demo.tokenizer import encode_text
+
+#: A window of 6 blocks of 16 whose first 2 are the prompt.
+WINDOW, PROMPT = 96, 32
+
+_LEFT_OUT = {"site-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo", "ensurepip", "__pycache__"}
+_HELDOUT_OF_256 = 26
+_LEAST_TEXT = 1000
+
+
+def library_files(*, heldout: bool) -> Iterator[str]:
+    """The text of every source file on one side of the split, in the order of their names."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root)
+        if _LEFT_OUT.isdisjoint(name.parts) and is_heldout(name.as_posix()) == heldout:
+            yield path.read_text(encoding="utf-8", errors="ignore")
+
+
+def is_heldout(name: str) -> bool:
+    """Whether a file is kept out of training (about one in ten)."""
+    return hashlib.sha256(name.encode()).digest()[0] < _HELDOUT_OF_256
+
+
+class Windows:
+    """Windows of `WINDOW` tokens of running text, drawn at random places of files that are long enough."""
+
+    def __init__(self, tokenizer: Tokenizer, texts: Iterable[str]) -> None:
+        encoded = (encode_text(tokenizer, text) for text in texts)
+        self._files = [tokens for tokens in encoded if len(tokens) >= WINDOW]
+        self._lengths = [len(tokens) for tokens in self._files]
+
+    def draw(self, rng: random.Random) -> list[int]:
+        """One window; long files are drawn more often."""
+        tokens = rng.choices(self._files, self._lengths)[0]
+        start = rng.randrange(len(tokens) - WINDOW + 1)
+        return tokens[start : start + WINDOW]
+
+
+def passages(count: int, seed: int, texts: Iterable[str]) -> list[str]:
+    """Beginnings of passages, `PROMPT` characters times four, each from a random line of a random text."""
+    rng, length, written = random.Random(seed), 4 * PROMPT, [text for text in texts if len(text) > _LEAST_TEXT]
+    weights, drawn = [len(text) for text in written], list[str]()
+    while len(drawn) < count:
+        text = rng.choices(written, weights)[0]
+        start = text.rfind("\n", 0, rng.randrange(len(text) - length)) + 1
+        drawn.append(text[start : start + length])
+    return drawn
+
+
+def main() -> None:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines with `prompt`")
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    drawn = passages(given.count, given.seed, library_files(heldout=True))
+    given.out.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in drawn), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

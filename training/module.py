@@ -1,0 +1,27 @@
+"""A new MRP module, made from the backbone it is for."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import nn
+
+from service.model import ModelConfig, Mrp, Sdar
+
+
+def new_mrp(config: ModelConfig, backbone: Sdar) -> Mrp:
+    """An MRP module whose layers are the backbone's last; a residual one's output starts small."""
+    if config.mrp is None:
+        raise ValueError("the config has no MRP module: num_nextn_predict_layers is 0")
+    mrp = Mrp(config, config.mrp)
+    hidden, share = config.hidden_size, 0.15 if config.mrp.residual else 1.0
+    last = list(backbone.layers)[-config.mrp.num_layers :]
+    with torch.no_grad():
+        nn.init.normal_(mrp.eh_proj.weight, std=0.12 / math.sqrt(2 * hidden))
+        mrp.eh_proj.weight[:, :hidden] += 0.7 * torch.eye(hidden)
+        mrp.eh_proj.weight[:, hidden:] += torch.eye(hidden)
+        mrp.norm.weight.copy_(share * backbone.norm.weight)
+    for layer, source in zip(mrp.layers, last, strict=True):
+        layer.load_state_dict(source.state_dict())
+    return mrp
