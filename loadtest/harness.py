@@ -27,7 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from loadtest.generator.protocol import Observation, Reader, Route, reader
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 GENERATE = "/generate"
 _START_S = 180
 _STOP_S = 120

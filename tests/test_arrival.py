@@ -8,7 +8,7 @@ import pytest
 
 from service import arrival
 from service.arrival import Arrival
-from tests.gateway.clock import Clock
+from tests.clock import Clock
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """How two trainings differ, in the words of `train-mrp`: an option with its value then and now.
 
-A plan is compared as it is kept (`Plan.what_matters`); whoever reads of a difference knows the options alone.
+A plan is compared as it is kept (`TrainingConfig.what_matters`); whoever reads of a difference knows the options alone.
 """
 
 from __future__ import annotations

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from service.errors import SettingsError
 from service.model import Checkpoint, LoadOptions, load_checkpoint, parse_config
+from training.config import Source, TrainingConfig
 from training.conversations import Codec, Corpus, Limits, read_corpus
 from training.evaluation import Score, evaluate
 from training.lessons import Teacher
 from training.module import new_mrp
 from training.optim import Optimiser, Steps
-from training.plan import Plan, Source
 from training.publish import HELDOUT_FILE, mrp_config, publish, stored_dtype
 from training.simulate import Drafting
 from training.state import RunFolder
@@ -48,7 +48,7 @@ class Watcher:
 
 
 def train(
-    plan: Plan, codec_of: Callable[[Path], Codec], device: str, team: Team, watcher: Watcher
+    plan: TrainingConfig, codec_of: Callable[[Path], Codec], device: str, team: Team, watcher: Watcher
 ) -> tuple[Score, Score] | None:
     """Trains, writes the result and judges it on held-out examples: MRP and zero; None where none are held out."""
     if plan.budget.batches % team.size:
@@ -63,7 +63,7 @@ def train(
 class Session:
     """One worker's part of a training."""
 
-    def __init__(self, plan: Plan, codec_of: Callable[[Path], Codec], device: str, team: Team) -> None:
+    def __init__(self, plan: TrainingConfig, codec_of: Callable[[Path], Codec], device: str, team: Team) -> None:
         _check_out(plan)
         self._plan, self._team, self._device = plan, team, device
         dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
@@ -133,13 +133,13 @@ class Session:
         return Shape(self._plan.budget.rows, config.block_size, int(config.mask_token_id == 0), config.mask_token_id)
 
 
-def _check_out(plan: Plan) -> None:
+def _check_out(plan: TrainingConfig) -> None:
     """SettingsError where the result would be written over the backbone."""
     if plan.keeping.out.resolve() == Path(plan.source.backbone).resolve():
         raise SettingsError(f"out is {plan.keeping.out}, which is the backbone's own folder: name another one")
 
 
-def _config(checkpoint: Checkpoint, plan: Plan) -> Mapping[str, Any]:
+def _config(checkpoint: Checkpoint, plan: TrainingConfig) -> Mapping[str, Any]:
     """The config.json of the result. SettingsError for a module that this backbone cannot have."""
     config, layers, block = checkpoint.config, plan.module.layers, checkpoint.config.block_size
     if not 1 <= layers <= config.num_layers:

@@ -1,6 +1,6 @@
 """The load generator's options, beside locust's own, and what they mean.
 
-They stand on locust's command line and in the form of its web page. `Plan` is what users and shape are told.
+They stand on locust's command line and in the form of its web page. `RunOptions` is what users and shape are told.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def add(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunOptions:
     """What the options say."""
 
     workload: Workload
@@ -50,7 +50,7 @@ class Plan:
     think_s: float
 
     @classmethod
-    def of(cls, options: argparse.Namespace) -> Plan:
+    def of(cls, options: argparse.Namespace) -> RunOptions:
         """Of parsed options; ValueError says which one is wrong."""
         prompts = read_prompts(Path(options.prompts)) if options.prompts else heldout_prompts()
         workload = Workload(

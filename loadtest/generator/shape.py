@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from locust import LoadTestShape
 
-from loadtest.generator.options import Plan
+from loadtest.generator.options import RunOptions
 
 Tick = tuple[int, float]
 
@@ -22,9 +22,11 @@ class Levels(LoadTestShape):
     abstract = True  # locust would make one without arguments
     use_common_options = True
 
-    def __init__(self, plan: Plan, sources: Callable[[], int], changed: Callable[[float, int, float], None]) -> None:
+    def __init__(
+        self, options: RunOptions, sources: Callable[[], int], changed: Callable[[float, int, float], None]
+    ) -> None:
         super().__init__()
-        self._plan, self._sources, self._changed = plan, sources, changed
+        self._options, self._sources, self._changed = options, sources, changed
         self._stage = -1
 
     def reset_time(self) -> None:
@@ -35,17 +37,17 @@ class Levels(LoadTestShape):
     def tick(self) -> Tick | None:
         """Users and how many to start a second; None ends the run."""
         at = self.get_run_time()
-        if at >= self._plan.profile.seconds:
-            return self._finish(at - self._plan.profile.seconds)
-        profile = self._plan.profile
+        if at >= self._options.profile.seconds:
+            return self._finish(at - self._options.profile.seconds)
+        profile = self._options.profile
         stage, level = profile.stage(at), profile.level(at)
         if stage is not None and stage != self._stage:
             self._stage = stage
             self._changed(time.perf_counter(), stage, level)
-        return (max(1, round(level)) if self._plan.loop == "closed" else self._sources()), _AT_ONCE
+        return (max(1, round(level)) if self._options.loop == "closed" else self._sources()), _AT_ONCE
 
     def _finish(self, since: float) -> Tick | None:
         """Nobody asks anything new; ends when all are answered. A master that quit sooner would lose their rows."""
         if since > FINISH_S or not self.get_current_user_count():
             return None
-        return (0 if self._plan.loop == "closed" else self._sources()), _AT_ONCE
+        return (0 if self._options.loop == "closed" else self._sources()), _AT_ONCE

@@ -20,7 +20,7 @@ from locust.exception import CatchResponseError, StopUser
 from loadtest.generator.arrivals import Arrival, poisson
 from loadtest.generator.client import Client
 from loadtest.generator.measures import Measures
-from loadtest.generator.options import Plan
+from loadtest.generator.options import RunOptions
 from loadtest.generator.protocol import Observation, Route
 from loadtest.generator.rows import UNFINISHED
 from loadtest.generator.workload import Asked, Json, as_messages, as_prompt, for_openai
@@ -39,7 +39,7 @@ class LoadUser(User):
     def on_start(self) -> None:
         """Reads the options, which a web page or a master may have changed since the process began."""
         options = self.environment.parsed_options
-        self._plan = Plan.of(options)
+        self._plan = RunOptions.of(options)
         self._measures: Measures = self.environment.mrp_measures
         self._index = next(self.environment.mrp_users)
         self._worker = max(0, getattr(self.environment.runner, "worker_index", 0))

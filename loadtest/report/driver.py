@@ -21,7 +21,7 @@ from loadtest.generator.rows import Row, from_json
 from loadtest.report.scenario import Run
 from loadtest.report.summary import Sample
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 LOCUSTFILE = ROOT / "loadtest" / "locustfile.py"
 _EVERY_S = 1.0
 

@@ -16,7 +16,7 @@ import yaml
 from loadtest.generator.arrivals import Profile
 from loadtest.generator.workload import DEFAULT_MODE
 
-FOLDER = Path(__file__).parent / "scenarios"
+FOLDER = Path(__file__).parents[1] / "scenarios"
 
 
 @dataclass(frozen=True)

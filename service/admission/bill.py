@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from service.admission.meter import Meter, Moment
+from service.admission.throughput import Moment, Throughput
 from service.wire import Answer, Chunk, Ending
 
 
@@ -20,18 +20,18 @@ class Job:
     before the end. `charged`: tokens that its key has paid. `begun`: when it got its place.
     """
 
-    def __init__(self, asked: int, block_size: int, meter: Meter) -> None:
+    def __init__(self, asked: int, block_size: int, throughput: Throughput) -> None:
         self.asked, self.decoded = asked, 0
         self.streamed, self.charged = 0, 0.0
         self.used: int | None = None
         self.begun: Moment | None = None
-        self._block_size, self._meter = block_size, meter
+        self._block_size, self._throughput = block_size, throughput
 
     def take(self, item: Answer | Chunk | Ending) -> None:
         """An item of the stream, or the whole answer."""
         if isinstance(item, Chunk):
             self.decoded += 1
-            self._meter.decoded(1)
+            self._throughput.decoded(1)
             self.streamed += len(item.token_ids)
         elif isinstance(item, Ending):
             self._end(item)
@@ -39,12 +39,12 @@ class Job:
         else:
             self.decoded = -(-item.ending.completion_tokens // self._block_size)
             if self.begun is not None:
-                self._meter.decoded_since(self.begun, self.decoded)
+                self._throughput.decoded_since(self.begun, self.decoded)
             self._end(item.ending)
 
     def _end(self, ending: Ending) -> None:
         self.used = ending.prompt_tokens + ending.completion_tokens
-        self._meter.answered(self.asked, self.decoded)
+        self._throughput.answered(self.asked, self.decoded)
 
 
 class Bill:

@@ -15,7 +15,7 @@ from service.cli.options import BlockSize, Device, Threads, use_threads
 from service.cli.output import Counter, notes, results, table
 
 if TYPE_CHECKING:
-    from training.plan import Plan
+    from training.config import TrainingConfig
     from training.session import Start, Watcher
     from training.trainer import Report
 
@@ -71,15 +71,15 @@ def command(
     """Trains an MRP module for a frozen SDAR backbone; the folder can be served at once."""
     from service.model import resolve
     from service.model.options import pick_device
+    from training.config import Budget, Keeping, Module, Source, TrainingConfig
     from training.lessons import Objective, phases_up_to
     from training.losses import Weights
     from training.optim import Schedule
-    from training.plan import Budget, Keeping, Module, Plan, Source
 
     objective = Objective(
         phases_up_to(unroll, Weights(next_pick, order, revision)), trajectories, copies, reveals=reveals
     )
-    plan = Plan(
+    plan = TrainingConfig(
         Source(str(resolve(backbone).absolute()), data.absolute(), block_size, max_length, window, heldout),
         objective,
         Schedule(rate, min(150, steps // 10) if warmup is None else warmup),
@@ -100,7 +100,7 @@ def command(
     _say_result(plan)
 
 
-def _alone(plan: Plan, device: str, watcher: Watcher) -> None:
+def _alone(plan: TrainingConfig, device: str, watcher: Watcher) -> None:
     from service.text import TextCodec
     from training.session import train
     from training.trainer import Team
@@ -109,7 +109,7 @@ def _alone(plan: Plan, device: str, watcher: Watcher) -> None:
 
 
 @contextmanager
-def _goes_on(plan: Plan) -> Iterator[None]:
+def _goes_on(plan: TrainingConfig) -> Iterator[None]:
     """Says what becomes of a training that is interrupted."""
     try:
         yield
@@ -120,7 +120,7 @@ def _goes_on(plan: Plan) -> Iterator[None]:
 
 
 @contextmanager
-def shown(plan: Plan) -> Iterator[Watcher]:
+def shown(plan: TrainingConfig) -> Iterator[Watcher]:
     """A watcher that counts the updates. It shows nothing before the first, for the data may be wrong."""
     from training.session import Watcher
 
@@ -143,7 +143,7 @@ def shown(plan: Plan) -> Iterator[Watcher]:
 
 
 @contextmanager
-def _following(plan: Plan, watcher: Watcher) -> Iterator[None]:
+def _following(plan: TrainingConfig, watcher: Watcher) -> Iterator[None]:
     """Tells the watcher of updates that other processes write into the log."""
     from training.state import latest
 
@@ -185,7 +185,7 @@ def losses(report: Report) -> str:
     return f"K={report.applications} KL {report.chain:.4f}  revision {report.revision:.4f}"
 
 
-def _say_result(plan: Plan) -> None:
+def _say_result(plan: TrainingConfig) -> None:
     file = plan.keeping.out / "heldout.json"
     if file.is_file():
         scores = json.loads(file.read_text(encoding="utf-8"))

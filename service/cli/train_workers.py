@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from service.errors import MrpServeError, SettingsError
 
 if TYPE_CHECKING:
-    from training.plan import Plan
+    from training.config import TrainingConfig
 
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -30,7 +30,7 @@ _RESTARTS = 3
 REFUSAL = Path("training", "refused.txt")
 
 
-def train_together(plan: Plan, device: str, workers: int, threads: int | None) -> None:
+def train_together(plan: TrainingConfig, device: str, workers: int, threads: int | None) -> None:
     """Trains with so many workers, on the Ray cluster that RAY_ADDRESS names or on this machine.
 
     SettingsError where Ray Train is not installed, or with what a worker failed of.
@@ -96,7 +96,7 @@ def work(config: dict[str, Any]) -> None:
     from training.session import Watcher, train
     from training.trainer import Team
 
-    plan: Plan = config["plan"]
+    plan: TrainingConfig = config["plan"]
     context, device = ray.train.get_context(), ray.train.torch.get_device()
     team = Team(context.get_world_rank(), context.get_world_size())
     use_threads(config["threads"])

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from service.decode.terms import Terms
+from service.decode.draft_budget import DraftBudget
 
 MASKED = -1
 
@@ -99,7 +99,7 @@ class Canvas:
 
     block: Block
     steps: list[Step] = field(default_factory=list)
-    terms: Callable[[], Terms] = Terms
+    terms: Callable[[], DraftBudget] = DraftBudget
     ends: Callable[[Block], bool] = _complete
 
     def reveal(self, kind: StepKind, picks: Iterable[Pick]) -> None:

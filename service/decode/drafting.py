@@ -16,9 +16,9 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from service.decode.block import MASKED, Block, Pick
+from service.decode.draft_budget import DraftBudget
 from service.decode.policy import Query, Reading, Refine
 from service.decode.rules import MostConfident, Rule
-from service.decode.terms import Terms
 
 
 class Draft(NamedTuple):
@@ -63,7 +63,7 @@ def chain(block: Block, reading: Reading, steps: int, rule: Rule, *, first: bool
     return drafts
 
 
-def tree(block: Block, reading: Reading, rule: Rule, terms: Terms, ends: Ends) -> Drafting:
+def tree(block: Block, reading: Reading, rule: Rule, terms: DraftBudget, ends: Ends) -> Drafting:
     """The likeliest states after `block`, as many as the terms allow and as are worth their price.
 
     `reading` is of the state before. Every forward of MRP looks at the likeliest state that it has not seen; a state
@@ -145,7 +145,7 @@ class _Node:
             self._best, self.picks, self.source = likelihood, picks, source
 
 
-def _grow(root: Block, sources: Mapping[Block, _Source], rule: Rule, terms: Terms, ends: Ends) -> list[_Node]:
+def _grow(root: Block, sources: Mapping[Block, _Source], rule: Rule, terms: DraftBudget, ends: Ends) -> list[_Node]:
     """The root and the likeliest states after it that the terms allow, each behind one that leads to it."""
     nodes = {root: _Node(root, sources[root], likelihood=1.0)}
     number, chosen = count(), dict[Block, _Node]()

@@ -12,11 +12,11 @@ The first forward of a block reveals at once (the published loop verifies that s
 from collections.abc import Mapping
 
 from service.decode.block import Block, Canvas, Pick, Step
+from service.decode.draft_budget import DraftBudget
 from service.decode.drafting import Draft, Drafting, Drafts, chain, tree
 from service.decode.params import AUTO, Speculative
 from service.decode.policy import Decoding, Evaluate, Reading
 from service.decode.rules import Rule
-from service.decode.terms import Terms
 
 
 def speculative(canvas: Canvas, params: Speculative) -> Decoding:
@@ -37,7 +37,7 @@ def _draft(canvas: Canvas, reading: Reading, params: Speculative, rule: Rule) ->
         return tree(canvas.block, reading, rule, terms, canvas.ends)
     if params.max_drafts is None:
         return chain(canvas.block, reading, params.mrp_steps, rule, first=len(canvas.steps) == 1)
-    fixed = Terms(0.0, params.max_drafts, params.mrp_steps)
+    fixed = DraftBudget(0.0, params.max_drafts, params.mrp_steps)
     return tree(canvas.block, reading, rule, fixed, canvas.ends)
 
 

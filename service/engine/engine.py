@@ -40,7 +40,7 @@ from service.tracebacks import kind_and_place, without_message
 _log = logging.getLogger(__name__)
 
 #: the sequences that have rows in a forward, and the rows
-Plan = list[tuple[Sequence, list[Row]]]
+StepRows = list[tuple[Sequence, list[Row]]]
 
 
 class Engine:
@@ -156,7 +156,7 @@ class Engine:
             raise
         return [_completion(events[request.request_id]) for request in requests]
 
-    def _evaluate(self, plan: Plan, forwards: Counter[ForwardKind]) -> None:
+    def _evaluate(self, plan: StepRows, forwards: Counter[ForwardKind]) -> None:
         for sequence, rows, readings in _run(partial(self._evaluating.read, self._runner.evaluate), plan):
             with _ending_alone(sequence):
                 kinds = sequence.accept(rows, readings)
@@ -212,7 +212,7 @@ def _late(request: GenerationRequest, submitted: float, now: float) -> bool:
 
 
 def _run(
-    read: Callable[[list[Row]], list[Reading | None]], plan: Plan
+    read: Callable[[list[Row]], list[Reading | None]], plan: StepRows
 ) -> Iterator[tuple[Sequence, list[Row], list[Reading]]]:
     """The plan's rows through the model. A sequence that found no memory for a row has failed and is left out."""
     results = iter(read([row for _, rows in plan for row in rows]))

@@ -11,7 +11,7 @@ import logging
 from contextlib import suppress
 from dataclasses import replace
 
-from service.admission.door import Door
+from service.admission.controller import AdmissionController
 from service.errors import Asleep, NotReady
 from service.gateway.backend import Backend
 from service.tracebacks import without_message
@@ -23,11 +23,14 @@ _log = logging.getLogger(__name__)
 LOOK_S = 1.0
 
 
-class Cards:
-    """Asks a backend and tells a door. `timeout_s`: how long the first card of a sleeping service is waited for."""
+class Availability:
+    """Asks a backend and tells the admission controller.
 
-    def __init__(self, backend: Backend, door: Door, timeout_s: float) -> None:
-        self._backend, self._door, self._timeout_s = backend, door, timeout_s
+    `timeout_s`: how long the first card of a sleeping service is waited for.
+    """
+
+    def __init__(self, backend: Backend, admission: AdmissionController, timeout_s: float) -> None:
+        self._backend, self._admission, self._timeout_s = backend, admission, timeout_s
         self._last: ModelCard | None = None
         self._watch: asyncio.Task[None] | None = None
         self._waiting = 0
@@ -47,7 +50,7 @@ class Cards:
     def learn(self, card: ModelCard) -> None:
         """This is served now; somebody who asks for health hears it, too."""
         self._last = card
-        self._door.serves(card)
+        self._admission.serves(card)
 
     def watch(self) -> None:
         """Somebody waits for a place: looks for new ones until nobody does."""
@@ -70,12 +73,12 @@ class Cards:
             self._waiting -= 1
 
     async def _keep_looking(self) -> None:
-        while self._door.somebody_waits:
+        while self._admission.somebody_waits:
             await asyncio.sleep(LOOK_S)
             try:
                 await self._look()
             except NotReady as error:
-                self._door.turn_away(error)
+                self._admission.turn_away(error)
             except Exception as error:  # noqa: BLE001 - who waits must not be forgotten while Serve's controller is away
                 _log.warning("the replicas could not be asked", extra={"exception": without_message(error)})
 

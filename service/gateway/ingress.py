@@ -12,11 +12,11 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp
 
+from service.admission.controller import Admission, AdmissionController, Visit
 from service.admission.demand import FEWEST
-from service.admission.door import Admission, Door, Visit
 from service.admission.keys import KeyRing
 from service.errors import Asleep, MrpServeError, Unauthorized
-from service.gateway.availability import Cards
+from service.gateway.availability import Availability
 from service.gateway.backend import Backend, serving
 from service.gateway.draining import DrainGate, Draining
 from service.gateway.exposition import CONTENT_TYPE, expose
@@ -63,11 +63,11 @@ class Ingress:
         for how in HOW:
             self._registry.add("request_routed_total", 0, by=how)
         replicas = Failover(backend, settings.max_failovers, self._count_failover)
-        self._keys, self._door = KeyRing.load(settings), Door(settings)
-        self._cards = Cards(backend, self._door, settings.request_timeout_s)
+        self._keys, self._admission = KeyRing.load(settings), AdmissionController(settings)
+        self._availability = Availability(backend, self._admission, settings.request_timeout_s)
         self.draining = Draining()
         answers = LoggedAnswers(replicas, settings.model_name)
-        self._answers = PlacedAnswers(answers, self._door, self._cards, self.draining)
+        self._answers = PlacedAnswers(answers, self._admission, self._availability, self.draining)
 
     def app(self, *, answers_request_id: bool) -> ASGIApp:
         """The application. `answers_request_id`: it sends X-Request-Id itself; not where Serve does."""
@@ -81,13 +81,13 @@ class Ingress:
     @property
     def replicas_wanted(self) -> float:
         """How many replicas would do what is asked for here in good time; more than none for any request."""
-        return max(self._door.replicas_wanted, FEWEST if self._cards.somebody_waits else 0.0)
+        return max(self._admission.replicas_wanted, FEWEST if self._availability.somebody_waits else 0.0)
 
     def snapshot(self) -> Snapshot:
         """Its metrics now."""
         self._registry.set("replicas_wanted", self.replicas_wanted)
-        self._registry.set("queue_blocks_left", self._door.blocks_left)
-        self._registry.set("queue_blocks_per_second", self._door.blocks_per_second)
+        self._registry.set("queue_blocks_left", self._admission.blocks_left)
+        self._registry.set("queue_blocks_per_second", self._admission.blocks_per_second)
         return Snapshot(self._name, self._answers.in_flight, self._registry.families(self._name))
 
     def _add_routes(self, app: FastAPI) -> None:
@@ -135,7 +135,7 @@ class Ingress:
         self.draining.check()
         try:
             statuses = await self._backend.statuses()
-            self._cards.learn(serving(statuses))
+            self._availability.learn(serving(statuses))
         except Asleep:  # whoever asks is sent here still: nothing else wakes it
             statuses = []
         return JSONResponse({"status": "ok", "replicas_ready": sum(status.failure is None for status in statuses)})
@@ -157,11 +157,11 @@ class Ingress:
         """A request that may come in."""
         client = request.client.host if request.client else ""
         visit = Visit(request.state.api_key, client, request.url.path, await request.body())
-        return self._door.admit(visit, works)
+        return self._admission.admit(visit, works)
 
     async def _card(self) -> ModelCard:
         async with self.draining.until_cut():
-            return await self._cards.card()
+            return await self._availability.card()
 
     # --- counters ----------------------------------------------------------------------------------
 

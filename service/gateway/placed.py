@@ -9,24 +9,26 @@ from collections.abc import Iterator
 from contextlib import aclosing, contextmanager
 
 from service.admission.bill import Bill
-from service.admission.door import Door
-from service.gateway.availability import Cards
+from service.admission.controller import AdmissionController
+from service.gateway.availability import Availability
 from service.gateway.draining import Draining
 from service.gateway.request_log import LoggedAnswers
 from service.wire import Answer, Answering, Work
 
 
 class PlacedAnswers:
-    """`in_flight`: answers in hand, those that wait for a place too. `cards` looks for new places while one waits."""
+    """`in_flight`: the answers in hand, with those that wait for a place. Meanwhile `availability` looks for places."""
 
-    def __init__(self, answers: LoggedAnswers, door: Door, cards: Cards, draining: Draining) -> None:
-        self._answers, self._door, self._cards, self._draining = answers, door, cards, draining
+    def __init__(
+        self, answers: LoggedAnswers, admission: AdmissionController, availability: Availability, draining: Draining
+    ) -> None:
+        self._answers, self._admission, self._availability, self._draining = answers, admission, availability, draining
         self.in_flight = 0
 
     async def complete(self, work: Work, bill: Bill) -> Answer:
         """The whole answer."""
         with self._in_hand(bill):
-            async with self._draining.until_cut(), self._door.place(work, bill, self._cards.watch) as job:
+            async with self._draining.until_cut(), self._admission.place(work, bill, self._availability.watch) as job:
                 answer = await self._answers.complete(work)
                 job.take(answer)
                 return answer
@@ -44,7 +46,7 @@ class PlacedAnswers:
 
     async def _placed(self, work: Work, bill: Bill) -> Answering:
         """The items of an answer, once there is a place for it."""
-        place = self._door.place(work, bill, self._cards.watch)
+        place = self._admission.place(work, bill, self._availability.watch)
         async with place as job, aclosing(self._answers.stream(work)) as items:
             async for item in items:
                 job.take(item)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from service.admission.door import Admission, Door, Visit
+from service.admission.controller import Admission, AdmissionController, Visit
 from service.admission.keys import ApiKey
 from service.arrival import Arrival
 from service.decode.params import Static
@@ -79,7 +79,7 @@ class Service:
         self.random, self.spread = random.Random(seed), random.Random(seed)
         loop = asyncio.get_running_loop()
         made = Settings(**settings)
-        self.doors = [Door(made, loop.time) for _ in range(made.num_ingresses)]
+        self.doors = [AdmissionController(made, loop.time) for _ in range(made.num_ingresses)]
         self.card: ModelCard = replace(CARD, places=places)
         self.log = Log()
         self.capacity = places * pace
@@ -109,7 +109,7 @@ class Service:
             await asyncio.sleep(self.log.retry_after[-1] + self.random.uniform(0.01, 0.2))
         return client
 
-    def let_in(self, door: Door, number: int, client: Client, key: ApiKey) -> Admission | None:
+    def let_in(self, door: AdmissionController, number: int, client: Client, key: ApiKey) -> Admission | None:
         door.serves(self.card)
         self.log.retries += client.attempts > 1
         try:
@@ -121,7 +121,7 @@ class Service:
         self.log.retries_let_in += client.attempts > 1
         return admitted
 
-    async def serve(self, door: Door, admitted: Admission, client: Client) -> None:
+    async def serve(self, door: AdmissionController, admitted: Admission, client: Client) -> None:
         let_in, streams = now(), self.random.random() < self.lengths.streams
         async with door.place(admitted.works[0], admitted.bill) as job:
             client.waited_s = now() - let_in

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.admission.door import Admission, Door, Visit
+from service.admission.controller import Admission, AdmissionController, Visit
 from service.admission.keys import ApiKey
 from service.errors import DeadlineExceeded, NotReady, OutOfMemory, RateLimited, ReplicaLost
 from service.gateway.draining import Draining
@@ -70,7 +70,7 @@ class Shop:
 
     def __init__(self, places: int, tokens_per_minute: int = 10**6) -> None:
         self.key = ApiKey("a", b"a", tokens_per_minute=tokens_per_minute)
-        self.door = Door(Settings(max_queue_s=1e6, max_waiting=10**6), asyncio.get_running_loop().time)
+        self.door = AdmissionController(Settings(max_queue_s=1e6, max_waiting=10**6), asyncio.get_running_loop().time)
         self.door.serves(replace(CARD, places=places))
         self.replicas, cards = Replicas(), SimpleNamespace(watch=lambda: None)
         self.answers = PlacedAnswers(self.replicas, self.door, cards, Draining())  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from service.admission.demand import FEWEST, Demand, Load
-from tests.gateway.clock import Clock
+from tests.clock import Clock
 
 
 def load(in_hand: int = 0, placed: int = 0, waiting: float = 0.0, rate: float | None = 2.0) -> Load:

@@ -14,10 +14,10 @@ import pytest
 from service.cli import train_workers
 from service.errors import SettingsError
 from tests.service.processes import command, descendants
+from training.config import Budget, Keeping, Module, Source, TrainingConfig
 from training.lessons import Objective, phases_up_to
 from training.losses import Weights
 from training.optim import Schedule
-from training.plan import Budget, Keeping, Module, Plan, Source
 
 pytest.importorskip("pandas", reason="Ray Train is an extra: pip install 'mrp-serve[train]'")
 pytestmark = pytest.mark.timeout(300)
@@ -109,7 +109,7 @@ def test_what_a_worker_refuses_is_written_down_not_tried_again(data, tmp_path, m
     monkeypatch.setattr("ray.train.torch.get_device", lambda: "cpu")
     source, keeping = Source(str(GOLDEN), data), Keeping(tmp_path)
     objective = Objective(phases_up_to(2, Weights()))
-    plan = Plan(source, objective, Schedule(1e-3), Budget(steps=1, batches=3), keeping, Module())
+    plan = TrainingConfig(source, objective, Schedule(1e-3), Budget(steps=1, batches=3), keeping, Module())
     monkeypatch.setattr("training.session.train", Mock(side_effect=SettingsError("no such thing")))
     train_workers.work({"plan": plan, "threads": 1})
     assert (tmp_path / train_workers.REFUSAL).read_text() == "no such thing"

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from service.decode.block import MASKED, Block, Canvas, Pick
+from service.decode.draft_budget import DraftBudget
 from service.decode.params import ModeParams
 from service.decode.policy import Evaluate, Query, Reading, Refine
 from service.decode.registry import decode_block
-from service.decode.terms import Terms
 
 #: what is said of a state: position -> (token, confidence[, entropy])
 Says = Callable[[Block], Mapping[int, tuple[int, float] | tuple[int, float, float]]]
@@ -45,9 +45,11 @@ def masked_block(size: int, head: tuple[int, ...] = ()) -> Block:
     return Block(head + (MASKED,) * (size - len(head)))
 
 
-def run(block: Block, params: ModeParams, backbone: Says, mrp: Says | None = None, terms: Terms | None = None) -> Run:
+def run(
+    block: Block, params: ModeParams, backbone: Says, mrp: Says | None = None, terms: DraftBudget | None = None
+) -> Run:
     """Decodes a block. Checks on the way what the engine relies on. `terms`: for drafts that are left to the engine."""
-    result = Run(Canvas(block, terms=lambda: terms or Terms()))
+    result = Run(Canvas(block, terms=lambda: terms or DraftBudget()))
     policy = decode_block(result.canvas, params)
     readings: tuple[Reading, ...] | None = None
     handles: set[object] = set()

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.decode.block import Block, Pick
+from service.decode.draft_budget import DraftBudget
 from service.decode.params import Direct, Dynamic, Entropy, ModeParams, Plain, Remask, Sequential, Speculative, Static
 from service.decode.policy import Refine
-from service.decode.terms import Terms
 from tests.decode.oracle import Run, Says, fixed, masked_block, mostly, random_oracle, run
 
 SEEDS = st.integers(0, 2**32)
@@ -84,11 +84,11 @@ def test_any_drafts_verified_against_any_rule_give_what_the_rule_gives(
 
 @settings(max_examples=200)
 @given(
-    blocks(), SEEDS, SEEDS, st.builds(Terms, st.floats(0, 1.2), st.integers(0, 12), st.integers(0, 4)),
+    blocks(), SEEDS, SEEDS, st.builds(DraftBudget, st.floats(0, 1.2), st.integers(0, 12), st.integers(0, 4)),
     st.one_of(st.builds(Static, st.integers(1, 3)), st.builds(Dynamic, st.floats(0.05, 1))),
 )  # fmt: skip
 def test_on_any_terms_drafts_give_what_the_rule_gives(
-    block: Block, seed: int, other: int, terms: Terms, plain: Static | Dynamic
+    block: Block, seed: int, other: int, terms: DraftBudget, plain: Static | Dynamic
 ) -> None:
     truth = random_oracle(seed)
     drafter = mostly(truth, random_oracle(other), seed)
@@ -128,8 +128,8 @@ def test_drafting_survives_any_confidences(
     knobs = {**asdict(plain), "verify": plain.mode}
     for params, terms in (
         (Speculative(steps, drafts, **knobs), None),
-        (Speculative("auto", **knobs), Terms(0.0, drafts, steps)),
-        (Speculative("auto", **knobs), Terms(0.4, drafts, steps)),
+        (Speculative("auto", **knobs), DraftBudget(0.0, drafts, steps)),
+        (Speculative("auto", **knobs), DraftBudget(0.4, drafts, steps)),
     ):
         assert [pick[:2] for pick in picks(run(block, params, truth, drafter, terms))] == wanted
 

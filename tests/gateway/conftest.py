@@ -19,7 +19,6 @@ from service.model import Checkpoint, load_checkpoint
 from service.replica.generator import Generator
 from service.settings import Settings
 from tests.engine.helpers import FAIR
-from tests.gateway.clock import Clock
 from tests.gateway.helpers import client
 from tests.gateway.local import LocalBackend
 from tests.tiny import GOLDEN
@@ -41,11 +40,6 @@ def give_template(folder: Path) -> Path:
     config = folder / "tokenizer_config.json"
     config.write_text(json.dumps(json.loads(config.read_text("utf-8")) | {"chat_template": TEMPLATE}), "utf-8")
     return folder
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture(scope="session")

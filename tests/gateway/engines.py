@@ -11,8 +11,8 @@ from service.decode.policy import Reading
 from service.engine import Parts
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import Runner
+from tests.clock import Clock
 from tests.engine.helpers import FAIR
-from tests.gateway.clock import Clock
 from tests.gateway.helpers import eventually
 from tests.runners import Around
 

@@ -52,7 +52,7 @@ class Hall:
 
     async def waiting(self) -> None:
         """Returns when a request waits for a place."""
-        await eventually(lambda: self.ingress._door.somebody_waits)
+        await eventually(lambda: self.ingress._admission.somebody_waits)
 
     async def falls_asleep(self) -> None:
         """After an answer, so that the card is known."""
@@ -100,7 +100,7 @@ async def test_who_waits_is_not_forgotten_over_a_controller_that_is_away(full: H
 async def test_nobody_is_asked_when_nobody_waits(asleep: Hall) -> None:
     asleep.backend.says = 1
     await ask(asleep.http, body(max_new_tokens=4))
-    assert asleep.ingress._cards._watch is None
+    assert asleep.ingress._availability._watch is None
 
 
 class TestAsleep:
@@ -155,7 +155,7 @@ class TestNeverAwake:
             await eventually(lambda: hall.ingress.replicas_wanted > 0)
             hall.backend.says = 1
             assert (await task).status_code == 200
-        assert hall.ingress._cards.somebody_waits is False
+        assert hall.ingress._availability.somebody_waits is False
 
     async def test_who_asks_for_health_teaches_it(self) -> None:
         hall = Hall(1)
@@ -181,7 +181,7 @@ class TestNeverAwake:
         async with hall.http:
             hall.backend.card = look  # type: ignore[method-assign]
             monkeypatch.setattr(cards, "LOOK_S", 0.01)
-            task = asyncio.ensure_future(hall.ingress._cards._first())
+            task = asyncio.ensure_future(hall.ingress._availability._first())
             with pytest.raises(NotReady, match="no replica started within"):
                 await asyncio.wait_for(task, 5)
 

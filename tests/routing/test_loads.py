@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from service.routing.loads import Loads
-from tests.gateway.clock import Clock
+from tests.clock import Clock
 
 
 @pytest.fixture

@@ -3,11 +3,11 @@
 from dataclasses import fields
 from pathlib import Path
 
+from training.config import Budget, Keeping, Module, Source, TrainingConfig
 from training.differences import NAMES, as_options, differences
 from training.lessons import Objective, phases_up_to
 from training.losses import Weights
 from training.optim import Schedule
-from training.plan import Budget, Keeping, Module, Plan, Source
 
 #: what no option sets
 FIXED = {"objective.sampled", "objective.two_picks", "schedule.flat", "schedule.floor"}
@@ -16,7 +16,7 @@ FIXED = {"objective.sampled", "objective.two_picks", "schedule.flat", "schedule.
 def matters(unroll=2, block_size=None, **module):
     source = Source("backbone", Path("data.jsonl"), block_size)
     objective = Objective(phases_up_to(unroll, Weights(1.0, 0.5, 0.0)))
-    plan = Plan(source, objective, Schedule(3e-3), Budget(10), Keeping(Path("out")), Module(**module))
+    plan = TrainingConfig(source, objective, Schedule(3e-3), Budget(10), Keeping(Path("out")), Module(**module))
     return plan.what_matters()
 
 

@@ -18,10 +18,10 @@ from service.errors import SettingsError
 from service.model import load_checkpoint
 from service.quality.schema import FILE_NAME
 from service.text import TextCodec
+from training.config import Budget, Keeping, Module, Source, TrainingConfig
 from training.lessons import Objective, phases_up_to
 from training.losses import Weights
 from training.optim import Schedule
-from training.plan import Budget, Keeping, Module, Plan, Source
 from training.session import Watcher, train
 from training.trainer import Team
 
@@ -43,7 +43,7 @@ def data(tmp_path_factory):
 
 def plan_of(data, out, **changes):
     """A small plan with every loss on, half noise and half trajectories."""
-    plan = Plan(
+    plan = TrainingConfig(
         Source(str(GOLDEN), data, heldout=0.1),
         Objective(phases_up_to(2, Weights(4.0, 0.25, 0.5)), trajectories=0.5, copies=2),
         Schedule(3e-3, warmup=2),

@@ -12,7 +12,7 @@ from training.chains import Rows, chain_loss, chains_of
 from training.demo import tokenizer as tok
 from training.demo.backbone import backbone_loss, complementary_masks, new_backbone
 from training.demo.batches import Batches
-from training.demo.recipe import Plan, Stage, export, run, shape
+from training.demo.recipe import RecipeConfig, Stage, export, run, shape
 from training.layout import Layout
 from training.losses import Weights, divergence, order_divergence
 from training.module import new_mrp
@@ -158,7 +158,7 @@ def test_a_perfect_drafter_yields_all_drafts_and_none_at_least_one(backbone, bat
 
 def test_the_recipe_writes_a_checkpoint_that_loads(tmp_path, monkeypatch):
     monkeypatch.setattr("training.demo.recipe.HIDDEN", {"hidden_size": 32, "head_dim": 16, "intermediate_size": 32})
-    run(Plan(tmp_path, minutes=0.02, seed=0))
+    run(RecipeConfig(tmp_path, minutes=0.02, seed=0))
     loaded = load_checkpoint(tmp_path / "demo")
     assert loaded.mrp is not None
     assert loaded.config.mrp.default_steps == loaded.raw["mrp_default_steps"]

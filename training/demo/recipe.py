@@ -35,7 +35,7 @@ HIDDEN = {"hidden_size": 128, "head_dim": 32, "intermediate_size": 384}
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RecipeConfig:
     """What one run was asked for. `minutes`: of both trainings; `mrp_share`: MRP's part of them."""
 
     out: Path
@@ -91,7 +91,7 @@ class Stage:
         self._progress.write_text(json.dumps({"seconds": self.clock.spent, "minutes": self._minutes}))
 
 
-def backbone_stage(plan: Plan, tokenizer: Tokenizer) -> Sdar:
+def backbone_stage(plan: RecipeConfig, tokenizer: Tokenizer) -> Sdar:
     """A trained backbone, from the stage's folder where it is finished already.
 
     Its weights are rounded to half precision, so that MRP learns from exactly what will be served.
@@ -109,7 +109,7 @@ def backbone_stage(plan: Plan, tokenizer: Tokenizer) -> Sdar:
     return backbone.half().float().eval().requires_grad_(False)
 
 
-def mrp_stage(plan: Plan, tokenizer: Tokenizer, backbone: Sdar) -> Mrp:
+def mrp_stage(plan: RecipeConfig, tokenizer: Tokenizer, backbone: Sdar) -> Mrp:
     """A trained MRP module for this backbone, from the stage's folder where it is finished already."""
     raw, folder = shape(tokenizer, plan.mrp_layers), plan.out / "mrp"
     stage = Stage(folder, raw, plan.minutes * plan.mrp_share)
@@ -131,7 +131,7 @@ def export(path: Path, raw: dict[str, Any], models: tuple[Sdar, Mrp | None], tok
     save_tokenizer(tokenizer, path)
 
 
-def tokenizer_stage(plan: Plan) -> Tokenizer:
+def tokenizer_stage(plan: RecipeConfig) -> Tokenizer:
     """The run's tokenizer, trained on the first call."""
     file = plan.out / "tokenizer.json"
     if not file.is_file():
@@ -140,7 +140,7 @@ def tokenizer_stage(plan: Plan) -> Tokenizer:
     return tokenizer
 
 
-def run(plan: Plan) -> None:
+def run(plan: RecipeConfig) -> None:
     """All stages."""
     torch.manual_seed(plan.seed)
     tokenizer = tokenizer_stage(plan)
@@ -164,7 +164,7 @@ def main() -> None:
     given = parser.parse_args()
     warnings.filterwarnings("ignore", message="Mismatch dtype")
     torch.set_num_threads(given.threads)
-    run(Plan(given.out, given.minutes, given.seed, given.mrp_share, given.mrp_layers))
+    run(RecipeConfig(given.out, given.minutes, given.seed, given.mrp_share, given.mrp_layers))
 
 
 if __name__ == "__main__":

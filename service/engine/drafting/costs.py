@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from service.decode.block import MASKED, Block
+from service.decode.draft_budget import DraftBudget
 from service.decode.drafting import tree
 from service.decode.policy import Reading
 from service.decode.rules import MostConfident
-from service.decode.terms import Terms
 from service.engine.forward.memory import FittingForward
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import RowRunner
@@ -150,7 +150,7 @@ def _reading(runner: RowRunner, clock: Callable[[], float]) -> float:
 
 def _drafting(state: Block, reading: Reading, clock: Callable[[], float]) -> float:
     """Time for a state of a small tree."""
-    rule, terms = MostConfident(1), Terms(0.0, _DRAFTS)
+    rule, terms = MostConfident(1), DraftBudget(0.0, _DRAFTS)
     block = state.reveal(rule(reading))
     return min(_seconds(lambda: deque(tree(block, reading, rule, terms, bool)), clock) for _ in range(20)) / _DRAFTS
 

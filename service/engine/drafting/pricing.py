@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from service.decode.block import Step
+from service.decode.draft_budget import DraftBudget
 from service.decode.params import ModeParams
 from service.decode.registry import leaves_drafts_open
 from service.decode.rules import MostConfident
-from service.decode.terms import Terms
-from service.engine.drafting.arms import Arms
 from service.engine.drafting.costs import StepCosts
+from service.engine.drafting.mrp_choice import MrpChoice
 from service.engine.drafting.reliability import Reliability
 from service.engine.request import GenerationRequest
 
@@ -39,7 +39,7 @@ class Pricing:
         self._rows, self._tokens, self._mrp, self._pages = _Mean(1.0), _Mean(1.0), _Mean(0.0), _Mean(0.0)
         self._step = _Step()
         self._slope: tuple[float, float] | None = None
-        self._arms = Arms()
+        self._mrp_choice = MrpChoice()
         self._kinds: dict[_Kind, Reliability] = {}
 
     def costs(self) -> StepCosts:
@@ -53,17 +53,17 @@ class Pricing:
         if not leaves_drafts_open(params):
             return None
         costs = self.costs().behind(self._pages.value)
-        return self._arms.best(costs, self._running + 1, self._most_states(self._running + 1))
+        return self._mrp_choice.best(costs, self._running + 1, self._most_states(self._running + 1))
 
     def open(self, request: GenerationRequest, mrp_steps: int | None) -> Account:
         """A request begins, with what `mrp_steps` said of it."""
         params = request.params
         if mrp_steps is None:
             return Account(self, params.needs_mrp, getattr(params, "mrp_steps", None))
-        self._arms.count()
+        self._mrp_choice.count()
         rule, sampled = params.rule, request.sampling.temperature > 0
         kind = type(rule).__name__, rule == MostConfident(1), sampled, mrp_steps
-        return DraftingAccount(self, self._arms, self._kinds.setdefault(kind, Reliability()), mrp_steps)
+        return DraftingAccount(self, self._mrp_choice, self._kinds.setdefault(kind, Reliability()), mrp_steps)
 
     def begin(self, running: int) -> None:
         """A step begins, with so many requests."""
@@ -104,11 +104,11 @@ class Pricing:
         slope, rate = self._slope
         return (slope + costs.reading(pages)) * rate
 
-    def terms(self, mrp_steps: int, reliability: Reliability, pages: int) -> Terms:
+    def terms(self, mrp_steps: int, reliability: Reliability, pages: int) -> DraftBudget:
         """The terms by now of a request whose drafts are of a kind and read so many pages each."""
         price = self.row(pages)
         least = price if price >= 1 else reliability.least(price)
-        return Terms(least, self._most_states(self._running), mrp_steps)
+        return DraftBudget(least, self._most_states(self._running), mrp_steps)
 
     def _most_states(self, running: int) -> int:
         """A request's share of the rows of a forward, less its present state and a block to be stored."""
@@ -126,9 +126,9 @@ class Account:
         self._pricing, self.uses_mrp, self.mrp_steps = pricing, uses_mrp, mrp_steps
         self.pages = 0
 
-    def terms(self) -> Terms:
+    def terms(self) -> DraftBudget:
         """What its drafts may cost now."""
-        return Terms()
+        return DraftBudget()
 
     def note(self, rows: int, steps: Sequence[Step]) -> None:
         """So many states were read, which led to the steps."""
@@ -138,11 +138,11 @@ class Account:
 class DraftingAccount(Account):
     """The account of a request whose drafts are left to the engine."""
 
-    def __init__(self, pricing: Pricing, arms: Arms, reliability: Reliability, mrp_steps: int) -> None:
+    def __init__(self, pricing: Pricing, arms: MrpChoice, reliability: Reliability, mrp_steps: int) -> None:
         super().__init__(pricing, mrp_steps > 0, mrp_steps)
-        self._arms, self._reliability, self._chosen = arms, reliability, mrp_steps
+        self._mrp_choice, self._reliability, self._chosen = arms, reliability, mrp_steps
 
-    def terms(self) -> Terms:
+    def terms(self) -> DraftBudget:
         """What its drafts may cost now."""
         return self._pricing.terms(self._chosen, self._reliability, self.pages)
 
@@ -150,7 +150,7 @@ class DraftingAccount(Account):
         """So many states were read, which led to the steps."""
         super().note(rows, steps)
         for step in steps:
-            self._arms.learn(self._chosen, step.promises)
+            self._mrp_choice.learn(self._chosen, step.promises)
             self._reliability.learn(step.promises)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from service.gateway.http.answers import stats_json
-from service.gateway.openai.convert import Choice, Plan
+from service.gateway.openai.convert import Choice, ParsedRequest
 from service.gateway.openai.dialect import Dialect
 from service.gateway.openai.logprobs import token_logprobs
 from service.quality.schema import knobs_of
@@ -23,7 +23,7 @@ Json = dict[str, Any]
 class Writer:
     """Writes the answers to one plan in one route's dialect."""
 
-    def __init__(self, plan: Plan, dialect: Dialect) -> None:
+    def __init__(self, plan: ParsedRequest, dialect: Dialect) -> None:
         self._plan, self._dialect = plan, dialect
         self._written = [0] * len(plan.choices)  # characters of each choice's text whose tokens have been named
         name = dialect.id_prefix + plan.choices[0].work.request_id

@@ -1,4 +1,4 @@
-"""From an OpenAI body to a `Plan`: one `Work` a choice, and how the answer is to be written.
+"""From an OpenAI body to a `ParsedRequest`: one `Work` a choice, and how the answer is to be written.
 
 The fields that POST /generate has too are parsed by its own validation. Knows no HTTP.
 """
@@ -42,7 +42,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ParsedRequest:
     """One OpenAI request. `n`: choices a prompt. `alternatives`: top log-probabilities a token, None for none."""
 
     choices: tuple[Choice, ...]
@@ -53,13 +53,13 @@ class Plan:
     alternatives: int | None
     return_trace: bool
 
-    def with_works(self, works: Sequence[Work]) -> Plan:
+    def with_works(self, works: Sequence[Work]) -> ParsedRequest:
         """The same plan, its choices' works replaced."""
         choices = (replace(choice, work=work) for choice, work in zip(self.choices, works, strict=True))
         return replace(self, choices=tuple(choices))
 
 
-def plan_completion(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> Plan:
+def plan_completion(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> ParsedRequest:
     """The plan of a body of POST /v1/completions. InvalidRequest or UnknownModel, saying why not."""
     body = _without_best_of(body)
     request, shared = _parse(body, CompletionRequest, card)
@@ -71,7 +71,7 @@ def plan_completion(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: f
     return _plan(request, works, echoes, request.logprobs)
 
 
-def plan_chat(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> Plan:
+def plan_chat(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> ParsedRequest:
     """The plan of a body of POST /v1/chat/completions. InvalidRequest or UnknownModel, saying why not."""
     request, shared = _parse(body, ChatRequest, card)
     limits = {request.max_tokens, request.max_completion_tokens} - {None}
@@ -144,7 +144,7 @@ def _with_prompt(work: Work, prompt: Prompt) -> Work:
     return replace(work, text=None, token_ids=prompt)
 
 
-def _plan(request: OpenAiRequest, works: list[Work], echoes: list[str], alternatives: int | None) -> Plan:
+def _plan(request: OpenAiRequest, works: list[Work], echoes: list[str], alternatives: int | None) -> ParsedRequest:
     """`n` choices of every work; the seeds count up from the request's own."""
     base = works[0]
     known = 1 if base.sampling.temperature == 0 else 0
@@ -159,7 +159,9 @@ def _plan(request: OpenAiRequest, works: list[Work], echoes: list[str], alternat
         Choice(index, _nth(work, index, alternatives is not None), echo) for index, (work, echo) in enumerate(asked)
     )
     usage = bool((request.stream_options or {}).get("include_usage"))
-    return Plan(tuple(choices), request.model, request.n, request.stream, usage, alternatives, base.return_trace)
+    return ParsedRequest(
+        tuple(choices), request.model, request.n, request.stream, usage, alternatives, base.return_trace
+    )
 
 
 def _nth(work: Work, index: int, traced: bool) -> Work:

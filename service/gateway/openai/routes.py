@@ -10,13 +10,13 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from service.admission.bill import Bill
-from service.admission.door import Admission
+from service.admission.controller import Admission
 from service.errors import MrpServeError
 from service.gateway.http.models import models_json
 from service.gateway.http.validation import check_model, parse_json
 from service.gateway.openai.answers import Writer
 from service.gateway.openai.concurrent import all_of, merged
-from service.gateway.openai.convert import Plan, plan_chat, plan_completion
+from service.gateway.openai.convert import ParsedRequest, plan_chat, plan_completion
 from service.gateway.openai.dialect import CHAT, COMPLETION, Dialect
 from service.gateway.openai.docs import chat_docs, completion_docs, model_docs
 from service.gateway.openai.errors import Count, in_openai_terms, openai_error, openai_route
@@ -24,7 +24,7 @@ from service.gateway.openai.stream import Script, choice_stream, started
 from service.telemetry.faults import unexpected_error
 from service.wire import Answer, Answering, ModelCard, Work
 
-Planner = Callable[[Mapping[str, Any], ModelCard, float], Plan]
+Planner = Callable[[Mapping[str, Any], ModelCard, float], ParsedRequest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class _Routes:
             raise in_openai_terms(error) from error
         return JSONResponse(writer.answer(answers))
 
-    async def _stream(self, plan: Plan, bill: Bill, writer: Writer, request_id: str) -> Response:
+    async def _stream(self, plan: ParsedRequest, bill: Bill, writer: Writer, request_id: str) -> Response:
         items = await started(merged([self._upstream.stream(choice.work, bill) for choice in plan.choices]))
 
         def failed(error: Exception) -> dict[str, Any]:

@@ -8,8 +8,8 @@ import pytest
 
 from service.decode.block import Pick, Step
 from service.decode.params import Dynamic, ModeParams, Speculative, Static
-from service.engine.drafting.arms import Arms
 from service.engine.drafting.costs import Curve, StepCosts
+from service.engine.drafting.mrp_choice import MrpChoice
 from service.engine.drafting.pricing import Account, Pricing
 from tests.engine.helpers import DEAR, FAIR, FREE, request
 
@@ -141,18 +141,18 @@ def test_whoever_says_how_to_draft_is_given_nothing_to_choose_and_needs_no_costs
 class TestArms:
     def test_behind_a_long_text_rows_are_dear(self) -> None:
         costs = replace(FREE, page=1.0, prefix=16)
-        assert Arms().best(costs.behind(16), 1, 16) > 0
-        assert Arms().best(costs.behind(500), 1, 16) == 0
+        assert MrpChoice().best(costs.behind(16), 1, 16) > 0
+        assert MrpChoice().best(costs.behind(500), 1, 16) == 0
 
     def test_where_rows_are_free_mrp_drafts_and_where_they_are_dear_it_does_not(self) -> None:
-        assert Arms().best(FREE, 1, 16) > 0
-        assert Arms().best(FAIR, 1, 16) == 0
-        assert Arms().best(DEAR, 1, 16) == 0
-        assert Arms().best(StepCosts(FREE.backbone), 1, 16) == 0
+        assert MrpChoice().best(FREE, 1, 16) > 0
+        assert MrpChoice().best(FAIR, 1, 16) == 0
+        assert MrpChoice().best(DEAR, 1, 16) == 0
+        assert MrpChoice().best(StepCosts(FREE.backbone), 1, 16) == 0
 
     def test_one_request_in_32_tries_a_neighbour_where_drafts_pay_at_all(self) -> None:
         for costs, wanted in ((FREE, 4), (DEAR, 0)):
-            arms, taken = Arms(), []
+            arms, taken = MrpChoice(), []
             for _ in range(128):
                 taken.append(arms.best(costs, 1, 16))
                 arms.count()
@@ -160,7 +160,7 @@ class TestArms:
             assert sum(arm != usual for arm in taken) == wanted
 
     def test_mrp_that_drafts_no_better_is_given_up_and_one_that_does_is_taken(self) -> None:
-        arms = Arms()
+        arms = MrpChoice()
         assert arms.best(FREE, 1, 16) == 1
         for _ in range(500):
             arms.learn(1, [(0.3, 1)] + [(0.3, 0)] * 7)

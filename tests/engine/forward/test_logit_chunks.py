@@ -7,7 +7,7 @@ from service.engine import Engine, GenerationRequest, SamplingParams
 from service.engine.forward import runner
 from service.model import load_checkpoint
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "sdar-mrp-random-a"
+GOLDEN = Path(__file__).parents[2] / "golden" / "sdar-mrp-random-a"
 
 
 def test_chunks_change_nothing(monkeypatch):

@@ -31,6 +31,7 @@ BEYOND_THE_SCHEMA = re.compile(
     r"|drafts are verified against \w+, whose knobs are "
     r"|quality chooses the mode"  # on OpenAI's routes: beside a mode or a knob
     r"|this checkpoint has no quality.json"
+    r"|allowed are 0 \(with max_drafts\), 1 to 8 \(the block size\)"
     r"|allowed are [01] to 8 \(the block size\)"
     r"|allowed is 0 < timeout_s"
     r"|the prompt is empty"  # no token is left of a text

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
-from service.admission.door import Door
+from service.admission.controller import AdmissionController
 from service.errors import DeadlineExceeded, EngineFailed, NotReady, OutOfMemory, ReplicaLost, ReplicaStopping
 from service.gateway import ingress as ingress_module
 from service.gateway.ingress import Ingress
 from service.settings import Settings
 from service.wire import Chunk, Ending, Failure, Work
-from tests.gateway.clock import Clock
+from tests.clock import Clock
 from tests.gateway.doubles import STATS, Scripted, Visitor
 from tests.gateway.generate.helpers import GENERATE, body
 from tests.gateway.helpers import client
@@ -57,14 +57,14 @@ class Till:
 
     @property
     def paid(self) -> float:
-        return MOST - self.ingress._door._limits._tokens["a"].left
+        return MOST - self.ingress._admission._limits._tokens["a"].left
 
 
 @pytest.fixture
 def till(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """till(backend) -> its ingress."""
     clock = Clock()
-    monkeypatch.setattr(ingress_module, "Door", lambda settings: Door(settings, clock))
+    monkeypatch.setattr(ingress_module, "AdmissionController", lambda settings: AdmissionController(settings, clock))
     return lambda backend: Till(backend, tmp_path)
 
 

@@ -22,7 +22,7 @@ def locusts_options(run):
 def test_every_shipped_scenario_is_one_locust_can_run(name):
     scenario = read(name)
     for run in scenario.runs:
-        plan = options.Plan.of(locusts_options(run))
+        plan = options.RunOptions.of(locusts_options(run))
         assert plan.loop == run.loop
         assert plan.profile == run.profile
         assert plan.workload.plans
@@ -52,7 +52,7 @@ def test_recorded_arrivals_are_one_level(tmp_path):
     file.write_text("0\n1\n4\n")
     run = parse({"title": "t", "runs": [{"name": "a", "loop": "trace", "trace": str(file)}]}, "x").runs[0]
     assert str(run.profile) == "4:0.75"
-    plan = options.Plan.of(locusts_options(run))
+    plan = options.RunOptions.of(locusts_options(run))
     assert (plan.profile, plan.seconds) == (run.profile, 4.0)
 
 

@@ -1,8 +1,7 @@
-"""How many MRP forwards the drafts of a request take, where that is to be chosen: once, when it is admitted.
+"""A small bandit over the number of MRP forwards a request's drafts take.
 
-(MRP's own KV is written along with the prompt, so nobody can begin with it later.) Arms are compared by what they have
-brought so far, at what they cost by now. Every so often a request takes the neighbour of the best arm, so that all stay
-known. Knows numbers only.
+The number is chosen once, when the request is admitted: MRP's own KV is written along with the prompt. The bandit picks
+the number with the best measured gain per cost. One request in 32 tries a neighbouring number. Knows numbers only.
 """
 
 from __future__ import annotations
@@ -40,16 +39,16 @@ class _Arm:
             self.kept, self.promised = self.kept / 2, self.promised / 2
 
 
-class Arms:
+class MrpChoice:
     """Numbers of MRP forwards, and what each has brought."""
 
     def __init__(self) -> None:
-        self._arms = {steps: _Arm(_GAIN * factor) for steps, factor in _WITH_MRP.items()}
+        self._mrp_choice = {steps: _Arm(_GAIN * factor) for steps, factor in _WITH_MRP.items()}
         self._requests = 0
 
     def best(self, costs: StepCosts, running: int, most: int) -> int:
         """MRP forwards for a request, one of so many that run and may have `most` states verified each."""
-        steps = list(self._arms) if costs.mrp else [0]
+        steps = list(self._mrp_choice) if costs.mrp else [0]
         overall = self._overall()
         rates = {arm: self._rate(arm, overall, costs, (running, most)) for arm in steps}
         place = steps.index(max(steps, key=lambda arm: rates[arm]))
@@ -66,11 +65,11 @@ class Arms:
     def learn(self, steps: int, promises: Sequence[tuple[float, int]]) -> None:
         """What the states of a verification have kept, of a request with so many MRP forwards."""
         if promises:
-            self._arms[steps].learn(len(promises), sum(kept > 0 for _, kept in promises))
+            self._mrp_choice[steps].learn(len(promises), sum(kept > 0 for _, kept in promises))
 
     def _overall(self) -> float:
         """How far off the guesses are, over all arms."""
-        known = self._arms.values()
+        known = self._mrp_choice.values()
         return (_WEIGHT + sum(one.kept for one in known)) / (_WEIGHT + sum(one.promised for one in known))
 
     def _rate(self, arm: int, overall: float, costs: StepCosts, load: tuple[int, int]) -> float:
@@ -79,7 +78,7 @@ class Arms:
         A new arm's guess is believed to be as far off as the others'.
         """
         running, most = load
-        own = self._arms[arm]
+        own = self._mrp_choice[arm]
         gain = own.guess * (overall * _WEIGHT + own.kept) / (_WEIGHT + own.promised)
         refining = arm * costs.mrp.at(running) if costs.mrp else 0.0
         rates = [running / (costs.backbone.at(running) + refining)]

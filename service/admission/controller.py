@@ -1,7 +1,7 @@
-"""The door of the service: who may come in, who waits for a place, what is learned from those who leave.
+"""Admission: which requests are accepted, which wait for a place, and what finished ones teach.
 
-`admit` decides once for each HTTP request, at once; `place` is waited for by each answer it asks for. Puts together
-the parts of this package, which know nothing of each other's work. Knows no HTTP and no Ray.
+`admit` decides once for each HTTP request, without waiting. Each of its answers then waits for `place`. The controller
+combines the parts of this package, which do not know each other. Knows no HTTP and no Ray.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from functools import partial
 
 from service.admission.bill import Bill, Job
 from service.admission.demand import Demand, Load
-from service.admission.desk import Desk, Marks
-from service.admission.gate import Gate, Waiter
 from service.admission.keys import ApiKey
 from service.admission.limits import RateLimits
-from service.admission.meter import Meter
+from service.admission.queue_policy import Marks, QueuePolicy
+from service.admission.slots import Slots, Waiter
+from service.admission.throughput import Throughput
 from service.errors import MrpServeError
 from service.fair_queue import Claim, FairQueue
 from service.settings import Settings
@@ -49,19 +49,19 @@ class Admission:
     bill: Bill
 
 
-class Door:
-    """The one door of an ingress, with its share of places and limits: no ingress knows of the others' requests.
+class AdmissionController:
+    """Admission at one ingress, with its share of places and limits. No ingress knows of the others' requests.
 
     `clock`: that of `Arrival`.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._share = clock, settings.share
-        self._meter = Meter(clock)
+        self._throughput = Throughput(clock)
         self._queue: FairQueue[Waiter] = FairQueue(settings.priority_aging_s)
-        self._gate = Gate(self._queue, self._meter)
+        self._slots = Slots(self._queue, self._throughput)
         marks = Marks(settings.max_queue_s, settings.share(settings.max_waiting))
-        self._desk = Desk(self._queue, self._meter, marks, clock)
+        self._policy = QueuePolicy(self._queue, self._throughput, marks, clock)
         self._limits = RateLimits(clock, settings.num_ingresses)
         self._demand = Demand(settings.places, settings.target_queue_s, clock)
         self._keys_share = settings.share_prefixes_between_keys
@@ -71,11 +71,11 @@ class Door:
     def serves(self, card: ModelCard) -> None:
         """What the replicas serve now, and how many places they have."""
         self._block_size = card.block_size
-        self._gate.resize(self._share(card.places))
+        self._slots.resize(self._share(card.places))
 
     def turn_away(self, error: MrpServeError) -> None:
         """There is no replica and none will come: who waits is told so."""
-        self._gate.turn_away(error)
+        self._slots.turn_away(error)
 
     def admit(self, visit: Visit, works: Sequence[Work]) -> Admission:
         """A request that may come in. RateLimited or QueueFull when it may not."""
@@ -83,7 +83,7 @@ class Door:
         works = [self._owned(work, key) for work in works]
         self._limits.check(key, sum(self._tokens(work) for work in works))
         blocks = sum(self._blocks(work) for work in works)
-        self._desk.check(replace(self._claim(works[0]), cost=blocks), visit.digest)
+        self._policy.check(replace(self._claim(works[0]), cost=blocks), visit.digest)
         self._limits.count_request(key.name)
         return Admission(works, Bill(partial(self._limits.take_tokens, key.name)))
 
@@ -93,17 +93,17 @@ class Door:
 
         `on_wait` is called if it has to be waited for. Whoever learns that the request has failed tells the bill.
         """
-        job = Job(self._blocks(work), self._block_size, self._meter)
+        job = Job(self._blocks(work), self._block_size, self._throughput)
         bill.open(job, self._tokens(work))
         self._jobs.add(job)
         self._demand.came(job.asked)
         try:
             await self._enter(work, on_wait)
-            job.begun = self._meter.moment()
+            job.begun = self._throughput.moment()
             try:
                 yield job
             finally:
-                self._gate.leave()
+                self._slots.leave()
         finally:
             self._jobs.remove(job)
             bill.close(job)
@@ -115,20 +115,20 @@ class Door:
 
     async def _enter(self, work: Work, on_wait: Callable[[], None]) -> None:
         try:
-            await self._gate.enter(self._claim(work), work.arrived.at + work.timeout_s - self._clock(), on_wait)
+            await self._slots.enter(self._claim(work), work.arrived.at + work.timeout_s - self._clock(), on_wait)
         except TimeoutError:
             raise too_late(work) from None
 
     @property
     def blocks_left(self) -> float:
         """About how many blocks are still to be decoded for all who are in, waiting or not."""
-        ratio = self._meter.ratio
+        ratio = self._throughput.ratio
         return sum(max(0.0, job.asked * ratio - job.decoded) for job in self._jobs)
 
     @property
     def blocks_per_second(self) -> float:
         """The measured rate; 0 until it is known."""
-        return self._meter.rate or 0.0
+        return self._throughput.rate or 0.0
 
     @property
     def somebody_waits(self) -> bool:
@@ -138,9 +138,9 @@ class Door:
     @property
     def replicas_wanted(self) -> float:
         """How many replicas would do what is asked for here in good time."""
-        ratio = self._meter.ratio
+        ratio = self._throughput.ratio
         waiting = sum(job.asked for job in self._jobs if job.begun is None) * ratio
-        load = Load(len(self._jobs), self._gate.used, waiting, self._meter.rate_of_place)
+        load = Load(len(self._jobs), self._slots.used, waiting, self._throughput.rate_of_place)
         return self._demand.wanted(load, ratio)
 
     def _claim(self, work: Work) -> Claim:
@@ -151,4 +151,4 @@ class Door:
 
     def _tokens(self, work: Work) -> float:
         """What a key is charged until more is known: what is likely to be decoded."""
-        return work.max_new_tokens * self._meter.ratio
+        return work.max_new_tokens * self._throughput.ratio

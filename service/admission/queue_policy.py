@@ -1,9 +1,9 @@
-"""Who may join the queue, and when those who may not should come back.
+"""Which requests may join the queue, and when a refused one should come back.
 
 A request is refused when the work before it would take longer than `max_queue_s` at the measured rate, or when
-`max_waiting` requests wait. Who comes back at the time he was told is let in up to a higher mark, so that newcomers
-do not take the places of those who were promised one; below the low mark everybody is let in, so that the replicas
-never idle for somebody who does not come back. Knows no HTTP.
+`max_waiting` requests wait. A client that retries at its Retry-After time is accepted up to a higher limit, so new
+requests cannot take its place. Below the lower limit every request is accepted, so replicas do not wait for clients
+that never return. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from service.admission.meter import Meter
 from service.admission.reservations import Reservations
+from service.admission.throughput import Throughput
 from service.errors import QueueFull
 from service.fair_queue import Claim, FairQueue
 
@@ -31,11 +31,11 @@ class Marks:
     max_waiting: int
 
 
-class Desk:
-    """Looks at a queue and a meter; changes neither."""
+class QueuePolicy:
+    """Looks at a queue and its throughput; changes neither."""
 
-    def __init__(self, queue: FairQueue[Any], meter: Meter, marks: Marks, clock: Callable[[], float]) -> None:
-        self._queue, self._meter, self._marks, self._clock = queue, meter, marks, clock
+    def __init__(self, queue: FairQueue[Any], throughput: Throughput, marks: Marks, clock: Callable[[], float]) -> None:
+        self._queue, self._throughput, self._marks, self._clock = queue, throughput, marks, clock
         self._reservations = Reservations()
 
     def check(self, claim: Claim, digest: Callable[[], bytes]) -> None:
@@ -50,8 +50,8 @@ class Desk:
 
     def wait_s(self, claim: Claim) -> float | None:
         """How long a request would wait that came now; None while the rate is not known."""
-        rate = self._meter.rate
-        return None if rate is None else self._queue.ahead(claim) * self._meter.ratio / rate
+        rate = self._throughput.rate
+        return None if rate is None else self._queue.ahead(claim) * self._throughput.ratio / rate
 
     def _refusal(self, claim: Claim, leniency: float) -> str | None:
         """Why the request may not join, or None."""
@@ -66,7 +66,7 @@ class Desk:
 
     def _seconds(self, claim: Claim) -> float:
         """How much of its tenant's time a request takes; while no rate is known, as if a full queue took the most."""
-        rate = self._meter.rate
+        rate = self._throughput.rate
         if rate is None:
             return self._marks.max_queue_s / self._marks.max_waiting
-        return claim.cost * self._meter.ratio / (rate * _PROMISED_RATE * self._queue.share(claim))
+        return claim.cost * self._throughput.ratio / (rate * _PROMISED_RATE * self._queue.share(claim))

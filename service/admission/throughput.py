@@ -25,7 +25,7 @@ class Moment:
     full: float
 
 
-class Meter:
+class Throughput:
     """Told of every change of the places taken, and of every block."""
 
     def __init__(self, clock: Callable[[], float]) -> None:

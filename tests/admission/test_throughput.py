@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from service.admission.meter import Meter
-from tests.gateway.clock import Clock
+from service.admission.throughput import Throughput
+from tests.clock import Clock
 
 
-def passes(meter: Meter, clock: Clock, seconds: float, blocks_a_second: float) -> None:
+def passes(meter: Throughput, clock: Clock, seconds: float, blocks_a_second: float) -> None:
     """Time with all places taken, in tenths of seconds."""
     for _ in range(round(seconds * 10)):
         clock.now += 0.1
@@ -18,7 +18,7 @@ def passes(meter: Meter, clock: Clock, seconds: float, blocks_a_second: float) -
 
 class TestRate:
     def test_is_not_known_before_there_was_load(self, clock: Clock) -> None:
-        meter = Meter(clock)
+        meter = Throughput(clock)
         assert meter.rate is None
         meter.occupied(4, 4)
         clock.now += 60
@@ -27,7 +27,7 @@ class TestRate:
         assert meter.rate == pytest.approx(3.2, rel=0.1)  # 60 blocks in 60 s, of which the last 20 count
 
     def test_is_what_is_decoded_while_all_places_are_taken(self, clock: Clock) -> None:
-        meter = Meter(clock)
+        meter = Throughput(clock)
         meter.occupied(4, 4)
         passes(meter, clock, 100, 8.0)
         assert meter.rate == pytest.approx(8.0, rel=0.02)
@@ -37,7 +37,7 @@ class TestRate:
         assert meter.rate == pytest.approx(8.0, rel=0.02)
 
     def test_recent_seconds_count_more(self, clock: Clock) -> None:
-        meter = Meter(clock)
+        meter = Throughput(clock)
         meter.occupied(4, 4)
         passes(meter, clock, 100, 8.0)
         passes(meter, clock, 20, 2.0)
@@ -46,7 +46,7 @@ class TestRate:
         assert meter.rate == pytest.approx(2.0, rel=0.05)
 
     def test_follows_the_places(self, clock: Clock) -> None:
-        meter = Meter(clock)
+        meter = Throughput(clock)
         meter.occupied(4, 4)
         passes(meter, clock, 50, 8.0)
         meter.occupied(4, 2)
@@ -62,7 +62,7 @@ class TestWholeAnswers:
     @pytest.mark.parametrize(("before", "full", "after"), [(0, 10, 0), (5, 10, 0), (0, 10, 30), (4, 40, 4)])
     def test_what_was_decoded_at_full_load_counts(self, clock: Clock, before: float, full: float, after: float) -> None:
         """Four places at 2 blocks a second each, all in use for a part of the time only."""
-        meter = Meter(clock)
+        meter = Throughput(clock)
         meter.occupied(3, 4)
         first = [meter.moment() for _ in range(3)]
         clock.now += before
@@ -77,7 +77,7 @@ class TestWholeAnswers:
         assert meter.rate_of_place == pytest.approx(2.0, rel=0.01)
 
     def test_what_was_decoded_beside_free_places_does_not(self, clock: Clock) -> None:
-        meter = Meter(clock)
+        meter = Throughput(clock)
         meter.occupied(3, 4)
         begun = meter.moment()
         clock.now += 10
@@ -87,23 +87,23 @@ class TestWholeAnswers:
 
 class TestRatio:
     def test_is_one_until_something_is_known(self, clock: Clock) -> None:
-        assert Meter(clock).ratio == 1.0
+        assert Throughput(clock).ratio == 1.0
 
     def test_of_sums(self, clock: Clock) -> None:
-        meter = Meter(clock)
+        meter = Throughput(clock)
         for _ in range(50):
             meter.answered(100, 10)
             meter.answered(10, 10)
         assert meter.ratio == pytest.approx(20 / 110, rel=0.01)
 
     def test_follows(self, clock: Clock) -> None:
-        meter = Meter(clock)
+        meter = Throughput(clock)
         for part in (10, 5):
             for _ in range(1000):
                 meter.answered(10, part)
         assert meter.ratio == pytest.approx(0.5, abs=0.01)
 
     def test_is_at_most_one(self, clock: Clock) -> None:
-        meter = Meter(clock)
+        meter = Throughput(clock)
         meter.answered(4, 5)
         assert meter.ratio == 1.0

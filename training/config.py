@@ -52,7 +52,7 @@ class Keeping:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrainingConfig:
     """All of one training."""
 
     source: Source

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
 
-from service.admission.meter import Meter
+from service.admission.throughput import Throughput
 from service.errors import MrpServeError
 from service.fair_queue import Claim, FairQueue
 
@@ -24,11 +24,11 @@ class Waiter:
     has_place: bool = False
 
 
-class Gate:
+class Slots:
     """`places` are set by `resize`; before that everybody waits."""
 
-    def __init__(self, queue: FairQueue[Waiter], meter: Meter) -> None:
-        self._queue, self._meter = queue, meter
+    def __init__(self, queue: FairQueue[Waiter], throughput: Throughput) -> None:
+        self._queue, self._throughput = queue, throughput
         self._places = self._used = 0
 
     @property
@@ -85,4 +85,4 @@ class Gate:
             self._used += 1
             if not waiter.turn.done():  # done: it is being cancelled, and will give its place on
                 waiter.turn.set_result(None)
-        self._meter.occupied(self._used, self._places)
+        self._throughput.occupied(self._used, self._places)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.admission.gate import Gate, Waiter
-from service.admission.meter import Meter
+from service.admission.slots import Slots, Waiter
+from service.admission.throughput import Throughput
 from service.errors import NotReady
 from service.fair_queue import Claim, FairQueue
 from tests.admission.virtual import now, run
@@ -21,7 +21,7 @@ class Hall:
 
     def __init__(self, places: int) -> None:
         self.queue: FairQueue[Waiter] = FairQueue()
-        self.gate = Gate(self.queue, Meter(asyncio.get_running_loop().time))
+        self.gate = Slots(self.queue, Throughput(asyncio.get_running_loop().time))
         self.gate.resize(places)
         self.came: list[str] = []
         self.inside = self.most = 0
