@@ -38,7 +38,9 @@ class Demand:
     """Told of every request that is let in. `places`: those of one replica."""
 
     def __init__(self, places: int, target_queue_s: float, clock: Callable[[], float]) -> None:
-        self._places, self._target_queue_s, self._clock = places, target_queue_s, clock
+        self._places = places
+        self._target_queue_s = target_queue_s
+        self._clock = clock
         self._come, self._since = 0.0, clock()
 
     def came(self, blocks: float) -> None:

@@ -35,7 +35,10 @@ class QueuePolicy:
     """Looks at a queue and its throughput; changes neither."""
 
     def __init__(self, queue: FairQueue[Any], throughput: Throughput, marks: Marks, clock: Callable[[], float]) -> None:
-        self._queue, self._throughput, self._marks, self._clock = queue, throughput, marks, clock
+        self._queue = queue
+        self._throughput = throughput
+        self._marks = marks
+        self._clock = clock
         self._reservations = Reservations()
 
     def check(self, claim: Claim, digest: Callable[[], bytes]) -> None:

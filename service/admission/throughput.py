@@ -30,7 +30,9 @@ class Throughput:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._places, self._full, self._since = 0, False, clock()
+        self._places = 0
+        self._full = False
+        self._since = clock()
         self._blocks = self._place_seconds = self._full_seconds = 0.0
         self._asked = self._decoded = 0.0
 

@@ -30,7 +30,9 @@ class Availability:
     """
 
     def __init__(self, backend: Backend, admission: AdmissionController, timeout_s: float) -> None:
-        self._backend, self._admission, self._timeout_s = backend, admission, timeout_s
+        self._backend = backend
+        self._admission = admission
+        self._timeout_s = timeout_s
         self._last: ModelCard | None = None
         self._watch: asyncio.Task[None] | None = None
         self._waiting = 0

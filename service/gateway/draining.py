@@ -63,7 +63,9 @@ class DrainGate:
     """Counts POST requests from their first byte to the last one of their answer; refuses them while draining."""
 
     def __init__(self, app: ASGIApp, draining: Draining, count: Count) -> None:
-        self._app, self._draining, self._count = app, draining, count
+        self._app = app
+        self._draining = draining
+        self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one connection."""

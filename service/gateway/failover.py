@@ -40,7 +40,9 @@ class Failover:
     """Asks a backend as often as an answer needs. `count` is told of every error that leads to another attempt."""
 
     def __init__(self, backend: Backend, max_failovers: int, count: Callable[[MrpServeError], None]) -> None:
-        self._backend, self._max_failovers, self._count = backend, max_failovers, count
+        self._backend = backend
+        self._max_failovers = max_failovers
+        self._count = count
 
     async def complete(self, work: Work) -> Answer:
         """The whole answer. A lost one is decoded again from the start."""
@@ -81,7 +83,9 @@ class _Attempts:
 
     def __init__(self, work: Work, max_failovers: int, count: Callable[[MrpServeError], None]) -> None:
         self.work, self.complete = work, False
-        self._first, self._max_failovers, self._count = work, max_failovers, count
+        self._first = work
+        self._max_failovers = max_failovers
+        self._count = count
         self._sent: list[Chunk] = []
         self._made = self._lost = self._failed_engines = 0
 

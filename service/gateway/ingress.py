@@ -54,7 +54,10 @@ class Ingress:
         tracing: Tracing | None = None,
         registry: Registry | None = None,
     ) -> None:
-        self._name, self._settings, self._backend, self._tracing = name, settings, backend, tracing
+        self._name = name
+        self._settings = settings
+        self._backend = backend
+        self._tracing = tracing
         self._registry = registry or Registry("ingress")
         self._registry.set("replicas_least", settings.num_replicas)
         self._registry.set("replicas_most", settings.most_replicas)

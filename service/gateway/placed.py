@@ -22,7 +22,10 @@ class PlacedAnswers:
     def __init__(
         self, answers: LoggedAnswers, admission: AdmissionController, availability: Availability, draining: Draining
     ) -> None:
-        self._answers, self._admission, self._availability, self._draining = answers, admission, availability, draining
+        self._answers = answers
+        self._admission = admission
+        self._availability = availability
+        self._draining = draining
         self.in_flight = 0
 
     async def complete(self, work: Work, bill: Bill) -> Answer:

@@ -53,7 +53,9 @@ class RayBackend:
         routed: Listener,
         may_sleep: bool = False,
     ) -> None:
-        self._generator, self._asked, self._ingress = generator, asked, ingress
+        self._generator = generator
+        self._asked = asked
+        self._ingress = ingress
         self._routed, self._may_sleep = routed, may_sleep
         self._card: ModelCard | None = None
         self._card_since = 0.0

@@ -43,7 +43,9 @@ class Affinity:
     """The rules over one table. `slack`: requests above the mean that a replica may always have."""
 
     def __init__(self, slack: float, size: int = TABLE_KEYS, rng: random.Random | None = None) -> None:
-        self._slack, self._table, self._rng = slack, PrefixTable(size), rng or random.Random()  # noqa: S311
+        self._slack = slack
+        self._table = PrefixTable(size)
+        self._rng = rng or random.Random()  # noqa: S311
         self._places: dict[str, int] = {}
 
     def choose(self, keys: PrefixKeys, loads: Mapping[str, float]) -> Choice:
