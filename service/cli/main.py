@@ -24,6 +24,7 @@ from service.cli import (
     key,
     loads,
     quality,
+    reference,
     serve,
     train,
 )
@@ -66,6 +67,7 @@ app.command("determinism")(determinism.command)
 app.command("check")(check.command)
 app.command("key")(key.command)
 app.command("train-mrp")(train.command)
+app.command("reference")(reference.command)
 
 
 def main() -> None:
