@@ -14,10 +14,10 @@ audit := $(VENV)-audit
 code := service tests $(wildcard training loadtest)
 
 .DELETE_ON_ERROR:
-.PHONY: help install serve loadtest calibrate docs test lint check audit format clean
+.PHONY: help install serve loadtest calibrate docs pictures test lint check audit format clean
 
 help:
-	@echo "make serve | test | loadtest | calibrate | docs | check | audit | lint | format | install | clean      (ARGS=\"...\" is passed on)"
+	@echo "make serve | test | loadtest | calibrate | docs | pictures | check | audit | lint | format | install | clean      (ARGS=\"...\" is passed on)"
 
 install: $(stamp)
 
@@ -37,6 +37,10 @@ calibrate: $(stamp)
 # The reference pages, from the code. A test compares them.
 docs: $(stamp)
 	$(bin)/mrp-serve reference --out docs
+
+# README's moving picture and one picture for each mode, from traces of the demo. Seconds.
+pictures: $(stamp)
+	$(bin)/mrp-serve animate --threads 1 --out docs
 
 loadtest: $(stamp)
 	$(bin)/python -m loadtest.run $(ARGS)

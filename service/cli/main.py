@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from service.cli import (
+    animate,
     bench,
     calibrate,
     check,
@@ -67,6 +68,7 @@ app.command("determinism")(determinism.command)
 app.command("check")(check.command)
 app.command("key")(key.command)
 app.command("train-mrp")(train.command)
+app.command("animate")(animate.command)
 app.command("reference")(reference.command)
 
 
