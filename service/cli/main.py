@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from service.cli import (
+    animate,
     bench,
     calibrate,
     check,
@@ -24,6 +25,7 @@ from service.cli import (
     key,
     loads,
     quality,
+    reference,
     serve,
     train,
 )
@@ -66,6 +68,8 @@ app.command("determinism")(determinism.command)
 app.command("check")(check.command)
 app.command("key")(key.command)
 app.command("train-mrp")(train.command)
+app.command("animate")(animate.command)
+app.command("reference")(reference.command)
 
 
 def main() -> None:
