@@ -44,7 +44,7 @@ def test_writes_the_file_that_the_checkpoint_is_then_served_with(run, capsys, mo
     assert any("take more prompts" in warning for warning in file.warnings) or file.presets["fast"].mode != "dynamic"
     assert {path.name for path in model.parent.iterdir()} == {"model", "pictures", "prompts.jsonl"}
     assert not list(model.glob("*.partial"))
-    assert len(list((tmp_path / "pictures").iterdir())) == 4
+    assert len(list((tmp_path / "pictures").iterdir())) == 2
 
     assert (
         run("generate", "w1 w7 w9", "--raw", "--model", model, "--quality", "fast", "--max-new-tokens", 8, "--json")
