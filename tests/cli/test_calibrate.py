@@ -146,7 +146,7 @@ def test_pictures_need_matplotlib(run, capsys, options, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr("service.cli.calibrate.load", lambda *_: pytest.fail("the checkpoint was loaded"))
     assert run("calibrate", *options, "--plot", tmp_path / "pictures") == 1
-    assert "pip install 'mrp-serve[plot]'" in capsys.readouterr().err
+    assert "pip install '.[plot]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
