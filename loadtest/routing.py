@@ -1,6 +1,6 @@
 """Routing by prefix beside routing by load: what the replicas' caches hit, what clients wait, who does the work.
 
-    python -m loadtest.routing --replicas 2 --rounds 5 > docs/results/routing.json
+    python -m loadtest.routing --replicas 2 --rounds 5 > dev/lab/results/routing.json
 
 Two services that differ in `routing` alone run on this machine, and every workload is asked of one after the other in
 turn, since machines are shared. Their caches are made small: one replica cannot hold what a workload asks for again.

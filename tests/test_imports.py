@@ -238,3 +238,17 @@ def test_what_the_rule_allows_passes(module: str, source: str) -> None:
 
 def test_a_new_package_must_be_given_a_place() -> None:
     assert violations("service.extra.thing", "") == ["service.extra.thing: has no line in ALLOWED"]
+
+
+def named(module: str) -> str:
+    """What ARCHITECTURE.md calls a part of the code that is imported: its package."""
+    return module.split(".")[1] if module.startswith("service.") else "everything"
+
+
+def test_the_table_of_packages_says_the_same() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8").split("## Packages", 1)[1].split("\n## ", 1)[0]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| `")
+    ]
+    written = {name.strip("`"): set(filter(None, imports.split(", "))) for name, _, imports in rows}
+    assert written == {part.removeprefix("service."): set(map(named, parts)) for part, parts in ALLOWED.items()}

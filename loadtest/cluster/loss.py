@@ -1,7 +1,7 @@
 """A node is killed under load: one with a replica of the model, or the one with the only ingress.
 
-    python -m loadtest.cluster.loss > docs/results/cluster-loss-replica.json
-    python -m loadtest.cluster.loss --of ingress > docs/results/cluster-loss-ingress.json
+    python -m loadtest.cluster.loss > dev/lab/results/cluster-loss-replica.json
+    python -m loadtest.cluster.loss --of ingress > dev/lab/results/cluster-loss-ingress.json
 
 Every request was answered before in a quiet run, with the same seed. Nothing may be lost with a replica; with the only
 ingress its requests are, and the script says how many and for how long.

@@ -1,6 +1,6 @@
 """From no replica to one and back, several times: how long the first request waits.
 
-python -m loadtest.cluster.zero > docs/results/cluster-zero.json
+python -m loadtest.cluster.zero > dev/lab/results/cluster-zero.json
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from service.bench.evaluation import default_plans
 from service.cli import calibrate, generate, loads
 from service.decode.registry import MODES
 
-README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+PERFORMANCE = (Path(__file__).parents[2] / "docs" / "performance.md").read_text("utf-8")
 
 
 def helps(command):
@@ -45,7 +45,7 @@ def test_calibrate_says_how_many_prompts_must_be_timed(option):
 
 
 def test_the_table_of_modes_has_the_rows_that_eval_prints():
-    table = README.split("| mode | accuracy | tokens/forward | ms/token |", 1)[1].split("\n\n", 1)[0]
+    table = PERFORMANCE.split("| mode | accuracy | tokens/forward | ms/token |", 1)[1].split("\n\n", 1)[0]
     rows = re.findall(r"^\| `(\w+)`(.*?) \|", table, re.MULTILINE)
     plans = [plan for plan in default_plans(with_mrp=True) if plan.engine == "mrp"]
     assert [mode for mode, _ in rows] == [plan.params.mode for plan in plans]
