@@ -4,7 +4,7 @@ import re
 from dataclasses import fields
 from pathlib import Path
 
-from service.decode.registry import MODES
+from service.decode.modes import MODES
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 

@@ -10,8 +10,7 @@ from matplotlib.colors import to_hex
 from matplotlib.image import imread
 from numpy import unique
 
-from service.decode.params import Direct, Dynamic, Remask, Sequential, Static
-from service.decode.registry import MODES
+from service.decode.modes import MODES, Direct, Dynamic, Remask, Sequential, Static
 from service.demo import CHECKPOINT
 from service.quality.assemble import assemble
 from service.quality.picture import PAGES, draw_frontier, frontier_figure

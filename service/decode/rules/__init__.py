@@ -1,6 +1,6 @@
 """Reveal rules, one a file: which picks of a reading are fixed next.
 
-A mode may be nothing but a rule (`by_rule.py`); `speculative` gives any rule's output in fewer forwards. A rule sees
+A mode may be nothing but a rule (`RuleParams`); `speculative` gives any rule's output in fewer forwards. A rule sees
 one reading and keeps nothing.
 """
 
