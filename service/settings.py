@@ -13,12 +13,13 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from service.decode.modes import MODES
 from service.errors import SettingsError
 
 PREFIX = "MRP_SERVE_"
@@ -26,7 +27,10 @@ PREFIX = "MRP_SERVE_"
 #: the beginning of a hashed API key
 DIGEST = "sha256:"
 
-ModeName = Literal["static", "dynamic", "sequential", "entropy", "direct", "speculative", "remask"]
+if TYPE_CHECKING:
+    ModeName = str
+else:
+    ModeName = Literal[tuple(MODES)]
 Count = Annotated[int, Field(ge=1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 

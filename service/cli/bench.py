@@ -45,7 +45,7 @@ def command(
     from service.bench.rounds import Rounds
     from service.bench.speed import Workload, compare_with_plain_loop
     from service.bench.steps import step_times
-    from service.decode.params import Static
+    from service.decode.modes import Static
     from service.engine import Engine, EngineConfig
 
     use_threads(threads)

@@ -47,7 +47,7 @@ def _text(codec: TextCodec) -> dict[str, str]:
 
 
 def _facts(checkpoint: Checkpoint) -> dict[str, str]:
-    from service.decode.registry import MODES
+    from service.decode.modes import MODES
     from service.model.attention import PagedCache
 
     config, mrp = checkpoint.config, checkpoint.config.mrp
@@ -82,7 +82,7 @@ def _quality(checkpoint: Checkpoint) -> str:
 
 
 def _decode_a_block(checkpoint: Checkpoint) -> float:
-    from service.decode.params import Speculative, Static
+    from service.decode.modes import Speculative, Static
     from service.engine import Engine, EngineConfig, GenerationRequest
 
     size = checkpoint.config.block_size

@@ -36,7 +36,7 @@ def command(
     """Compares speculative decoding, with automatic and with fixed drafts, with static on the held-out problems."""
     from service.bench.loads import Workload, compare_at_loads, parts, plans_at_load
     from service.bench.rounds import Rounds
-    from service.decode.params import Static
+    from service.decode.modes import Static
     from service.text import TextCodec
 
     chosen = [Static(), *(parse_plan(text) for text in plan)] if plan else None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from service.decode.registry import MODES, default_knobs, default_params
+from service.decode.modes import MODES
+from service.decode.registry import default_knobs, default_params
 from service.errors import SettingsError
 from service.model import Checkpoint
 from service.quality.presets import presets_of

@@ -10,7 +10,7 @@ from service.bench.plain_loop import PlainLoop
 from service.bench.shapes import SHAPES, config_of, random_checkpoint
 from service.bench.speed import Workload
 from service.bench.steps import step_times
-from service.decode.params import Speculative
+from service.decode.modes import Speculative
 from service.engine import Engine
 from service.engine.forward.runner import Runner
 from service.errors import InvalidRequest
