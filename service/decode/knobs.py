@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from service.errors import InvalidRequest
 
-#: the value of a knob that is chosen while decoding
+#: the value of a knob that the engine chooses while decoding
 AUTO: Final = "auto"
 
 KnobValue = int | float | str

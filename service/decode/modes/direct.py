@@ -14,7 +14,7 @@ _MRP_STEPS = Knob(int, "picks of MRP a forward; default: the checkpoint's", leas
 
 @dataclass(frozen=True, slots=True)
 class Direct(ModeParams):
-    """Static by the backbone, then `mrp_steps` unverified picks of MRP."""
+    """One pick of the backbone, then `mrp_steps` unverified picks of MRP."""
 
     mode: ClassVar[str] = "direct"
     served_without_mrp: ClassVar[bool] = False

@@ -56,12 +56,13 @@ _VERIFY = Knob(
 class Speculative(ModeParams):
     """Drafts, verified by one backbone forward. Output identical to the mode `verify`.
 
-    `verify`: static, dynamic, sequential or entropy, whose knobs may be given; by default dynamic if a threshold is
+    `verify`: static, dynamic, sequential or entropy; its knobs may be given, too. Default: dynamic if a threshold is
     given, else static.
 
-    `mrp_steps`: MRP forwards that a verification's drafts may take. "auto": as many as pay, and a tree of the states
-    that pay at the present load, none where none does; never more than `max_drafts`. A number: a tree of `max_drafts`
-    states, by default a chain of `mrp_steps`. With 0 the backbone's last logits draft alone, which needs no MRP.
+    `mrp_steps`: the MRP forwards for the drafts of one verification. "auto": the engine chooses their number and a
+    tree of the states that are worth their cost at the current load, at most `max_drafts`, perhaps none. A number: a
+    tree of `max_drafts` states, or without `max_drafts` a chain of `mrp_steps`. 0: the backbone's last logits draft,
+    which needs no MRP.
     """
 
     mode: ClassVar[str] = "speculative"
@@ -73,7 +74,7 @@ class Speculative(ModeParams):
     verify: str | None = knob(_VERIFY, None)
 
     def __post_init__(self) -> None:
-        """Sets `verify` wherever it is not the default, so that the shown knobs name what is verified."""
+        """Sets `verify` if it is not the default, so that the knobs shown to users are those that run."""
         if self.verify is None and self.threshold is not None:
             object.__setattr__(self, "verify", Dynamic.mode)
 
@@ -84,12 +85,12 @@ class Speculative(ModeParams):
 
     @property
     def rule(self) -> Rule:
-        """What the drafts are verified against."""
+        """The rule against which drafts are verified."""
         return self.plain.rule
 
     @property
     def plain(self) -> RuleParams:
-        """The mode whose output comes out. Raises InvalidRequest if there is none that has the knobs given."""
+        """The mode whose output is reproduced. InvalidRequest if that mode does not have the knobs given."""
         name = self.verify or Static.mode
         if name not in VERIFIED:
             raise InvalidRequest(f"verify is {name!r}, allowed are {', '.join(VERIFIED)}", param="verify")
@@ -110,7 +111,7 @@ class Speculative(ModeParams):
         ModeParams.check(self, block_size)
         if self.mrp_steps == 0 and self.max_drafts is None:
             raise InvalidRequest(
-                "mrp_steps is 0, then max_drafts is needed: without MRP a tree drafts", param="mrp_steps"
+                "mrp_steps is 0, which needs max_drafts: without MRP drafts are a tree", param="mrp_steps"
             )
 
     def decode(self, canvas: Canvas) -> Decoding:
