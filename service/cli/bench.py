@@ -1,4 +1,4 @@
-"""`mrp-serve bench`: the engine beside the plain published loop, the time of a step at many rows, the prefix cache."""
+"""`mrp-serve bench`: the engine compared with the plain published loop, the time of a step, the prefix cache."""
 
 from __future__ import annotations
 
@@ -24,21 +24,22 @@ _Rows = Annotated[list[int], typer.Option(min=1, help="Rows of a step; may be gi
 def command(
     model: Model = None,
     shape: Annotated[
-        str | None, typer.Option(help="Random weights in a published shape instead: sdar-1.7b, sdar-4b, sdar-8b.")
+        str | None,
+        typer.Option(help="Random weights of a published shape instead of a checkpoint: sdar-1.7b, sdar-4b, sdar-8b."),
     ] = None,
     concurrency: Several = [1, 8, 32],  # noqa: B006
     rows: _Rows = [1, 2, 4, 8, 16, 32, 64],  # noqa: B006
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")] = 5,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of every completion.")] = 64,
     prefix_tokens: Annotated[int, typer.Option(min=0, help="Tokens before the rows of a step.")] = 256,
-    prompt_tokens: Annotated[list[int], typer.Option(min=1, help="Prompts; may be given again.")] = [64, 256, 1000],  # noqa: B006
+    prompt_tokens: Annotated[list[int], typer.Option(min=1, help="Prompt lengths; repeatable.")] = [64, 256, 1000],  # noqa: B006
     device: Device = "auto",
     dtype: Dtype = "auto",
     block_size: BlockSize = None,
     threads: Threads = None,
     output: Output = None,
 ) -> None:
-    """Tokens per second beside a plain transformers loop, milliseconds a step, and what the prefix cache saves."""
+    """Measures tokens per second beside a plain transformers loop, milliseconds per step, and prefix cache savings."""
     from service.bench.plain_loop import PlainLoop
     from service.bench.prefix import possible_lengths, prefix_times
     from service.bench.rounds import Rounds

@@ -1,4 +1,4 @@
-"""`mrp-serve check PATH`: what a checkpoint is, whether all that is served of it loads, what it needs."""
+"""`mrp-serve check PATH`: the facts of a checkpoint, and whether everything that serving needs loads."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def command(
     dtype: Dtype = "auto",
     block_size: BlockSize = None,
 ) -> None:
-    """Loads a checkpoint as serving does, decodes a block with it, and says what it is.
+    """Loads a checkpoint as serving does, decodes a block with it, and prints its facts.
 
-    What of it cannot be used, though the rest can, is a warning.
+    A part that cannot be used is a warning if the rest can be served.
     """
     from service.text import TextCodec
 

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
 
 def command(
-    prompt: Annotated[str, typer.Argument(help="What the user says (or the raw text with --raw).")],
+    prompt: Annotated[str, typer.Argument(help="The user's message, or with --raw the text to continue.")],
     model: Model = None,
     mode: Annotated[
         str | None, typer.Option(help="static, dynamic, sequential, entropy, direct, speculative or remask.")
     ] = None,
-    quality: Annotated[str | None, typer.Option(help="lossless, balanced or fast, instead of mode and knobs.")] = None,
+    quality: Annotated[
+        str | None, typer.Option(help="lossless, balanced or fast, instead of a mode and its knobs.")
+    ] = None,
     tokens_per_step: Annotated[
         int | None, typer.Option(help="static, sequential, speculative: tokens revealed per forward.")
     ] = None,
@@ -54,7 +56,7 @@ def command(
     block_size: BlockSize = None,
     threads: Threads = None,
 ) -> None:
-    """Decodes one prompt; text goes to stdout, statistics and progress to stderr."""
+    """Decodes one prompt. Prints the text on stdout, statistics and progress on stderr."""
     from service.engine import Engine, GenerationRequest, SamplingParams
     from service.errors import InvalidRequest
     from service.text import TextCodec
@@ -91,7 +93,7 @@ def _count_or_auto(text: str | None) -> int | str | None:
 
 
 def _params(mode: str | None, knobs: dict[str, Knob], mrp: MrpConfig | None) -> ModeParams:
-    """The mode asked for, or the server's default; MRP steps default to the checkpoint's."""
+    """The params of the given mode, or of the server's default mode. MRP steps default to the checkpoint's."""
     from service.decode.registry import MODES, default_knobs, default_params, make_params
 
     name = mode or default_params().mode
@@ -100,7 +102,7 @@ def _params(mode: str | None, knobs: dict[str, Knob], mrp: MrpConfig | None) -> 
 
 
 def _preset(quality: str, mode: str | None, knobs: dict[str, Knob], checkpoint: Checkpoint) -> ModeParams:
-    """What a quality stands for, which allows no mode and no knobs beside it."""
+    """The params of a quality. InvalidRequest if a mode or knobs are given, too."""
     from service.errors import InvalidRequest
     from service.quality.presets import presets_of
     from service.quality.schema import QUALITIES
@@ -116,13 +118,13 @@ def _preset(quality: str, mode: str | None, knobs: dict[str, Knob], checkpoint: 
 def _run(engine: Engine, request: GenerationRequest) -> list[BlockEvent]:
     """Decodes with a progress line on stderr.
 
-    What forwards cost is measured before, where drafts are to be those that pay: it is no part of the answer's time.
+    The engine measures the cost of forwards before, if drafts depend on it. That time is no part of the answer's time.
     """
     from service.decode.registry import leaves_drafts_open
 
     events: list[BlockEvent] = []
     engine.validate(request)
-    with notes().status("measuring forwards, for the drafts that pay …") as status:
+    with notes().status("measuring the cost of forwards …") as status:
         if leaves_drafts_open(request.params):
             engine.prepare()
         status.update("prefill …")

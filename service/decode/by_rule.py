@@ -1,4 +1,4 @@
-"""`static`, `dynamic`, `sequential`, `entropy`: every forward reveals what the mode's rule says."""
+"""`static`, `dynamic`, `sequential`, `entropy`: every forward reveals the picks that the mode's rule chooses."""
 
 from service.decode.block import Canvas
 from service.decode.params import Plain
@@ -6,7 +6,7 @@ from service.decode.policy import Decoding, Evaluate
 
 
 def by_rule(canvas: Canvas, params: Plain) -> Decoding:
-    """Decodes the canvas's block by the params' rule; `speculative` reproduces what comes out."""
+    """Decodes the canvas's block by the params' rule. `speculative` reproduces its output."""
     rule = params.rule
     while not canvas.block.complete:
         (reading,) = yield Evaluate((canvas.block,))

@@ -6,7 +6,7 @@ from service.decode.policy import Decoding, Evaluate, Refine
 
 
 def direct(canvas: Canvas, params: Direct) -> Decoding:
-    """Decodes the canvas's block with up to 1 + `mrp_steps` tokens for every backbone forward."""
+    """Decodes the canvas's block with up to 1 + `mrp_steps` tokens per backbone forward."""
     while not canvas.block.complete:
         (reading,) = yield Evaluate((canvas.block,))
         canvas.reveal("denoise", params.rule(reading))

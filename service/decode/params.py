@@ -1,6 +1,6 @@
 """The knobs of every mode: one frozen class each, checked when made.
 
-The API's schemas are built from these; a knob a mode does not use does not exist on its class.
+The API's schemas are built from these classes. A class has no field for a knob that its mode does not use.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import ClassVar, Final, Literal
 from service.decode.rules import Above, Leftmost, LowestEntropy, MostConfident, Rule
 from service.errors import InvalidRequest
 
-#: the value of a knob that is chosen while decoding
+#: the value of a knob that the engine chooses while decoding
 AUTO: Final = "auto"
 
 
@@ -94,13 +94,13 @@ class Entropy:
         _check_bound(self.entropy_bound)
 
 
-#: modes that are nothing but a rule
+#: modes that consist of a rule only
 Plain = Static | Dynamic | Sequential | Entropy
 
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """Static by the backbone, then `mrp_steps` unverified picks of MRP."""
+    """One pick of the backbone, then `mrp_steps` unverified picks of MRP."""
 
     mode: ClassVar[str] = "direct"
     served_without_mrp: ClassVar[bool] = False
@@ -117,12 +117,13 @@ class Direct:
 class Speculative:
     """Drafts, verified by one backbone forward. Output identical to the mode `verify`.
 
-    `verify`: static, dynamic, sequential or entropy, whose knobs may be given; by default dynamic if a threshold is
+    `verify`: static, dynamic, sequential or entropy; its knobs may be given, too. Default: dynamic if a threshold is
     given, else static.
 
-    `mrp_steps`: MRP forwards that a verification's drafts may take. "auto": as many as pay, and a tree of the states
-    that pay at the present load, none where none does; never more than `max_drafts`. A number: a tree of `max_drafts`
-    states, by default a chain of `mrp_steps`. With 0 the backbone's last logits draft alone, which needs no MRP.
+    `mrp_steps`: the MRP forwards for the drafts of one verification. "auto": the engine chooses their number and a
+    tree of the states that are worth their cost at the current load, at most `max_drafts`, perhaps none. A number: a
+    tree of `max_drafts` states, or without `max_drafts` a chain of `mrp_steps`. 0: the backbone's last logits draft,
+    which needs no MRP.
     """
 
     mode: ClassVar[str] = "speculative"
@@ -135,7 +136,7 @@ class Speculative:
     verify: str | None = None
 
     def __post_init__(self) -> None:
-        """Sets `verify` wherever it is not the default, so that whoever shows the knobs shows what runs."""
+        """Sets `verify` if it is not the default, so that the knobs shown to users are those that run."""
         if self.verify is None and self.threshold is not None:
             object.__setattr__(self, "verify", Dynamic.mode)
 
@@ -146,12 +147,12 @@ class Speculative:
 
     @property
     def rule(self) -> Rule:
-        """What the drafts are verified against."""
+        """The rule against which drafts are verified."""
         return self.plain.rule
 
     @property
     def plain(self) -> Plain:
-        """The mode whose output comes out. Raises InvalidRequest if there is none that has the knobs given."""
+        """The mode whose output is reproduced. InvalidRequest if that mode does not have the knobs given."""
         kinds: dict[str, type[Plain]] = {kind.mode: kind for kind in (Static, Dynamic, Sequential, Entropy)}
         name = self.verify or Static.mode
         if name not in kinds:
@@ -178,7 +179,7 @@ class Speculative:
     def _check_steps(self, steps: int | str, block_size: int) -> None:
         if steps == 0 and self.max_drafts is None:
             raise InvalidRequest(
-                "mrp_steps is 0, then max_drafts is needed: without MRP a tree drafts", param="mrp_steps"
+                "mrp_steps is 0, which needs max_drafts: without MRP drafts are a tree", param="mrp_steps"
             )
         if isinstance(steps, str) or not 0 <= steps <= block_size:
             allowed = f"0 (with max_drafts), 1 to {block_size} (the block size) and {AUTO!r}"

@@ -1,4 +1,4 @@
-"""The modes there are: adding one is a params class, a policy file (or a rule) and a line here."""
+"""All modes. A new mode needs a params class, a policy file (or a rule) and a line here."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def decode_block(canvas: Canvas, params: ModeParams) -> Decoding:
 
 
 def make_params(mode: str, knobs: Mapping[str, Knob]) -> ModeParams:
-    """The params of a mode by name. Raises InvalidRequest for an unknown mode or a knob it does not use."""
+    """The params of a mode by name. InvalidRequest for an unknown mode, or for a knob that the mode does not use."""
     if mode not in MODES:
         raise InvalidRequest(f"mode is {mode!r}, allowed are {', '.join(MODES)}", param="mode")
     used = [field.name for field in fields(MODES[mode])]
@@ -46,17 +46,17 @@ def make_params(mode: str, knobs: Mapping[str, Knob]) -> ModeParams:
 
 
 def only_drafts(params: ModeParams) -> bool:
-    """Whether what MRP says decides only how fast the answer comes, not what comes."""
+    """Whether MRP changes only the speed of decoding, not the output."""
     return isinstance(params, modes.Speculative)
 
 
 def leaves_drafts_open(params: ModeParams) -> bool:
-    """Whether how much is drafted is to be chosen while decoding."""
+    """Whether the engine chooses the number of drafts while decoding."""
     return isinstance(params, modes.Speculative) and params.mrp_steps == modes.AUTO
 
 
 def served_without_mrp() -> list[str]:
-    """What a checkpoint without MRP serves, as errors say it: modes, with the knob that one needs for it."""
+    """The modes of a checkpoint without MRP, for error messages; with the knob values that a mode needs for it."""
     served = [name for name, params in MODES.items() if params.served_without_mrp]
     return [f"{name} with mrp_steps {AUTO} or 0" if name == modes.Speculative.mode else name for name in served]
 
@@ -70,5 +70,5 @@ def default_knobs(mode: str, mrp_steps: int) -> dict[str, Knob]:
 
 
 def default_params() -> ModeParams:
-    """What is served when a request names no mode: lossless, the fastest the checkpoint can."""
+    """The params of requests that name no mode: the fastest lossless mode."""
     return modes.Speculative()

@@ -1,4 +1,4 @@
-"""`remask`: dynamic reveals, checked at once by MRP, which may revoke them (MRP paper, remasking)."""
+"""`remask`: MRP checks the tokens that `dynamic` reveals and may mask them again (MRP paper, remasking)."""
 
 from service.decode.block import Canvas, Pick
 from service.decode.params import Remask
@@ -6,7 +6,7 @@ from service.decode.policy import Decoding, Evaluate, Refine
 
 
 def remask(canvas: Canvas, params: Remask) -> Decoding:
-    """Decodes the canvas's block. Only reveals of the present step can be revoked, never all of them."""
+    """Decodes the canvas's block. Only tokens of the current step can be masked again, and never all of them."""
     while not canvas.block.complete:
         (reading,) = yield Evaluate((canvas.block,))
         canvas.reveal("denoise", params.rule(reading))

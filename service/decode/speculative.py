@@ -1,12 +1,12 @@
 """`speculative`: drafts verified by the backbone; the output equals that of the verified rule, token for token.
 
-A round: drafts name states that the block may pass through (`drafting.py`); one forward reads the present
-state and all of them; the rule is applied to the present state's reading, and as long as the state it leads to is
-among those that were read, to that one's. Each reading is the one that plain decoding would have had, so every forward
-yields at least one step of plain decoding. Source: MRP paper, speculative decoding, which verifies a chain
-against `static`; here any rule and any set of states.
+In each round, drafts name states that the block may pass through (`drafting.py`). One forward reads the current state
+and all drafted states. The rule is applied to the reading of the current state. If it leads to a drafted state, the
+rule is applied to the reading of that state, and so on. Each reading is the same as in plain decoding, so every
+forward yields at least one step of plain decoding. Source: MRP paper, speculative decoding, which verifies a chain
+against `static`. Here any rule and any set of states is possible.
 
-The first forward of a block reveals at once (the published loop verifies that state twice).
+The first forward of a block reveals tokens at once. The published loop verifies that state twice.
 """
 
 from collections.abc import Mapping
@@ -33,8 +33,8 @@ def speculative(canvas: Canvas, params: Speculative) -> Decoding:
 
 def _draft(canvas: Canvas, reading: Reading, params: Speculative, rule: Rule) -> Drafting:
     if params.mrp_steps == AUTO:
-        terms = canvas.terms().at_most(params.max_drafts or len(canvas.block.tokens))
-        return tree(canvas.block, reading, rule, terms, canvas.ends)
+        budget = canvas.budget().at_most(params.max_drafts or len(canvas.block.tokens))
+        return tree(canvas.block, reading, rule, budget, canvas.ends)
     if params.max_drafts is None:
         return chain(canvas.block, reading, params.mrp_steps, rule, first=len(canvas.steps) == 1)
     fixed = DraftBudget(0.0, params.max_drafts, params.mrp_steps)
@@ -42,7 +42,7 @@ def _draft(canvas: Canvas, reading: Reading, params: Speculative, rule: Rule) ->
 
 
 def _walk(canvas: Canvas, readings: Mapping[Block, Reading], drafts: Drafts, rule: Rule) -> Reading:
-    """Reveals, from state to state, what the rule says, up to the first that was not read. Gives the last reading."""
+    """Applies the rule from state to state, up to the first state that was not read. Returns the last reading."""
     if not drafts:
         reading = readings[canvas.block]
         canvas.reveal("verify", rule(reading))

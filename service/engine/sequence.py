@@ -161,7 +161,7 @@ class Sequence:
         self._head = len(head)
         self._account.pages = self._prompt_blocks + self._num_blocks
         self._canvas = Canvas(
-            Block(head + (MASKED,) * (self._block_size - len(head))), terms=self._account.terms, ends=self._settled
+            Block(head + (MASKED,) * (self._block_size - len(head))), budget=self._account.budget, ends=self._settled
         )
         self._num_noted = 0
         self._decoding = decode_block(self._canvas, self.request.params)

@@ -1,4 +1,4 @@
-"""What a loaded checkpoint can serve, told in a `ModelCard`."""
+"""Makes the `ModelCard` of a loaded checkpoint: what it can serve."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from service.wire import ModelCard
 
 
 def make_card(settings: Settings, checkpoint: Checkpoint, max_model_len: int, chat: bool) -> ModelCard:
-    """The card of a replica. SettingsError when the default mode needs an MRP that is not there."""
+    """The card of a replica. SettingsError if the default mode needs MRP and the checkpoint has none."""
     config = checkpoint.config
     modes = tuple(name for name, params in MODES.items() if config.mrp or params.served_without_mrp)
     default = settings.default_mode or default_params().mode

@@ -88,4 +88,4 @@ def test_eval_compares_plans_and_writes_rows(run, capsys, tmp_path):
 
 def test_eval_names_a_plan_it_cannot_read(run, capsys):
     assert run("eval", "--plan", "remask threshold") == 1
-    assert "plan is 'remask threshold', expected such as 'remask threshold=0.5'" in capsys.readouterr().err
+    assert "plan is 'remask threshold', expected is text such as 'remask threshold=0.5'" in capsys.readouterr().err

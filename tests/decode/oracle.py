@@ -46,10 +46,10 @@ def masked_block(size: int, head: tuple[int, ...] = ()) -> Block:
 
 
 def run(
-    block: Block, params: ModeParams, backbone: Says, mrp: Says | None = None, terms: DraftBudget | None = None
+    block: Block, params: ModeParams, backbone: Says, mrp: Says | None = None, budget: DraftBudget | None = None
 ) -> Run:
-    """Decodes a block. Checks on the way what the engine relies on. `terms`: for drafts that are left to the engine."""
-    result = Run(Canvas(block, terms=lambda: terms or DraftBudget()))
+    """Decodes a block. Checks what the engine relies on. `budget`: for drafts that the engine chooses."""
+    result = Run(Canvas(block, budget=lambda: budget or DraftBudget()))
     policy = decode_block(result.canvas, params)
     readings: tuple[Reading, ...] | None = None
     handles: set[object] = set()

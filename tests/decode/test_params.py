@@ -30,7 +30,7 @@ def test_a_tree_of_drafts_needs_no_mrp_and_a_chain_does() -> None:
     assert not Speculative(0, max_drafts=1).needs_mrp
     assert Speculative(1, max_drafts=4).needs_mrp
     for wrong, said in (
-        (Speculative(0), "^mrp_steps is 0, then max_drafts is needed"),
+        (Speculative(0), "^mrp_steps is 0, which needs max_drafts"),
         (
             Speculative(-1, max_drafts=2),
             r"^mrp_steps is -1, allowed are 0 \(with max_drafts\), 1 to 8 \(the block size\) and 'auto'$",

@@ -168,7 +168,7 @@ class TestTree:
 
     def test_no_state_is_drafted_beyond_the_end_that_the_engine_knows(self) -> None:
         """Where two tokens are all that is wanted, a state that has both has nothing to verify."""
-        canvas = Canvas(masked_block(4), terms=lambda: DraftBudget(0.0, 9), ends=lambda block: block.num_leading >= 2)
+        canvas = Canvas(masked_block(4), budget=lambda: DraftBudget(0.0, 9), ends=lambda block: block.num_leading >= 2)
         policy = decode_block(canvas, Speculative("auto"))
         next(policy)
         said = {0: (10, 0.9), 1: (11, 0.8), 2: (12, 0.7), 3: (13, 0.6)}

@@ -88,20 +88,20 @@ def test_any_drafts_verified_against_any_rule_give_what_the_rule_gives(
     st.one_of(st.builds(Static, st.integers(1, 3)), st.builds(Dynamic, st.floats(0.05, 1))),
 )  # fmt: skip
 def test_on_any_terms_drafts_give_what_the_rule_gives(
-    block: Block, seed: int, other: int, terms: DraftBudget, plain: Static | Dynamic
+    block: Block, seed: int, other: int, budget: DraftBudget, plain: Static | Dynamic
 ) -> None:
     truth = random_oracle(seed)
     drafter = mostly(truth, random_oracle(other), seed)
     wanted = run(block, plain, truth)
-    done = run(block, Speculative("auto", **asdict(plain)), truth, drafter, terms)
+    done = run(block, Speculative("auto", **asdict(plain)), truth, drafter, budget)
     assert picks(done) == picks(wanted)
     assert len(done.evaluations) <= len(wanted.evaluations)
-    assert all(len(query.states) <= 1 + terms.states for query in done.evaluations)
+    assert all(len(query.states) <= 1 + budget.states for query in done.evaluations)
     promised = [promised for step in done.canvas.steps for promised, _ in step.promises]
-    assert all(promise >= terms.row for promise in promised)
+    assert all(promise >= budget.row for promise in promised)
     kept = sum(kept for step in done.canvas.steps for _, kept in step.promises)
     assert kept == sum(step.accepted for step in done.canvas.steps)
-    if terms.row >= 1 and plain == Static(1):
+    if budget.row >= 1 and plain == Static(1):
         assert not done.refinements
         assert all(len(query.states) == 1 for query in done.evaluations)
 
@@ -126,12 +126,12 @@ def test_drafting_survives_any_confidences(
     truth, drafter = extreme(said), extreme(drafted)
     wanted = [pick[:2] for pick in picks(run(block, plain, truth))]
     knobs = {**asdict(plain), "verify": plain.mode}
-    for params, terms in (
+    for params, budget in (
         (Speculative(steps, drafts, **knobs), None),
         (Speculative("auto", **knobs), DraftBudget(0.0, drafts, steps)),
         (Speculative("auto", **knobs), DraftBudget(0.4, drafts, steps)),
     ):
-        assert [pick[:2] for pick in picks(run(block, params, truth, drafter, terms))] == wanted
+        assert [pick[:2] for pick in picks(run(block, params, truth, drafter, budget))] == wanted
 
 
 @settings(max_examples=50)

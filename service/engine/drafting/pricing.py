@@ -107,8 +107,8 @@ class Pricing:
         slope, rate = self._slope
         return (slope + costs.reading(pages)) * rate
 
-    def terms(self, mrp_steps: int, reliability: Reliability, pages: int) -> DraftBudget:
-        """The terms by now of a request whose drafts are of a kind and read so many pages each."""
+    def budget(self, mrp_steps: int, reliability: Reliability, pages: int) -> DraftBudget:
+        """The budget by now of a request whose drafts are of a kind and read so many pages each."""
         price = self.row(pages)
         least = price if price >= 1 else reliability.least(price)
         return DraftBudget(least, self._most_states(self._running), mrp_steps)
@@ -131,7 +131,7 @@ class Account:
         self.mrp_steps = mrp_steps
         self.pages = 0
 
-    def terms(self) -> DraftBudget:
+    def budget(self) -> DraftBudget:
         """What its drafts may cost now."""
         return DraftBudget()
 
@@ -149,9 +149,9 @@ class DraftingAccount(Account):
         self._reliability = reliability
         self._chosen = mrp_steps
 
-    def terms(self) -> DraftBudget:
+    def budget(self) -> DraftBudget:
         """What its drafts may cost now."""
-        return self._pricing.terms(self._chosen, self._reliability, self.pages)
+        return self._pricing.budget(self._chosen, self._reliability, self.pages)
 
     def note(self, rows: int, steps: Sequence[Step]) -> None:
         """So many states were read, which led to the steps."""
