@@ -12,8 +12,8 @@ from math import log2
 
 from service.engine.drafting.costs import StepCosts
 
-#: What the demo's trees of 4 to 16 states bring (docs/performance.md): log2(1 + states) times this of further steps a
-#: forward, and so many times as much with MRP's forwards.
+#: What the demo's trees of 4 to 16 states bring (dev/lab/performance-log.md): log2(1 + states) times this of further
+#: steps a forward, and so many times as much with MRP's forwards.
 _GAIN = 0.45
 _WITH_MRP = {0: 1.0, 1: 1.19, 2: 1.24, 4: 1.27}
 #: sizes of trees that are thought through
