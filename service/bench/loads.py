@@ -21,18 +21,19 @@ from service.engine.drafting.costs import measure
 from service.engine.forward.runner import Runner
 from service.model import Checkpoint
 
-#: requests of a round for each that runs at once, and at least
-_WAVES, _FEWEST = 2, 48
+#: requests of a round for each that runs at once
+_WAVES = 2
 #: KV that each of them has room for: no more, or where its pages lie in a big memory decides which plan is faster
 _TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is asked: prompts, each at the temperature."""
+    """What is asked: prompts, each at the temperature. `fewest`: requests of a round, at least."""
 
     prompts: Sequence[tuple[int, ...]]
     temperature: float = 0.0
+    fewest: int = 48
 
     def requests(self, params: ModeParams, places: range, stops: frozenset[int]) -> list[GenerationRequest]:
         """Those at the places, the first prompt again behind the last. A place's seed is the same for every plan."""
@@ -113,7 +114,7 @@ def compare_at_loads(
         rows = [PlanAtLoad(params, concurrency) for params in plans]
         turns = deque((Engine(checkpoint, config, parts=Parts(costs=costs)), row) for row in rows)
         for number in range(rounds.count + 1):
-            count = max(_FEWEST, _WAVES * concurrency)
+            count = max(workload.fewest, _WAVES * concurrency)
             places = range(number * count, (number + 1) * count)
             for engine, row in turns:
                 row.samples.append(_sample(engine, workload.requests(row.params, places, stops)))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from service.cli.options import Device, Dtype, Model, Output, Several, heldout, load, use_threads
+from service.cli.options import Device, Dtype, Model, Output, Several, Shape, heldout, load_in_shape, use_threads
 from service.cli.output import Counter, results, table
 from service.cli.plans import parse_plan
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 def command(
     model: Model = None,
+    shape: Shape = None,
     concurrency: Several = [1, 4, 16, 64],  # noqa: B006
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")] = 7,
     plan: Annotated[
@@ -25,6 +26,7 @@ def command(
     ] = None,
     temperature: Annotated[float, typer.Option(min=0)] = 0.0,
     problems: Annotated[int, typer.Option(min=1, help="Held-out problems that rounds draw from.")] = 256,
+    requests: Annotated[int, typer.Option(min=1, help="Requests of a round, at least.")] = 48,
     device: Device = "auto",
     dtype: Dtype = "auto",
     threads: Annotated[
@@ -41,9 +43,9 @@ def command(
     chosen = [Static(), *(parse_plan(text) for text in plan)] if plan else None
     chats = [[{"role": "user", "content": problem.prompt}] for problem in heldout(problems, "problems", seed=1)]
     use_threads(threads)
-    checkpoint = load(model, device, dtype, None)
+    checkpoint = load_in_shape(model, shape, device, dtype)
     codec = TextCodec.load(checkpoint.path)
-    workload = Workload([tuple(codec.encode_chat(chat)) for chat in chats], temperature)
+    workload = Workload([tuple(codec.encode_chat(chat)) for chat in chats], temperature, requests)
     plans, rows = chosen or plans_at_load(checkpoint.mrp is not None), list[dict[str, Any]]()
     with Counter(parts(plans, Rounds(concurrency, rounds))) as counter:
         for at_load in compare_at_loads(checkpoint, workload, plans, Rounds(concurrency, rounds, counter.next)):

@@ -66,12 +66,15 @@ def _end_tokens(path: Path, raw: Mapping[str, Any]) -> list[int] | int | None:
     return list(dict.fromkeys(lists[0] + lists[1]))
 
 
-def open_weights(path: Path, stack: ExitStack, framework: Literal["pt", "np"]) -> dict[str, Any]:
-    """The open file of every weight name. CheckpointError for a file that is missing or not whole."""
+def open_weights(path: Path, stack: ExitStack, framework: Literal["pt", "np"], device: str = "cpu") -> dict[str, Any]:
+    """The open file of every weight name. `device`: where weights are read to.
+
+    CheckpointError for a file that is missing or not whole.
+    """
     files: dict[str, Any] = {}
     for file in _weight_files(path):
         try:
-            handle = stack.enter_context(safe_open(file, framework=framework))
+            handle = stack.enter_context(safe_open(file, framework=framework, device=device))
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{file} is not a readable safetensors file: {error}") from error
         files |= dict.fromkeys(handle.keys(), handle)
