@@ -18,6 +18,7 @@ from service.bench.rounds import Rounds
 from service.decode.params import ModeParams, Speculative, Static
 from service.engine import Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
 from service.engine.drafting.costs import measure
+from service.engine.forward.clock import clock_of
 from service.engine.forward.runner import Runner
 from service.model import Checkpoint
 
@@ -107,7 +108,8 @@ def compare_at_loads(
     """
     limits = EngineConfig()
     runner = Runner(checkpoint, limits.max_rows)
-    costs = measure(runner, limits.max_rows, checkpoint.mrp is not None)
+    costs = measure(runner, limits.max_rows, checkpoint.mrp is not None, clock_of(checkpoint.device))
+    del runner  # its cache is large
     stops = frozenset(checkpoint.config.eos_token_ids)
     for concurrency in rounds.concurrencies:
         config = EngineConfig(max_running=concurrency, kv_cache_tokens=concurrency * _TOKENS, prefix_cache=False)
