@@ -28,6 +28,7 @@ DIGEST = "sha256:"
 
 ModeName = Literal["static", "dynamic", "sequential", "entropy", "direct", "speculative", "remask"]
 Count = Annotated[int, Field(ge=1)]
+Fitting = Count | Literal["auto"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -53,12 +54,19 @@ class Settings(BaseSettings):
     torch_threads: Count | None = Field(None, description="CPU threads of a replica; default: half the cores")
 
     # limits
-    max_running: Count = Field(64, description="requests a replica decodes together")
-    max_rows: Count = Field(256, description="rows (blocks) of one forward")
+    memory_utilization: Annotated[Finite, Field(gt=0, le=1)] = Field(
+        0.9, description="share of a GPU's memory that `auto` may use, weights included; on a CPU of what is free"
+    )
+    max_running: Fitting = Field(
+        "auto", description="requests a replica decodes together; auto: that memory has room for, at most 64 (GPU: 256)"
+    )
+    max_rows: Fitting = Field("auto", description="rows (blocks) of one forward; auto: by device and free memory")
     max_prefill_tokens: Count | None = Field(
         None, description="prompt tokens of a step in which others decode; default: 64 on a CPU, else 512"
     )
-    kv_cache_tokens: Count = Field(65536, description="tokens the KV cache of a replica holds")
+    kv_cache_tokens: Fitting = Field(
+        "auto", description="tokens the KV cache of a replica holds; auto: as memory has room, on a CPU at most 65536"
+    )
     prefix_cache: bool = Field(
         True, description="requests of one key that begin alike share KV pages, which saves prefill"
     )
@@ -140,8 +148,9 @@ class Settings(BaseSettings):
 
     @property
     def places(self) -> int:
-        """Requests a replica takes at once: those it decodes and, so that it never idles, some that wait in it."""
-        return self.max_running + max(1, self.max_running // 4)
+        """Requests a replica takes at once, at most. With `max_running: auto` a replica without memory takes fewer."""
+        most = 256 if self.device.startswith("cuda") else 64
+        return places_of(most if self.max_running == "auto" else self.max_running)
 
     def share(self, whole: int) -> int:
         """What of a number that holds for the service each of its ingresses has, so that all have at least it."""
@@ -197,6 +206,11 @@ class Settings(BaseSettings):
         content = _read(Path(path)) if path else {}
         _refuse_unknown(content, cls.model_fields, str(path))
         return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=dict(content))
+
+
+def places_of(max_running: int) -> int:
+    """Requests a replica takes at once: those it decodes and, so that it never idles, some that wait in it."""
+    return max_running + max(1, max_running // 4)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

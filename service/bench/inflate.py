@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -170,9 +169,8 @@ def inflate(name: str | Path, shape: Shape, options: LoadOptions) -> Checkpoint:
     `name`: a folder or a hub name. Raises CheckpointError and InvalidRequest.
     """
     path = resolve(name)
-    with ExitStack() as stack:
-        weights = InflatedWeights(read_config(path), WeightFiles(path, stack), shape, options)
-        return build_checkpoint(path, weights.raw, weights, options)
+    weights = InflatedWeights(read_config(path), WeightFiles(path), shape, options)
+    return build_checkpoint(path, weights.raw, weights, options)
 
 
 def _check_fits(small: ModelConfig, large: ModelConfig) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -34,9 +33,9 @@ def command(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise SettingsError(f"out is {out}, which is not an empty folder", param="out")
     small = resolve(model or CHECKPOINT)
-    with ExitStack() as stack, notes().status("writing …"):
-        source = WeightFiles(small, stack)
-        weights = InflatedWeights(read_config(small), source, shape_named(shape), load_options("cpu", dtype))
+    options = load_options("cpu", dtype)
+    weights = InflatedWeights(read_config(small), WeightFiles(small), shape_named(shape), options)
+    with notes().status("writing …"):
         write_checkpoint(out, weights.raw, weights)
     for pattern in _TEXT_FILES:
         for file in small.glob(pattern):

@@ -55,7 +55,7 @@ class Engine:
         parts: Parts | None = None,
     ) -> None:
         config, parts = config or EngineConfig(), parts or Parts()
-        self.model = checkpoint.config
+        self.model, self.max_running = checkpoint.config, config.max_running
         size = self.model.block_size
         if config.max_rows < size + 2:
             raise SettingsError(f"max_rows is {config.max_rows}, at least {size + 2} (block size + 2) are needed")

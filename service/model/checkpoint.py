@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
@@ -80,8 +79,7 @@ def load_checkpoint(name: str | Path, options: LoadOptions | None = None) -> Che
     options = options or LoadOptions()
     path = resolve(name)
     raw = read_config(path)
-    with ExitStack() as stack:
-        return build_checkpoint(path, raw, WeightFiles(path, stack, options.device), options)
+    return build_checkpoint(path, raw, WeightFiles(path, options.device), options)
 
 
 def build_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource, options: LoadOptions) -> Checkpoint:

@@ -7,7 +7,6 @@ are several in files. Knows no config file.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from service.errors import CheckpointError
 from service.model.config import ModelConfig
-from service.model.files import open_weights
+from service.model.files import open_file, weight_files
 from service.model.mrp import Mrp
 from service.model.sdar import Sdar
 
@@ -44,13 +43,17 @@ class WeightSource(Protocol):
 
 
 class WeightFiles:
-    """The safetensors files of a checkpoint. They are open as long as the stack; `device` is where weights are read to.
+    """The safetensors files of a checkpoint. `device`: where weights are read to.
 
     Raises CheckpointError for a file that is missing or not whole.
     """
 
-    def __init__(self, path: Path, stack: ExitStack, device: str = "cpu") -> None:
-        self._files = open_weights(path, stack, "pt", device)
+    def __init__(self, path: Path, device: str = "cpu") -> None:
+        self._device = device
+        self._files: dict[str, Path] = {}
+        for file in weight_files(path):
+            with open_file(file, "pt") as opened:
+                self._files |= dict.fromkeys(opened.keys(), file)
 
     @property
     def names(self) -> Collection[str]:
@@ -58,9 +61,13 @@ class WeightFiles:
         return self._files.keys()
 
     def read(self, name: str) -> Tensor:
-        """One of them. On the CPU it may be a view of the file."""
-        weight: Tensor = self._files[name].get_tensor(name)
-        return weight
+        """One of them. On the CPU it is a view of its file.
+
+        The file is open only as long as the weight is used: what is mapped counts as memory of the process.
+        """
+        with open_file(self._files[name], "pt", self._device) as file:
+            weight: Tensor = file.get_tensor(name)
+            return weight
 
 
 def fill(

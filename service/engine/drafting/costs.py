@@ -38,7 +38,7 @@ _DRAFTS = 2
 #: largest tree. From there on a forward that takes so long is bound by arithmetic, which is a straight line.
 _LONGEST_S, _LARGEST_TREE = 0.06, 16
 #: a forward that takes so long is the last, whatever its rows
-_TOO_LONG_S = 4.0
+_TOO_LONG_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
