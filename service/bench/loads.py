@@ -30,18 +30,22 @@ _TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is asked: prompts, each at the temperature. `fewest`: requests of a round, at least."""
+    """What is asked: prompts, each at the temperature, with so many new tokens at most.
+
+    `fewest`: requests of a round, at least.
+    """
 
     prompts: Sequence[tuple[int, ...]]
     temperature: float = 0.0
     fewest: int = 48
+    new_tokens: int = 96
 
     def requests(self, params: ModeParams, places: range, stops: frozenset[int]) -> list[GenerationRequest]:
         """Those at the places, the first prompt again behind the last. A place's seed is the same for every plan."""
         prompts = [self.prompts[place % len(self.prompts)] for place in places]
         sampling = [SamplingParams(self.temperature, seed=place) for place in places]
         return [
-            GenerationRequest(f"{place}", prompt, params, drawn, max_new_tokens=96, stop_token_ids=stops)
+            GenerationRequest(f"{place}", prompt, params, drawn, max_new_tokens=self.new_tokens, stop_token_ids=stops)
             for place, prompt, drawn in zip(places, prompts, sampling, strict=True)
         ]
 

@@ -112,6 +112,6 @@ def _too_little(memory: DeviceMemory, forward: int, least: int) -> str:
     free, total = memory.free / 2**20, memory.total / 2**20
     return (
         f"kv_cache_tokens is auto, but of {total:,.0f} MiB on {memory.kind} {free:,.0f} MiB are free: "
-        f"beside the weights a forward takes {forward / 2**20:,.0f} MiB and the KV cache at least {least / 2**20:,.1f} MiB. "
-        "Lower max_rows, raise memory_utilization or take a larger device"
+        f"beside the weights a forward takes {forward / 2**20:,.0f} MiB and the KV cache at least "
+        f"{least / 2**20:,.1f} MiB. Lower max_rows, raise memory_utilization or take a larger device"
     )
