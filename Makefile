@@ -14,10 +14,10 @@ audit := $(VENV)-audit
 code := service tests $(wildcard training loadtest)
 
 .DELETE_ON_ERROR:
-.PHONY: help install serve loadtest calibrate test lint check audit format clean
+.PHONY: help install serve loadtest calibrate docs pictures test lint check audit format clean
 
 help:
-	@echo "make serve | test | loadtest | calibrate | check | audit | lint | format | install | clean      (ARGS=\"...\" is passed on)"
+	@echo "make serve | test | loadtest | calibrate | docs | pictures | check | audit | lint | format | install | clean      (ARGS=\"...\" is passed on)"
 
 install: $(stamp)
 
@@ -33,6 +33,14 @@ serve: $(stamp)
 # What `quality` stands for on the demo, and its picture: after every change of the checkpoint or of a mode. 6 minutes of a core.
 calibrate: $(stamp)
 	$(bin)/mrp-serve calibrate --threads 1 --count 700 --plot docs $(ARGS)
+
+# The reference pages, from the code. A test compares them.
+docs: $(stamp)
+	$(bin)/mrp-serve reference --out docs
+
+# README's moving picture and one picture for each mode, from traces of the demo. Seconds.
+pictures: $(stamp)
+	$(bin)/mrp-serve animate --threads 1 --out docs
 
 loadtest: $(stamp)
 	$(bin)/python -m loadtest.run $(ARGS)

@@ -39,7 +39,7 @@ def _options(parser: argparse.ArgumentParser) -> None:
 @events.init.add_listener
 def _init(environment: Environment, **_: object) -> None:
     try:
-        plan = options.Plan.of(environment.parsed_options)
+        plan = options.RunOptions.of(environment.parsed_options)
     except (ValueError, OSError) as error:
         sys.exit(f"loadtest: {error}")
     environment.stop_timeout = environment.stop_timeout or FINISH_S

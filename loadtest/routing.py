@@ -83,7 +83,9 @@ def sessions(rng: random.Random) -> Iterator[Client]:
 
 class _Conversation:
     def __init__(self, rng: random.Random, turns: int) -> None:
-        self._rng, self._left, self._said = rng, turns, list[int]()
+        self._rng = rng
+        self._left = turns
+        self._said = list[int]()
 
     def ask(self, answer: list[int]) -> list[int] | None:
         """The next turn's prompt."""

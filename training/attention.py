@@ -41,7 +41,9 @@ class BlockAttention:
     """
 
     def __init__(self, reads: Tensor, block: int, prefix: Prefix) -> None:
-        self._reads, self._block, self._prefix = reads, block, prefix
+        self._reads = reads
+        self._block = block
+        self._prefix = prefix
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q `[B, T, heads, D]`, k and v `[B, T, kv_heads, D]` -> `[B, T, heads * D]`."""

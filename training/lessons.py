@@ -70,7 +70,9 @@ class Teacher:
     """Makes lessons of batches for the models `(backbone, mrp)`."""
 
     def __init__(self, models: tuple[Sdar, Mrp], objective: Objective, end_id: EndIds) -> None:
-        self._models, self._end_id, self.objective = models, end_id, objective
+        self._models = models
+        self._end_id = end_id
+        self.objective = objective
 
     def updates(self, block: int) -> int:
         """Updates that one batch is good for: as many as use every state of a trajectory about once."""
@@ -87,7 +89,10 @@ class Teacher:
 
 class _OnTrajectory:
     def __init__(self, models: tuple[Sdar, Mrp], trajectory: Trajectory, objective: Objective, end_id: EndIds) -> None:
-        self._models, self._trajectory, self._objective, self._end_id = models, trajectory, objective, end_id
+        self._models = models
+        self._trajectory = trajectory
+        self._objective = objective
+        self._end_id = end_id
         self._starts = torch.randperm(max(1, len(trajectory.steps) - 1)).tolist()
 
     def losses(self, part: int, phase: Phase) -> tuple[Tensor, Tensor]:
@@ -103,7 +108,9 @@ class _OnTrajectory:
 
 class _OnNoise:
     def __init__(self, models: tuple[Sdar, Mrp], opened: Trajectory, objective: Objective, end_id: EndIds) -> None:
-        self._models, self._opened, self._end_id = models, opened, end_id
+        self._models = models
+        self._opened = opened
+        self._end_id = end_id
         self._noise = Noise(objective.copies, objective.reveals)
 
     def losses(self, part: int, phase: Phase) -> tuple[Tensor, Tensor]:  # noqa: ARG002 (every part draws its noise)

@@ -82,7 +82,9 @@ class Optimiser:
             inner = parameter.dim() == 2 and not name.startswith(("embed_tokens", "lm_head"))
             (matrices if inner else others).append(parameter)
         self._schedule = schedule if isinstance(schedule, Schedule) else Schedule(schedule)
-        self.parameters, self.steps, self._clip = matrices + others, 0, clip
+        self.parameters = matrices + others
+        self.steps = 0
+        self._clip = clip
         rate = self._schedule.rate
         self._parts: list[torch.optim.Optimizer] = [
             torch.optim.Muon(matrices, lr=rate, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"),

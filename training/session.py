@@ -65,7 +65,9 @@ class Session:
 
     def __init__(self, plan: TrainingConfig, codec_of: Callable[[Path], Codec], device: str, team: Team) -> None:
         _check_out(plan)
-        self._plan, self._team, self._device = plan, team, device
+        self._plan = plan
+        self._team = team
+        self._device = device
         dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
         options = LoadOptions(dtype, device, plan.source.block_size)
         self._checkpoint = load_checkpoint(plan.source.backbone, options)

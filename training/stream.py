@@ -32,7 +32,9 @@ class Stream:
     """An endless, seeded stream of batches; every example once an epoch."""
 
     def __init__(self, examples: Sequence[Example], shape: Shape, seed: int) -> None:
-        self._examples, self._shape, self._seed = examples, shape, seed
+        self._examples = examples
+        self._shape = shape
+        self._seed = seed
         self._epoch: tuple[int, list[list[int]]] = (-1, [])
 
     @property

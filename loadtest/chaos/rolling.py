@@ -60,7 +60,9 @@ class Load:
 
     def __init__(self, http: httpx.AsyncClient, bodies: list[dict[str, Any]], quiet: list[Outcome]) -> None:
         self._http, self._pairs = http, itertools.cycle(zip(bodies, quiet, strict=True))
-        self._tally, self._stopped, self._tasks = Tally(), False, []
+        self._tally = Tally()
+        self._stopped = False
+        self._tasks = []
 
     def start(self, clients: int) -> None:
         """Lets the clients ask."""

@@ -88,7 +88,9 @@ class ClockEngine:
     """The engine. A job runs as long as somebody listens to it. `tokens`: decoded since the start, of all."""
 
     def __init__(self, speed: Speed, max_running: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.speed, self._max_running, self._clock = speed, max_running, clock
+        self.speed = speed
+        self._max_running = max_running
+        self._clock = clock
         self.running: list[Job] = []
         self.waiting: deque[Job] = deque()
         self.tokens = 0.0

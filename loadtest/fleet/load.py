@@ -98,7 +98,9 @@ class Crowd:
     """So many clients in a closed loop; `window` counts what happens for a while."""
 
     def __init__(self, http: aiohttp.ClientSession, asked: Asked, clients: int) -> None:
-        self._http, self._asked, self._clients = http, asked, clients
+        self._http = http
+        self._asked = asked
+        self._clients = clients
         self._draw = random.Random(asked.seed)
         self._counted = Counted()
         self._tasks: list[asyncio.Task[None]] = []

@@ -26,7 +26,9 @@ class Levels(LoadTestShape):
         self, options: RunOptions, sources: Callable[[], int], changed: Callable[[float, int, float], None]
     ) -> None:
         super().__init__()
-        self._options, self._sources, self._changed = options, sources, changed
+        self._options = options
+        self._sources = sources
+        self._changed = changed
         self._stage = -1
 
     def reset_time(self) -> None:

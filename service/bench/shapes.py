@@ -30,7 +30,9 @@ class Shape:
     max_position_embeddings: int = 32768
 
 
+#: SDAR's, and Qwen3's smallest for machines on which those take too long
 SHAPES = {
+    "qwen3-0.6b": Shape(1024, 3072, 28, 16),
     "sdar-1.7b": Shape(2048, 6144, 28, 16),
     "sdar-4b": Shape(2560, 9728, 36, 32),
     "sdar-8b": Shape(4096, 12288, 36, 32),

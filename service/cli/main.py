@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from service.cli import (
+    animate,
     bench,
     calibrate,
     check,
@@ -25,6 +26,7 @@ from service.cli import (
     key,
     loads,
     quality,
+    reference,
     serve,
     train,
 )
@@ -68,6 +70,8 @@ app.command("inflate")(inflate.command)
 app.command("check")(check.command)
 app.command("key")(key.command)
 app.command("train-mrp")(train.command)
+app.command("animate")(animate.command)
+app.command("reference")(reference.command)
 
 
 def main() -> None:

@@ -142,7 +142,9 @@ class _Node:
         """Another way leads here."""
         self.likelihood += likelihood
         if likelihood > self._best:
-            self._best, self.picks, self.source = likelihood, picks, source
+            self._best = likelihood
+            self.picks = picks
+            self.source = source
 
 
 def _grow(root: Block, sources: Mapping[Block, _Source], rule: Rule, terms: DraftBudget, ends: Ends) -> list[_Node]:

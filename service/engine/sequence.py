@@ -36,7 +36,10 @@ class Sequence:
     def __init__(
         self, request: GenerationRequest, block_size: int, lease: Lease, submitted: float, account: Account
     ) -> None:
-        self.request, self.lease, self.submitted, self._account = request, lease, submitted, account
+        self.request = request
+        self.lease = lease
+        self.submitted = submitted
+        self._account = account
         self.stats = Stats(cached_tokens=lease.num_shared * block_size, mrp_steps=account.mrp_steps)
         self.written: deque[Tokens] = deque()
         self.finish_reason: FinishReason | None = None

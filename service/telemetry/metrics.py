@@ -1,7 +1,7 @@
 """Every metric there is, declared once, and a registry of them for one process.
 
-`METRICS` is the table that README and dashboards are tested against. `observer.py` fills a replica's
-registry, the ingress its own; `exposition.py` merges the snapshots of all processes into one page.
+docs/metrics.md is made from `METRICS`; dashboards are tested against it. `replica/metrics.py` fills a replica's
+registry, the ingress its own. `gateway/exposition.py` merges the snapshots of all processes into one page.
 """
 
 from __future__ import annotations

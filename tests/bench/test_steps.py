@@ -18,7 +18,7 @@ from service.errors import InvalidRequest
 from service.model import LoadOptions, parse_config
 from tests.tiny import tiny_config
 
-SIZES = {"sdar-1.7b": 1.7e9, "sdar-4b": 4e9, "sdar-8b": 8e9}
+SIZES = {"qwen3-0.6b": 0.75e9, "sdar-1.7b": 1.7e9, "sdar-4b": 4e9, "sdar-8b": 8e9}
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_shapes_have_about_the_parameters_of_their_name(shape):
 
 
 def test_an_unknown_shape_says_which_there_are():
-    with pytest.raises(InvalidRequest, match=r"shape is 'gpt', allowed are sdar-1\.7b, sdar-4b, sdar-8b"):
+    with pytest.raises(InvalidRequest, match=r"shape is 'gpt', allowed are qwen3-0\.6b, sdar-1\.7b, sdar-4b, sdar-8b"):
         shape_named("gpt")
 
 

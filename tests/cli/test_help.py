@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from service.bench.evaluation import default_plans
-from service.cli import calibrate, generate, loads, main
+from service.cli import calibrate, generate, loads
 from service.decode.registry import MODES
 
 README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
@@ -42,11 +42,6 @@ def test_loads_says_one_default_of_threads():
 @pytest.mark.parametrize("option", ["concurrency", "timed"])
 def test_calibrate_says_how_many_prompts_must_be_timed(option):
     assert "half" in helps(calibrate.command)[option] or "twice" in helps(calibrate.command)[option]
-
-
-def test_every_list_of_the_commands_is_complete():
-    registered = [command.name for command in main.app.registered_commands]
-    assert re.findall(r"^mrp-serve ([a-z-]+)  ", README, re.MULTILINE) == registered
 
 
 def test_the_table_of_modes_has_the_rows_that_eval_prints():

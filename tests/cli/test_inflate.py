@@ -53,5 +53,5 @@ def test_a_folder_that_holds_something_is_refused(run, capsys, tmp_path):
 
 def test_an_unknown_shape_is_refused(run, capsys, tmp_path):
     assert run("inflate", "--shape", "gpt", "--out", tmp_path / "new") == 1
-    assert "shape is 'gpt', allowed are sdar-1.7b" in capsys.readouterr().err
+    assert "shape is 'gpt', allowed are qwen3-0.6b, sdar-1.7b" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()

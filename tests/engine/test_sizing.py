@@ -20,7 +20,7 @@ from tests.tiny import tiny_config
 GIB = 2**30
 DEMO = parse_config(read_config(CHECKPOINT))
 #: the shapes and their weights in bfloat16, MRP's three layers included
-WEIGHTS = {"sdar-1.7b": 4.1, "sdar-4b": 8.8, "sdar-8b": 16.4}
+WEIGHTS = {"qwen3-0.6b": 1.6, "sdar-1.7b": 4.1, "sdar-4b": 8.8, "sdar-8b": 16.4}
 
 
 def model(shape):

@@ -23,7 +23,10 @@ class Batches:
     """An endless, seeded stream of batches of fresh training examples: tasks, and windows of text if given."""
 
     def __init__(self, tokenizer: Tokenizer, block: int, size: int, seed: int, text: Windows | None = None) -> None:
-        self._tokenizer, self._block, self._size, self._text = tokenizer, block, size, text
+        self._tokenizer = tokenizer
+        self._block = block
+        self._size = size
+        self._text = text
         self._rng = random.Random(seed)
 
     def __iter__(self) -> Iterator[Batch]:

@@ -80,7 +80,9 @@ class Stage:
     """A stage's folder: its weights so far and the seconds it has had."""
 
     def __init__(self, folder: Path, raw: dict[str, Any], minutes: float) -> None:
-        self._folder, self._raw, self._minutes = folder, raw, minutes
+        self._folder = folder
+        self._raw = raw
+        self._minutes = minutes
         self._progress = folder / "progress.json"
         spent = json.loads(self._progress.read_text())["seconds"] if self._progress.is_file() else 0.0
         self.started, self.clock = spent > 0, Clock(minutes, spent)

@@ -36,7 +36,10 @@ class Pricing:
         self._measure, self._max_rows = costs, max_rows
         self._costs: StepCosts | None = None
         self._running = 1
-        self._rows, self._tokens, self._mrp, self._pages = _Mean(1.0), _Mean(1.0), _Mean(0.0), _Mean(0.0)
+        self._rows = _Mean(1.0)
+        self._tokens = _Mean(1.0)
+        self._mrp = _Mean(0.0)
+        self._pages = _Mean(0.0)
         self._step = _Step()
         self._slope: tuple[float, float] | None = None
         self._mrp_choice = MrpChoice()
@@ -123,7 +126,9 @@ class Account:
     """
 
     def __init__(self, pricing: Pricing, uses_mrp: bool, mrp_steps: int | None) -> None:
-        self._pricing, self.uses_mrp, self.mrp_steps = pricing, uses_mrp, mrp_steps
+        self._pricing = pricing
+        self.uses_mrp = uses_mrp
+        self.mrp_steps = mrp_steps
         self.pages = 0
 
     def terms(self) -> DraftBudget:
@@ -140,7 +145,9 @@ class DraftingAccount(Account):
 
     def __init__(self, pricing: Pricing, arms: MrpChoice, reliability: Reliability, mrp_steps: int) -> None:
         super().__init__(pricing, mrp_steps > 0, mrp_steps)
-        self._mrp_choice, self._reliability, self._chosen = arms, reliability, mrp_steps
+        self._mrp_choice = arms
+        self._reliability = reliability
+        self._chosen = mrp_steps
 
     def terms(self) -> DraftBudget:
         """What its drafts may cost now."""
