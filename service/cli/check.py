@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from service.cli.options import BlockSize, Device, Dtype, load
+from service.errors import SettingsError
 
 if TYPE_CHECKING:
     from service.model import Checkpoint
@@ -30,7 +31,7 @@ def command(
 
     checkpoint = load(model, device, dtype, block_size)
     codec = TextCodec.load(checkpoint.path)
-    facts = _facts(checkpoint) | _text(codec)
+    facts = _facts(checkpoint) | _text(codec) | _memory(checkpoint)
     seconds = _decode_a_block(checkpoint)
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in facts.items():
@@ -44,6 +45,22 @@ def command(
 def _text(codec: TextCodec) -> dict[str, str]:
     template = "none" if not codec.has_chat_template else "cannot be used" if codec.chat_problem else "yes"
     return {"tokenizer": f"{codec.vocab_size} tokens", "chat template": template}
+
+
+def _memory(checkpoint: Checkpoint) -> dict[str, str]:
+    """What `auto` makes of the memory that is free beside the weights."""
+    from service.engine.sizing import Sizes, fit
+    from service.model.memory import memory_of
+
+    memory = memory_of(checkpoint.device)
+    device = f"{memory.free / 2**30:,.1f} of {memory.total / 2**30:,.1f} GiB are free on {checkpoint.device}"
+    try:
+        fitted = fit(Sizes(), checkpoint.config, checkpoint.dtype.itemsize, memory)
+    except SettingsError as error:
+        return {"memory": device, "fits": f"no: {error.message}"}
+    cache = f"{fitted.kv_cache_tokens} tokens of KV ({fitted.kv_bytes / 2**20:,.0f} MiB)"
+    work = f"{fitted.max_rows} rows a forward (about {fitted.forward_bytes / 2**20:,.0f} MiB)"
+    return {"memory": device, "fits": f"{cache}, {fitted.max_running} requests, {work}"}
 
 
 def _facts(checkpoint: Checkpoint) -> dict[str, str]:
