@@ -66,6 +66,9 @@ class Settings(BaseSettings):
     deterministic: bool = Field(
         False, description="a seed's tokens the same to the bit in any batch and on any like replica; slower"
     )
+    attention: Literal["auto", "eager", "triton"] = Field(
+        "auto", description="kernels of attention; auto: triton on cuda if it is installed, else eager"
+    )
     draft_candidates: Annotated[int, Field(ge=0)] | None = Field(
         None, description="tokens a draft is chosen from; 0: the whole vocabulary; default: 32 of a large one, else all"
     )

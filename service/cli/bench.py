@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from service.cli.options import BlockSize, Device, Dtype, Model, Output, Several, Threads, load, use_threads
+from service.cli.options import Attention, BlockSize, Device, Dtype, Model, Output, Several, Threads, load, use_threads
 from service.cli.output import Counter, results, table
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def command(
     prompt_tokens: Annotated[list[int], typer.Option(min=1, help="Prompts; may be given again.")] = [64, 256, 1000],  # noqa: B006
     device: Device = "auto",
     dtype: Dtype = "auto",
+    attention: Attention = "auto",
     block_size: BlockSize = None,
     threads: Threads = None,
     output: Output = None,
@@ -49,17 +50,17 @@ def command(
 
     use_threads(threads)
     checkpoint = _random(shape, device, dtype, block_size) if shape else load(model, device, dtype, block_size)
-    engine = Engine(checkpoint, EngineConfig(max_running=max(concurrency)))
+    engine = Engine(checkpoint, EngineConfig(max_running=max(concurrency), attention=attention))
     workload = Workload(Static(), new_tokens=new_tokens)
     parts = len(concurrency) * rounds + len(rows) + len(possible_lengths(checkpoint, prompt_tokens))
     with Counter(parts) as counter:
         beside = Rounds(concurrency, rounds, counter.next)
         speed = list(compare_with_plain_loop(engine, PlainLoop(checkpoint), workload, beside))
         steps, prefix = [], []
-        for step in step_times(checkpoint, rows, prefix_tokens, rounds):
+        for step in step_times(checkpoint, rows, prefix_tokens, rounds, attention):
             steps.append(step)
             counter.next(f"a step of {step.rows} rows")
-        for time in prefix_times(checkpoint, prompt_tokens, rounds):
+        for time in prefix_times(checkpoint, prompt_tokens, rounds, attention):
             prefix.append(time)
             counter.next(f"the first block behind {time.prompt_tokens} tokens")
     results().print(_speed_table(speed), _step_table(steps), _prefix_table(prefix), sep="\n")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.options import BlockSize, Device, Dtype, Model, Threads, load, use_threads
+from service.cli.options import Attention, BlockSize, Device, Dtype, Model, Threads, load, use_threads
 from service.cli.output import notes
 
 if TYPE_CHECKING:
@@ -51,11 +51,12 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    attention: Attention = "auto",
     block_size: BlockSize = None,
     threads: Threads = None,
 ) -> None:
     """Decodes one prompt; text goes to stdout, statistics and progress to stderr."""
-    from service.engine import Engine, GenerationRequest, SamplingParams
+    from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
     from service.errors import InvalidRequest
     from service.text import TextCodec
 
@@ -78,7 +79,7 @@ def command(
         max_new_tokens,
         frozenset(checkpoint.config.eos_token_ids),
     )
-    events = _run(Engine(checkpoint), request)
+    events = _run(Engine(checkpoint, EngineConfig(attention=attention)), request)
     text = codec.decode([token for event in events for token in event.token_ids])
     _print(request, events, text, as_json)
 

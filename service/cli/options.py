@@ -19,6 +19,7 @@ Model = Annotated[
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="auto (bfloat16 on CUDA, else float32), float32, bfloat16, float16.")]
 BlockSize = Annotated[int | None, typer.Option(help="Overrides the checkpoint's block size.")]
+Attention = Annotated[str, typer.Option(help="auto (triton on CUDA if it is installed), eager or triton.")]
 Several = Annotated[list[int], typer.Option(min=1, help="Concurrent requests; may be given again.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads for torch. Default: half the cores.")]
 

@@ -69,6 +69,7 @@ class Generator:
             settings.priority_aging_s,
             prefix_cache=settings.prefix_cache,
             deterministic=settings.deterministic,
+            attention=settings.attention,
             draft_candidates=settings.draft_candidates,
             max_prefill_tokens=settings.max_prefill_tokens,
         )
