@@ -16,9 +16,10 @@ import torch
 
 from service.decode.block import MASKED, Block
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Runner
+from service.engine.forward.runner import Backend, Runner
 from service.engine.request import SamplingParams
 from service.model import Checkpoint
+from service.model.attention import AUTO
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +31,13 @@ class StepTime:
     mrp: float | None
 
 
-def step_times(checkpoint: Checkpoint, counts: Sequence[int], prefix_tokens: int, rounds: int) -> Iterator[StepTime]:
+def step_times(
+    checkpoint: Checkpoint, counts: Sequence[int], prefix_tokens: int, rounds: int, attention: str = AUTO
+) -> Iterator[StepTime]:
     """Forwards over rows of masks behind a prefix (in tokens, cut to whole blocks); logits read at every position."""
     size = checkpoint.config.block_size
     prefix = prefix_tokens // size
-    runner = Runner(checkpoint, num_pages=max(1, prefix))
+    runner = Runner(checkpoint, num_pages=max(1, prefix), backend=Backend(attention))
     pages = range(prefix)
     state = Block((MASKED,) * size)
     for count in counts:

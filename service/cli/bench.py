@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from service.cli.options import (
+    Attention,
     BlockSize,
     Device,
     Dtype,
@@ -42,6 +43,7 @@ def command(
     prompt_tokens: Annotated[list[int], typer.Option(min=1, help="Prompt lengths; repeatable.")] = [64, 256, 1000],  # noqa: B006
     device: Device = "auto",
     dtype: Dtype = "auto",
+    attention: Attention = "auto",
     block_size: BlockSize = None,
     threads: Threads = None,
     output: Output = None,
@@ -59,16 +61,16 @@ def command(
     checkpoint = load_in_shape(model, shape, device, dtype, block_size)
     workload = Workload(Static(), new_tokens=new_tokens)
     tokens = max(concurrency) * workload.longest(checkpoint.config.block_size)
-    engine = Engine(checkpoint, EngineConfig(max_running=max(concurrency), kv_cache_tokens=tokens))
+    engine = Engine(checkpoint, EngineConfig(max_running=max(concurrency), kv_cache_tokens=tokens, attention=attention))
     parts = len(concurrency) * rounds + len(rows) + len(possible_lengths(checkpoint, prompt_tokens))
     with Counter(parts) as counter:
         beside = Rounds(concurrency, rounds, counter.next)
         speed = list(compare_with_plain_loop(engine, PlainLoop(checkpoint), workload, beside))
         steps, prefix = [], []
-        for step in step_times(checkpoint, rows, prefix_tokens, rounds):
+        for step in step_times(checkpoint, rows, prefix_tokens, rounds, attention):
             steps.append(step)
             counter.next(f"a step of {step.rows} rows")
-        for time in prefix_times(checkpoint, prompt_tokens, rounds):
+        for time in prefix_times(checkpoint, prompt_tokens, rounds, attention):
             prefix.append(time)
             counter.next(f"the first block behind {time.prompt_tokens} tokens")
     results().print(_speed_table(speed), _step_table(steps), _prefix_table(prefix), sep="\n")
