@@ -21,7 +21,7 @@ QUESTION = "Tom has 5 apples, gets 3, loses 2."
 
 
 def command(
-    out: Annotated[Path, typer.Option(help="The folder that the pictures are written into.")] = Path("docs"),
+    out: Annotated[Path, typer.Option(help="The folder that the pictures are written into.")],
     prompt: Annotated[str, typer.Option(help="What the user says.")] = QUESTION,
     model: Model = None,
     threads: Threads = None,
