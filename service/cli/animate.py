@@ -71,9 +71,9 @@ def _decode(model: TextModel, prompt: str, params: ModeParams, title: str) -> An
     size = model.checkpoint.config.block_size
     length = len(model.codec.encode_chat(messages))
     completion = answer.completion
-    return Answer(
-        title, [block.steps for block in completion.blocks], size, length % size, completion.stats.forwards.mrp
-    )
+    steps = [block.steps for block in completion.blocks]
+    stats = completion.stats
+    return Answer(title, steps, size, length % size, stats.decoded_tokens, stats.forwards.mrp)
 
 
 class _Texts:
