@@ -12,8 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.decode.params import Speculative
-from service.decode.registry import MODES
+from service.decode.modes import MODES, Speculative
 from service.demo import CHECKPOINT
 from service.engine import Parts
 from service.model import load_checkpoint

@@ -22,6 +22,7 @@ from service.cli import (
     evaluate,
     forward,
     generate,
+    inflate,
     key,
     loads,
     quality,
@@ -65,6 +66,7 @@ app.command("bench")(bench.command)
 app.command("forward")(forward.command)
 app.command("loads")(loads.command)
 app.command("determinism")(determinism.command)
+app.command("inflate")(inflate.command)
 app.command("check")(check.command)
 app.command("key")(key.command)
 app.command("train-mrp")(train.command)

@@ -88,22 +88,32 @@ def _default(value: object) -> str:
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
+#: a JSON schema's types, in words
+_KINDS = {
+    "array": "texts",
+    "boolean": "`true`, `false`",
+    "integer": "whole number",
+    "number": "number",
+    "string": "text",
+}
+
+
 def _values(schema: dict[str, Any]) -> str:
     """Which values a JSON schema allows, in words."""
     if "anyOf" in schema:
         return ", ".join(_values(one) for one in schema["anyOf"] if one.get("type") != "null")
+    if "const" in schema:
+        return f"`{schema['const']}`"
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
-    if schema["type"] == "boolean":
-        return "`true`, `false`"
-    if schema["type"] == "array":
-        return "texts"
-    if schema["type"] == "string":
-        return {"path": "path"}.get(schema.get("format", ""), "text")
-    return {"integer": "whole number", "number": "number"}[schema["type"]] + _bounds(schema)
+    if schema.get("format") == "path":
+        return "path"
+    return _KINDS[schema["type"]] + _bounds(schema)
 
 
 def _bounds(schema: dict[str, Any]) -> str:
+    if "maximum" in schema and "exclusiveMinimum" in schema:
+        return f", more than {schema['exclusiveMinimum']:g}, at most {schema['maximum']:g}"
     if "maximum" in schema:
         return f", {schema['minimum']} to {schema['maximum']}"
     if "minimum" in schema:

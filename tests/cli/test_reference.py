@@ -39,6 +39,8 @@ def test_pages_depend_on_no_machine_and_no_environment(monkeypatch: pytest.Monke
         ({"type": "integer", "minimum": 1}, "whole number, 1 or more"),
         ({"type": "integer", "minimum": 1, "maximum": 9}, "whole number, 1 to 9"),
         ({"type": "number", "exclusiveMinimum": 0}, "number, more than 0"),
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, "number, more than 0, at most 1"),
+        ({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]}, "whole number, 1 or more, `auto`"),
         ({"anyOf": [{"type": "string", "format": "path"}, {"type": "null"}]}, "path"),
         ({"enum": ["a", "b"], "type": "string"}, "`a`, `b`"),
     ],

@@ -11,8 +11,7 @@ from matplotlib.image import imread
 from matplotlib.text import Text
 from numpy import unique
 
-from service.decode.params import Direct, Dynamic, Remask, Sequential, Static
-from service.decode.registry import MODES
+from service.decode.modes import MODES, Direct, Dynamic, Remask, Sequential, Static
 from service.demo import CHECKPOINT
 from service.quality.assemble import assemble
 from service.quality.picture import PAGES, draw_frontier, frontier_figure
