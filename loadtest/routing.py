@@ -1,6 +1,6 @@
 """Compares routing by prefix with routing by load: cache hits, clients' waits, and the load of the replicas.
 
-    python -m loadtest.routing --replicas 2 --rounds 5 > docs/results/routing.json
+    python -m loadtest.routing --replicas 2 --rounds 5 > dev/lab/results/routing.json
 
 Two services that differ only in `routing` run on this machine. Every workload is sent to both in turn, since machines
 are shared. Their caches are small, so that one replica cannot hold all prefixes of a workload. Prompts are random token

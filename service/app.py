@@ -56,6 +56,8 @@ def build(args: Settings) -> Application:
 
 def compose(args: Settings, replica: type) -> Application:
     """The two deployments, bound to each other. `replica`: the class behind the ingresses."""
+    if args.device == "auto" and wants_gpu(args.device):
+        args = args.model_copy(update={"device": "cuda"})  # how many places there are hangs on it
     generator: Any = serve.deployment(
         replica,
         name=GENERATOR,

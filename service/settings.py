@@ -13,12 +13,13 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from service.decode.modes import MODES
 from service.errors import SettingsError
 
 PREFIX = "MRP_SERVE_"
@@ -26,8 +27,12 @@ PREFIX = "MRP_SERVE_"
 #: the beginning of a hashed API key
 DIGEST = "sha256:"
 
-ModeName = Literal["static", "dynamic", "sequential", "entropy", "direct", "speculative", "remask"]
+if TYPE_CHECKING:
+    ModeName = str
+else:
+    ModeName = Literal[tuple(MODES)]
 Count = Annotated[int, Field(ge=1)]
+Fitting = Count | Literal["auto"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -53,12 +58,20 @@ class Settings(BaseSettings):
     torch_threads: Count | None = Field(None, description="CPU threads of a replica; default: half the cores")
 
     # limits
-    max_running: Count = Field(64, description="requests that a replica decodes at once")
-    max_rows: Count = Field(256, description="rows (blocks) of one forward")
+    memory_utilization: Annotated[Finite, Field(gt=0, le=1)] = Field(
+        0.9, description="share of a GPU's memory that `auto` may use, weights included; on a CPU: of the free memory"
+    )
+    max_running: Fitting = Field(
+        "auto",
+        description="requests that a replica decodes at once; auto: what memory holds, at most 64 (GPU: 256)",
+    )
+    max_rows: Fitting = Field("auto", description="rows (blocks) of one forward; auto: by device and free memory")
     max_prefill_tokens: Count | None = Field(
         None, description="prompt tokens in a step that also decodes; default: 64 on a CPU, else 512"
     )
-    kv_cache_tokens: Count = Field(65536, description="size of a replica's KV cache in tokens")
+    kv_cache_tokens: Fitting = Field(
+        "auto", description="size of a replica's KV cache in tokens; auto: what memory holds, on a CPU at most 65536"
+    )
     prefix_cache: bool = Field(
         True, description="requests of one API key with a common prefix share KV pages, which saves prefill"
     )
@@ -142,8 +155,9 @@ class Settings(BaseSettings):
 
     @property
     def places(self) -> int:
-        """Requests that a replica takes at once: those it decodes, and a few that wait so that it is never idle."""
-        return self.max_running + max(1, self.max_running // 4)
+        """The most requests that a replica takes at once. With `max_running: auto` it may take fewer."""
+        most = 256 if self.device.startswith("cuda") else 64
+        return places_of(most if self.max_running == "auto" else self.max_running)
 
     def share(self, whole: int) -> int:
         """An ingress's share of a number that holds for the whole service, rounded up."""
@@ -199,6 +213,11 @@ class Settings(BaseSettings):
         content = _read(Path(path)) if path else {}
         _refuse_unknown(content, cls.model_fields, str(path))
         return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=dict(content))
+
+
+def places_of(max_running: int) -> int:
+    """Requests a replica takes at once: those it decodes and, so that it never idles, some that wait in it."""
+    return max_running + max(1, max_running // 4)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

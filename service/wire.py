@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from service.arrival import Arrival
-from service.decode.params import Knob, ModeParams
+from service.decode.knobs import KnobValue
+from service.decode.params import ModeParams
 from service.engine.request import FinishReason, SamplingParams, Stats
 from service.errors import DeadlineExceeded, MrpServeError
 from service.fair_queue import DEFAULT_PRIORITY
@@ -140,7 +141,7 @@ class ModelCard:
     mrp: Mapping[str, Any] | None
     modes: tuple[str, ...]
     default_mode: str
-    defaults: Mapping[str, Mapping[str, Knob]]
+    defaults: Mapping[str, Mapping[str, KnobValue]]
     chat: bool
     quality: Presets
     places: int = 1

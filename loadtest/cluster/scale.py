@@ -1,6 +1,6 @@
 """Load steps up and down on three nodes: one replica, three, one again; what each second looked like.
 
-    python -m loadtest.cluster.scale --picture docs/autoscaling.png > docs/results/cluster-scale.json
+    python -m loadtest.cluster.scale --picture dev/lab/autoscaling.png > dev/lab/results/cluster-scale.json
 
 The clients are closed loops: each sends its next request when it has its answer, after a pause.
 """

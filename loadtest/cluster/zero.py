@@ -1,6 +1,6 @@
 """From no replica to one and back, several times: the wait of the first request.
 
-python -m loadtest.cluster.zero > docs/results/cluster-zero.json
+python -m loadtest.cluster.zero > dev/lab/results/cluster-zero.json
 """
 
 from __future__ import annotations

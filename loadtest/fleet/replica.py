@@ -12,7 +12,7 @@ from pathlib import Path
 from ray import serve
 
 from loadtest.fleet.clock import ClockEngine, Job, Speed
-from service.decode.registry import MODES
+from service.decode.modes import MODES
 from service.engine.request import Forwards, Stats
 from service.quality.presets import Presets
 from service.quality.schema import Plan

@@ -128,7 +128,7 @@ def _asked(model: str | None, prompts: Path | None, scorer: str | None) -> tuple
 def _plans(given: list[ModeParams], checkpoint: Checkpoint) -> list[ModeParams]:
     """The given plans, or the default grid. Static comes first: the others are compared with it."""
     from service.bench.grid import grid
-    from service.decode.params import Static
+    from service.decode.modes import Static
 
     if not given:
         return grid(checkpoint.config.block_size, has_mrp=checkpoint.mrp is not None)

@@ -61,7 +61,7 @@ def _measure(
     from service.bench.determinism import answers_to, count_differences, prices
     from service.bench.rounds import Rounds
     from service.bench.speed import Workload
-    from service.decode.params import Speculative, Static
+    from service.decode.modes import Speculative, Static
     from service.engine import Engine, EngineConfig
 
     free, fixed = (Engine(checkpoint, EngineConfig(deterministic=on, prefix_cache=False)) for on in (False, True))

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from service.cli import (
+    animate,
     bench,
     calibrate,
     check,
@@ -21,9 +22,11 @@ from service.cli import (
     evaluate,
     forward,
     generate,
+    inflate,
     key,
     loads,
     quality,
+    reference,
     serve,
     train,
 )
@@ -63,9 +66,12 @@ app.command("bench")(bench.command)
 app.command("forward")(forward.command)
 app.command("loads")(loads.command)
 app.command("determinism")(determinism.command)
+app.command("inflate")(inflate.command)
 app.command("check")(check.command)
 app.command("key")(key.command)
 app.command("train-mrp")(train.command)
+app.command("animate")(animate.command)
+app.command("reference")(reference.command)
 
 
 def main() -> None:

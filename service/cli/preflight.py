@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from contextlib import ExitStack
 
 from service.errors import SettingsError
 from service.settings import Settings
@@ -65,15 +64,14 @@ def _check_device(device: str) -> None:
 def _check_checkpoint(settings: Settings) -> None:
     """Checks the checkpoint's config and calibration, and that the files of weights and tokenizer are whole."""
     from service.model import parse_config, read_config, resolve
-    from service.model.files import open_weights
+    from service.model.files import check_weights
     from service.quality.presets import file_of
     from service.text.files import check_tokenizer
 
     folder = resolve(settings.model)
     parse_config(read_config(folder), block_size=settings.block_size)
     file_of(folder, settings.quality_file)
-    with ExitStack() as stack:
-        open_weights(folder, stack, "np")
+    check_weights(folder)
     check_tokenizer(folder)
 
 

@@ -60,7 +60,7 @@ def drawer() -> Callable[[QualityFile, Path], list[Path]]:
     try:
         from service.quality.picture import draw_frontier
     except ModuleNotFoundError as error:
-        raise SettingsError(f"plot needs {error.name}: pip install 'mrp-serve[plot]'", param="plot") from None
+        raise SettingsError(f"plot needs {error.name}: pip install '.[plot]'", param="plot") from None
     return draw_frontier
 
 

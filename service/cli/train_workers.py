@@ -41,7 +41,7 @@ def train_together(plan: TrainingConfig, device: str, workers: int, threads: int
         from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
         from ray.train.torch import TorchTrainer
     except ImportError as error:
-        raise SettingsError("--workers needs Ray Train: pip install 'mrp-serve[train]'") from error
+        raise SettingsError("--workers needs Ray Train: pip install '.[train]'") from error
 
     gpu = device.startswith("cuda")
     _start_ray(workers)

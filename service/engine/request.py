@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from service.decode.block import Step
-from service.decode.params import ModeParams, Static
+from service.decode.modes import Static
+from service.decode.params import ModeParams
 from service.errors import InvalidRequest, MrpServeError
 from service.fair_queue import DEFAULT_PRIORITY, HIGHEST_PRIORITY, LOWEST_PRIORITY
 

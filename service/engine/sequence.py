@@ -13,7 +13,7 @@ from itertools import islice
 
 from service.decode.block import MASKED, Block, Canvas
 from service.decode.policy import Decoding, Evaluate, Query, Reading, Refine
-from service.decode.registry import decode_block, only_drafts
+from service.decode.registry import only_drafts
 from service.engine.drafting.pricing import Account
 from service.engine.forward.rows import Row
 from service.engine.prefix_cache import Lease, Tokens
@@ -164,7 +164,7 @@ class Sequence:
             Block(head + (MASKED,) * (self._block_size - len(head))), budget=self._account.budget, ends=self._settled
         )
         self._num_noted = 0
-        self._decoding = decode_block(self._canvas, self.request.params)
+        self._decoding = self.request.params.decode(self._canvas)
 
     def _answer(self, readings: tuple[Reading, ...]) -> None:
         """Sends readings to the policy. Ends the block when it is complete or the answer ends in it."""

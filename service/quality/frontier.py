@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from service.decode.params import ModeParams, Speculative, Static
+from service.decode.modes import Speculative, Static
+from service.decode.params import ModeParams
 from service.quality.schema import Margins, QualityName, Row
 
 

@@ -11,7 +11,8 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from service.decode.params import Knob, ModeParams
+from service.decode.knobs import KnobValue
+from service.decode.params import ModeParams
 from service.decode.registry import make_params
 from service.errors import CheckpointError, InvalidRequest
 
@@ -29,7 +30,7 @@ Positive = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0)]
 
 
-def knobs_of(params: ModeParams) -> dict[str, Knob]:
+def knobs_of(params: ModeParams) -> dict[str, KnobValue]:
     """The knobs of `params` that are set."""
     return {name: value for name, value in asdict(params).items() if value is not None}
 
@@ -42,7 +43,7 @@ class Plan(_Part):
     """A mode and its knobs. A knob that is not named has the default of its params class."""
 
     mode: str
-    knobs: dict[str, Knob] = Field(default_factory=dict)
+    knobs: dict[str, KnobValue] = Field(default_factory=dict)
 
     @classmethod
     def of(cls, params: ModeParams) -> Plan:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.decode.registry import MODES
+from service.decode.modes import MODES
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
 #: one more marker than colours, so that many series differ from each other

@@ -10,11 +10,13 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from service.engine import BlockEvent, Engine, EngineConfig, EngineWorker, GenerationRequest, Parts
+from service.engine.sizing import Sizes, fit
 from service.errors import MrpServeError
 from service.model import Checkpoint, LoadOptions, load_checkpoint
+from service.model.memory import memory_of
 from service.model.options import pick_device, pick_dtype
 from service.replica.blocks import AnswerBlocks
 from service.replica.card import make_card
@@ -61,27 +63,17 @@ class Generator:
         tracing: Tracing | None = None,
         parts: Parts | None = None,
     ) -> None:
-        limits = EngineConfig(
-            settings.max_running,
-            settings.max_rows,
-            settings.kv_cache_tokens,
-            settings.max_model_len,
-            settings.priority_aging_s,
-            prefix_cache=settings.prefix_cache,
-            deterministic=settings.deterministic,
-            draft_candidates=settings.draft_candidates,
-            max_prefill_tokens=settings.max_prefill_tokens,
-        )
+        limits = _limits(settings, checkpoint)
         self._replica, self._tracing = replica, tracing
         self._metrics = ReplicaMetrics()
         self._codec = TextCodec.load(checkpoint.path)
         if self._codec.chat_warning:
             _log.warning("%s", self._codec.chat_warning)
         self._engine = engine = Engine(checkpoint, limits, self._metrics, parts)
-        self._card = make_card(settings, checkpoint, engine.max_model_len, self._codec.chat_problem is None)
+        self._card = make_card(settings, checkpoint, engine, self._codec.chat_problem is None)
         self._eos = frozenset(checkpoint.config.eos_token_ids)
         # The ingress limits the waiting requests. The worker has room for all that the ingress admits.
-        room = settings.max_waiting + settings.places
+        room = settings.max_waiting + max(settings.places, self._card.places)
         self._worker = EngineWorker(engine, room, settings.stall_timeout_s)
         self._in_flight = 0
         self._worker.start()
@@ -203,6 +195,35 @@ class Generator:
         self._worker.stop()
         if self._tracing:
             self._tracing.close()
+
+
+def _limits(settings: Settings, checkpoint: Checkpoint) -> EngineConfig:
+    """The engine's limits: what the settings leave open is what fits beside the weights."""
+    asked = Sizes(
+        kv_cache_tokens=_number(settings.kv_cache_tokens),
+        max_running=_number(settings.max_running),
+        max_rows=_number(settings.max_rows),
+        memory_utilization=settings.memory_utilization,
+    )
+    fitted = fit(asked, checkpoint.config, checkpoint.dtype.itemsize, memory_of(checkpoint.device))
+    _log.info(
+        "KV cache of %d tokens, %d requests, %d rows", fitted.kv_cache_tokens, fitted.max_running, fitted.max_rows
+    )
+    return EngineConfig(
+        fitted.max_running,
+        fitted.max_rows,
+        fitted.kv_cache_tokens,
+        settings.max_model_len,
+        settings.priority_aging_s,
+        prefix_cache=settings.prefix_cache,
+        deterministic=settings.deterministic,
+        draft_candidates=settings.draft_candidates,
+        max_prefill_tokens=settings.max_prefill_tokens,
+    )
+
+
+def _number(setting: int | Literal["auto"]) -> int | None:
+    return None if setting == "auto" else setting
 
 
 async def _aside(length: int, work: Callable[[], _T]) -> _T:

@@ -50,7 +50,7 @@ def start_tracing(settings: Settings) -> Tracing | None:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError:
         raise SettingsError(
-            f"otlp_endpoint is {settings.otlp_endpoint!r}, which needs `pip install 'mrp-serve[tracing]'`",
+            f"otlp_endpoint is {settings.otlp_endpoint!r}, which needs `pip install '.[tracing]'`",
             param="otlp_endpoint",
         ) from None
     return Tracing(OTLPSpanExporter(f"{settings.otlp_endpoint.rstrip('/')}/v1/traces"))

@@ -44,7 +44,7 @@ def test_writes_the_file_that_the_checkpoint_is_then_served_with(run, capsys, mo
     assert any("take more prompts" in warning for warning in file.warnings) or file.presets["fast"].mode != "dynamic"
     assert {path.name for path in model.parent.iterdir()} == {"model", "pictures", "prompts.jsonl"}
     assert not list(model.glob("*.partial"))
-    assert len(list((tmp_path / "pictures").iterdir())) == 4
+    assert len(list((tmp_path / "pictures").iterdir())) == 2
 
     assert (
         run("generate", "w1 w7 w9", "--raw", "--model", model, "--quality", "fast", "--max-new-tokens", 8, "--json")
@@ -146,7 +146,7 @@ def test_pictures_need_matplotlib(run, capsys, options, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr("service.cli.calibrate.load", lambda *_: pytest.fail("the checkpoint was loaded"))
     assert run("calibrate", *options, "--plot", tmp_path / "pictures") == 1
-    assert "pip install 'mrp-serve[plot]'" in capsys.readouterr().err
+    assert "pip install '.[plot]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from service.decode.block import Block, Pick
 from service.decode.draft_budget import DraftBudget
-from service.decode.params import Direct, Dynamic, Entropy, ModeParams, Plain, Remask, Sequential, Speculative, Static
+from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
+from service.decode.params import ModeParams, RuleParams
 from service.decode.policy import Refine
 from tests.decode.oracle import Run, Says, fixed, masked_block, mostly, random_oracle, run
 
@@ -63,7 +64,7 @@ def test_speculative_is_static_for_any_model_in_no_more_forwards(
     PLAIN,
 )  # fmt: skip
 def test_any_drafts_verified_against_any_rule_give_what_the_rule_gives(
-    block: Block, seed: int, other: int, steps: int, drafts: int, quality: str, plain: Plain
+    block: Block, seed: int, other: int, steps: int, drafts: int, quality: str, plain: RuleParams
 ) -> None:
     truth, wild = random_oracle(seed), random_oracle(other)
     drafter = {"right": truth, "mostly": mostly(truth, wild, seed), "wild": wild}[quality]
@@ -115,7 +116,7 @@ EXTREME = (0.0, 5e-324, 1e-300, 1e-30, 1e-12, 0.5, math.nextafter(1.0, 0.0), 1.0
     st.lists(st.sampled_from(EXTREME), min_size=12, max_size=12), st.integers(0, 12), st.integers(1, 12), PLAIN,
 )  # fmt: skip
 def test_drafting_survives_any_confidences(
-    block: Block, seed: int, said: list[float], drafted: list[float], steps: int, drafts: int, plain: Plain
+    block: Block, seed: int, said: list[float], drafted: list[float], steps: int, drafts: int, plain: RuleParams
 ) -> None:
     """A cold temperature rounds confidences to 0 and 1; half precision may give what is no number."""
 

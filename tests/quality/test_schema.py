@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from service.decode.params import Remask, Speculative, Static
+from service.decode.modes import Remask, Speculative, Static
 from service.errors import CheckpointError
 from service.quality.schema import Plan, read_quality, write_quality
 from tests.quality.made_up import made_up_file

@@ -13,7 +13,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from service.arrival import Arrival
-from service.decode.params import Static
+from service.decode.modes import Static
 from service.engine.request import SamplingParams, Stats
 from service.errors import Asleep, DeadlineExceeded, EngineFailed, MrpServeError, NotReady, QueueFull, ReplicaLost
 from service.rayserve import ray_backend, serve_state

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from service.decode.params import Speculative
+from service.decode.modes import Speculative
 from service.engine import Engine, GenerationRequest
 from service.errors import SettingsError
 from service.model import load_checkpoint

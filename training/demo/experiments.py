@@ -1,4 +1,4 @@
-"""Experiments of docs/training.md: the demo's tasks as a file, and MRP as the published loops use it.
+"""The experiments of dev/lab/training-log.md: the demo's tasks as a file, and MRP as the published loops use it.
 
 `python -m training.demo.experiments tasks FILE --count N` and `… published CHECKPOINT FILE`.
 """

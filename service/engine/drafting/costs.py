@@ -24,8 +24,8 @@ from service.engine.request import SamplingParams
 
 #: blocks before the measured rows: a context, as running requests have
 _PREFIX = 16
-#: Forwards of all sizes take so many turns, if they can within so many seconds, and of each size the fastest counts:
-#: what else the machine does only ever adds.
+#: Forwards of all sizes take so many turns, of which the last only if there is time left within so many seconds. Of
+#: each size the fastest counts: what else the machine does only ever adds, and the first run of a size is a cold one.
 _TURNS, _BUDGET_S = 3, 0.5
 #: seconds of a turn in which a short forward is repeated
 _SLICE_S = 0.005
@@ -33,8 +33,11 @@ _SLICE_S = 0.005
 _LONG, _STATES = 256, 8
 #: states of the tree whose drafting is measured
 _DRAFTS = 2
-#: longer forwards are not measured: the curve goes straight on
-_LONGEST_S = 0.06
+#: Longer forwards are not measured, the curve goes straight on, from so many rows on: those of one request with its
+#: largest tree. From there on a forward that takes so long is bound by arithmetic, which is a straight line.
+_LONGEST_S, _LARGEST_TREE = 0.06, 16
+#: a forward that takes so long is the last, whatever its rows
+_TOO_LONG_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +104,14 @@ def _slope(a: tuple[int, float], b: tuple[int, float]) -> float:
     return (b[1] - a[1]) / (b[0] - a[0])
 
 
-def measure(runner: RowRunner, max_rows: int, has_mrp: bool) -> StepCosts:
-    """Times of 1, 2, 4, … rows up to `max_rows`. Takes about a second, or some forwards where they are slow.
+def measure(
+    runner: RowRunner, max_rows: int, has_mrp: bool, clock: Callable[[], float] = time.perf_counter
+) -> StepCosts:
+    """Times of 1, 2, 4, … rows up to `max_rows`, by a clock in seconds (`forward/clock.py`).
 
-    Between steps an engine's own runner may be measured: the rows only read pages.
+    Takes about a second, or where forwards are slow some of each size up to 16 rows. Between steps an engine's own
+    runner may be measured: the rows only read pages.
     """
-    # On a CPU the thread's own time is that of the forward, whoever else wants the core.
-    clock = time.thread_time if runner.device.type == "cpu" else time.perf_counter
     counts = [1 << power for power in range(max_rows.bit_length()) if 1 << power < max_rows] + [max_rows]
     row = replace(_row(runner, _PREFIX), drafts=has_mrp)
     (reading,) = runner.evaluate([row])
@@ -138,13 +142,13 @@ def _reading(runner: RowRunner, clock: Callable[[], float]) -> float:
     near, far = _row(runner, _PREFIX), _row(runner, _LONG)
     if far.index == near.index:
         return 0.0
-    times = {
-        one.index: min(
-            _seconds(partial(FittingForward().read, runner.evaluate, [one] * _STATES), clock) for _ in range(_TURNS)
-        )
-        for one in (near, far)
-    }
-    return max(0.0, times[far.index] - times[near.index]) / (_STATES * (far.index - near.index))
+    nearer, farther = (_fastest(_states_of(runner, one), [_STATES], clock).at(_STATES) for one in (near, far))
+    return max(0.0, farther - nearer) / (_STATES * (far.index - near.index))
+
+
+def _states_of(runner: RowRunner, row: Row) -> Callable[[int], Callable[[], object]]:
+    """Forwards over states of one block."""
+    return lambda states: partial(FittingForward().read, runner.evaluate, [row] * states)
 
 
 def _drafting(state: Block, reading: Reading, clock: Callable[[], float]) -> float:
@@ -160,14 +164,16 @@ def _fastest(
     best: dict[int, float] = {}
     for rows in counts:
         best[rows] = _seconds(forward(rows), clock)
-        if len(best) > 1 and 2 * best[rows] > _LONGEST_S:
+        longest = _LONGEST_S if rows >= _LARGEST_TREE else _TOO_LONG_S
+        if len(best) > 1 and 2 * best[rows] > longest:
             break
     end = time.perf_counter() + _BUDGET_S
-    for rows in [*best] * _TURNS:
-        again = max(1, round(_SLICE_S / best[rows]))
-        best[rows] = min([best[rows], *(_seconds(forward(rows), clock) for _ in range(again))])
-        if time.perf_counter() > end:
-            break
+    for turn in range(1, _TURNS):
+        for rows, seconds in list(best.items()):
+            if turn > 1 and time.perf_counter() > end:
+                break
+            again = max(1, round(_SLICE_S / seconds))
+            best[rows] = min([seconds, *(_seconds(forward(rows), clock) for _ in range(again))])
     return lower_hull(list(best.items()))
 
 

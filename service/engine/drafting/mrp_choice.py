@@ -12,8 +12,8 @@ from math import log2
 
 from service.engine.drafting.costs import StepCosts
 
-#: The gain of the demo's trees of 4 to 16 states (docs/performance.md): _GAIN * log2(1 + states) more steps per
-#: forward, times the factor for the number of MRP forwards.
+#: The gain of the demo's trees of 4 to 16 states (dev/lab/performance-log.md): _GAIN * log2(1 + states) more steps
+#: per forward, times the factor for the number of MRP forwards.
 _GAIN = 0.45
 _WITH_MRP = {0: 1.0, 1: 1.19, 2: 1.24, 4: 1.27}
 #: the sizes of trees that are compared

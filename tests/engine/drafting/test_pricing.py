@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from service.decode.block import Pick, Step
-from service.decode.params import Dynamic, ModeParams, Speculative, Static
+from service.decode.modes import Dynamic, Speculative, Static
+from service.decode.params import ModeParams
 from service.engine.drafting.costs import Curve, StepCosts
 from service.engine.drafting.mrp_choice import MrpChoice
 from service.engine.drafting.pricing import Account, Pricing
