@@ -92,10 +92,8 @@ def _values(schema: dict[str, Any]) -> str:
     """Which values a JSON schema allows, in words."""
     if "anyOf" in schema:
         return ", ".join(_values(one) for one in schema["anyOf"] if one.get("type") != "null")
-    if "const" in schema:
-        return f"`{schema['const']}`"
-    if "enum" in schema:
-        return ", ".join(f"`{value}`" for value in schema["enum"])
+    if "const" in schema or "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema.get("enum", [schema.get("const")]))
     if schema["type"] == "boolean":
         return "`true`, `false`"
     if schema["type"] == "array":
