@@ -24,7 +24,7 @@ from service.model import Checkpoint
 from service.model.attention import PagedCache
 
 #: KV that a bench may hold, in bytes: sequences share pages where theirs together would be more
-_MOST_KV = 2**31
+_MOST_KV = 2**30
 
 
 @dataclass(frozen=True, slots=True)

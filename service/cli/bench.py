@@ -66,6 +66,7 @@ def command(
     with Counter(parts) as counter:
         beside = Rounds(concurrency, rounds, counter.next)
         speed = list(compare_with_plain_loop(engine, PlainLoop(checkpoint), workload, beside))
+        del engine  # and its cache
         steps, prefix, rates = [], [], measure_rates(checkpoint.device, checkpoint.dtype)
         for step in step_times(checkpoint, rows, prefix_tokens, rounds, rates):
             steps.append(step)
