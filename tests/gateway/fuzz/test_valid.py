@@ -1,6 +1,6 @@
 """Valid requests over HTTP, sixteen at a time: answers or documented refusals, and an engine that goes on.
 
-What one request may be is drawn by `valid.py`. The normal run sends some hundreds; `-m slow` sends 2,000.
+`valid.py` draws the requests. The normal run sends some hundreds, `-m slow` 2,000.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ EXPECTED = {"answered", "too late", "refused as documented"}
 
 
 async def send(url: str, count: int, seed: int) -> Counter[str]:
-    """How many requests got which answer; whatever is neither an answer nor a documented refusal is shown whole."""
+    """The number of requests by answer. A result that is neither an answer nor a documented refusal is shown whole."""
     seen: Counter[str] = Counter()
     places = asyncio.Semaphore(_TOGETHER)
     async with httpx.AsyncClient(base_url=url, timeout=120) as http:
