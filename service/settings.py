@@ -79,6 +79,9 @@ class Settings(BaseSettings):
     deterministic: bool = Field(
         False, description="same seed, same tokens: in any batch and on any equal replica; slower"
     )
+    attention: Literal["auto", "eager", "triton"] = Field(
+        "auto", description="kernels of attention; auto: triton on cuda if it is installed, else eager"
+    )
     draft_candidates: Annotated[int, Field(ge=0)] | None = Field(
         None,
         description="tokens from which a draft is chosen; 0: the whole vocabulary; default: 32 of a large vocabulary, "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from importlib.util import find_spec
 from zlib import crc32
 
 import pytest
@@ -11,6 +13,10 @@ from hypothesis import settings
 from tests.clock import Clock
 
 torch.set_num_threads(1)
+
+# Triton's own functions are made for the GPU or for its interpreter when Triton is imported.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.register_profile("explore", deadline=None)
@@ -38,3 +44,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
+
+
+@pytest.fixture(scope="session")
+def triton_device() -> str:
+    """Where Triton's kernels run: on CUDA, else on the CPU by Triton's interpreter. Skips where there is no Triton."""
+    if find_spec("triton") is None:
+        pytest.skip("the package triton is not installed")
+    return "cuda" if torch.cuda.is_available() else "cpu"

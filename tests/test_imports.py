@@ -131,6 +131,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
         "service.cli",
         "training",
     ),
+    "triton": ("service.model",),
     "service": tuple(ALLOWED),
     "training": ("training", "service.cli"),
 }

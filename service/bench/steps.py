@@ -1,4 +1,4 @@
-"""How long a backbone forward and an MRP forward take at a number of rows.
+"""How long a backbone forward and an MRP forward take at a number of rows, and how much of a step is left to win.
 
 From these follow whether drafting pays: with V(r) the time of a forward over r rows relative to one row each for
 as many requests, and m that of an MRP forward, K drafts pay when tokens per forward > V(K+1) + K m.
@@ -14,36 +14,78 @@ from functools import partial
 
 import torch
 
+from service.bench.floor import Rates, forward_need
+from service.bench.host import host_milliseconds
 from service.decode.block import MASKED, Block
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Runner
+from service.engine.forward.runner import Backend, Runner
 from service.engine.request import SamplingParams
 from service.model import Checkpoint
+from service.model.attention import AUTO, PagedCache
+
+#: KV that a bench may hold, in bytes: sequences share pages where theirs together would be more
+_MOST_KV = 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Medians in milliseconds at one number of rows; `mrp` is None without an MRP module."""
+    """Medians in milliseconds at one number of rows, of as many sequences behind `context` tokens.
+
+    `backbone`: a forward with its readings. `host`: the rest of a step in which as many requests decode. `floor`: the
+    least that the device could take for the forward, `bound` by memory or arithmetic. `mrp`: None without a module.
+    """
 
     rows: int
+    context: int
     backbone: float
+    host: float
+    floor: float
+    bound: str
     mrp: float | None
 
+    @property
+    def step(self) -> float:
+        """Forward and host."""
+        return self.backbone + self.host
 
-def step_times(checkpoint: Checkpoint, counts: Sequence[int], prefix_tokens: int, rounds: int) -> Iterator[StepTime]:
-    """Forwards over rows of masks behind a prefix (in tokens, cut to whole blocks); logits read at every position."""
-    size = checkpoint.config.block_size
-    prefix = prefix_tokens // size
-    runner = Runner(checkpoint, num_pages=max(1, prefix))
-    pages = range(prefix)
+    @property
+    def ratio(self) -> float:
+        """Step over floor: 1 is as fast as the device allows."""
+        return self.step / self.floor
+
+
+@dataclass(frozen=True, slots=True)
+class StepLoad:
+    """Numbers of rows, and the tokens before each row (cut to whole blocks). Each step is run `rounds` times."""
+
+    rows: Sequence[int]
+    prefix_tokens: int
+    rounds: int
+
+
+def step_times(checkpoint: Checkpoint, load: StepLoad, rates: Rates, attention: str = AUTO) -> Iterator[StepTime]:
+    """Forwards over rows of masks behind a prefix. Logits are read at every position."""
+    size, rounds = checkpoint.config.block_size, load.rounds
+    prefix = load.prefix_tokens // size
+    runner = _runner(checkpoint, prefix * max(load.rows), attention)
     state = Block((MASKED,) * size)
-    for count in counts:
-        rows = [Row(state, prefix, pages, keeps=False, sampling=SamplingParams()) for _ in range(count)]
+    for count in load.rows:
+        pages = [[(row * prefix + page) % runner.num_pages for page in range(prefix)] for row in range(count)]
+        rows = [Row(state, prefix, own, keeps=False, sampling=SamplingParams()) for own in pages]
         readings = runner.evaluate(rows)
         anchored = [replace(row, anchor=reading.handle) for row, reading in zip(rows, readings, strict=True)]
         backbone = _median(partial(runner.evaluate, rows), checkpoint, rounds)
         mrp = _median(partial(runner.refine, anchored), checkpoint, rounds) if checkpoint.mrp else None
-        yield StepTime(count, backbone, mrp)
+        need = forward_need(checkpoint.config, count, prefix * size, checkpoint.dtype.itemsize)
+        host = host_milliseconds(checkpoint, count, rounds)
+        yield StepTime(count, prefix * size, backbone, host, 1e3 * need.seconds(rates), need.bound(rates), mrp)
+
+
+def _runner(checkpoint: Checkpoint, pages: int, attention: str) -> Runner:
+    """With as many pages as there may be."""
+    config = checkpoint.config
+    page = PagedCache.bytes_per_page(config, checkpoint.dtype)
+    return Runner(checkpoint, num_pages=max(1, min(pages, _MOST_KV // page)), backend=Backend(attention))
 
 
 def _median(run: Callable[[], object], checkpoint: Checkpoint, rounds: int) -> float:

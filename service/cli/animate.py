@@ -21,7 +21,7 @@ QUESTION = "Tom has 5 apples, gets 3, loses 2."
 
 
 def command(
-    out: Annotated[Path, typer.Option(help="Folder for the pictures.")] = Path("docs"),
+    out: Annotated[Path, typer.Option(help="Folder for the pictures.")],
     prompt: Annotated[str, typer.Option(help="The user's message.")] = QUESTION,
     model: Model = None,
     threads: Threads = None,
@@ -71,9 +71,9 @@ def _decode(model: TextModel, prompt: str, params: ModeParams, title: str) -> An
     size = model.checkpoint.config.block_size
     length = len(model.codec.encode_chat(messages))
     completion = answer.completion
-    return Answer(
-        title, [block.steps for block in completion.blocks], size, length % size, completion.stats.forwards.mrp
-    )
+    steps = [block.steps for block in completion.blocks]
+    stats = completion.stats
+    return Answer(title, steps, size, length % size, stats.decoded_tokens, stats.forwards.mrp)
 
 
 class _Texts:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from service.cli.options import (
+    Attention,
     BlockSize,
     Device,
     Dtype,
@@ -42,16 +43,19 @@ def command(
     prompt_tokens: Annotated[list[int], typer.Option(min=1, help="Prompt lengths; repeatable.")] = [64, 256, 1000],  # noqa: B006
     device: Device = "auto",
     dtype: Dtype = "auto",
+    attention: Attention = "auto",
     block_size: BlockSize = None,
     threads: Threads = None,
     output: Output = None,
 ) -> None:
-    """Measures tokens per second beside a plain transformers loop, milliseconds per step, and prefix cache savings."""
+    """Measures tokens per second beside a plain transformers loop, a step over its floor, and prefix cache savings."""
+    from service.bench.floor import measure_rates
+    from service.bench.machine import machine_name
     from service.bench.plain_loop import PlainLoop
     from service.bench.prefix import possible_lengths, prefix_times
     from service.bench.rounds import Rounds
     from service.bench.speed import Workload, compare_with_plain_loop
-    from service.bench.steps import step_times
+    from service.bench.steps import StepLoad, step_times
     from service.decode.modes import Static
     from service.engine import Engine, EngineConfig
 
@@ -59,21 +63,26 @@ def command(
     checkpoint = load_in_shape(model, shape, device, dtype, block_size)
     workload = Workload(Static(), new_tokens=new_tokens)
     tokens = max(concurrency) * workload.longest(checkpoint.config.block_size)
-    engine = Engine(checkpoint, EngineConfig(max_running=max(concurrency), kv_cache_tokens=tokens))
+    engine = Engine(checkpoint, EngineConfig(max_running=max(concurrency), kv_cache_tokens=tokens, attention=attention))
     parts = len(concurrency) * rounds + len(rows) + len(possible_lengths(checkpoint, prompt_tokens))
     with Counter(parts) as counter:
         beside = Rounds(concurrency, rounds, counter.next)
         speed = list(compare_with_plain_loop(engine, PlainLoop(checkpoint), workload, beside))
-        steps, prefix = [], []
-        for step in step_times(checkpoint, rows, prefix_tokens, rounds):
+        del engine  # and its cache
+        steps, prefix, rates = [], [], measure_rates(checkpoint.device, checkpoint.dtype)
+        for step in step_times(checkpoint, StepLoad(rows, prefix_tokens, rounds), rates, attention):
             steps.append(step)
             counter.next(f"a step of {step.rows} rows")
-        for time in prefix_times(checkpoint, prompt_tokens, rounds):
+        for time in prefix_times(checkpoint, prompt_tokens, rounds, attention):
             prefix.append(time)
             counter.next(f"the first block behind {time.prompt_tokens} tokens")
-    results().print(_speed_table(speed), _step_table(steps), _prefix_table(prefix), sep="\n")
+    measured = f"{rates.bytes_per_s / 1e9:,.0f} GB/s, {rates.flops_per_s / 1e9:,.0f} GFLOP/s"
+    what = f"{machine_name(checkpoint.device)}: {measured} in {checkpoint.dtype}, measured"
+    results().print(_speed_table(speed), what, _step_table(steps), _prefix_table(prefix), sep="\n")
     if output:
-        result = {"speed": [asdict(row) for row in speed], "steps": [asdict(step) for step in steps]}
+        result: dict[str, Any] = {"machine": machine_name(checkpoint.device), "shape": shape, "rates": asdict(rates)}
+        result["speed"] = [asdict(row) for row in speed]
+        result["steps"] = [asdict(step) | {"step": step.step, "ratio": step.ratio} for step in steps]
         result["prefix"] = [asdict(time) for time in prefix]
         output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
@@ -86,9 +95,13 @@ def _speed_table(speed: list[SpeedRow]) -> Table:
 
 
 def _step_table(steps: list[StepTime]) -> Table:
-    shown = table("rows", "backbone ms", "MRP ms")
+    shown = table(
+        "rows", "context", "step ms", "floor ms", "step / floor", "bound by", "host ms", "backbone ms", "MRP ms"
+    )
     for step in steps:
-        shown.add_row(str(step.rows), f"{step.backbone:.2f}", "-" if step.mrp is None else f"{step.mrp:.2f}")
+        times = f"{step.step:.2f}", f"{step.floor:.2f}", f"{step.ratio:.2f}", step.bound, f"{step.host:.2f}"
+        mrp = "-" if step.mrp is None else f"{step.mrp:.2f}"
+        shown.add_row(str(step.rows), str(step.context), *times, f"{step.backbone:.2f}", mrp)
     return shown
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from service.cli.knobs import Knobs, with_knobs
-from service.cli.options import BlockSize, Device, Dtype, Model, Threads, load, use_threads
+from service.cli.options import Attention, BlockSize, Device, Dtype, Model, Threads, load, use_threads
 from service.cli.output import notes
 from service.decode.modes import MODES
 
@@ -40,11 +40,12 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    attention: Attention = "auto",
     block_size: BlockSize = None,
     threads: Threads = None,
 ) -> None:
     """Decodes one prompt. Prints the text on stdout, statistics and progress on stderr."""
-    from service.engine import Engine, GenerationRequest, SamplingParams
+    from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
     from service.errors import InvalidRequest
     from service.text import TextCodec
 
@@ -62,7 +63,7 @@ def command(
         max_new_tokens,
         frozenset(checkpoint.config.eos_token_ids),
     )
-    events = _run(Engine(checkpoint), request)
+    events = _run(Engine(checkpoint, EngineConfig(attention=attention)), request)
     text = codec.decode([token for event in events for token in event.token_ids])
     _print(request, events, text, as_json)
 

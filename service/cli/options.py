@@ -25,6 +25,7 @@ Shape = Annotated[
     ),
 ]
 BlockSize = Annotated[int | None, typer.Option(help="Overrides the checkpoint's block size.")]
+Attention = Annotated[str, typer.Option(help="auto (triton on CUDA if it is installed), eager or triton.")]
 Several = Annotated[list[int], typer.Option(min=1, help="Concurrent requests; may be given again.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads for torch. Default: half the cores.")]
 

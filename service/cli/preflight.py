@@ -17,6 +17,7 @@ def check(settings: Settings) -> None:
     """SettingsError or CheckpointError if the service could not start. Downloads a checkpoint of the hub."""
     _check_settings(settings)
     _check_device(settings.device)
+    _check_attention(settings)
     _check_checkpoint(settings)
     _check_port(settings.host, settings.port)
 
@@ -59,6 +60,18 @@ def _check_device(device: str) -> None:
         from service.model.options import pick_device
 
         pick_device(device)
+
+
+def _check_attention(settings: Settings) -> None:
+    """Whether an implementation that is asked for by name can run here; the usual ones always can."""
+    if settings.attention not in {"auto", "eager"}:
+        import torch
+
+        from service.model.attention.registry import check_available
+        from service.model.options import pick_device, pick_dtype
+
+        device = pick_device(settings.device)
+        check_available(settings.attention, torch.device(device), pick_dtype(settings.dtype, device))
 
 
 def _check_checkpoint(settings: Settings) -> None:

@@ -56,7 +56,7 @@ _COMMANDS = """# Commands
 
 
 def command(
-    out: Annotated[Path, typer.Option(help="Folder for the pages.")] = Path("docs"),
+    out: Annotated[Path, typer.Option(help="Folder for the pages.")],
 ) -> None:
     """Writes the reference pages of the documentation: settings, metrics and commands."""
     out.mkdir(parents=True, exist_ok=True)

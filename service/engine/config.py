@@ -27,6 +27,7 @@ class EngineConfig:
     `prefix_cache`: whether requests share the KV of equal leading blocks.
     `deterministic`: every row is computed with the same tensor shapes in any batch, so a request with a seed gets
     identical results bit for bit, on any machine of the same kind; slower.
+    `attention`: the implementation's name (`service/model/attention/registry.py`); `auto`: the fastest available.
     `draft_candidates`: tokens of each position from which MRP's drafts are chosen, 0: the whole vocabulary. None: by
     the vocabulary's size. The output is the same.
     """
@@ -39,6 +40,7 @@ class EngineConfig:
     prefix_cache: bool = True
     deterministic: bool = False
     draft_candidates: int | None = None
+    attention: str = "auto"
     max_prefill_tokens: int | None = None
 
     def prefill_tokens(self, device: str) -> int:

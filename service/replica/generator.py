@@ -217,6 +217,7 @@ def _limits(settings: Settings, checkpoint: Checkpoint) -> EngineConfig:
         settings.priority_aging_s,
         prefix_cache=settings.prefix_cache,
         deterministic=settings.deterministic,
+        attention=settings.attention,
         draft_candidates=settings.draft_candidates,
         max_prefill_tokens=settings.max_prefill_tokens,
     )

@@ -1,17 +1,20 @@
 """Random weights in published shapes, and the time of steps, on a tiny shape."""
 
+import time
 from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from service.bench import steps
+from service.bench import floor, steps
+from service.bench.floor import Need, Rates, forward_need, measure_rates
+from service.bench.host import host_milliseconds
 from service.bench.plain_loop import PlainLoop
 from service.bench.shapes import SHAPES, random_checkpoint, shape_named
 from service.bench.speed import Workload
-from service.bench.steps import step_times
-from service.decode.modes import Speculative
+from service.bench.steps import StepLoad, step_times
+from service.decode.modes import Remask, Speculative
 from service.engine import Engine
 from service.engine.forward.runner import Runner
 from service.errors import InvalidRequest
@@ -65,7 +68,52 @@ def test_step_times_are_medians_of_forwards_over_every_count_of_rows(tiny, monke
 
     monkeypatch.setattr(steps, "Runner", Clocked)
     monkeypatch.setattr(steps, "time", SimpleNamespace(perf_counter=lambda: now))
-    times = list(step_times(tiny, (1, 3), prefix_tokens=10, rounds=3))
+    monkeypatch.setattr(steps, "host_milliseconds", lambda checkpoint, requests, rounds: 2.0 * requests)
+    times = list(step_times(tiny, StepLoad((1, 3), 10, 3), rates=Rates(1e9, 1e9)))
     assert [time.rows for time in times] == [1, 3]
     assert [time.backbone for time in times] == pytest.approx([10.0, 30.0])
     assert [time.mrp for time in times] == pytest.approx([1.0, 3.0])
+    assert [time.step for time in times] == pytest.approx([12.0, 36.0])
+    assert [time.context for time in times] == [8, 8]
+    for one in times:
+        need = forward_need(tiny.config, one.rows, 8, 2)
+        assert one.floor == pytest.approx(max(need.moved, need.flops) / 1e6)
+        assert one.ratio == one.step / one.floor
+
+
+def test_a_forward_moves_its_weights_once_and_every_rows_keys():
+    """The 1.7B shape in bfloat16, by hand: 1.72 G parameters behind the embedding, 112 KiB of keys a token."""
+    config = parse_config(tiny_config() | asdict(shape_named("sdar-1.7b")))
+    one, many = forward_need(config, 1, 0, 2), forward_need(config, 64, 1024, 2)
+    assert one.moved == pytest.approx(2 * 1.72e9, rel=0.01)
+    assert one.flops == pytest.approx(4 * 2 * 1.72e9, rel=0.01)
+    logits = 63 * 4 * 151936 * 2
+    assert many.moved - one.moved - logits == pytest.approx(64 * 1028 * 112 * 1024, rel=0.01)
+    assert many.flops > 64 * one.flops
+
+
+def test_the_larger_of_memory_and_arithmetic_bounds():
+    rates = Rates(bytes_per_s=100.0, flops_per_s=1000.0)
+    assert (Need(200, 1000).seconds(rates), Need(200, 1000).bound(rates)) == (2.0, "memory")
+    assert (Need(200, 5000).seconds(rates), Need(200, 5000).bound(rates)) == (5.0, "arithmetic")
+
+
+def test_rates_are_measured_here(monkeypatch):
+    monkeypatch.setattr(floor, "_BYTES", {"cpu": 2**22})
+    monkeypatch.setattr(floor, "_SIDES", {"cpu": (64, 128)})
+    rates = measure_rates(torch.device("cpu"), torch.bfloat16)
+    assert 1e6 < rates.bytes_per_s < 1e13
+    assert 1e6 < rates.flops_per_s < 1e15
+
+
+@pytest.mark.parametrize("params", [None, Speculative("auto"), Remask()])
+def test_host_time_is_what_a_step_takes_outside_its_runner(tiny, params, monkeypatch):
+    """The first request's forwards take 20 ms here, which do not count."""
+    evaluate = Runner.evaluate
+
+    def slow(self, rows):
+        time.sleep(0.02)
+        return evaluate(self, rows)
+
+    monkeypatch.setattr(Runner, "evaluate", slow)
+    assert 0 < host_milliseconds(tiny, 3, 9, params) < 15

@@ -1,0 +1,76 @@
+"""What a step costs beside its forwards: scheduling, the policies' decisions, the bookkeeping of events.
+
+The engine's runner is wrapped in one that counts the time inside it. A runner's readings come back to the CPU, so on
+any device what is left is time in which no forward runs.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from service.decode.modes import Static
+from service.decode.params import ModeParams
+from service.decode.policy import Reading
+from service.engine import Engine, EngineConfig, GenerationRequest, Parts
+from service.engine.drafting.costs import Curve, StepCosts
+from service.engine.forward.rows import Row
+from service.engine.forward.runner import RowRunner, Runner
+from service.model import Checkpoint, ModelConfig
+
+#: what `auto` believes forwards cost here: nothing is measured for it
+_COSTS = StepCosts(Curve(((1, 1.0), (256, 2.0))), Curve(((1, 0.1), (256, 0.2))))
+
+
+class _Counted:
+    """A runner, and the seconds spent in it."""
+
+    def __init__(self, runner: RowRunner) -> None:
+        self._runner = runner
+        self.config: ModelConfig = runner.config
+        self.device: torch.device = runner.device
+        self.seconds = 0.0
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of its cache."""
+        return self._runner.num_pages
+
+    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+        """The backbone over rows."""
+        begin = time.perf_counter()
+        readings = self._runner.evaluate(rows)
+        self.seconds += time.perf_counter() - begin
+        return readings
+
+    def refine(self, rows: Sequence[Row]) -> list[Reading]:
+        """MRP over rows."""
+        begin = time.perf_counter()
+        readings = self._runner.refine(rows)
+        self.seconds += time.perf_counter() - begin
+        return readings
+
+
+def host_milliseconds(checkpoint: Checkpoint, requests: int, steps: int, params: ModeParams | None = None) -> float:
+    """Median over steps in which so many requests decode short prompts, static if no mode is named."""
+    size, counted = checkpoint.config.block_size, list[_Counted]()
+
+    def runner(*arguments: Any) -> RowRunner:
+        counted.append(_Counted(Runner(*arguments)))
+        return counted[0]
+
+    new_tokens = (2 + -(-steps // size)) * size
+    config = EngineConfig(max_running=requests, kv_cache_tokens=requests * (new_tokens + 2 * size), prefix_cache=False)
+    engine = Engine(checkpoint, config, parts=Parts(costs=_COSTS, runner=runner))
+    for number in range(requests):
+        engine.submit(GenerationRequest(str(number), (number % 2,), params or Static(), max_new_tokens=new_tokens))
+    times = []
+    for _ in range(steps + 1):
+        begin, inside = time.perf_counter(), counted[0].seconds
+        engine.step()
+        times.append(1e3 * (time.perf_counter() - begin - counted[0].seconds + inside))
+    return statistics.median(times[1:])
