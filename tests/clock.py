@@ -1,4 +1,4 @@
-"""A clock that is told the time."""
+"""A clock that the test sets."""
 
 
 class Clock:

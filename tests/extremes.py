@@ -1,4 +1,4 @@
-"""Valid requests at the edges of what is allowed: every knob at its limits, beside them and beyond any sense.
+"""Valid requests at the edges of the allowed ranges: every knob at its limits, near them, and at absurd values.
 
 `drawn_knobs` and `drawn_sampling` name fields as POST /generate does, so that engines, routes and clients are tested
 with the same draws. Every draw is allowed by the documented ranges for the checkpoint's block size.

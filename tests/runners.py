@@ -1,4 +1,4 @@
-"""Runners that do what a test says, around the real one, and engines over them."""
+"""Runners that wrap the real one and do what a test says, and engines with such runners."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from service.model import Checkpoint
 
 
 class Around:
-    """Does what a runner does; a test changes what it is about."""
+    """Does what the real runner does. A test overrides the part that it is about."""
 
     def __init__(self, runner: RowRunner) -> None:
         self.runner, self.config, self.device = runner, runner.config, runner.device

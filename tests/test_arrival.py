@@ -1,4 +1,4 @@
-"""How long a request has waited, as processes know it whose clocks have nothing in common."""
+"""The wait of a request in processes with different clocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose turn it is: shares by weight, priorities, age, and that nobody waits for ever."""
+"""The order of the queue: shares by weight, priorities, age, and that no request waits for ever."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class TestBetweenTenants:
 
     @given(st.lists(st.integers(1, 9), min_size=2, max_size=5), st.lists(st.integers(1, 8), min_size=1, max_size=9))
     def test_shares_by_weight_while_all_wait(self, weights: list[int], costs: list[int]) -> None:
-        """Two tenants that always wait never differ by more than a request each in what they got by weight."""
+        """The weighted service of two tenants that always wait never differs by more than one request of each."""
         queue: FairQueue[tuple[int, int]] = FairQueue()
         numbers = {tenant: count() for tenant in range(len(weights))}
 
@@ -107,7 +107,7 @@ class TestBetweenTenants:
     @settings(max_examples=30)
     @given(st.lists(claims, min_size=1, max_size=20), claims, st.lists(claims, min_size=200, max_size=200))
     def test_nobody_starves(self, before: list[Claim], one: Claim, later: list[Claim]) -> None:
-        """However others keep coming at one a pop and a second, it is served within a bounded number of pops."""
+        """A request is served within a bounded number of pops, even if another request comes with every pop."""
         queue: FairQueue[str] = FairQueue()
         for claim in before:
             queue.push("other", claim)

@@ -1,4 +1,4 @@
-"""Who may import whom: the rule of ARCHITECTURE.md, read off the syntax trees."""
+"""The allowed imports between packages (ARCHITECTURE.md), checked on the syntax trees."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def test_every_module_keeps_the_rule() -> None:
 
 
 def test_nothing_is_allowed_that_nobody_needs() -> None:
-    """An allowance that no module uses would let one in unseen."""
+    """An allowance that no module uses would let a new import in unnoticed."""
     used = {
         (part_of(module), name)
         for module, path in modules().items()

@@ -1,4 +1,4 @@
-"""The library: text in, text out, threads as the program has them, answers that can be printed."""
+"""The library: text in, text out, threads as in the program, answers that can be printed."""
 
 from __future__ import annotations
 

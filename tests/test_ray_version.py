@@ -1,4 +1,4 @@
-"""What the service relies on in Ray that Ray does not document: a new minor version may change any of it.
+"""Undocumented behaviour of Ray on which the service relies. A new minor version of Ray may change it.
 
 pyproject.toml allows one minor version. These tests, with tests/api/routing, say what to look at before it is raised.
 """

@@ -1,4 +1,4 @@
-"""README and docs/ say what is so: commands answer as written, tables of modes have every mode and knob."""
+"""README and docs/ are true: commands answer as written, and tables of modes have every mode and knob."""
 
 from __future__ import annotations
 

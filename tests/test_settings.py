@@ -1,4 +1,4 @@
-"""Where settings come from, which wins, and what is said of a wrong one."""
+"""The sources of settings, their precedence, and the errors of wrong ones."""
 
 from __future__ import annotations
 

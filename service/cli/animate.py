@@ -21,8 +21,8 @@ QUESTION = "Tom has 5 apples, gets 3, loses 2."
 
 
 def command(
-    out: Annotated[Path, typer.Option(help="The folder that the pictures are written into.")],
-    prompt: Annotated[str, typer.Option(help="What the user says.")] = QUESTION,
+    out: Annotated[Path, typer.Option(help="Folder for the pictures.")],
+    prompt: Annotated[str, typer.Option(help="The user's message.")] = QUESTION,
     model: Model = None,
     threads: Threads = None,
 ) -> None:
@@ -48,7 +48,7 @@ def command(
 
 
 def shown() -> list[tuple[str, ModeParams]]:
-    """Every mode with the knobs that its picture is drawn with."""
+    """Every mode, with the knobs of its picture."""
     from service.decode import modes
 
     return [
@@ -63,7 +63,7 @@ def shown() -> list[tuple[str, ModeParams]]:
 
 
 def _decode(model: TextModel, prompt: str, params: ModeParams, title: str) -> Answer:
-    """One answer, greedy. The prompt fills the first positions of its first block."""
+    """Decodes one greedy answer. The prompt fills the first positions of its first block."""
     from service.quality.filling import Answer
 
     messages = [{"role": "user", "content": prompt}]

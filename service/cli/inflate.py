@@ -1,4 +1,4 @@
-"""`mrp-serve inflate`: a checkpoint that answers as a small one does, at the cost of a published shape."""
+"""`mrp-serve inflate`: makes a checkpoint with the answers of a small one and the cost of a published shape."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from service.cli.options import Dtype, Model, load_options
 from service.cli.output import notes
 from service.errors import SettingsError
 
-#: files that belong to the tokens. A calibration (quality.json) is of other weights and stays behind.
+#: files of the tokenizer; a calibration (quality.json) is of other weights and is not copied
 _TEXT_FILES = ("tokenizer*", "*.jinja", "generation_config.json", "vocab.json", "merges.txt", "special_tokens_map.json")
 
 
 def command(
     shape: Annotated[str, typer.Option(help="Published shape: qwen3-0.6b, sdar-1.7b, sdar-4b, sdar-8b.")],
-    out: Annotated[Path, typer.Option(help="Folder that is written. It must be new or empty.")],
+    out: Annotated[Path, typer.Option(help="Folder for the checkpoint; must be new or empty.")],
     model: Model = None,
     dtype: Dtype = "bfloat16",
 ) -> None:

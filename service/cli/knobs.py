@@ -13,12 +13,12 @@ from service.decode.knobs import Knob, KnobValue, knobs_in
 from service.decode.modes import KNOBS, MODES
 
 Knobs = Mapping[str, KnobValue]
-#: the parameter of a command that the options stand for
+#: the parameter of a command that the options replace
 _PARAMETER = "knobs"
 
 
 def with_knobs(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with one option for each knob in the place of its parameter `knobs`. It gets those that are given."""
+    """The command with one option per knob instead of its parameter `knobs`, which gets the knobs that are given."""
     signature = inspect.signature(command, eval_str=True)
     parameters: list[inspect.Parameter] = []
     for name, parameter in signature.parameters.items():
@@ -47,6 +47,6 @@ def _option(name: str, knob: Knob) -> inspect.Parameter:
 
 
 def _value(name: str, given: Any) -> KnobValue:
-    """A number, where a knob takes numbers and a word."""
+    """The value of an option. A knob that takes numbers and a word gets a number if the text is one."""
     value: KnobValue = int(given) if KNOBS[name].auto and given.removeprefix("-").isdigit() else given
     return value

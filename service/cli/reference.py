@@ -1,6 +1,6 @@
-"""`mrp-serve reference`: the reference pages of docs/, made from the code: settings, metrics, commands.
+"""`mrp-serve reference`: writes the reference pages of docs/ from the code: settings, metrics, commands.
 
-A test compares the pages with what this command writes. So a page is never edited by hand.
+A test compares the pages with the output of this command, so a page is never edited by hand.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _COMMANDS = """# Commands
 
 
 def command(
-    out: Annotated[Path, typer.Option(help="The folder that the pages are written into.")],
+    out: Annotated[Path, typer.Option(help="Folder for the pages.")],
 ) -> None:
     """Writes the reference pages of the documentation: settings, metrics and commands."""
     out.mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ _KINDS = {
 
 
 def _values(schema: dict[str, Any]) -> str:
-    """Which values a JSON schema allows, in words."""
+    """The values that a JSON schema allows, in words."""
     if "anyOf" in schema:
         return ", ".join(_values(one) for one in schema["anyOf"] if one.get("type") != "null")
     if "const" in schema:

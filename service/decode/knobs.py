@@ -1,6 +1,6 @@
-"""Knobs: what a request may set of a mode.
+"""Knobs: the parameters of a mode that a request may set.
 
-Each field of a mode's class has one. API, program and documents are made from them.
+Each field of a mode's class has a knob. The API, the program and the documents are made from the knobs.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _KNOB = "knob"
 
 @dataclass(frozen=True, slots=True)
 class Knob:
-    """The values of one knob and what they mean.
+    """The values of one knob and their meaning.
 
-    `kind`: int, float or str. Range: `least` <= value, `above` < value, value <= `most`. `in_block`: the block size is
-    the most. `auto`: "auto" is a value, too. `choices`: the values of a text.
+    `kind`: int, float or str. Range: `least` <= value, `above` < value, value <= `most`. `in_block`: the largest value
+    is the block size. `auto`: whether "auto" is allowed. `choices`: the allowed texts.
     """
 
     kind: type[KnobValue]
@@ -39,7 +39,7 @@ class Knob:
     choices: tuple[str, ...] = ()
 
     def check(self, name: str, value: KnobValue, block_size: int) -> None:
-        """Raises InvalidRequest where the value is none of the knob's."""
+        """InvalidRequest if the value is not allowed."""
         if not self._has(value, block_size):
             raise InvalidRequest(f"{name} is {value}, {self._allowed(name, block_size)}", param=name)
 
@@ -66,7 +66,7 @@ class Knob:
 
 
 def knob(definition: Knob, default: Any) -> Any:
-    """A field of a mode's class. `default` None: the knob is not set."""
+    """A field of a mode's class. A default of None means that the knob is not set."""
     return field(default=default, metadata=MappingProxyType({_KNOB: definition}))
 
 
@@ -76,13 +76,15 @@ def knobs_in(mode: type[Any]) -> Mapping[str, Knob]:
     return {one.name: one.metadata[_KNOB] for one in made}
 
 
-TOKENS_PER_STEP = Knob(int, "tokens revealed a step, at most the block size", least=1, in_block=True)
+TOKENS_PER_STEP = Knob(int, "tokens revealed per step, at most the block size", least=1, in_block=True)
 THRESHOLD = Knob(
     float,
-    "confidence a token needs; speculative: what is verified is then dynamic, as `knobs` say",
+    "confidence that a token needs to be revealed; in speculative it sets verify to dynamic",
     above=0,
     most=1,
 )
 ENTROPY_BOUND = Knob(
-    float, "nats: the entropies of tokens revealed together, less the largest; sequential: 0 is off", least=0
+    float,
+    "bound in nats on the sum of the entropies of tokens revealed together, less the largest; sequential: 0 is off",
+    least=0,
 )

@@ -1,4 +1,4 @@
-"""A decoding mode: a frozen class whose fields are the knobs a request may set."""
+"""A decoding mode: a frozen class whose fields are the knobs that a request may set."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from service.decode.rules import Rule
 
 @dataclass(frozen=True, slots=True)
 class ModeParams(ABC):
-    """The base of all modes. `mode`: its name. `served_without_mrp`: a checkpoint without MRP can serve it."""
+    """The base of all modes. `mode`: its name. `served_without_mrp`: whether a checkpoint without MRP can serve it."""
 
     mode: ClassVar[str]
     served_without_mrp: ClassVar[bool] = True
@@ -27,14 +27,14 @@ class ModeParams(ABC):
     @property
     @abstractmethod
     def rule(self) -> Rule:
-        """What a forward of the backbone reveals."""
+        """The rule that chooses what a forward of the backbone reveals."""
 
     @abstractmethod
     def decode(self, canvas: Canvas) -> Decoding:
         """The policy: decodes the canvas's block and asks for forwards (policy.py)."""
 
     def check(self, block_size: int) -> None:
-        """Raises InvalidRequest where a knob is out of range for this block size."""
+        """InvalidRequest if a knob is out of range for this block size."""
         for name, knob in knobs_in(type(self)).items():
             if (value := getattr(self, name)) is not None:
                 knob.check(name, value, block_size)
@@ -42,10 +42,10 @@ class ModeParams(ABC):
 
 @dataclass(frozen=True, slots=True)
 class RuleParams(ModeParams):
-    """A mode that is nothing but a rule. `speculative` gives the same output in fewer forwards."""
+    """A mode that consists of a rule only. `speculative` gives the same output in fewer forwards."""
 
     def decode(self, canvas: Canvas) -> Decoding:
-        """Every forward reveals what the rule says."""
+        """Every forward reveals the picks that the rule chooses."""
         rule = self.rule
         while not canvas.block.complete:
             (reading,) = yield Evaluate((canvas.block,))

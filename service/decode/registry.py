@@ -1,4 +1,4 @@
-"""Modes by name, as requests name them, and the defaults."""
+"""Looks up modes by name, and gives the defaults."""
 
 from __future__ import annotations
 

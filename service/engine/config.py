@@ -1,4 +1,4 @@
-"""What an engine is told when it is made. Its values come from the service's settings, or from a library's user."""
+"""The configuration of an engine. Its values come from the service's settings, or from a library's user."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from service.fair_queue import AGING_S
 
-#: Tokens a draft is chosen from, and the vocabulary from which on that is cheaper (dev/lab/performance-log.md).
+#: Tokens from which a draft is chosen, and the size of a vocabulary from which on this is faster
+#: (dev/lab/performance-log.md).
 _CANDIDATES, _LARGE_VOCABULARY = 32, 16384
 
-#: Prompt tokens that make a step a few times as long as one of some requests that decode (dev/lab/performance-log.md).
+#: With so many prompt tokens, a step takes a few times as long as a decoding step (dev/lab/performance-log.md).
 _PREFILL_TOKENS = {"cpu": 64}
 _PREFILL_TOKENS_ELSEWHERE = 512
 
@@ -19,16 +20,16 @@ class EngineConfig:
     """Limits of one engine.
 
     `max_running`: requests decoded together. `max_rows`: rows of one forward (a row is one block).
-    `max_prefill_tokens`: prompt tokens of a step in which others decode; None: by the kind of device.
+    `max_prefill_tokens`: prompt tokens in a step that also decodes; None: by the kind of device.
     `kv_cache_tokens`: tokens the KV cache holds over all requests. `max_model_len`: prompt and
     completion of one request, in tokens; None takes the checkpoint's length, or the cache's if less.
-    `priority_aging_s`: how long a wait makes up for one priority.
-    `prefix_cache`: whether requests share the KV of leading blocks that are the same.
-    `deterministic`: a request with a seed gets the same numbers to the last bit, and thus the same
-    tokens, whatever it is decoded with, on any machine of the same kind; slower.
-    `attention`: the implementation's name (`service/model/attention/registry.py`); `auto` is the best there is.
-    `draft_candidates`: tokens of each position that MRP's drafts are chosen from, 0: the whole vocabulary. None: by the
-    vocabulary's size. What comes out is the same.
+    `priority_aging_s`: seconds of waiting that make up for one priority.
+    `prefix_cache`: whether requests share the KV of equal leading blocks.
+    `deterministic`: every row is computed with the same tensor shapes in any batch, so a request with a seed gets
+    identical results bit for bit, on any machine of the same kind; slower.
+    `attention`: the implementation's name (`service/model/attention/registry.py`); `auto`: the fastest available.
+    `draft_candidates`: tokens of each position from which MRP's drafts are chosen, 0: the whole vocabulary. None: by
+    the vocabulary's size. The output is the same.
     """
 
     max_running: int = 64
@@ -43,11 +44,11 @@ class EngineConfig:
     max_prefill_tokens: int | None = None
 
     def prefill_tokens(self, device: str) -> int:
-        """Prompt tokens of a step in which others decode, on a kind of device ("cpu", "cuda")."""
+        """Prompt tokens in a step that also decodes, on a kind of device ("cpu", "cuda")."""
         return self.max_prefill_tokens or _PREFILL_TOKENS.get(device, _PREFILL_TOKENS_ELSEWHERE)
 
     def candidates(self, vocab_size: int) -> int:
-        """How many tokens a draft is chosen from; 0: all."""
+        """The number of tokens from which a draft is chosen; 0: all."""
         if self.draft_candidates is not None:
             return self.draft_candidates
         return _CANDIDATES if vocab_size >= _LARGE_VOCABULARY else 0

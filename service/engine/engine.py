@@ -1,8 +1,8 @@
 """The engine: continuous batching of requests of any modes, one backbone forward a step.
 
-Synchronous and single-threaded; `worker.py` puts it on a thread for asyncio. An unexpected error in the bookkeeping of
-one request ends that request. An error in a forward ends the engine: the error goes to the caller of `step`. As a
-library:
+It is synchronous and single-threaded; `worker.py` runs it on a thread for asyncio. An unexpected error in the
+bookkeeping of one request ends only that request. An error in a forward ends the engine and is raised by `step`. Use as
+a library:
 
     engine = Engine(load_checkpoint("service/demo"))
     [completion] = engine.generate([GenerationRequest("1", prompt_token_ids, Speculative(4))])
@@ -46,7 +46,7 @@ StepRows = list[tuple[Sequence, list[Row]]]
 
 
 class Engine:
-    """Decodes requests over one checkpoint. Not thread-safe. `parts`: `parts.py`."""
+    """Decodes requests with one checkpoint. Not thread-safe. `parts`: see `parts.py`."""
 
     def __init__(
         self,
@@ -78,13 +78,13 @@ class Engine:
         self.max_model_len = min(config.max_model_len or whole_blocks, whole_blocks)
 
     def prepare(self) -> None:
-        """Measures what forwards cost, which the first request to ask for it would wait for."""
+        """Measures the costs of forwards, which the first request that needs them would have to wait for."""
         self._pricing.costs()
 
     # --- requests ----------------------------------------------------------------------------------
 
     def validate(self, request: GenerationRequest) -> None:
-        """Raises InvalidRequest (or a subclass) when this engine can never serve the request."""
+        """InvalidRequest (or a subclass) if this engine can never serve the request."""
         validate(request, self.model, self.max_model_len)
 
     def submit(self, request: GenerationRequest) -> None:
@@ -93,7 +93,7 @@ class Engine:
         self._scheduler.enqueue(Waiting(request, self._clock()))
 
     def abort(self, request_id: str) -> None:
-        """Ends a request and frees its pages at once; unknown or finished ids are ignored."""
+        """Ends a request and frees its pages at once. Unknown or finished ids are ignored."""
         waiting = self._scheduler.drop_waiting(request_id)
         if waiting is not None:
             self._observer.on_event(waiting.request, BlockEvent(request_id, 0, (), Stats(), "abort"))
@@ -103,7 +103,7 @@ class Engine:
                 self._collect([sequence])
 
     def state(self) -> EngineState:
-        """What is running, waiting and held right now."""
+        """The current numbers of running and waiting requests and of used pages."""
         scheduler, pages = self._scheduler, self._pages
         return EngineState(len(scheduler.running), len(scheduler.waiting), pages.num_used, pages.capacity)
 
@@ -115,7 +115,7 @@ class Engine:
     # --- decoding ----------------------------------------------------------------------------------
 
     def admit(self) -> None:
-        """Lets those that wait run, as far as places and pages are free; `step` does so itself."""
+        """Starts waiting requests while places and pages are free. `step` calls this itself."""
         now = self._clock()
         for sequence in self._scheduler.admit():
             sequence.stats = replace(sequence.stats, queue_s=now - sequence.submitted)
@@ -123,7 +123,7 @@ class Engine:
                 sequence.start()
 
     def step(self) -> list[BlockEvent]:
-        """One backbone forward over the rows of all live requests, and MRP until nobody waits for it."""
+        """One backbone forward over the rows of all running requests, then MRP forwards until no request needs one."""
         start = self._clock()
         events = self._expire(start)
         self.admit()
@@ -142,7 +142,7 @@ class Engine:
     def generate(self, requests: Iterable[GenerationRequest]) -> list[Completion]:
         """Decodes requests together and returns their completions in order. Blocks until all are done.
 
-        Raises OutOfMemory, then, when that ended one of them.
+        OutOfMemory, after all are done, if one of them ended by that.
         """
         requests = list(requests)
         events: dict[str, list[BlockEvent]] = {request.request_id: [] for request in requests}
@@ -154,7 +154,7 @@ class Engine:
             while self.has_work:
                 for event in self.step():
                     events[event.request_id].append(event)
-        except BaseException:  # one is refused, or the user interrupts: the others must not wait for the next call
+        except BaseException:  # a refused request, or an interrupt: the others must not stay for the next call
             for request in requests:
                 self.abort(request.request_id)
             raise
@@ -169,7 +169,7 @@ class Engine:
                     sequence.stats = replace(sequence.stats, prefill_s=self._clock() - sequence.submitted)
 
     def _refine(self, sequences: list[Sequence], forwards: Counter[ForwardKind]) -> None:
-        """MRP forwards, one for each depth of drafting; blocks MRP has not seen ride with the first."""
+        """MRP forwards, one per depth of drafting. The first one also reads blocks that MRP has not read."""
         refined = []
         while plan := [(sequence, rows) for sequence in sequences if (rows := sequence.next_refinement())]:
             refined.append(sum(len(rows) for _, rows in plan))
@@ -180,7 +180,7 @@ class Engine:
         self._pricing.end(refined)
 
     def _expire(self, now: float) -> list[BlockEvent]:
-        """Ends what is over its time limit, queued or running."""
+        """Ends requests that are over their time limit, queued or running."""
         events = []
         for waiting in [w for w in self._scheduler.waiting if _late(w.request, w.submitted, now)]:
             self._scheduler.waiting.remove(waiting)
@@ -194,7 +194,7 @@ class Engine:
         return events + self._collect(late)
 
     def _collect(self, sequences: list[Sequence]) -> list[BlockEvent]:
-        """The new events of the sequences, stamped with times; finished ones are removed."""
+        """The new events of the sequences, with their times. Removes finished sequences."""
         now, events = self._clock(), []
         for sequence in sequences:
             for event in sequence.events:
@@ -218,7 +218,7 @@ def _late(request: GenerationRequest, submitted: float, now: float) -> bool:
 def _run(
     read: Callable[[list[Row]], list[Reading | None]], plan: StepRows
 ) -> Iterator[tuple[Sequence, list[Row], list[Reading]]]:
-    """The plan's rows through the model. A sequence that found no memory for a row has failed and is left out."""
+    """Runs the plan's rows through the model. A sequence without memory for a row fails and is left out."""
     results = iter(read([row for _, rows in plan for row in rows]))
     for sequence, rows in plan:
         readings = [reading for reading in islice(results, len(rows)) if reading is not None]
@@ -236,14 +236,14 @@ def _ending_alone(sequence: Sequence) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is this request's
+    except Exception as error:  # noqa: BLE001 - any error here concerns only this request
         request_id, traceback = sequence.request.request_id, without_message(error)
         _log.error(
             "the decoding of a request failed: %s",
             kind_and_place(error),
             extra={"request_id": request_id, "exception": traceback},
         )
-        sequence.fail(DecodingFailed("the decoding of this request met an unexpected error; the server's log has it"))
+        sequence.fail(DecodingFailed("decoding this request raised an unexpected error; see the server's log"))
 
 
 def _completion(events: list[BlockEvent]) -> Completion:

@@ -1,6 +1,6 @@
-"""What fits into a device's memory once the weights are there: the KV cache, requests that run, rows of a forward.
+"""Computes what fits into a device's memory beside the weights: KV cache, running requests, rows of a forward.
 
-Arithmetic only: knows a model's sizes and numbers of bytes, no tensors.
+It needs only the model's sizes and numbers of bytes, no tensors.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from service.model.attention.cache import NUM_SPARE
 from service.model.config import ModelConfig
 from service.model.memory import DeviceMemory
 
-#: Logits of a forward, as `forward/runner.py` bounds them: greedy ones in the weights' type and in fp32, sampled ones
-#: with six copies more.
+#: The most logits of a forward, as in `forward/runner.py`: greedy ones in the weights' type and in fp32, sampled ones
+#: with six more copies; and the bytes per sampled logit.
 _LOGITS, _SAMPLED_LOGITS, _SAMPLED_BYTES = 2**28, 2**26, 28
-#: a forward's tokens on a GPU, and the part of the memory that its tensors may take
+#: tokens of a forward on a GPU, and the share of the memory that its tensors may take
 _FORWARD_TOKENS, _FORWARD_SHARE = 4096, 0.25
-#: tokens of a request for which there is room on average, where the model takes longer ones
+#: mean tokens of a request for which there is room, if the model allows more
 _TYPICAL = 1024
-#: On a CPU the cache holds no more tokens and bytes than this: it is allocated at once, and others use the memory too.
+#: the most tokens and bytes of the cache on a CPU: it is allocated at once, and other programs need memory, too
 _CPU_TOKENS, _CPU_BYTES = 65536, 4 * 2**30
-#: rows on a CPU, and requests that run, at most, by kind of device
+#: the most rows on a CPU, and the most running requests by kind of device
 _CPU_ROWS, _MOST_RUNNING = 256, {"cpu": 64}
 _MOST_RUNNING_ELSEWHERE = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What is asked for; None: as much as fits.
+    """The requested sizes. None: as much as fits.
 
-    `memory_utilization`: the share of a GPU's memory that may be used, weights included; on a CPU the share of what is
-    free.
+    `memory_utilization`: the share of a GPU's memory that may be used, weights included; on a CPU the share of the free
+    memory.
     """
 
     kv_cache_tokens: int | None = None
@@ -42,7 +42,7 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What fits, and the bytes of the cache and, estimated, of a forward's own tensors."""
+    """The sizes that fit, the bytes of the cache, and the estimated bytes of a forward's own tensors."""
 
     kv_cache_tokens: int
     max_running: int
@@ -52,14 +52,14 @@ class Fit:
 
 
 def most_running(kind: str) -> int:
-    """Requests that run at most on a kind of device, where nobody says how many."""
+    """The default for the most running requests on a kind of device."""
     return _MOST_RUNNING.get(kind, _MOST_RUNNING_ELSEWHERE)
 
 
 def fit(asked: Sizes, model: ModelConfig, itemsize: int, memory: DeviceMemory) -> Fit:
-    """What of a model with weights of so many bytes an item fits into the memory that is left.
+    """The sizes that fit into the free memory. `itemsize`: bytes of one weight.
 
-    SettingsError, naming `kv_cache_tokens`, where not even two blocks do.
+    SettingsError, which names `kv_cache_tokens`, if there is no room for two blocks.
     """
     cpu = memory.kind == "cpu"
     budget = memory.free if cpu else memory.free - memory.total
@@ -70,7 +70,7 @@ def fit(asked: Sizes, model: ModelConfig, itemsize: int, memory: DeviceMemory) -
     page = page_bytes(model, itemsize)
     if asked.kv_cache_tokens is None:
         room = min(budget - forward, _CPU_BYTES) if cpu else budget - forward
-        # An attention may copy all that one layer keeps.
+        # An attention kernel may copy all keys and values of one layer.
         pages = int(room / (page * (1 + 1 / model.num_kv_layers))) - NUM_SPARE
         longest = model.max_positions // model.block_size
         pages = min(pages, _CPU_TOKENS // model.block_size if cpu else max(1, running * longest))
@@ -85,12 +85,12 @@ def fit(asked: Sizes, model: ModelConfig, itemsize: int, memory: DeviceMemory) -
 
 
 def page_bytes(model: ModelConfig, itemsize: int) -> int:
-    """Memory of a block's keys and values over all layers."""
+    """The bytes of a block's keys and values over all layers."""
     return 2 * model.num_kv_layers * model.block_size * model.num_kv_heads * model.head_dim * itemsize
 
 
 def forward_bytes(model: ModelConfig, rows: int, itemsize: int) -> int:
-    """An estimate of what a forward over so many rows takes at once, beside weights and cache."""
+    """The estimated bytes of a forward over `rows` rows, without weights and cache."""
     tokens = rows * model.block_size
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     activations = tokens * (6 * model.hidden_size + 3 * heads + 3 * model.intermediate_size) * itemsize
@@ -100,7 +100,7 @@ def forward_bytes(model: ModelConfig, rows: int, itemsize: int) -> int:
 
 
 def _rows(model: ModelConfig, itemsize: int, budget: int, cpu: bool) -> int:
-    """As many rows as the kind of device can use, halved until a forward leaves most of the memory to the cache."""
+    """The rows that the kind of device can use, halved until a forward leaves most of the memory to the cache."""
     least = model.block_size + 2
     rows = _CPU_ROWS if cpu else max(_CPU_ROWS, _FORWARD_TOKENS // model.block_size)
     while rows > least and forward_bytes(model, rows, itemsize) > _FORWARD_SHARE * budget:

@@ -1,4 +1,4 @@
-"""A simulated service behind the real door of every ingress: replicas of known speed, clients that obey or leave."""
+"""A simulated service behind the real admission controllers: replicas of known speed, clients that obey or leave."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Lengths:
 
 @dataclass
 class Client:
-    """One request and what became of it. Times in seconds; `waited_s` from being let in to having a place."""
+    """One request and its outcome. Times in seconds. `waited_s`: from its admission to its place."""
 
     came: float
     asked: int

@@ -1,4 +1,4 @@
-"""What a key pays, whatever becomes of its requests: in the queue, at a replica, by the client. Virtual time."""
+"""The charge to a key for every end of a request: in the queue, at a replica, by the client. Virtual time."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Replicas:
 
 @dataclass
 class Client:
-    """What a client asked for and got: tokens of a stream, and how it ended. Who left has neither."""
+    """What a client asked for and got: tokens of a stream, and its end. A client that left has neither."""
 
     asked: int
     got: int = 0
@@ -66,7 +66,7 @@ class Client:
 
 
 class Shop:
-    """A door with replicas behind it. `paid`: what all requests of a key have cost so far."""
+    """An admission controller with replicas. `paid`: what all requests of a key have cost so far."""
 
     def __init__(self, places: int, tokens_per_minute: int = 10**6) -> None:
         self.key = ApiKey("a", b"a", tokens_per_minute=tokens_per_minute)
@@ -83,7 +83,7 @@ class Shop:
         self.door._limits.take_tokens = took  # type: ignore[method-assign]
 
     async def ask(self, client: Client, stream: bool, fails_at: int | None = None, timeout_s: float = 1e6) -> Client:
-        """One request, until it has ended in whatever way."""
+        """Sends one request and waits for its end, of any kind."""
         self.count += 1
         if fails_at is not None:
             self.replicas.fails_at[str(self.count)] = fails_at

@@ -1,4 +1,4 @@
-"""What is wanted of one moment; test_scaling.py sees what comes of it over time."""
+"""The demand at one moment. test_scaling.py tests the demand over time."""
 
 from __future__ import annotations
 
@@ -55,6 +55,6 @@ def test_replicas_are_not_taken_from_who_has_a_place(demand: Demand) -> None:
 
 
 def test_full_replicas_before_which_somebody_waits_want_another_one(demand: Demand) -> None:
-    """However short the queue; what is decoded meanwhile says nothing of how many are needed."""
+    """This holds however short the queue is. The decoding rate does not show how many replicas are needed."""
     assert demand.wanted(load(11, 10, 16), 1.0) == pytest.approx(1.25)
     assert demand.wanted(load(36, 30, 60), 1.0) == pytest.approx(3.75)

@@ -1,4 +1,4 @@
-"""API keys: where they come from, what is found, what is said of a wrong file, and that no key is ever shown."""
+"""API keys: their sources, the lookup, errors of a wrong file, and that no key is ever shown."""
 
 from __future__ import annotations
 

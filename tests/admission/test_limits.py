@@ -1,4 +1,4 @@
-"""Requests and tokens a minute, with a clock that is told the time."""
+"""Requests and tokens per minute, with a clock that the test sets."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Three times more work than the replicas can do, for two minutes: what gets done, who waits, who may come back.
+"""Three times more work than the replicas can do, for two minutes: answers, waits and retries.
 
-Real door, simulated replicas, virtual time.
+The admission controllers are real, the replicas are simulated, the time is virtual.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class TestThreefold:
 
 
 def test_what_is_left_behind_is_done_without_a_pause() -> None:
-    """After the two minutes those who were told to come back keep the replicas busy to the end."""
+    """After the two minutes, the retries of refused clients keep the replicas busy to the end."""
     service, log = threefold("alike")
     last = max(client.ended or 0.0 for client in log.clients)
     work = sum(client.decoded for client in log.clients)
@@ -72,7 +72,7 @@ def test_what_is_left_behind_is_done_without_a_pause() -> None:
 
 
 def test_half_the_replicas_die() -> None:
-    """Retry-After was promised on more than there is; most promises hold, and what is let in is served."""
+    """Retry-After was given for more capacity than there is. Most times still hold; accepted requests are served."""
 
     async def main() -> tuple[Service, Log]:
         service = Service(16, 10.0, ALIKE, max_waiting=100_000)
@@ -88,7 +88,7 @@ def test_half_the_replicas_die() -> None:
 
 @pytest.mark.parametrize("ingresses", [2, 4])
 def test_several_ingresses_fill_the_replicas_and_each_keeps_its_own_promises(ingresses: int) -> None:
-    """Who comes back comes to another ingress as often as not and is a newcomer there: nobody is lost, only later."""
+    """Half of the retries reach another ingress, which treats them as new. None is lost; some are served later."""
     service, log = run(overload(ALIKE, obeys=True, num_ingresses=ingresses))
     assert log.goodput(5, SECONDS) >= 0.95 * service.capacity
     assert all(client.ended is not None for client in log.clients)
@@ -102,7 +102,7 @@ def test_below_capacity_nobody_is_refused() -> None:
 
 
 def test_a_flood_leaves_others_their_share() -> None:
-    """One key asks for five times what there is, another for a quarter: the other one hardly notices."""
+    """One key asks for five times the capacity, another one for a quarter of it. The other key is hardly affected."""
 
     async def main() -> tuple[Log, list[Any]]:
         service = Service(16, 10.0, ALIKE, max_waiting=200)

@@ -1,4 +1,4 @@
-"""When those who were refused may come back."""
+"""The times at which refused requests may come back."""
 
 from __future__ import annotations
 

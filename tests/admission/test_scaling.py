@@ -1,4 +1,4 @@
-"""Replicas follow the load: real door, real policy, Serve's own delays and bounds, simulated replicas, virtual time."""
+"""Replicas follow the load: real admission, policy, delays and bounds of Serve; simulated replicas and time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SETTLED_S = 500
 
 @dataclass
 class Cluster:
-    """A service with Serve's controller: `target` replicas are wanted of it, those that have started decode."""
+    """A service with Serve's controller. `target`: the replicas that it should have."""
 
     service: Service
     config: Any
@@ -108,7 +108,7 @@ def context(
 
 
 def scaled(monkeypatch: pytest.MonkeyPatch, script: Any, **settings: Any) -> Cluster:
-    """A cluster after its script has run; Serve's delays go by the same clock."""
+    """A cluster after its script has run. Serve's delays use the same clock."""
     monkeypatch.setattr(autoscaling_policy, "time", SimpleNamespace(time=now))
 
     async def main() -> Cluster:

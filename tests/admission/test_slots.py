@@ -1,4 +1,4 @@
-"""Places: given in order, given on however a request ends, never lost."""
+"""Places are given in order, are freed by every kind of end, and are never lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.admission.virtual import now, run
 
 
 class Hall:
-    """A gate, and visitors who say when they came in."""
+    """Slots, and requests that report when they got a place."""
 
     def __init__(self, places: int) -> None:
         self.queue: FairQueue[Waiter] = FairQueue()
@@ -167,7 +167,7 @@ class TestLeaving:
 
 class TestTurnedAway:
     def test_everybody_gets_an_error_of_his_own(self) -> None:
-        """Errors that are raised in several tasks at once would grow each other's tracebacks."""
+        """An error that several tasks raise at once would get the tracebacks of all of them."""
         told = NotReady("given up", param="model", retry_after=5.0)
 
         async def script(hall: Hall) -> None:
@@ -209,7 +209,7 @@ visitors = st.lists(
 @settings(max_examples=150, deadline=None)
 @given(visitors, st.integers(1, 4), st.lists(st.tuples(st.floats(0, 20), st.integers(0, 4)), max_size=4))
 def test_no_place_is_lost_or_doubled(plan: list, places: int, resizes: list) -> None:
-    """Whoever comes, leaves, fails, is late or is cancelled when it may be: in the end all places are free."""
+    """Requests come, leave, fail, time out and are cancelled at any moment. In the end all places are free."""
 
     async def main() -> None:
         hall, loop = Hall(places), asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""The rate at full load and the part that gets decoded, with a clock that is told the time."""
+"""The rate at full load, and the decoded part of the requested blocks, with a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class TestRate:
 
 
 class TestWholeAnswers:
-    """Of which one hears when they are complete."""
+    """Answers that are counted when they are complete."""
 
     @pytest.mark.parametrize(("before", "full", "after"), [(0, 10, 0), (5, 10, 0), (0, 10, 30), (4, 40, 4)])
     def test_what_was_decoded_at_full_load_counts(self, clock: Clock, before: float, full: float, after: float) -> None:

@@ -1,4 +1,4 @@
-"""An event loop in which time passes only by waiting: hours of asyncio in moments, the same every time."""
+"""An event loop with virtual time, which passes only by waiting. Hours of asyncio take moments and are repeatable."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class _Instant(selectors.SelectSelector):
-    """Waits for nothing; what was to be waited for is the clock's."""
+    """Does not wait; the clock advances instead."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Serve's proxy starts beside what is deployed: when that goes on, and that its failure is told. Without Ray."""
+"""Serve's proxy starts while the application is deployed: when deployment goes on, and errors. Without Ray."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RuntimeError: Failed to bind to address '127.0.0.1:8000'."""
 
 
 class Machine:
-    """What Ray would do: `step` is called when Serve is started, `proxies` are what its controller knows."""
+    """Stands for Ray. `step`: called when Serve is started. `proxies`: the proxies that its controller knows."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.proxies: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""`mrp-serve determinism` on a random checkpoint: what it says and what it writes."""
+"""`mrp-serve determinism` on a random checkpoint: its output and its file."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How long a service that ends waits for what it has in hand, whatever its ingresses say."""
+"""The wait of a service that ends for its requests in progress, whatever its ingresses answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from service.cli import draining
 
 
 async def in_hand(timeout_s: float = 0.05) -> bool:
-    """Whether all were answered in time; a TimeoutError if the wait had no end."""
+    """Whether all requests were answered in time. TimeoutError if the wait does not end."""
     return await asyncio.wait_for(draining._answered(timeout_s), 5)
 
 
@@ -54,7 +54,7 @@ async def test_an_ingress_that_hangs_is_busy(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_the_time_ends_along_with_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then Python 3.11's `asyncio.wait_for`, by which Serve asks, gives the answer and forgets the rest."""
+    """Then `asyncio.wait_for` of Python 3.11, which Serve uses, returns the answer and drops the cancellation."""
     first = iter([10])
 
     async def ask(_: str) -> list[int]:

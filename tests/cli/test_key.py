@@ -21,7 +21,7 @@ def test_the_line_lets_the_key_in(run, capsys, tmp_path):
 
 
 def test_every_key_is_another(run, capsys):
-    """256 bits of chance each: no key says anything of the next."""
+    """Keys have 256 random bits, so no key tells anything about another one."""
     assert [run("key") for _ in range(20)] == [0] * 20
     keys = capsys.readouterr().out.splitlines()[::2]
     drawn = [base64.urlsafe_b64decode(key.removeprefix("mrp-") + "=") for key in keys]

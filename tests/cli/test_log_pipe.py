@@ -1,4 +1,4 @@
-"""What other processes write to the pipe comes out on stderr, whole lines, and a paused terminal stops nobody."""
+"""Lines that other processes write to the pipe come out whole on stderr, and a paused terminal blocks no process."""
 
 import io
 import json
@@ -35,7 +35,7 @@ def test_nobody_may_write_at_all(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 class Paused(io.StringIO):
-    """A terminal that takes nothing until it is told to go on."""
+    """A terminal that takes nothing until the test continues it."""
 
     def __init__(self) -> None:
         super().__init__()

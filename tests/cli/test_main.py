@@ -1,4 +1,4 @@
-"""What belongs to the program as a whole."""
+"""The program as a whole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `mrp-serve serve` refuses before it starts anything, and at once: one line, a status of 1, no Ray."""
+"""`mrp-serve serve` refuses errors before it starts anything, and at once: one line, exit status 1, no Ray."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_more_replicas_than_the_machine_has_room_for(
 
 
 def test_what_can_start_is_let_through_without_torch() -> None:
-    """Importing torch takes longer than all that is looked at; a program that starts Ray needs none."""
+    """Importing torch takes longer than all checks, and a program that starts Ray does not need torch."""
     program = (
         "import sys; from service.cli import preflight; from service.settings import Settings; "
         f"preflight.check(Settings(port={_free()})); print('torch' in sys.modules)"

@@ -1,4 +1,4 @@
-"""What takes long says how far it is: a bar on a terminal, lines where there is none, from the first part on."""
+"""Long commands show their progress from the first part on: a bar on a terminal, else lines."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""What a terminal is told while a service does not serve yet, in virtual time and without Ray."""
+"""The lines on the terminal while a service does not serve yet, in virtual time and without Ray."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def application(status: str = "DEPLOYING", message: str = "", **deployments: Any
 
 
 class Terminal:
-    """What it was told, and when."""
+    """The lines and their times."""
 
     def __init__(self) -> None:
         self.now, self.said = 0.0, list[tuple[float, str]]()
         self.news = readiness.News(lambda text: self.said.append((self.now, text)), lambda: self.now)
 
     def look(self, seconds: float, **deployments: Any) -> None:
-        """The same is seen for so long, every quarter of a second."""
+        """Shows the same status for some seconds, every quarter of a second."""
         for _ in range(int(4 * seconds)):
             self.news.look(deployments)
             self.now += 0.25

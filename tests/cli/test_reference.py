@@ -1,4 +1,4 @@
-"""The reference pages of docs/ are what the code says: whole files are compared."""
+"""The reference pages of docs/ equal those made from the code: whole files are compared."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a newcomer gets wrong is one line that says what is allowed, before anything is loaded or measured."""
+"""A wrong option gives one line with the allowed values, before anything is loaded or measured."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What `mrp-serve serve` refuses before it starts anything."""
+"""`mrp-serve serve` refuses wrong settings before it starts anything."""
 
 from __future__ import annotations
 

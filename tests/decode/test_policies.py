@@ -147,7 +147,7 @@ class TestTree:
         assert done.refinements == []
 
     def test_close_calls_are_both_verified(self) -> None:
-        """Two picks of nearly the same confidence: which of them is next is not known, so both ways are read."""
+        """Two picks have nearly the same confidence. The next one is uncertain, so both states are read."""
         close = fixed({0: (10, 0.5), 1: (11, 0.99), 2: (12, 0.70), 3: (13, 0.69)})
         other = fixed({0: (10, 0.5), 1: (11, 0.99), 2: (12, 0.69), 3: (13, 0.70)})
         block = Block((M, 11, M, M))
@@ -166,7 +166,7 @@ class TestTree:
         assert second.after.picks == tuple(Pick(p, *FOUR[p]) for p in first.state.masked)
 
     def test_no_state_is_drafted_beyond_the_end_that_the_engine_knows(self) -> None:
-        """Where two tokens are all that is wanted, a state that has both has nothing to verify."""
+        """If the answer ends after two tokens, a state with both tokens needs no verification."""
         canvas = Canvas(masked_block(4), budget=lambda: DraftBudget(0.0, 9), ends=lambda block: block.num_leading >= 2)
         policy = Speculative("auto").decode(canvas)
         next(policy)

@@ -1,4 +1,4 @@
-"""What holds for any model: random oracles, random blocks, random knobs."""
+"""Properties that hold for any model: random oracles, random blocks, random knobs."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ EXTREME = (0.0, 5e-324, 1e-300, 1e-30, 1e-12, 0.5, math.nextafter(1.0, 0.0), 1.0
 def test_drafting_survives_any_confidences(
     block: Block, seed: int, said: list[float], drafted: list[float], steps: int, drafts: int, plain: RuleParams
 ) -> None:
-    """A cold temperature rounds confidences to 0 and 1; half precision may give what is no number."""
+    """A low temperature rounds confidences to 0 and 1. Half precision may give NaN."""
 
     def extreme(confidences: list[float]) -> Says:
         random = random_oracle(seed)
@@ -196,7 +196,7 @@ def test_remask_keeps_a_fresh_reveal_in_every_step(block: Block, seed: int, othe
     [Static(), Dynamic(), Sequential(1, 0.5), Entropy(0.5), Direct(2), Speculative(3), Speculative(2, 6), Remask(0.5)],
 )
 def test_at_every_evaluation_what_is_revealed_is_final(params: ModeParams) -> None:
-    """The engine may stop a request there and send what stands."""
+    """The engine may stop a request there and send the tokens so far."""
     for seed in range(30):
         done = run(masked_block(8), params, random_oracle(seed), random_oracle(seed + 1000))
         for query in done.evaluations:

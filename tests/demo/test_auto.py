@@ -1,4 +1,4 @@
-"""What `mrp_steps: "auto"` makes of the demo where rows are free, cost something, or more than they bring."""
+"""`mrp_steps: "auto"` on the demo if rows are free, cost something, or cost more than they gain."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Reads a Dockerfile as far as tests need it: its stages, their instructions, and what .dockerignore lets through."""
+"""Parses the parts of a Dockerfile that tests need: stages, instructions, and the effect of .dockerignore."""
 
 import fnmatch
 import json

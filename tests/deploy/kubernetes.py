@@ -1,4 +1,4 @@
-"""Kubernetes' files: built by kustomize, checked against schemas. Knows nothing of what they should say."""
+"""Builds Kubernetes' files by kustomize and checks them against schemas."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""docs/deploy.md and docs/performance.md: numbers are the arithmetic's, commands name files that exist."""
+"""docs/deploy.md and docs/performance.md: their numbers are computed, and their commands name files that exist."""
 
 import json
 import math

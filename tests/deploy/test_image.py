@@ -1,4 +1,4 @@
-"""The Dockerfile: linted, nothing of it left to memory, its install steps run for real (slow)."""
+"""The Dockerfile: lint, agreement with the other files, and its install steps run for real (slow)."""
 
 import os
 import re

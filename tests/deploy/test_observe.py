@@ -1,4 +1,4 @@
-"""Dashboard, alert rules and what puts them on: every name exists, every rule fires, every alert has its runbook."""
+"""Dashboard, alert rules and their deployment: every name exists, every rule fires, every alert has a runbook."""
 
 import itertools
 import json

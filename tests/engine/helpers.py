@@ -32,7 +32,7 @@ DEAR = StepCosts(Curve(((1, 1.0), (256, 500.0))), Curve(((1, 0.1), (256, 20.0)))
 
 
 class Clock:
-    """Time that passes only when told to."""
+    """A clock that advances only when the test says so."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -42,7 +42,7 @@ class Clock:
 
 
 class Recorder:
-    """An observer that keeps what it hears."""
+    """An observer that keeps all reports."""
 
     def __init__(self) -> None:
         self.reports: list[StepReport] = []

@@ -1,4 +1,4 @@
-"""Any valid request, in any company, on an engine of any limits: nothing fails, and nothing of it stays behind.
+"""Any valid requests together, on an engine with any limits: nothing fails, and nothing is left behind.
 
 The normal run takes a minute's worth; `-m slow` an hour's. Faults found by it are listed in dev/lab/reliability.md.
 """

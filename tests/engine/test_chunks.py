@@ -1,4 +1,4 @@
-"""Prompts in chunks: who rides with whom, who waits how long, and that nothing of it changes what comes out."""
+"""Prompts in chunks: the rows of each step, the waits of requests, and that chunks do not change the output."""
 
 from __future__ import annotations
 

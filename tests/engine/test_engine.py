@@ -1,4 +1,4 @@
-"""A request's life: where it ends, what it costs, what is said of it."""
+"""One request: its end, its costs, its statistics."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class TestForwards:
         return done.stats.forwards
 
     def test_static(self, engine: Engine) -> None:
-        """Eight tokens, eight forwards: the prompt and the first block ride with evaluations."""
+        """Eight tokens, eight forwards: the prompt and the first block share forwards with evaluations."""
         assert self.forwards(engine, Static()) == Forwards(prefill=1, denoise=8)
         assert self.forwards(engine, Static(4)) == Forwards(prefill=1, denoise=2)
 
@@ -232,7 +232,7 @@ class TestForwards:
             assert heard.forwards(kind) == sum(getattr(one.stats.forwards, kind) for one in done)
 
     def test_remasking_happens_somewhere(self, engine: Engine) -> None:
-        """Else the remask tests above would be about nothing."""
+        """Otherwise the remask tests above would test nothing."""
         done = engine.generate([request(str(n), (n + 1,), Remask(0.05), tokens=16) for n in range(6)])
         assert sum(one.stats.remasked for one in done) > 0
 

@@ -142,7 +142,7 @@ def test_speculative_is_what_it_verifies_for_thousands_of_requests(name: str, te
 
 
 def test_a_good_drafter_saves_forwards() -> None:
-    """MRP that changes nothing drafts the backbone's next best: right often enough to save some."""
+    """An MRP without effect drafts the backbone's next best tokens, which are right often enough to save forwards."""
     checkpoint = load_checkpoint(GOLDEN / GOLDEN_NAMES[1], LoadOptions(mrp_zero=True, dtype=torch.float64))
     requests = pairs(3, checkpoint, 0.0, 10)
     assert assert_pairs(requests, Engine(checkpoint, parts=Parts(costs=FREE)).generate(requests), 10) > 0

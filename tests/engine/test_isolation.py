@@ -1,4 +1,4 @@
-"""An unexpected error in one request's bookkeeping ends that request: the others, and the engine, do not notice."""
+"""An unexpected error in one request's bookkeeping ends only that request. The engine and other requests go on."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOMENTS = ("at its start", "after the backbone", "after MRP", "in its second blo
 
 
 class Fault(Exception):
-    """What nobody foresaw."""
+    """An unexpected error."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Pages: reserved whole or not at all, given back once."""
+"""Pages are reserved all together or not at all, and released once."""
 
 from __future__ import annotations
 

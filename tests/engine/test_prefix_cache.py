@@ -1,4 +1,4 @@
-"""Who shares which pages: tokens compared, pages counted, the oldest leaf given up first."""
+"""Sharing of pages: tokens are compared, pages are counted, and the oldest leaf is evicted first."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ class WriteOnce(CheckingRunner):
 def run(
     rng: random.Random, checkpoint: Checkpoint, requests: list[GenerationRequest], **limits: int
 ) -> dict[str, Completion]:
-    """Requests that come at any time, some aborted at any time, every row compared, the books kept."""
+    """Requests come at any time and some are aborted. Every row is compared, and the counts of pages stay right."""
     engine, runner = engine_over(lambda usual: WriteOnce(usual, checkpoint), checkpoint, **limits)
     runner.engine = engine
     waiting, tokens, done = list(reversed(requests)), {one.request_id: () for one in requests}, {}
@@ -292,7 +292,7 @@ def test_any_course_of_requests_is_decoded_as_without_a_cache(
 
 
 def test_in_such_a_course_much_is_shared_and_much_given_up() -> None:
-    """Else the test above would be about nothing."""
+    """Otherwise the test above would test nothing."""
     rng, checkpoint = random.Random(5), tiny(1)
     requests = related_requests(rng, checkpoint, 60)
     cached = []

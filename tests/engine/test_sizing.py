@@ -1,4 +1,4 @@
-"""What fits into made-up memories."""
+"""The sizes that fit into invented memories."""
 
 from dataclasses import asdict, replace
 
@@ -28,7 +28,7 @@ def model(shape):
 
 
 def gpu(total, weights):
-    """A GPU of which the weights and half a GiB of the driver's are taken."""
+    """A GPU whose memory has the weights and half a GiB of the driver."""
     return DeviceMemory("cuda", int((total - weights - 0.5) * GIB), total * GIB)
 
 

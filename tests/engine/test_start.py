@@ -1,4 +1,4 @@
-"""What an engine's process does not load: torch's compiler, which takes longer to import than all else of torch."""
+"""An engine's process does not load torch's compiler, whose import takes longer than the rest of torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine's thread behind asyncio streams: requests, clients that leave, failures, the end."""
+"""The engine's thread behind asyncio streams: requests, clients that leave, failures, shutdown."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ class TestRefusals:
         assert len(await collect(worker.generate(request("later", PROMPT)))) == 8
 
     async def test_a_full_queue_is_full_during_a_step(self, start: Callable) -> None:
-        """What the engine's thread has taken out of its inbox is waiting still."""
+        """Requests that the engine's thread has taken out of its inbox still count as waiting."""
         worker, engine = start(max_waiting=3, max_running=1)
         steps, entered, real = threading.Semaphore(0), threading.Semaphore(0), engine.step
 
@@ -261,7 +261,7 @@ class TestFailure:
     async def test_all_streams_fail_with_the_reason_and_it_stays_failed(
         self, start: Callable, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """The reason is a kind and a place: what the error says may quote a prompt, in `/health` for everybody."""
+        """The reason has the error's type and place. The message may quote a prompt, and `/health` is public."""
         worker, engine = start()
         gate = Gate(engine)
 

@@ -1,4 +1,4 @@
-"""Replicas that die, clients that leave, replicas that say what a test wants."""
+"""Replicas that die, clients that leave, and replicas whose answers a test scripts."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from tests.gateway.local import LocalBackend
 
 
 class Dying(LocalBackend):
-    """Two replicas: the first is lost once it has sent some items of an answer, the second takes the next attempt.
+    """Two replicas. The first is lost after some items of an answer, the second takes the next attempt.
 
-    A whole answer is lost when it would have been complete.
+    A whole answer is lost just before it is complete.
     """
 
     def __init__(self, first: Generator, second: Generator, after: int) -> None:
@@ -57,7 +57,7 @@ class Dying(LocalBackend):
 
 
 class Visitor:
-    """One request at the level of ASGI. Its client leaves when the first block has come, or when told."""
+    """One request at the level of ASGI. Its client leaves after the first block, or when the test says so."""
 
     def __init__(
         self, request: Mapping[str, Any], version: str = "2.3", stays: bool = False, headers: Mapping[str, str] = {}
@@ -105,7 +105,7 @@ STATS = Stats(Forwards(denoise=1), decoded_tokens=1, first_block_s=0.001, total_
 
 
 class Scripted:
-    """A backend whose every request gets the same items, an exception raised; after them it hangs, if told to.
+    """A backend that gives every request the same items; an exception among them is raised. It may hang after them.
 
     `down`: what its card raises.
     """

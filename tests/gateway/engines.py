@@ -1,4 +1,4 @@
-"""Engines that wait, fail or are late as a test says: parts for a generator, whose runner does it."""
+"""Engines that wait, fail or are late as a test says. Their parts have a runner that does so."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.runners import Around
 
 
 class Held:
-    """Holds an engine before its first forward. `parts` are those of a generator that is held so."""
+    """Holds an engine before its first forward. `parts`: the parts of an engine that is held."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -26,17 +26,17 @@ class Held:
         self.parts = over_runners(lambda runner: _HeldRunner(runner, self))
 
     def let(self, forwards: int) -> None:
-        """So many forwards more may be made."""
+        """Allows so many more forwards."""
         with self._changed:
             self._left += forwards
             self._changed.notify()
 
     def release(self) -> None:
-        """Nothing is held any more."""
+        """Releases the engine for good."""
         self.let(sys.maxsize)
 
     async def holds(self, before: int = 1) -> None:
-        """Returns when the engine waits before the forward of that number."""
+        """Returns when the engine waits before the forward with that number."""
         await eventually(lambda: self._waits_before(before))
 
     def _waits_before(self, number: int) -> bool:
@@ -87,17 +87,17 @@ class _LateRunner(Around):
 
 
 def over_runners(make: Callable[[Runner], Around], clock: Clock | None = None) -> Parts:
-    """Parts of an engine whose runner is what `make` puts around the usual one."""
+    """Parts of an engine with a runner that `make` wraps around the real one."""
     given: dict[str, Any] = {"clock": clock} if clock else {}
     return Parts(**given, costs=FAIR, runner=lambda *made: make(Runner(*made)))
 
 
 def failing(after: int, saying: str = "a bug") -> Parts:
-    """The engine fails after so many forwards, with an error that says something."""
+    """The engine fails after `count` forwards, with an error that has a message."""
     return over_runners(lambda runner: _FailingRunner(runner, after, saying))
 
 
 def an_hour_passes(after: int) -> Parts:
-    """No time passes for the engine until so many forwards have been made; then an hour does at once."""
+    """No time passes for the engine during the first forwards; after them an hour passes at once."""
     clock = Clock()
     return over_runners(lambda runner: _LateRunner(runner, after, clock), clock)

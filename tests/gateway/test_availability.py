@@ -1,4 +1,4 @@
-"""What is served while replicas come and go: the last card holds, and who waits learns of new places."""
+"""The card while replicas come and go: the last card stays valid, and waiting requests get new places."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ASLEEP = Asleep("nobody asks", retry_after=1.0)
 
 
 class Coming(Scripted):
-    """Replicas with as many places as a test says; what is asleep, broken or bugged raises."""
+    """Replicas with as many places as a test says. They may also be asleep, broken, or raise an error."""
 
     def __init__(self, says: int | Exception) -> None:
         super().__init__(Ending("length", 1, 4, STATS))
@@ -170,7 +170,7 @@ class TestNeverAwake:
             assert "no replica started within 0.05 s" in problem(await hall.asking(), 503)["message"]
 
     async def test_nor_if_a_look_takes_no_notice(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Of the time's end, as when it comes along with an answer (`asyncio.wait_for` in Python 3.11)."""
+        """Drops the timeout, as `asyncio.wait_for` of Python 3.11 does if it comes together with an answer."""
         hall, first = Hall(ASLEEP, request_timeout_s=0.05), iter([10])
 
         async def look() -> ModelCard:

@@ -1,4 +1,4 @@
-"""Answers over several attempts, each scripted: what is asked for again, how often, when it is given up."""
+"""Answers over several scripted attempts: the next attempt's request, their number, and when they end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Attempts:
-    """A backend with a script for every attempt; exceptions are raised, None waits for ever."""
+    """A backend with a script for every attempt. Exceptions are raised; None waits for ever."""
 
     def __init__(self, *scripts: list[Item] | Answer | Failure | Exception) -> None:
         self.scripts = list(scripts)
@@ -76,7 +76,7 @@ class Attempts:
 
 
 class Asked:
-    """A failover over attempts, and what it counted."""
+    """A failover over scripted attempts, and its counts."""
 
     def __init__(self, attempts: Attempts, max_failovers: int = 3) -> None:
         self.counted: list[str] = []
@@ -193,7 +193,7 @@ async def test_what_no_other_replica_would_do_better(error: Exception) -> None:
 
 
 async def test_who_is_refused_by_stopping_replicas_asks_on() -> None:
-    """A broken replica refuses at once and so looks idle: being sent there again is no loss."""
+    """A broken replica refuses at once and so looks idle. A request that is sent there again does not count as lost."""
     asked = Asked(Attempts(*[[Failure(ReplicaStopping("broken"))]] * 20, [FIRST, ENDING]), max_failovers=1)
     assert await asked.items() == [FIRST, ENDING]
     assert asked.counted == ["replica_stopping"] * 20

@@ -1,4 +1,4 @@
-"""The service in this process, for what is read of its answers."""
+"""The service in this process, whose answers the tests read."""
 
 from tests.gateway.conftest import app, checkpoint, generator, http, settings
 

@@ -1,4 +1,4 @@
-"""What chaos scripts make of an answer, at a service of known behaviour."""
+"""The outcomes that chaos scripts record, with a service of known behaviour."""
 
 import httpx
 import pytest

@@ -1,4 +1,4 @@
-"""What counts as a refusal, and that no request which is meant to be bad is a good one."""
+"""The check of refusals, and that every request meant to be bad is bad."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine of a clock, in virtual time: it is as fast as its table, alone and together, streamed and whole."""
+"""The simulated engine in virtual time: it is as fast as its table, alone and together, streamed and whole."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_who_leaves_makes_room() -> None:
 
 @pytest.mark.parametrize("every", [4, 20])
 def test_time_goes_on_while_nobody_looks(every: int) -> None:
-    """A process that sleeps through ten answers tells of them late, all of it, and when the table says it was."""
+    """A process that is busy during ten answers reports them late, completely, and with their simulated times."""
 
     async def main() -> list[tuple[int, float]]:
         time = 0.0

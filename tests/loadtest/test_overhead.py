@@ -1,4 +1,4 @@
-"""The engine alone, asked as the service is; what is concluded from both."""
+"""The engine alone, with the requests of the service, and the conclusion from both."""
 
 import argparse
 import itertools

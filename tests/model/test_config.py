@@ -1,4 +1,4 @@
-"""config.json: what is read, what is refused and in which words."""
+"""config.json: the values that are read, and the errors of wrong ones."""
 
 from __future__ import annotations
 

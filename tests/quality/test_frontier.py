@@ -1,4 +1,4 @@
-"""Which rows are worth having and which plans the presets are, on rows made up for it."""
+"""The frontier and the presets of invented rows."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class TestWarnings:
         assert "more than the margin of 1: take more prompts" in balanced
 
     def test_none_where_the_whole_interval_is_within(self) -> None:
-        """However wide: nobody minds how much more accurate a plan is."""
+        """A plan may be more accurate than static by any amount."""
         assert said(STATIC, row(Dynamic(0.9), 1800, gained=48, lost=10)) == []
 
     def test_the_interval_reaches_over_the_margin(self) -> None:

@@ -50,7 +50,7 @@ def test_presets_modes_and_axes_are_named() -> None:
 
 
 def paper(file: Path) -> str:
-    """The colour of most of a picture, of which ink covers a part: not the whole, not nothing."""
+    """The background colour of a picture. Checks that ink covers a part of the picture."""
     pixels = (imread(file)[..., :3] * 255).round().astype(int)
     colours, counts = unique(pixels @ [0x10000, 0x100, 1], return_counts=True)
     assert 0.5 < counts.max() / counts.sum() < 0.98

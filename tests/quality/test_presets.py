@@ -1,4 +1,4 @@
-"""Which presets a checkpoint has: its own file's, a named one's, or lossless alone and why."""
+"""The presets of a checkpoint: of its own file, of a named file, or only lossless with the reason."""
 
 from __future__ import annotations
 

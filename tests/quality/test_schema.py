@@ -1,4 +1,4 @@
-"""The calibration file: written and read again, and what is said of one that is broken."""
+"""The calibration file: written and read again, and the errors of broken files."""
 
 from __future__ import annotations
 

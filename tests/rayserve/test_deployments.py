@@ -1,4 +1,4 @@
-"""A replica whose engine has stopped, and what is told of one that cannot start. Without Ray."""
+"""A replica whose engine has stopped, and the message for one that cannot start. Without Ray."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ This may be caused by a slow __init__ or reconfigure method."""
 
 
 class Exited(BaseException):
-    """Instead of the end of the process."""
+    """Raised instead of ending the process."""
 
 
 async def test_a_replica_ends_when_its_engine_has_stopped(

@@ -1,4 +1,4 @@
-"""The router as Serve calls it, over replicas that are played: concurrent calls, full and dead replicas, reports."""
+"""The router as Serve calls it, over simulated replicas: concurrent calls, full and dead replicas, reports."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEPLOYMENT = DeploymentID("Generator", "mrp")
 
 
 class Replica:
-    """A replica that is played: how many requests it has, and how many it takes."""
+    """A simulated replica: the number of its requests, and the number that it takes."""
 
     def __init__(self, name: str, places: int = 80) -> None:
         self.replica_id = ReplicaID(name, DEPLOYMENT)
@@ -38,7 +38,7 @@ class Replica:
 
 
 class Serve:
-    """What Serve does with a router: asks it for a replica, sends, tells it what happened."""
+    """Does what Serve does with a router: gets a replica, sends the request, and reports the outcome."""
 
     def __init__(self, router: PrefixRouter, replicas: list[Replica]) -> None:
         self.router, self.routed = router, Counter[str]()
@@ -49,7 +49,7 @@ class Serve:
         self.router.update_replicas(replicas)
 
     async def send(self, work: Work, client: str = "one request of a client") -> Callable[[], str]:
-        """Routes a request; what comes back ends it and says where it was."""
+        """Routes a request. The returned function ends it and returns its replica."""
         pending = PendingRequest([work], {}, RequestMetadata(client, client))
         with reporting_to(lambda how: self.routed.update([how])):
             chosen = await self.router._choose_replica_for_request(pending)
@@ -105,7 +105,7 @@ async def test_turns_stick_while_others_come_and_go() -> None:
 
 
 async def test_calls_of_one_client_request_all_find_a_replica() -> None:
-    """They share the client's request, by which Serve's unordered routers would tell them apart."""
+    """They share the client's request, by which Serve's unordered routers identify a call."""
     async with serving(*replicas(3)) as serve:
         ends = await asyncio.gather(*(serve.send(work(text=TEXT), "the same") for _ in range(30)))
         taken = Counter(end() for end in ends)

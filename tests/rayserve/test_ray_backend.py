@@ -1,4 +1,4 @@
-"""What the ingress makes of Serve's handles: answers, errors, cancellation, missing replicas. Without Ray."""
+"""The backend over Serve's handles: answers, errors, cancellation, missing replicas. Without Ray."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def work(timeout_s: float = 60.0) -> Work:
 
 
 class Response:
-    """A Serve response: items one after the other; an exception is raised, None waits for ever."""
+    """A Serve response: items one after the other. An exception is raised; None waits for ever."""
 
     def __init__(self, items: tuple[Any, ...]) -> None:
         self.items, self.cancelled = iter(items), False
@@ -125,7 +125,7 @@ async def test_who_waits_too_long_for_a_replica_is_told(monkeypatch: pytest.Monk
 
 
 async def test_a_block_that_takes_its_time_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the wait for a replica is the ingress's to end; a stream that runs is timed by the engine."""
+    """The ingress limits only the wait for a replica. The engine limits the time of a running stream."""
     monkeypatch.setattr(ray_backend, "_GRACE_S", 0.0)
     items = backend(Handle(CHUNK, None)).stream(work(0.001))
     assert await anext(items) == CHUNK
@@ -228,7 +228,7 @@ async def test_a_lost_replica_is_noticed_before_the_next_request_waits(monkeypat
 
 
 async def test_what_replicas_said_last_holds_while_one_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Serve's answer is all or nothing."""
+    """Serve gives the answers of all replicas or none."""
     monkeypatch.setattr(ray_backend, "_FRESH_S", 0.0)
     monkeypatch.setattr(ray_backend, "_BELIEVED_S", 0.0)
     monkeypatch.setattr(ray_backend, "why_none", lambda *names: "gone")
@@ -277,7 +277,7 @@ async def test_metrics_come_from_all_processes() -> None:
 
 
 async def test_the_last_metrics_hold_while_a_replica_hangs() -> None:
-    """Else the dashboard would be empty, and the alert of no replica pending, when there is most to see."""
+    """Otherwise the dashboard would be empty, and its alert pending, just when they are needed most."""
     here, replica = Snapshot("here", 0, ()), Snapshot("r0", 0, ())
     said: list[list[Any] | Exception] = [TimeoutError(), [replica], TimeoutError(), []]
 

@@ -1,4 +1,4 @@
-"""What Serve's controller makes of the ingresses' reports."""
+"""The scaling policy in Serve's controller, by the ingresses' reports."""
 
 from __future__ import annotations
 

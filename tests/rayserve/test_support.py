@@ -19,7 +19,7 @@ Break = Callable[[pytest.MonkeyPatch], None]
 
 
 def test_the_installed_ray_is_the_one_the_router_was_written_for() -> None:
-    """It fails with a Ray that has changed what `prefix_router.py` builds on. Read both before the bound is raised."""
+    """Fails if Ray has changed the parts that `prefix_router.py` uses. Read both before allowing a newer Ray."""
     assert misfit() is None
 
 

@@ -1,4 +1,4 @@
-"""Where prompts go, in simulations without Ray: stickiness, bounds, balance, ingresses that agree."""
+"""The replicas of prompts, in simulations without Ray: stickiness, bounds, balance, ingresses that agree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def prompt(name: str, length: int = 800, **more: str) -> PrefixKeys:
 
 
 class Fleet:
-    """Replicas with loads, and an ingress that routes to them. What was taken stays until it is ended."""
+    """Replicas with loads, and an ingress that routes to them. Requests stay until the test ends them."""
 
     def __init__(self, count: int, slack: float = 1, seed: int = 0) -> None:
         self.affinity = Affinity(slack, rng=random.Random(seed))
@@ -122,7 +122,7 @@ def test_ingresses_that_know_nothing_of_each_other_find_the_same_replica() -> No
 
 
 def test_ingresses_that_see_other_loads_agree_on_a_named_session() -> None:
-    """One of them takes a replica for busier than it is, for the moment."""
+    """One ingress counts too many requests at a replica for a moment."""
     for number in range(20):
         first, second = Fleet(2, slack=2, seed=1), Fleet(2, slack=2, seed=2)
         keys = prompt("a", session=f"s{number}")
@@ -136,7 +136,7 @@ def test_ingresses_that_see_other_loads_agree_on_a_named_session() -> None:
 
 @pytest.mark.parametrize("count", [4, 64])
 def test_homes_are_even_and_do_not_cost_balance(count: int) -> None:
-    """New prompts: what is taken by home or by chance is as even as with two random choices."""
+    """New prompts are spread as evenly as with two random choices."""
     by_home, by_chance, homes = Fleet(count), Fleet(count), Counter[str]()
     for number in range(50 * count):
         keys = prompt(f"p{number}")

@@ -1,4 +1,4 @@
-"""What two prompts share, in keys: beginnings, salts, turns of a conversation, and what it costs."""
+"""The common keys of two prompts: prefixes, salts, turns of a conversation, and the cost of keys."""
 
 from __future__ import annotations
 

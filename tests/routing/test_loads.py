@@ -1,4 +1,4 @@
-"""What a process knows of the replicas' loads, in given time."""
+"""The replicas' loads as one process knows them, with a clock that the test sets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two services, one after the other, each for all tests that want it; and the order of those tests."""
+"""Two services, one after the other, each for all tests that use it, and the order of those tests."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
 
 @pytest.fixture
 def house(services: Services, request: pytest.FixtureRequest) -> Iterator[Service]:
-    """Two replicas, whose pace is the test's, behind two ingresses, open to other machines."""
+    """Two replicas, whose pace the test sets, behind two ingresses that listen on all addresses."""
     pair = ("--num-replicas", 2, "--num-ingresses", 2)
     running = services.of("tests.service.program", *pair, "--host", "0.0.0.0", "--drain-timeout-s", 2)
     yield running
@@ -52,16 +52,16 @@ def house(services: Services, request: pytest.FixtureRequest) -> Iterator[Servic
 
 @pytest.fixture
 def calm(house: Service) -> None:
-    """The crowd of the last test is forgotten: a replica's word on how many requests it has holds for a while.
+    """Waits until the load of the last test is forgotten: a replica's report of its requests is used for a while.
 
-    Who asks for this makes no crowd.
+    Tests that use this make no such load.
     """
     time.sleep(max(0.0, house.left_at + _REPORT_S - time.monotonic()))
 
 
 @pytest.fixture
 def visitor(house: Service) -> Iterator[httpx.Client]:
-    """A client of that house, in which both replicas are well and have nothing to do."""
+    """A client of that service, when both replicas are healthy and idle."""
     limits = httpx.Limits(max_connections=64)
     with httpx.Client(base_url=house.url, timeout=120, limits=limits) as opened:
         until(opened, 200, replicas=2)
@@ -71,7 +71,7 @@ def visitor(house: Service) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def ending(house: Service) -> Service:
-    """The house, for a test that ends it."""
+    """The service, for a test that ends it."""
     return house
 
 

@@ -1,6 +1,6 @@
-"""How fast the replicas of a test's service decode: a file says it, and they look there before every forward.
+"""The pace of the replicas of a test's service: a file holds it, and the replicas read the file before every forward.
 
-Beside it each replica leaves a file with its name, for its process.
+Each replica also writes a file with its name and its process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Pace:
         self._file = file
 
     def full(self) -> None:
-        """Forwards take as long as they take."""
+        """Forwards run at full speed."""
         self._file.unlink(missing_ok=True)
 
     def slow(self, seconds: float) -> None:
@@ -30,14 +30,14 @@ class Pace:
 
     @contextmanager
     def released(self) -> Iterator[None]:
-        """In the end forwards take as long as they take. Else a failed test would wait for answers that never come."""
+        """Releases the pace at the end. Otherwise a failed test would wait for answers that never come."""
         try:
             yield
         finally:
             self.full()
 
     def hold(self) -> None:
-        """No forward is begun, and no replica comes up."""
+        """No forward begins, and no replica starts."""
         self._say(HOLD)
 
     def name_of(self, process: int) -> str:
@@ -61,7 +61,7 @@ def _card(file: Path, process: int) -> Path:
 
 
 def told() -> str:
-    """What the file says now; nothing without one."""
+    """The current pace; none without a file."""
     try:
         return Path(os.environ[VARIABLE]).read_text()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What tests of a running service read of it: health, metrics, streams and whole answers."""
+"""Reads health, metrics, streams and whole answers of a running service."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def events(response: httpx.Response) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 class Streamed:
-    """A stream that is read: whether a block has come, the last event, the longest time between two of them."""
+    """A stream being read: whether a block has come, the last event, the longest time between two events."""
 
     def __init__(self, client: httpx.Client, request: dict[str, Any]) -> None:
         self.began, self.pause, self.last = threading.Event(), 0.0, ("", {"nothing": "came"})
         self._client, self._request = client, request
 
     def read(self) -> Told:
-        """The whole stream, which must end well."""
+        """Reads the whole stream, which must end with `done`."""
         tokens, since = [], time.monotonic()
         with self._client.stream("POST", "/generate", json={**self._request, "stream": True}) as response:
             assert response.status_code == 200, response.read()

@@ -1,4 +1,4 @@
-"""`mrp-serve serve` as a process of its own, one at a time."""
+"""Runs `mrp-serve serve` as a separate process, one at a time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def free_port() -> int:
 
 
 class Service:
-    """The running program, and where it is. `{folder}` in its flags is where it may write.
+    """The running program and its address. `{folder}` in its flags stands for a folder in which it may write.
 
     `pace`: of its replicas, if the module is `tests.service.program`. `left_at`: when the last crowd left.
     """
@@ -82,7 +82,7 @@ class Service:
 
 @dataclass
 class Services:
-    """At most one service: who asks for another ends the one that runs. `folder` makes a new folder."""
+    """At most one service: starting another one ends the running one. `folder` makes a new folder."""
 
     folder: Callable[[], Path]
     _running: dict[tuple[object, ...], Service] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class Services:
         return self._running[kind]
 
     def end(self) -> None:
-        """As a user would, and says what was wrong with it."""
+        """Ends it as a user would, and returns what went wrong."""
         while self._running:
             _, service = self._running.popitem()
             service.pace.full()

@@ -1,4 +1,4 @@
-"""Clients that leave a real service: their pages are free at once, and they are counted."""
+"""Clients that leave a real service: their pages are freed at once, and the aborts are counted."""
 
 import socket
 

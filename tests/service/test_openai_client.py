@@ -1,4 +1,4 @@
-"""OpenAI's own client against the real service: what users of it will do first."""
+"""OpenAI's own client against the real service."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Replicas that die or hang, and ingresses: answers are those of a quiet run; an ingress breaks its connections.
 
-Forwards are slow while requests come, and none is made from then on until the signal is sent: whatever was asked for
-is in flight then.
+Forwards are slow while requests come. Then no forward is made until the signal is sent, so all requests are in progress
+at that time.
 """
 
 from __future__ import annotations

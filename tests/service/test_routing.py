@@ -1,4 +1,4 @@
-"""Requests that begin alike meet the same replica's prefix cache, through the real router of two replicas."""
+"""Requests with a common prefix reach the same replica's prefix cache, by the real router of two replicas."""
 
 import random
 from collections import Counter
@@ -68,7 +68,7 @@ def counted(client, before, requests):
 
 
 def test_choices_and_clients_at_the_same_time_are_all_answered(visitor):
-    """Choices of one request share what Serve's unordered routers would tell them apart by."""
+    """The choices of one request share the id by which Serve's unordered routers identify a call."""
     rng = random.Random(7)
     [model] = visitor.get("/v1/models").json()["data"]
     request = {"model": model["id"], "max_tokens": 8, "n": 6, "ignore_eos": True}

@@ -1,4 +1,4 @@
-"""Replicas with every place taken still say how they are."""
+"""Replicas with no free place still report their status."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +16,7 @@ REPLICAS = 2
 
 
 def keep_asking(client, enough):
-    """Asks again and again, also when it is refused, until it is enough; then leaves what it asked for."""
+    """Sends requests repeatedly, also after refusals, until the test has enough; then abandons them."""
     asked = {"prompt": [1, 2, 3], "max_tokens": 400, "mode": "static", "ignore_eos": True, "n": CHOICES, "stream": True}
     [model] = client.get("/v1/models").json()["data"]
     while not enough.is_set():
@@ -28,7 +28,7 @@ def keep_asking(client, enough):
 
 
 def test_full_replicas_answer_for_metrics(visitor, house):
-    """Asked through a place like those of requests, they would answer only when one of them has ended."""
+    """If control calls needed a place, they would be answered only after a request has ended."""
     settings, enough = Settings(), threading.Event()
 
     def full():

@@ -1,6 +1,6 @@
-"""Two replicas behind two ingresses: what they listen on, whose process has what, and how the service ends.
+"""Two replicas behind two ingresses: their ports, their loaded libraries, and the end of the service.
 
-In time for requests that finish, with an error for the rest.
+Requests that finish in time are answered; the others get an error.
 """
 
 import signal

@@ -1,4 +1,4 @@
-"""A checkpoint whose weights are incomplete: the program ends at once, and says why in one line."""
+"""A checkpoint with incomplete weights: the program ends at once with the reason in one line."""
 
 import shutil
 import subprocess

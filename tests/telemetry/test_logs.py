@@ -1,4 +1,4 @@
-"""Where log lines go and what they look like."""
+"""The destination and the form of log lines."""
 
 from __future__ import annotations
 

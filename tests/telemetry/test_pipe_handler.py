@@ -1,4 +1,4 @@
-"""Log lines to a named pipe that nobody reads: nothing waits, what is lost is counted."""
+"""Log lines to a named pipe without a reader: logging never waits, and lost lines are counted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def as_before() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is written to a pipe that has room again but what a test logs."""
+    """Stops the handler from writing to a pipe with room by itself, so that only the test's lines are written."""
     monkeypatch.setattr(pipe_handler, "_AGAIN_S", 3600.0)
 
 

@@ -1,4 +1,4 @@
-"""Chat templates of the kinds that checkpoints have, and tokenizers that merge over every border there is."""
+"""Chat templates of the kinds that checkpoints have, and tokenizers that merge tokens over every border."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tokens of a chat an assistant said: those that training teaches."""
+"""The tokens of a chat that come from an assistant, which are the targets of training."""
 
 from __future__ import annotations
 

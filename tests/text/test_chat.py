@@ -1,4 +1,4 @@
-"""Messages in a chat template: as transformers has them, less control tokens that a user wrote."""
+"""Messages in a chat template: as in transformers, except for control tokens in contents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of conversations as examples: what is taught, what is refused, what is cut, what is held out."""
+"""Files of conversations as examples: targets, refused lines, cut lines, held-out lines."""
 
 import json
 from pathlib import Path

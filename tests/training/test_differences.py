@@ -1,4 +1,4 @@
-"""What differs between two plans of a training is said in the program's options."""
+"""The differences of two trainings are named by the program's options."""
 
 from dataclasses import fields
 from pathlib import Path

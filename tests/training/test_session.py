@@ -1,4 +1,4 @@
-"""A training as a whole: a folder that can be served, resumed to the bit, killed at the cost of the last updates."""
+"""A whole training: a servable folder, a resume that is bit-exact, and a kill that loses only the last updates."""
 
 import json
 import os
@@ -140,7 +140,7 @@ def join_and_run(rank, plan):
 
 
 class Stopped(Exception):
-    """What ends a run in the middle."""
+    """Ends a run in the middle."""
 
 
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(whole, data, tmp_path):

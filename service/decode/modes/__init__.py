@@ -1,4 +1,4 @@
-"""The modes, one a file. A new one is a file here and a line below: API, program and documents follow."""
+"""The modes, one per file. A new mode needs a file here and a line below; API, program and documents follow."""
 
 from collections.abc import Mapping
 
@@ -25,7 +25,7 @@ _ALL: tuple[type[ModeParams], ...] = (
 #: mode name -> its class
 MODES: Mapping[str, type[ModeParams]] = {mode.mode: mode for mode in _ALL}
 
-#: knob name -> its values in any mode. Where modes differ the last one counts: `speculative` allows all of `direct`'s.
+#: knob name -> its values in all modes. If modes differ, the last one counts: `speculative` allows all of `direct`'s.
 KNOBS: Mapping[str, Knob] = {name: knob for mode in _ALL for name, knob in knobs_in(mode).items()}
 
 __all__ = [

@@ -9,7 +9,7 @@ from service.decode.params import ModeParams
 from service.decode.policy import Decoding, Evaluate, Refine
 from service.decode.rules import MostConfident, Rule
 
-_MRP_STEPS = Knob(int, "picks of MRP a forward; default: the checkpoint's", least=1, in_block=True)
+_MRP_STEPS = Knob(int, "MRP picks per backbone forward; default: the checkpoint's", least=1, in_block=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`dynamic`: every token above a confidence (`low_confidence_dynamic` of SDAR's generate.py)."""
+"""`dynamic`: reveals every token above a confidence (`low_confidence_dynamic` of SDAR's generate.py)."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""`entropy`: the positions of lowest entropy, as many as a bound allows (EB-Sampler, arXiv 2505.24857)."""
+"""`entropy`: reveals as many positions of lowest entropy as a bound allows (EB-Sampler, arXiv 2505.24857)."""
 
 from dataclasses import dataclass
 from typing import ClassVar

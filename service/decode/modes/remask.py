@@ -12,7 +12,7 @@ from service.decode.rules import Above, Rule
 
 @dataclass(frozen=True, slots=True)
 class Remask(ModeParams):
-    """Dynamic, then MRP revokes fresh reveals whose corrected probability is < `threshold`."""
+    """Dynamic, then MRP masks new tokens again if their corrected probability is < `threshold`."""
 
     mode: ClassVar[str] = "remask"
     served_without_mrp: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""`sequential`: from left to right (`sequential` of SDAR's generate.py), with a bound as EB-Sampler's."""
+"""`sequential`: reveals from left to right (`sequential` of SDAR's generate.py), optionally with EB-Sampler's bound."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -33,21 +33,21 @@ VERIFIED: Mapping[str, type[RuleParams]] = {mode.mode: mode for mode in (Static,
 
 _MRP_STEPS = Knob(
     int,
-    "direct: picks of MRP a forward, default: the checkpoint's; speculative: MRP forwards for "
-    "drafts, 0: none, auto (default): drafts as many as pay at the present load",
+    "direct: MRP picks per backbone forward, default: the checkpoint's; speculative: MRP forwards for drafts, "
+    "0: none, auto (default): the engine chooses by the current load",
     least=0,
     in_block=True,
     auto=True,
 )
 _MAX_DRAFTS = Knob(
     int,
-    "states verified a forward, a tree; default: what pays (auto), or a chain of mrp_steps",
+    "most states of a tree verified per forward; default: the engine's choice (auto), or a chain of mrp_steps",
     least=1,
     in_block=True,
 )
 _VERIFY = Knob(
     str,
-    "mode whose output comes out; default: dynamic with a threshold, as `knobs` say, else static",
+    "mode whose output is reproduced; default: dynamic if a threshold is given, else static",
     choices=tuple(VERIFIED),
 )
 
@@ -80,7 +80,7 @@ class Speculative(ModeParams):
 
     @property
     def needs_mrp(self) -> bool:
-        """Whether MRP drafts in any case."""
+        """Whether MRP always makes the drafts."""
         return isinstance(self.mrp_steps, int) and self.mrp_steps > 0
 
     @property
@@ -106,7 +106,7 @@ class Speculative(ModeParams):
         return VERIFIED[name](**given)
 
     def check(self, block_size: int) -> None:
-        """Raises InvalidRequest where a knob is out of range for this block size, or does not go with another."""
+        """InvalidRequest if a knob is out of range for this block size, or does not fit another knob."""
         self.plain.check(block_size)
         ModeParams.check(self, block_size)
         if self.mrp_steps == 0 and self.max_drafts is None:
@@ -115,7 +115,7 @@ class Speculative(ModeParams):
             )
 
     def decode(self, canvas: Canvas) -> Decoding:
-        """As few forwards as the drafts allow."""
+        """Decodes the block in as few forwards as the drafts allow."""
         rule = self.rule
         (reading,) = yield Evaluate((canvas.block,))
         canvas.reveal("denoise", rule(reading))

@@ -24,19 +24,19 @@ from service.engine.request import SamplingParams
 
 #: blocks before the measured rows: a context, as running requests have
 _PREFIX = 16
-#: Forwards of all sizes take so many turns, of which the last only if there is time left within so many seconds. Of
-#: each size the fastest counts: what else the machine does only ever adds, and the first run of a size is a cold one.
+#: Number of turns over all sizes; the last turn is made only if there is time left within so many seconds. The fastest
+#: forward of each size counts: other work only adds time, and the first run of a size is a cold one.
 _TURNS, _BUDGET_S = 3, 0.5
-#: seconds of a turn in which a short forward is repeated
+#: seconds of a turn during which a short forward is repeated
 _SLICE_S = 0.005
 #: For the cost of reading pages: the number of blocks before the rows, and the number of states of one block.
 _LONG, _STATES = 256, 8
 #: states of the tree whose drafting is measured
 _DRAFTS = 2
-#: Longer forwards are not measured, the curve goes straight on, from so many rows on: those of one request with its
-#: largest tree. From there on a forward that takes so long is bound by arithmetic, which is a straight line.
+#: Above so many rows (one request with its largest tree), longer forwards than this are not measured. Their time is
+#: dominated by arithmetic, so the curve continues as a straight line.
 _LONGEST_S, _LARGEST_TREE = 0.06, 16
-#: a forward that takes so long is the last, whatever its rows
+#: after a forward of so many seconds no larger one is measured
 _TOO_LONG_S = 20.0
 
 
@@ -109,8 +109,8 @@ def measure(
 ) -> StepCosts:
     """Times of 1, 2, 4, … rows up to `max_rows`, by a clock in seconds (`forward/clock.py`).
 
-    Takes about a second, or where forwards are slow some of each size up to 16 rows. Between steps an engine's own
-    runner may be measured: the rows only read pages.
+    It takes about a second. With slow forwards it takes a few forwards of each size up to 16 rows. An engine's own
+    runner may be measured between steps, since the rows only read pages.
     """
     counts = [1 << power for power in range(max_rows.bit_length()) if 1 << power < max_rows] + [max_rows]
     row = replace(_row(runner, _PREFIX), drafts=has_mrp)
@@ -138,7 +138,7 @@ def _apart(row: Row, count: int) -> list[Row]:
 
 
 def _reading(runner: RowRunner, clock: Callable[[], float]) -> float:
-    """Time for a row to read a page more, as one of the states of a block."""
+    """The time of one more page for a row that is one of several states of a block."""
     near, far = _row(runner, _PREFIX), _row(runner, _LONG)
     if far.index == near.index:
         return 0.0
@@ -152,7 +152,7 @@ def _states_of(runner: RowRunner, row: Row) -> Callable[[int], Callable[[], obje
 
 
 def _drafting(state: Block, reading: Reading, clock: Callable[[], float]) -> float:
-    """Time for a state of a small tree."""
+    """The time per state of drafting a small tree."""
     rule, terms = MostConfident(1), DraftBudget(0.0, _DRAFTS)
     block = state.reveal(rule(reading))
     return min(_seconds(lambda: deque(tree(block, reading, rule, terms, bool)), clock) for _ in range(20)) / _DRAFTS
@@ -178,7 +178,7 @@ def _fastest(
 
 
 def _seconds(run: Callable[[], object], clock: Callable[[], float]) -> float:
-    """Readings come to the CPU, so a forward that has given them has ended on its device."""
+    """The seconds of a run. Readings are on the CPU, so the forward has ended on its device when they are there."""
     begin = clock()
     run()
     return clock() - begin

@@ -57,7 +57,7 @@ def _or_auto(value: object, whole_number: ValidatorFunctionWrapHandler) -> objec
 
 
 def _typed(knob: Knob) -> Any:
-    """A knob's type with its range, as pydantic knows it. Where a range ends at the block size the engine checks it."""
+    """A knob's type with its range for pydantic. The engine checks a range that ends at the block size."""
     if knob.choices:
         return Annotated[Literal[knob.choices], Field(description=knob.help)]
     number: Any = Annotated[knob.kind, Field(ge=knob.least, gt=knob.above, le=knob.most)]

@@ -1,4 +1,4 @@
-"""Prices of rows, who drafts on which budget, and how many MRP forwards a request is given. No model."""
+"""Prices of rows, draft budgets of requests, and the number of their MRP forwards. No model."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_free_rows_cost_nothing_and_dear_ones_more_than_they_can_bring() -> None
 
 
 def test_a_row_costs_its_time_at_the_present_rate() -> None:
-    """One request: half a unit a row, at a token in two units. The machine full: a row is a token's time."""
+    """One request: a row costs half a unit, and a token takes two units. Under full load a row costs one token."""
     assert price(FAIR, 1) == pytest.approx(0.5 / 2, rel=0.02)
     assert [price(FAIR, running) for running in (1, 4, 16, 64)] == sorted(price(FAIR, n) for n in (1, 4, 16, 64))
     assert price(FAIR, 64) == pytest.approx(1, abs=0.06)
@@ -84,7 +84,7 @@ def test_a_row_behind_many_pages_costs_their_reading() -> None:
 
 
 def test_time_is_cheaper_where_all_read_much() -> None:
-    """Steps take longer by the pages that are read, so what a step brings is worth less of its time."""
+    """Steps take longer with more pages to read, so a token takes more time and a row costs fewer tokens."""
     costs = replace(FAIR, page=0.01, prefix=16)
     pricing = Pricing(lambda: costs, 256)
     account = opened(pricing, Static())

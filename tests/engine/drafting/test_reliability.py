@@ -1,4 +1,4 @@
-"""Which promise is worth a price."""
+"""The least promise that is worth a price."""
 
 from __future__ import annotations
 

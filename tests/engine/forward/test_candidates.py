@@ -1,4 +1,4 @@
-"""Drafts chosen from a few candidates: what comes out is the same, and the whole head is spared."""
+"""Drafts chosen from a few candidates: the output is the same, without computing the whole head."""
 
 from __future__ import annotations
 

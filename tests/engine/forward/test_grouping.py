@@ -1,4 +1,4 @@
-"""Which rows share a forward: shapes that depend on a row alone, in an order in which it finds what it reads."""
+"""The grouping of rows into forwards: shapes depend on a row alone, and a row comes after the rows that it reads."""
 
 from __future__ import annotations
 

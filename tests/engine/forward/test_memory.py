@@ -1,4 +1,4 @@
-"""A forward that runs out of memory: who ends, who goes on, and that nothing is left behind."""
+"""A forward that runs out of memory: requests that end, requests that go on, and that nothing is left behind."""
 
 from __future__ import annotations
 

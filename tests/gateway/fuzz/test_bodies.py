@@ -1,4 +1,4 @@
-"""Bodies that no client should send, and texts that any may: never a 5xx, never a hang, one shape of errors."""
+"""Invalid bodies and unusual texts: never a 5xx, never a hang, always the same shape of errors."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def whole(route: str, text: str, **fields: Any) -> dict[str, Any]:
 
 
 def sane(response: httpx.Response) -> httpx.Response:
-    """An answer, or an error of the client's in the one shape. A limit of time that is too short is the client's."""
+    """Checks for an answer or a client error. A time limit that is too short counts as a client error."""
     if response.status_code != 200:
         detail = response.json()["error"]
         refused = response.status_code in (404, 413, 422)

@@ -1,4 +1,4 @@
-"""Connections that do not behave: bodies cut midway, headers that never end. Others are answered meanwhile."""
+"""Misbehaving connections: bodies cut midway, headers that never end. Other requests are answered meanwhile."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """schemathesis over the OpenAPI schema: no 5xx, documented answers only, what the schema forbids is refused.
 
-What the schema cannot know (the served name, how many token ids there are, how long the model is) is put into
-it here, from GET /v1/models. What it allows is accepted, but for the refusals in `BEYOND_THE_SCHEMA`.
+The schema cannot know the served name, the number of token ids and the model's length. They are added here from
+GET /v1/models. A body that the schema allows is accepted, except for the refusals in `BEYOND_THE_SCHEMA`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ BEYOND_THE_SCHEMA = re.compile(
 
 
 def schema_of_this_model(url: str) -> dict[str, Any]:
-    """The served schema, its places for what only the model knows filled in."""
+    """The served schema, with the values that depend on the model."""
     schema: dict[str, Any] = httpx.get(f"{url}/openapi.json").json()
     [model] = httpx.get(f"{url}/v1/models").json()["data"]
     _fill(schema, model)

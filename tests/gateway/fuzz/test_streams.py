@@ -1,4 +1,4 @@
-"""Server-sent events read by the letter of the grammar: whatever the text holds, the pieces are the answer."""
+"""Server-sent events parsed by the grammar of the standard: the pieces make the answer, whatever the text holds."""
 
 from __future__ import annotations
 

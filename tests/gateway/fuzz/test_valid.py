@@ -1,6 +1,6 @@
 """Valid requests over HTTP, sixteen at a time: answers or documented refusals, and an engine that goes on.
 
-What one request may be is drawn by `valid.py`. The normal run sends some hundreds; `-m slow` sends 2,000.
+`valid.py` draws the requests. The normal run sends some hundreds, `-m slow` 2,000.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ async def streamed(http: httpx.AsyncClient, request: Mapping[str, Any]) -> dict[
 
 
 def essence(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """An answer less what differs between two runs of one request: its id, its times, what was prefilled."""
+    """An answer without the parts that differ between two runs: its id, its times, and the prefilled tokens."""
     stats = {name: value for name, value in answer["stats"].items() if not name.endswith("_ms") and name not in CACHED}
     forwards = {**stats["forwards"], "prefill": 0, "mrp": 0}
     return {**answer, "id": "", "stats": {**stats, "forwards": forwards}}

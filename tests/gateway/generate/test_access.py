@@ -1,4 +1,4 @@
-"""What is looked at before a body is: its size, the key, the route, the id of the request."""
+"""Checks before a body is parsed: its size, the key, the route, the id of the request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The door over HTTP: full queues, leaving and being late in the queue, priorities, keys and their limits."""
+"""Admission over HTTP: full queues, leaving the queue, timeouts in the queue, priorities, keys and their limits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.gateway.local import LocalBackend
 
 
 class Counting(LocalBackend):
-    """A generator that notes whom it was asked for, in order."""
+    """A generator that notes the order of its requests."""
 
     def __init__(self, generator: Generator) -> None:
         super().__init__(generator)
@@ -37,7 +37,7 @@ class Counting(LocalBackend):
 
 
 async def queued(http: httpx.AsyncClient, count: int) -> None:
-    """Waits until so many wait at the door."""
+    """Waits until so many requests wait for a place."""
     async with asyncio.timeout(20):
         while (await page(http))("mrp_num_requests_waiting", replica="queue") != count:
             await asyncio.sleep(0.002)
@@ -71,7 +71,7 @@ class TestQueue:
             await ask(http, body())
 
     async def test_who_has_a_place_is_not_refused_by_the_replica(self, make_generator: MakeGenerator) -> None:
-        """Eight are decoded, two wait in the engine, though one may wait at the door."""
+        """Eight requests are decoded and two wait in the engine, although only one may wait at the ingress."""
         held = Held()
         generator = make_generator(parts=held.parts, max_running=8, max_waiting=1)
         async with over(generator, max_waiting=1) as http:

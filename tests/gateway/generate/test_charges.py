@@ -1,4 +1,4 @@
-"""What a key pays for requests that are answered, fail, or are broken off, over HTTP. No time passes for its bucket."""
+"""The charge to a key for requests that are answered, fail, or are aborted, over HTTP. Its bucket never refills."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class TestSeveralAnswers:
 
 
 class TestCut:
-    """A server that stops breaks answers off itself."""
+    """A server that stops ends answers itself."""
 
     @pytest.mark.parametrize("path", [GENERATE, COMPLETIONS])
     @pytest.mark.parametrize("stream", [False, True])
@@ -168,7 +168,7 @@ class TestCut:
 
 
 class TestLeaving:
-    """The client broke off: it pays the estimate, for the work was done for it."""
+    """The client aborted the request. It pays the estimate, since the work was done for it."""
 
     async def test_a_whole_answer(self, till: Any) -> None:
         backend = Scripted(BLOCK, hangs=True)
@@ -189,7 +189,7 @@ class TestLeaving:
         assert asked.paid == ESTIMATE
 
     async def test_a_stream_that_was_longer_than_estimated(self, till: Any) -> None:
-        """Else who leaves before the last block would pay less than who stays."""
+        """Otherwise a client that leaves before the last block would pay less than one that stays."""
         asked = till(Scripted(BLOCK, BLOCK, BLOCK, hangs=True))
         await Visitor(body(stream=True, max_new_tokens=1), headers=KEY).visit(asked.app)
         assert asked.paid >= len(BLOCK.token_ids)

@@ -45,7 +45,7 @@ PROMPTS = (PROMPT, [*PROMPT, 1, 2, 3], [5, 6, 7])
 
 
 class Lost(LocalBackend):
-    """The first attempt gives so many of the items that were recorded and is lost; the next one goes to a replica."""
+    """The first attempt gives the first recorded items and is lost. The next attempt goes to a real replica."""
 
     def __init__(self, recorded: list[Chunk | Ending], after: int, replica: Generator) -> None:
         super().__init__(replica)
@@ -75,7 +75,7 @@ async def items_of(backend: LocalBackend, work: Work) -> tuple[list[Chunk | Endi
 
 
 def timeless(item: Chunk | Ending) -> Chunk | Ending:
-    """An item less what differs between two runs of one request: times, and what was prefilled."""
+    """An item without the parts that differ between two runs: times and prefilled tokens."""
     forwards = replace(item.stats.forwards, prefill=0, mrp=0)
     times = {"queue_s": 0.0, "prefill_s": None, "first_block_s": None, "total_s": 0.0}
     item = replace(item, stats=replace(item.stats, forwards=forwards, cached_tokens=0, **times))  # type: ignore[arg-type]
@@ -83,7 +83,7 @@ def timeless(item: Chunk | Ending) -> Chunk | Ending:
 
 
 async def assert_same_after_every_block(first: Generator, second: Generator, request: Mapping[str, Any]) -> int:
-    """Loses the first replica after every block; how many chunks the answer has."""
+    """Loses the first replica after every block in turn. Returns the number of the answer's chunks."""
     work = work_of(first, request)
     whole, again = await items_of(LocalBackend(first), work)
     *chunks, ending = whole
@@ -130,7 +130,7 @@ async def test_stop_tokens(replicas: tuple[Generator, Generator], mode: dict[str
 
 
 async def test_stop_texts_over_the_borders_of_blocks(replicas: tuple[Generator, Generator]) -> None:
-    """A stop text that begins in one block and ends in the next, or only seems to."""
+    """A stop text that begins in one block and ends in the next, or that only begins."""
     request = body(prompt_token_ids=None, prompt="w17 w4 w5", max_new_tokens=32, temperature=0.9, seed=1)
     request["ignore_eos"] = True
     items, _ = await items_of(LocalBackend(replicas[0]), work_of(replicas[0], request))
@@ -175,7 +175,7 @@ async def test_whole_answers(replicas: tuple[Generator, Generator]) -> None:
 
 
 async def test_an_engine_that_fails_in_the_midst(make_generator: MakeGenerator, generator: Generator) -> None:
-    """No death of a process: the replica itself says that it cannot go on."""
+    """The process does not die; the replica itself reports that it cannot continue."""
     mortal = make_generator("mortal", parts=failing(after=12))
     request = body(max_new_tokens=30, seed=1)
     async with over(generator) as http:
@@ -220,7 +220,7 @@ async def test_a_replica_that_stops_in_the_midst(make_generator: MakeGenerator, 
 
 
 async def test_a_continued_answer_that_comes_too_late_is_a_time_out(generator: Generator) -> None:
-    """The replica has no time left; what was sent, and what was held back of it, is the answer."""
+    """The replica has no time left. The answer is what was sent, and what was held back of it."""
     resume = Resume((351, 17), 1, Stats(decoded_tokens=2))
     late = Work(
         request_id="late",

@@ -93,7 +93,7 @@ async def test_a_second_page_is_the_same(http: httpx.AsyncClient, schema: dict[s
 
 
 async def test_another_applications_page_is_the_same(schema: dict[str, Any]) -> None:
-    """They share what they are told of bodies, so none may change it."""
+    """All applications share the documentation of bodies, so no application may change it."""
     async with over(Scripted()) as http:
         assert (await http.get("/openapi.json")).json() == schema
 

@@ -1,4 +1,4 @@
-"""An ingress that drains: what it still answers, what it refuses, how it ends what takes too long."""
+"""A draining ingress: the requests that it answers, refuses, and ends because they take too long."""
 
 from __future__ import annotations
 

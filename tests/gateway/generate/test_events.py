@@ -1,4 +1,4 @@
-"""Server-sent events: frames, comments that keep proxies awake, and how a stream ends that goes wrong."""
+"""Server-sent events: frames, keep-alive comments, and the end of a stream with an error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one API key learns of what another one asks for: nothing, by cached tokens or otherwise."""
+"""One API key learns nothing about the prompts of another one, by cached tokens or otherwise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that leave: their pages are freed, their request ends as aborted, nobody else notices."""
+"""Clients that leave: their pages are freed, their requests end as aborted, and other requests are not affected."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LONG = body(max_new_tokens=1900, ignore_eos=True)
 
 
 async def assert_gone(generator: Generator, mode: str = "static") -> None:
-    """Nothing is left of the one request there was, and the metrics say that it was aborted."""
+    """Checks that nothing is left of the only request, and that the metrics count it as aborted."""
     await eventually(lambda: idle(generator))
     async with over(generator) as http:
         metrics = await page(http)

@@ -1,4 +1,4 @@
-"""GET /metrics: every name there is, and counters that add up to what the answers said."""
+"""GET /metrics: all names, and counters that equal the sums over the answers."""
 
 from __future__ import annotations
 

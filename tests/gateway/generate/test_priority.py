@@ -46,7 +46,7 @@ def test_openai_bodies_may_have_it() -> None:
 async def test_the_engine_has_it_and_the_time_waited_so_far(
     make_generator: MakeGenerator, waited_s: float, order: list[str]
 ) -> None:
-    """One is decoded at a time; who has waited for long goes before who is more urgent."""
+    """One request is decoded at a time. A request that has waited long goes before a more urgent one."""
     held, ended = Held(), list[str]()
     generator = make_generator(parts=held.parts, max_running=1)
 

@@ -1,4 +1,4 @@
-"""The line of every finished request: what it says, and that nothing logged anywhere says more."""
+"""The line of every finished request: its fields, and that no other line has more of the request."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ class TestTheLine:
 
 
 class TestErrorsAfterTheAnswerBegan:
-    """The server behind gets none of them, for it would log what they say. Each is in our log, once."""
+    """The HTTP server gets no error, since it would log the message. Each error is in our log once."""
 
     @pytest.fixture
     def errors(self, caplog: pytest.LogCaptureFixture) -> Callable[[], list[Any]]:

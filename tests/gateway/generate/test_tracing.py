@@ -1,4 +1,4 @@
-"""Spans of a request: who is whose child, what they say, where they go, and that they never matter to a request."""
+"""Spans of a request: their parents, attributes and export, and that their errors never affect a request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Full queues, missing replicas, time limits and bugs: the status, when to try again, what is told."""
+"""Full queues, missing replicas, time limits and bugs: the status, Retry-After and the message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenAI's streams and answers, one of whose choices another replica goes on with: equal to the undisturbed ones."""
+"""OpenAI's streams and answers with a choice that another replica continues: equal to the undisturbed ones."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def other(settings: Settings, checkpoint: Checkpoint) -> Iterator[Generator]:
 
 
 def essence(value: Any) -> Any:
-    """What does not differ between two runs of one request: no ids, no times, no prefill, floats less their noise."""
+    """The parts that are equal in two runs of one request: no ids, times or prefill; floats are rounded."""
     if isinstance(value, list):
         return [essence(one) for one in value]
     if isinstance(value, float):
@@ -51,7 +51,7 @@ def essence(value: Any) -> Any:
 
 
 def by_choice(events: list[dict[str, Any]]) -> dict[int, list[Any]]:
-    """The frames of every choice in their order; whatever is of none stands under -1."""
+    """The frames of every choice, in order. Frames without a choice are under -1."""
     found: dict[int, list[Any]] = {}
     for event in events:
         index = event["choices"][0]["index"] if event["choices"] else -1

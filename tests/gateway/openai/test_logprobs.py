@@ -1,4 +1,4 @@
-"""Log-probabilities: off a trace by hand, and over the routes."""
+"""Log-probabilities: from a trace made by hand, and over the routes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What no engine does on demand: failures in the midst, time-outs, clients that leave. Over scripted replicas."""
+"""Failures within a stream, time-outs, and clients that leave, with scripted replicas."""
 
 from __future__ import annotations
 

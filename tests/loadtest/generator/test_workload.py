@@ -1,4 +1,4 @@
-"""What is asked: the same for the same seed, by the given distributions."""
+"""The requests: the same for the same seed, by the given distributions."""
 
 import collections
 import json
