@@ -1,9 +1,9 @@
 """Plans beside each other at several loads: what `mrp_steps: "auto"` gains on `static` and on drafts of a fixed size.
 
 Every plan has an engine of its own, in which at most so many requests run at once. All have one cache and know the
-same costs of forwards. A round decodes two for each place, so it ends with fewer. Rounds are interleaved and ratios are of one
-round. The clock is the CPU time of this thread, which with one torch thread is the forwards' and the policies' own,
-whoever else wants the core; beside it the wall's. Knows no files and no command line.
+same costs of forwards. A round decodes two for each place, so it ends with fewer. Rounds are interleaved and ratios are
+of one round. The clock is the CPU time of this thread, which with one torch thread is the forwards' and the policies'
+own, whoever else wants the core; beside it the wall's. Knows no files and no command line.
 """
 
 from __future__ import annotations
