@@ -1,8 +1,8 @@
-"""When a request came to its ingress, in a form that crosses machines whose clocks differ.
+"""The time of a request's arrival at its ingress, in a form that is correct on machines with different clocks.
 
-An `Arrival` is a moment of one process's monotonic clock. Pickling turns it into the seconds that have passed since
-then; unpickling counts on from there by the other process's clock. So two clocks are never compared. Serve pickles a
-request in the moment it sends it to a replica: the wait for a replica is counted, the time on the wire is not.
+An `Arrival` is a moment of one process's monotonic clock. Pickling stores the seconds that have passed since that
+moment. Unpickling subtracts them from the other process's clock. Two clocks are therefore never compared. Ray Serve
+pickles a request when it sends it to a replica: the wait for a replica counts, the transfer does not.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """`at`: seconds of this process's monotonic clock."""
+    """A moment. `at`: seconds of this process's monotonic clock."""
 
     at: float
 
@@ -24,11 +24,11 @@ class Arrival:
 
     @classmethod
     def ago(cls, seconds: float) -> Arrival:
-        """The moment that was so many seconds ago."""
+        """The moment `seconds` ago."""
         return cls(time.monotonic() - seconds)
 
     def waited_s(self) -> float:
-        """The seconds that have passed since then."""
+        """The seconds that have passed since this moment."""
         return time.monotonic() - self.at
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -1,9 +1,9 @@
-"""The order in which waiting requests get their turn: fair between tenants, by priority and age inside one.
+"""The order of waiting requests: fair between tenants, by priority and age within a tenant.
 
-Between tenants it is start-time fair queueing: what a tenant is given (`cost` ÷ `weight`) moves its next turn back,
-so whoever floods the queue waits behind himself. Inside a tenant a request stands as if it had come `priority` ×
-`aging_s` later, so waiting `aging_s` is worth one priority and nobody starves. Knows no clock and nothing of what
-it holds: the engine's scheduler and the service's front use the same.
+Between tenants the queue uses start-time fair queueing. Serving a tenant moves its next turn back by `cost` ÷
+`weight`. If one tenant floods the queue, only its own requests wait longer. Within a tenant, a request is ordered as
+if it had come `priority` × `aging_s` seconds later. A wait of `aging_s` therefore makes up for one priority, and
+every request is served at last. The engine's scheduler and the ingress both use this queue.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-#: lower is sooner, as in vLLM
+#: a lower number is served sooner, as in vLLM
 HIGHEST_PRIORITY, DEFAULT_PRIORITY, LOWEST_PRIORITY = 0, 5, 9
-#: one priority is worth this many seconds of waiting
+#: seconds of waiting that make up for one priority
 AGING_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a place in the queue hangs on. `priority`: lower is sooner. `cost`: work asked for. `arrived`: seconds."""
+    """What decides the order of a request. `arrived`: seconds on any one clock. `priority`: lower is sooner.
+
+    `cost`: the amount of work requested, in any one unit.
+    """
 
     arrived: float
     tenant: str = ""
@@ -46,7 +49,7 @@ class _Entry(Generic[T]):
 
 @dataclass(slots=True)
 class _Tenant(Generic[T]):
-    """One tenant's line. `start`: the virtual time of its next turn; `since`: which came first of equals."""
+    """The requests of one tenant, in order. `start`: virtual time of its next turn. `since`: breaks ties."""
 
     start: float
     weight: float
@@ -63,23 +66,23 @@ class _Tenant(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """Requests that wait. `aging_s`: how long a wait makes up for one priority."""
+    """Waiting requests. `aging_s`: seconds of waiting that make up for one priority."""
 
     def __init__(self, aging_s: float = AGING_S) -> None:
         self._aging_s = aging_s
         self._tenants: dict[str, _Tenant[T]] = {}
-        self._now = 0.0  # virtual time: the turn of whoever was served last
+        self._now = 0.0  # virtual time: the turn of the tenant served last
         self._count = 0
 
     def __len__(self) -> int:
         return sum(len(tenant.entries) for tenant in self._tenants.values())
 
     def __iter__(self) -> Iterator[T]:
-        """Everything that waits, tenant after tenant, each in its order."""
+        """All waiting requests, tenant by tenant, each tenant's in order."""
         return iter([entry.item for tenant in self._tenants.values() for entry in tenant.entries])
 
     def push(self, item: T, claim: Claim) -> None:
-        """Puts a request into its tenant's line."""
+        """Adds a request to those of its tenant."""
         self._count += 1
         tenant = self._tenants.setdefault(claim.tenant, _Tenant(self._now, claim.weight, self._count))
         if not tenant.entries:
@@ -88,15 +91,15 @@ class FairQueue(Generic[T]):
         insort(tenant.entries, _Entry(self._due(claim), self._count, claim.cost, item), key=lambda entry: entry.order)
 
     def peek(self) -> T | None:
-        """Whose turn it is; None when nobody waits."""
+        """The next request; None if the queue is empty."""
         tenant = self._next()
         return tenant.entries[0].item if tenant else None
 
     def pop(self) -> T:
-        """Takes out whose turn it is. IndexError when nobody waits."""
+        """Removes and returns the next request. IndexError if the queue is empty."""
         tenant = self._next()
         if tenant is None:
-            raise IndexError("nobody waits")
+            raise IndexError("the queue is empty")
         entry = tenant.entries.pop(0)
         self._now = tenant.start
         tenant.start += entry.cost / tenant.weight
@@ -104,7 +107,7 @@ class FairQueue(Generic[T]):
         return entry.item
 
     def remove(self, item: T) -> bool:
-        """Takes a request out, which costs its tenant nothing; False when it is not there."""
+        """Removes a request at no cost for its tenant. False if it is not in the queue."""
         for tenant in self._tenants.values():
             for index, entry in enumerate(tenant.entries):
                 if entry.item is item:
@@ -114,16 +117,16 @@ class FairQueue(Generic[T]):
         return False
 
     def waiting(self, tenant: str) -> int:
-        """How many requests of a tenant wait."""
+        """The number of waiting requests of a tenant."""
         return len(self._tenants[tenant].entries) if tenant in self._tenants else 0
 
     def share(self, claim: Claim) -> float:
-        """What part of the service the claim's tenant gets among those that wait now, itself counted."""
+        """The share of the service that the claim's tenant gets among the tenants that wait now, itself included."""
         others = sum(t.weight for name, t in self._tenants.items() if t.entries and name != claim.tenant)
         return claim.weight / (claim.weight + others)
 
     def ahead(self, claim: Claim) -> float:
-        """The cost of what would be served before a request that came now with this claim."""
+        """The cost of all requests that would be served before a new request with this claim."""
         own, start = 0.0, self._now
         if tenant := self._tenants.get(claim.tenant):
             place = bisect_right(tenant.entries, self._due(claim), key=lambda entry: entry.due)
@@ -133,14 +136,17 @@ class FairQueue(Generic[T]):
         return own + sum(min(other.backlog, max(0.0, turn - other.start) * other.weight) for other in others)
 
     def _due(self, claim: Claim) -> float:
-        """Ageing at one pace for all keeps the order of any two, so it is fixed when they come."""
+        """The position within a tenant. All requests age equally, so the order of two is fixed when they arrive."""
         return claim.arrived + claim.priority * self._aging_s
 
     def _next(self) -> _Tenant[T] | None:
         return min((t for t in self._tenants.values() if t.entries), key=lambda tenant: tenant.turn, default=None)
 
     def _forget(self) -> None:
-        """Drops tenants that wait for nothing and owe nothing; when nobody waits nobody owes."""
+        """Drops tenants without waiting requests whose next turn is not in the future.
+
+        An empty queue moves the virtual time to the latest turn, so it drops all tenants.
+        """
         if not len(self):
             self._now = max((tenant.start for tenant in self._tenants.values()), default=self._now)
         self._tenants = {name: t for name, t in self._tenants.items() if t.entries or t.start > self._now}

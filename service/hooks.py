@@ -1,9 +1,9 @@
-"""Names that deployment files and Ray's variables import. They stay when modules move.
+"""Names that deployment files and Ray's environment variables import. They stay the same when modules move.
 
     RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=service.hooks:proxy_middleware
     autoscaling_policy: {policy_function: "service.hooks:autoscaling_policy"}
 
-Serve's proxies and its controller import this module: no torch, no FastAPI.
+Serve's proxies and controller import this module, so it must not import torch or FastAPI.
 """
 
 from service.gateway.http.middleware import proxy_middleware

@@ -1,1 +1,1 @@
-"""Who may ask, how much, and who waits: API keys, rate limits, the queue before the replicas. Knows no HTTP, no Ray."""
+"""Admission of requests: API keys, rate limits, and the queue before the replicas."""

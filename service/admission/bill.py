@@ -1,8 +1,7 @@
-"""What one answer uses, and what the key of its request pays: only for what the client got.
+"""The tokens of one answer, and the charge to the API key. A key pays only for tokens that the client got.
 
 An answer is charged an estimate when it begins to wait, and the tokens it used when it ends. If the client leaves
-before that, the estimate stays. If the request fails, what was streamed stays and the rest is given back. Knows no
-buckets, no HTTP.
+before the end, the estimate stays. If the request fails, only the tokens already streamed stay charged.
 """
 
 from __future__ import annotations
@@ -14,21 +13,24 @@ from service.wire import Answer, Chunk, Ending
 
 
 class Job:
-    """One answer. It is told of every item of a stream, or of the whole answer.
+    """One answer. `take` gets every item of its stream, or the whole answer.
 
-    `decoded`: blocks. `streamed`: tokens that were handed to the client so far. `used`: prompt and completion; None
-    before the end. `charged`: tokens that its key has paid. `begun`: when it got its place.
+    `asked`, `decoded`: blocks requested, and decoded so far. `streamed`: tokens sent to the client so far. `used`:
+    tokens of prompt and completion, None before the end. `charged`: tokens that the key has paid. `begun`: when the
+    answer got its place, None before.
     """
 
     def __init__(self, asked: int, block_size: int, throughput: Throughput) -> None:
-        self.asked, self.decoded = asked, 0
-        self.streamed, self.charged = 0, 0.0
+        self.asked = asked
+        self.decoded = 0
+        self.streamed = 0
+        self.charged = 0.0
         self.used: int | None = None
         self.begun: Moment | None = None
         self._block_size, self._throughput = block_size, throughput
 
     def take(self, item: Answer | Chunk | Ending) -> None:
-        """An item of the stream, or the whole answer."""
+        """Counts an item of the stream, or the whole answer."""
         if isinstance(item, Chunk):
             self.decoded += 1
             self._throughput.decoded(1)
@@ -48,9 +50,9 @@ class Job:
 
 
 class Bill:
-    """The tokens of one HTTP request, which may ask for several answers. `take` takes them from the key's bucket.
+    """The charge for one HTTP request, which may have several answers. `take` takes tokens from the key's bucket.
 
-    The answers of a request that fails end in any order, so an answer that has ended may be corrected later.
+    The answers of a failed request end in any order. `fail` therefore corrects answers that have already ended.
     """
 
     def __init__(self, take: Callable[[float], None]) -> None:
@@ -58,16 +60,16 @@ class Bill:
         self._closed: list[Job] = []
 
     def open(self, job: Job, estimate: float) -> None:
-        """An answer begins to wait."""
+        """Charges the estimate, in tokens, when an answer begins to wait."""
         self._charge(job, estimate)
 
     def close(self, job: Job) -> None:
-        """An answer ended, failed, or was broken off."""
+        """Charges the final amount when an answer ended, failed or was aborted."""
         self._closed.append(job)
         self._settle(job)
 
     def fail(self) -> None:
-        """The request ends with an error of ours, so the client gets no more than what was streamed."""
+        """The request failed: from now on every answer is charged only the tokens already streamed."""
         self._failed = True
         for job in self._closed:
             self._settle(job)

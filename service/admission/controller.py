@@ -1,7 +1,7 @@
-"""Admission: which requests are accepted, which wait for a place, and what finished ones teach.
+"""The admission controller accepts or refuses requests and gives accepted ones a place at a replica.
 
-`admit` decides once for each HTTP request, without waiting. Each of its answers then waits for `place`. The controller
-combines the parts of this package, which do not know each other. Knows no HTTP and no Ray.
+`admit` decides once per HTTP request, without waiting. Each answer of the request then waits in `place`. Finished
+answers update the measured throughput. The controller combines the other parts of this package.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from service.wire import ModelCard, Work, too_late
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """One HTTP request: whose it is and what it says, so that it is known again when it comes back."""
+    """One HTTP request: its API key, client address, path and body. They identify a request that is sent again."""
 
     key: ApiKey
     client: str
@@ -36,23 +36,23 @@ class Visit:
     body: bytes = field(repr=False)
 
     def digest(self) -> bytes:
-        """Equal for equal requests of one key, or without keys of one address."""
+        """A hash of the request. Equal requests of one API key (without keys: of one address) have the same hash."""
         head = f"{self.key.name if self.key.digest else self.client}\n{self.path}\n".encode()
         return hashlib.blake2b(head + self.body, digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A request that may come in: its works, marked as its key's, and the bill of their answers."""
+    """An accepted request: its works, which name the API key as their tenant, and the bill of their answers."""
 
     works: list[Work]
     bill: Bill
 
 
 class AdmissionController:
-    """Admission at one ingress, with its share of places and limits. No ingress knows of the others' requests.
+    """Admission at one ingress, with its share of places and limits.
 
-    `clock`: that of `Arrival`.
+    An ingress does not know the requests of other ingresses. `clock`: the clock of `Arrival`, in seconds.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
@@ -69,16 +69,16 @@ class AdmissionController:
         self._jobs: set[Job] = set()
 
     def serves(self, card: ModelCard) -> None:
-        """What the replicas serve now, and how many places they have."""
+        """Sets the block size and the number of places from the current card."""
         self._block_size = card.block_size
         self._slots.resize(self._share(card.places))
 
     def turn_away(self, error: MrpServeError) -> None:
-        """There is no replica and none will come: who waits is told so."""
+        """Ends all waiting requests with `error` if there are no places."""
         self._slots.turn_away(error)
 
     def admit(self, visit: Visit, works: Sequence[Work]) -> Admission:
-        """A request that may come in. RateLimited or QueueFull when it may not."""
+        """Accepts a request. RateLimited or QueueFull if it is refused."""
         key = visit.key
         works = [self._owned(work, key) for work in works]
         self._limits.check(key, sum(self._tokens(work) for work in works))
@@ -89,9 +89,9 @@ class AdmissionController:
 
     @asynccontextmanager
     async def place(self, work: Work, bill: Bill, on_wait: Callable[[], None] = lambda: None) -> AsyncIterator[Job]:
-        """A place at a replica for as long as the context lasts. DeadlineExceeded when the work's time is up before.
+        """A place at a replica for the duration of the context. DeadlineExceeded if the work's time ends before.
 
-        `on_wait` is called if it has to be waited for. Whoever learns that the request has failed tells the bill.
+        `on_wait` is called if no place is free. The caller calls `bill.fail` if the request fails.
         """
         job = Job(self._blocks(work), self._block_size, self._throughput)
         bill.open(job, self._tokens(work))
@@ -109,7 +109,7 @@ class AdmissionController:
             bill.close(job)
 
     def _owned(self, work: Work, key: ApiKey) -> Work:
-        """The work as its key's. What is cached of it is the key's own, unless keys share."""
+        """The work with its key as tenant. Its cached prefix belongs to that key alone, unless keys share prefixes."""
         salt = work.cache_salt if self._keys_share else key.salted(work.cache_salt)
         return replace(work, tenant=key.name, weight=key.weight, cache_salt=salt)
 
@@ -121,7 +121,7 @@ class AdmissionController:
 
     @property
     def blocks_left(self) -> float:
-        """About how many blocks are still to be decoded for all who are in, waiting or not."""
+        """The estimated number of blocks left to decode, for waiting and running requests together."""
         ratio = self._throughput.ratio
         return sum(max(0.0, job.asked * ratio - job.decoded) for job in self._jobs)
 
@@ -137,7 +137,7 @@ class AdmissionController:
 
     @property
     def replicas_wanted(self) -> float:
-        """How many replicas would do what is asked for here in good time."""
+        """The number of replicas that this ingress's requests need, as a fraction."""
         ratio = self._throughput.ratio
         waiting = sum(job.asked for job in self._jobs if job.begun is None) * ratio
         load = Load(len(self._jobs), self._slots.used, waiting, self._throughput.rate_of_place)
@@ -150,5 +150,5 @@ class AdmissionController:
         return -(-work.max_new_tokens // self._block_size)
 
     def _tokens(self, work: Work) -> float:
-        """What a key is charged until more is known: what is likely to be decoded."""
+        """The estimate that a key is charged first: the number of tokens likely to be decoded."""
         return work.max_new_tokens * self._throughput.ratio

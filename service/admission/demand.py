@@ -1,13 +1,14 @@
-"""How many replicas the requests of one ingress want, from what comes, what waits and what is being decoded.
+"""The number of replicas that one ingress needs, from the arrival rate, the queue and the requests being decoded.
 
-    wanted = come / rate / 0.8 + waiting / (rate × target_queue_s)
-    at least the places taken / places of a replica, / 0.8 while somebody waits
+    wanted = arrivals / rate / 0.8 + waiting / (rate * target_queue_s)
+    at least: places taken / places of a replica, divided by 0.8 while a request waits
 
-in blocks (a second), `rate` that of a replica at full load. The first part keeps up with what comes, the second works
-off what has piled up. Without the last a burst that has been let in would lose the replicas under it, and full replicas
-with a short queue would be noticed only when the average of what comes says so. What comes counts, not what is
-decoded: replicas that work off a queue decode all they can, however many they are.
-Knows no replicas and decides nothing: scaling.py adds the ingresses up, Serve waits and keeps the bounds.
+`arrivals`: blocks requested per second. `rate`: blocks per second of a replica at full load. `waiting`: blocks.
+
+The first term serves the new requests, the second term empties the queue. The lower bound keeps replicas that are
+still decoding a past burst. It also reacts to full replicas before the 30-second average does.
+The formula uses the arrivals, not the blocks decoded: while a queue is emptied, any number of replicas is fully busy.
+`rayserve/scaling.py` adds up all ingresses. Ray Serve applies its delays and bounds.
 """
 
 from __future__ import annotations
@@ -16,17 +17,20 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-#: seconds after which what has come counts for 1/e
+#: seconds after which an arrival counts for 1/e
 _MEMORY_S = 30.0
-#: the part of a replica's rate that is planned with; the rest is for what comes unevenly
+#: the part of a replica's rate that is planned for; the rest is reserve for uneven arrivals
 _UTILIZATION = 0.8
-#: what anybody who is there wants; less than this is nothing, once nobody is
+#: the least number of replicas wanted while there is any request; without requests, a smaller number counts as 0
 FEWEST = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What an ingress has in hand: requests, those with a place, the blocks that wait; a place's full-load rate."""
+    """The requests of an ingress. `in_hand`: all of them. `placed`: those with a place.
+
+    `waiting_blocks`: blocks of the waiting requests. `rate_of_place`: blocks per second of one place at full load.
+    """
 
     in_hand: int
     placed: int
@@ -35,19 +39,21 @@ class Load:
 
 
 class Demand:
-    """Told of every request that is let in. `places`: those of one replica."""
+    """Computes the demand for replicas. `came` gets every accepted request. `places`: places of one replica."""
 
     def __init__(self, places: int, target_queue_s: float, clock: Callable[[], float]) -> None:
-        self._places, self._target_queue_s, self._clock = places, target_queue_s, clock
+        self._places = places
+        self._target_queue_s = target_queue_s
+        self._clock = clock
         self._come, self._since = 0.0, clock()
 
     def came(self, blocks: float) -> None:
-        """So many blocks were asked for."""
+        """Counts an accepted request for `blocks` blocks."""
         self._come = self._remembered() + blocks
         self._since = self._clock()
 
     def wanted(self, load: Load, ratio: float) -> float:
-        """Replicas, in parts. `ratio`: the part of the blocks asked for that gets decoded."""
+        """The number of replicas, as a fraction. `ratio`: blocks decoded per block requested."""
         taken = load.placed / self._places
         if load.rate_of_place is None:
             wanted = taken / _UTILIZATION

@@ -1,7 +1,6 @@
 """API keys: read from the settings and their file, kept as SHA-256 digests, compared in constant time.
 
-A key itself is never kept, shown or logged; its name is the tenant of its requests. Knows no HTTP: it is given what
-a header held.
+A key itself is never kept, shown or logged. The name of a key is the tenant of its requests.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from service.settings import DIGEST, Settings, nearest
 
 _log = logging.getLogger(__name__)
 
-#: the tenant of all requests where there are no keys
+#: the tenant of all requests if no keys are configured
 ANONYMOUS = ""
 
 _NAME = r"^[A-Za-z0-9._-]{1,64}$"
@@ -33,7 +32,10 @@ _NAME_RULE = "1 to 64 letters, digits, '.', '_', '-'"
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """One key: whose it is and what it may; None is no limit. When work is short, weight 2 gets twice that of 1."""
+    """One API key and its limits. None means no limit.
+
+    Under full load a key of weight 2 gets twice the share of a key of weight 1.
+    """
 
     name: str
     digest: bytes = field(repr=False, default=b"")
@@ -42,12 +44,15 @@ class ApiKey:
     tokens_per_minute: int | None = None
 
     def salted(self, salt: str) -> str:
-        """A cache salt for this key alone. The length tells where the name ends, so no other key and salt give it."""
+        """A cache salt for this key alone.
+
+        It begins with the length of the name, so another pair of key and salt cannot give the same text.
+        """
         return f"{len(self.name)}:{self.name}{salt}" if self.digest else salt
 
 
 class KeyRing:
-    """All keys. Without any the service is open and everybody is one anonymous tenant."""
+    """All API keys. Without any the service is open, and all requests belong to one anonymous tenant."""
 
     def __init__(self, keys: Sequence[ApiKey]) -> None:
         _refuse_twice("the name", [key.name for key in keys])
@@ -57,7 +62,7 @@ class KeyRing:
 
     @classmethod
     def load(cls, settings: Settings) -> KeyRing:
-        """The keys of the settings (`key-1`, `key-2`, …) and of their file. SettingsError saying what is wrong."""
+        """The keys of the settings (`key-1`, `key-2`, …) and of their file. SettingsError if one is not allowed."""
         named = [
             ApiKey(f"key-{number}", bytes.fromhex(key.removeprefix(DIGEST)))
             for number, key in enumerate(settings.api_keys, 1)
@@ -65,7 +70,10 @@ class KeyRing:
         return cls([*named, *(_read(settings.api_keys_file) if settings.api_keys_file else ())])
 
     def find(self, given: bytes) -> ApiKey | None:
-        """Whose key this is, None for nobody's; without keys the anonymous one. All are compared, in constant time."""
+        """The key that `given` is; None if it is not known. The anonymous key if none are configured.
+
+        `given` is compared with every key, in constant time.
+        """
         if not self._keys:
             return self._anonymous
         digest = hashlib.sha256(given).digest()
@@ -74,7 +82,7 @@ class KeyRing:
 
 
 def check_name(name: str) -> None:
-    """SettingsError for what cannot be a key's name."""
+    """SettingsError if `name` cannot be the name of a key."""
     if not re.fullmatch(_NAME, name):
         raise SettingsError(f"a key's name is {name!r}, allowed are {_NAME_RULE}")
 
@@ -101,8 +109,8 @@ def _read(path: Path) -> Iterable[ApiKey]:
         line = f" (line {where.line + 1})" if where else ""
         raise SettingsError(f"api_keys_file {path} is not YAML{line}", param="api_keys_file") from None
     except (OSError, ValueError) as error:
-        said = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise SettingsError(f"api_keys_file {path} cannot be read: {said}", param="api_keys_file") from None
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise SettingsError(f"api_keys_file {path} cannot be read: {reason}", param="api_keys_file") from None
     if not isinstance(content, list) or not content:
         raise SettingsError(
             f"api_keys_file {path} must be a list of keys, each with `name` and `sha256`", param="api_keys_file"
@@ -114,14 +122,14 @@ def _key(path: Path, number: int, entry: Any) -> ApiKey:
     try:
         made = _Entry.model_validate(entry)
     except ValidationError as error:
-        said = "; ".join(_explain(problem) for problem in error.errors(include_url=False, include_input=False))
-        raise SettingsError(f"api_keys_file {path}, entry {number}: {said}", param="api_keys_file") from None
+        reason = "; ".join(_explain(problem) for problem in error.errors(include_url=False, include_input=False))
+        raise SettingsError(f"api_keys_file {path}, entry {number}: {reason}", param="api_keys_file") from None
     digest = bytes.fromhex(made.sha256)
     return ApiKey(made.name, digest, made.weight, made.requests_per_minute, made.tokens_per_minute)
 
 
 def _explain(problem: Any) -> str:
-    """What is wrong, never the value: it may be the key, put in the wrong place."""
+    """The message for a problem. It never shows the value, which may be a key in the wrong place."""
     name = ".".join(str(part) for part in problem["loc"]) or "the entry"
     if problem["type"] == "extra_forbidden":
         return f"{name!r} is not a field; {nearest(name, _Entry.model_fields)}"
@@ -136,5 +144,5 @@ def _refuse_twice(what: str, values: Sequence[str], names: Sequence[str] | None 
     for index, value in enumerate(values):
         if value in seen:
             shown = f"{names[seen[value]]!r} and {names[index]!r}" if names else repr(value)
-            raise SettingsError(f"API keys: {what} {shown} is there twice", param="api_keys")
+            raise SettingsError(f"API keys: {what} {shown} is given twice", param="api_keys")
         seen[value] = index

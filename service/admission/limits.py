@@ -1,7 +1,4 @@
-"""How many requests and tokens a minute each key may have: token buckets that hold a minute's worth.
-
-Knows no HTTP; the clock is given.
-"""
+"""Rate limits of API keys: token buckets for requests and tokens per minute. A bucket holds one minute's amount."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ _MINUTE_S = 60.0
 
 
 class Bucket:
-    """What is left of `per_minute`; it fills up evenly. It may be overdrawn by what turns out to be more."""
+    """A bucket of `per_minute`, which refills evenly. It may go below 0 when more is used than was estimated."""
 
     def __init__(self, per_minute: float, clock: Callable[[], float]) -> None:
         self._most, self._clock = per_minute, clock
@@ -22,24 +19,24 @@ class Bucket:
 
     @property
     def left(self) -> float:
-        """What may be taken now."""
+        """The amount that may be taken now."""
         now = self._clock()
         self._left = min(self._most, self._left + (now - self._since) * self._most / _MINUTE_S)
         self._since = now
         return self._left
 
     def wait_s(self, amount: float) -> float:
-        """In how many seconds `amount` may be taken if nobody else takes; more than fits needs a full bucket."""
+        """Seconds until `amount` may be taken if nothing else is. An amount above `per_minute` needs a full bucket."""
         missing = min(amount, self._most) - self.left
         return max(0.0, missing * _MINUTE_S / self._most)
 
     def take(self, amount: float) -> None:
-        """Takes out so much; a negative amount gives back."""
+        """Takes `amount` out. A negative amount is put back."""
         self._left = min(self._most, self.left - amount)
 
 
 class RateLimits:
-    """The buckets of all keys that have limits. Each of `sharers` of the same limits has an equal part of them."""
+    """The buckets of all keys with limits. `sharers`: number of ingresses, which get equal parts of every limit."""
 
     def __init__(self, clock: Callable[[], float], sharers: int = 1) -> None:
         self._clock, self._sharers = clock, sharers
@@ -47,7 +44,7 @@ class RateLimits:
         self._tokens: dict[str, Bucket] = {}
 
     def check(self, key: ApiKey, tokens: float) -> None:
-        """RateLimited when the key may not have another request, of so many tokens, now."""
+        """RateLimited if the key may not send another request of `tokens` tokens now."""
         for what, per_minute, buckets, amount in (
             ("requests", key.requests_per_minute, self._requests, 1.0),
             ("tokens", key.tokens_per_minute, self._tokens, tokens),
@@ -57,16 +54,16 @@ class RateLimits:
             bucket = buckets.setdefault(key.name, Bucket(per_minute / self._sharers, self._clock))
             if wait_s := bucket.wait_s(amount):
                 raise RateLimited(
-                    f"key {key.name!r} may have {per_minute} {what} a minute; in {wait_s:.1f} s there is room again",
+                    f"key {key.name!r} may have {per_minute} {what} a minute; try again in {wait_s:.1f} s",
                     retry_after=wait_s,
                 )
 
     def count_request(self, tenant: str) -> None:
-        """A request of the tenant was let in."""
+        """Counts an accepted request of the tenant."""
         if bucket := self._requests.get(tenant):
             bucket.take(1.0)
 
     def take_tokens(self, tenant: str, tokens: float) -> None:
-        """So many tokens are the tenant's; a negative number corrects an estimate that was too high."""
+        """Counts tokens of the tenant. A negative number corrects an estimate that was too high."""
         if bucket := self._tokens.get(tenant):
             bucket.take(tokens)

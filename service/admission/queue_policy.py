@@ -1,9 +1,9 @@
-"""Which requests may join the queue, and when a refused one should come back.
+"""The rules for joining the queue, and the Retry-After time of refused requests.
 
 A request is refused when the work before it would take longer than `max_queue_s` at the measured rate, or when
 `max_waiting` requests wait. A client that retries at its Retry-After time is accepted up to a higher limit, so new
 requests cannot take its place. Below the lower limit every request is accepted, so replicas do not wait for clients
-that never return. Knows no HTTP.
+that never return.
 """
 
 from __future__ import annotations
@@ -17,29 +17,32 @@ from service.admission.throughput import Throughput
 from service.errors import QueueFull
 from service.fair_queue import Claim, FairQueue
 
-#: how far above the marks those who were promised a place are let in
+#: factor on both limits for a request that comes back at its Retry-After time
 _PROMISED = 1.5
-#: the part of the rate that is promised; what the measurement may be off
+#: factor on the measured rate when a Retry-After time is computed: a margin for errors of the measurement
 _PROMISED_RATE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """How much may wait: seconds of work, and requests."""
+    """The limits of the queue: seconds of work, and number of requests."""
 
     max_queue_s: float
     max_waiting: int
 
 
 class QueuePolicy:
-    """Looks at a queue and its throughput; changes neither."""
+    """Decides from a queue and its throughput. Changes neither."""
 
     def __init__(self, queue: FairQueue[Any], throughput: Throughput, marks: Marks, clock: Callable[[], float]) -> None:
-        self._queue, self._throughput, self._marks, self._clock = queue, throughput, marks, clock
+        self._queue = queue
+        self._throughput = throughput
+        self._marks = marks
+        self._clock = clock
         self._reservations = Reservations()
 
     def check(self, claim: Claim, digest: Callable[[], bytes]) -> None:
-        """QueueFull when the request may not join the queue. `digest` tells requests apart; asked for if needed."""
+        """QueueFull if the request may not join the queue. `digest` hashes the request; it is called only if needed."""
         refusal = self._refusal(claim, 1.0)
         if len(self._reservations) and self._reservations.redeem(digest(), self._clock()):
             refusal = refusal and self._refusal(claim, _PROMISED)
@@ -49,23 +52,26 @@ class QueuePolicy:
             raise QueueFull(refusal, retry_after=due - now)
 
     def wait_s(self, claim: Claim) -> float | None:
-        """How long a request would wait that came now; None while the rate is not known."""
+        """The estimated wait, in seconds, of a request that comes now. None while the rate is not known."""
         rate = self._throughput.rate
         return None if rate is None else self._queue.ahead(claim) * self._throughput.ratio / rate
 
     def _refusal(self, claim: Claim, leniency: float) -> str | None:
-        """Why the request may not join, or None."""
+        """The reason why the request may not join, or None."""
         most, longest = self._marks.max_waiting * leniency, self._marks.max_queue_s * leniency
         waiting = len(self._queue)
         if waiting >= most and self._queue.waiting(claim.tenant) >= most * self._queue.share(claim):
             return f"{waiting} requests are waiting, allowed are {self._marks.max_waiting}"
         wait_s = self.wait_s(claim)
         if wait_s is not None and wait_s >= longest:
-            return f"the work that waits takes about {wait_s:.0f} s, allowed are {self._marks.max_queue_s:g}"
+            return f"the waiting work takes about {wait_s:.0f} s, allowed are {self._marks.max_queue_s:g} s"
         return None
 
     def _seconds(self, claim: Claim) -> float:
-        """How much of its tenant's time a request takes; while no rate is known, as if a full queue took the most."""
+        """The seconds of its tenant's share that a request takes.
+
+        While no rate is known, a full queue is assumed to take `max_queue_s`.
+        """
         rate = self._throughput.rate
         if rate is None:
             return self._marks.max_queue_s / self._marks.max_waiting

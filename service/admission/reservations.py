@@ -1,7 +1,7 @@
-"""When those who were refused may come back: each gets a time of its own, at which it is let in.
+"""Reservations: each refused request gets its own time at which it may come back and is accepted.
 
-Times of one tenant follow each other at the pace its work can be done, so those who come back do so one after the
-other. What is not redeemed within `grace_s` is forgotten. Knows no queue; the time is given.
+The times of one tenant follow each other at the rate at which its work can be done. Its refused requests therefore
+come back one after the other. A reservation that is not used within `grace_s` seconds is dropped.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 import heapq
 from collections import deque
 
-#: how many are kept; who comes beyond gets a time and no promise
+#: the most reservations that are kept; further requests get an estimate only
 MOST = 10_000
 GRACE_S = 30.0
 
 
 class Reservations:
-    """Reservations by the digest of a request: equal requests have as many as were refused."""
+    """Reservations by the digest of a request. Equal requests have one reservation for each refusal."""
 
     def __init__(self, most: int = MOST, grace_s: float = GRACE_S) -> None:
         self._most, self._grace_s = most, grace_s
-        self._booked: dict[str, float] = {}  # tenant -> up to when its time is given away
+        self._booked: dict[str, float] = {}  # tenant -> time of its last reservation
         self._dues: dict[bytes, deque[float]] = {}
         self._expiries: list[tuple[float, bytes]] = []
         self._count = 0
@@ -28,7 +28,7 @@ class Reservations:
         return self._count
 
     def book(self, tenant: str, digest: bytes, seconds: float, now: float) -> float:
-        """When the request, which takes `seconds` of its tenant's time, may come back."""
+        """The time at which the request may come back. `seconds`: how long its work takes at its tenant's rate."""
         self._expire(now)
         due = max(now, self._booked.get(tenant, now)) + seconds
         if self._count < self._most:
@@ -39,7 +39,7 @@ class Reservations:
         return due
 
     def redeem(self, digest: bytes, now: float) -> bool:
-        """Whether the request's time has come; it has then had it."""
+        """Whether the request has a reservation whose time has come. Uses that reservation."""
         self._expire(now)
         dues = self._dues.get(digest)
         if not dues or dues[0] > now:

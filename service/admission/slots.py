@@ -1,7 +1,6 @@
-"""The places at the replicas: as many requests are let through as there are, the others wait in a fair queue.
+"""The places at the replicas. Each running request has one; the other requests wait in a fair queue.
 
-A place is given on as soon as its request ends, however it ends; who waits is woken by that and by `resize`. Knows no
-HTTP and no request but its claim.
+A request frees its place when it ends, however it ends. A freed place, or a call of `resize`, wakes waiting requests.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from service.fair_queue import Claim, FairQueue
 
 @dataclass(eq=False, slots=True)
 class Waiter:
-    """One request that waits. `has_place`: one is taken for it, even if nobody is there any more to use it."""
+    """One waiting request. `has_place`: a place is taken for it, even if it is being cancelled."""
 
     turn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     has_place: bool = False
 
 
 class Slots:
-    """`places` are set by `resize`; before that everybody waits."""
+    """Gives out places. `resize` sets their number; before the first call every request waits."""
 
     def __init__(self, queue: FairQueue[Waiter], throughput: Throughput) -> None:
         self._queue, self._throughput = queue, throughput
@@ -33,19 +32,19 @@ class Slots:
 
     @property
     def used(self) -> int:
-        """Places taken."""
+        """The number of places taken."""
         return self._used
 
     def resize(self, places: int) -> None:
-        """There are so many places now. Fewer than are taken: nobody is let through until enough have ended."""
+        """Sets the number of places. If more are taken, no request gets one until enough have ended."""
         if places != self._places:
             self._places = places
             self._changed()
 
     async def enter(self, claim: Claim, timeout_s: float, on_wait: Callable[[], None] = lambda: None) -> None:
-        """Waits for a place and takes it; `leave` must follow. TimeoutError when there is none for `timeout_s`.
+        """Waits for a place and takes it; `leave` must follow. TimeoutError after `timeout_s` without a place.
 
-        `on_wait` is called if there is none now.
+        `on_wait` is called if no place is free now.
         """
         waiter = Waiter()
         self._queue.push(waiter, claim)
@@ -56,16 +55,16 @@ class Slots:
                 async with asyncio.timeout(timeout_s):
                     await waiter.turn
         except BaseException:
-            if waiter.has_place:  # it came too late to be used
+            if waiter.has_place:  # the place came after the timeout or the cancellation
                 self.leave()
             else:
                 self._queue.remove(waiter)
             raise
 
     def turn_away(self, error: MrpServeError) -> None:
-        """There are no places and none will come: who waits is told so, each by a copy of the error.
+        """If there are no places, ends every waiting request with a copy of `error`.
 
-        Tasks that raise one error object at the same time add to one traceback.
+        Each gets a copy, since tasks that raise the same object at the same time extend one traceback.
         """
         if not self._places:
             for waiter in self._queue:
@@ -73,16 +72,16 @@ class Slots:
                     waiter.turn.set_exception(copy(error))
 
     def leave(self) -> None:
-        """Gives a place on."""
+        """Frees a place."""
         self._used -= 1
         self._changed()
 
     def _changed(self) -> None:
-        """Lets through whoever's turn it is."""
+        """Gives free places to the requests whose turn it is."""
         while self._used < self._places and len(self._queue):
             waiter = self._queue.pop()
             waiter.has_place = True
             self._used += 1
-            if not waiter.turn.done():  # done: it is being cancelled, and will give its place on
+            if not waiter.turn.done():  # done: the request is being cancelled and frees its place itself
                 waiter.turn.set_result(None)
         self._throughput.occupied(self._used, self._places)

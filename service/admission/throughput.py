@@ -1,7 +1,6 @@
-"""How fast the replicas decode when they are full, and how much of what is asked for gets decoded.
+"""The decoding rate of full replicas, and the part of the requested blocks that is decoded.
 
-The rate is blocks a second and place, over the seconds in which every place was taken; recent ones count more. Knows
-no requests, no queue; the clock is given.
+The rate is in blocks per second and place. Only seconds in which every place was taken count, recent ones more.
 """
 
 from __future__ import annotations
@@ -10,34 +9,37 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-#: seconds at full load, and requests, after which an observation counts for 1/e
+#: an observation counts for 1/e after so many seconds at full load, or so many requests
 _MEMORY_S = 20.0
 _MEMORY_REQUESTS = 100.0
-#: seconds at full load from which on the rate is believed
+#: seconds at full load before the rate is used
 _FIRST_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When something began: `at` by the clock, `full` in seconds at full load."""
+    """A moment: `at` by the clock; `full`: seconds at full load up to it."""
 
     at: float
     full: float
 
 
 class Throughput:
-    """Told of every change of the places taken, and of every block."""
+    """Measures the throughput. Its methods get every change of the places taken, and every block."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._places, self._full, self._since = 0, False, clock()
+        self._places = 0
+        self._full = False
+        self._since = clock()
         self._blocks = self._place_seconds = self._full_seconds = 0.0
         self._asked = self._decoded = 0.0
 
     def occupied(self, used: int, places: int) -> None:
-        """From now on so many of so many places are taken."""
+        """From now on `used` of `places` places are taken."""
         self._pass()
-        self._places, self._full = places, used >= places > 0
+        self._places = places
+        self._full = used >= places > 0
 
     def _pass(self) -> None:
         now = self._clock()
@@ -50,36 +52,39 @@ class Throughput:
         self._since = now
 
     def decoded(self, blocks: float) -> None:
-        """Blocks came; what comes while places are free says nothing of the most there could be."""
+        """Counts decoded blocks. Blocks that come while a place is free are ignored."""
         if self._full:
             self._blocks += blocks
 
     def moment(self) -> Moment:
-        """Now."""
+        """The current moment."""
         self._pass()
         return Moment(self._clock(), self._full_seconds)
 
     def decoded_since(self, begun: Moment, blocks: float) -> None:
-        """Blocks came evenly since then, of which one hears only now; those at full load count, as if heard of then."""
+        """Counts the blocks of an answer that was not streamed, from `begun` to now.
+
+        Spreads them evenly over that time and counts those that fell into full load.
+        """
         now = self.moment()
         if now.full > begun.full:
             counted = _MEMORY_S * (1 - math.exp((begun.full - now.full) / _MEMORY_S))
             self._blocks += blocks * counted / (now.at - begun.at)
 
     def answered(self, asked: float, decoded: float) -> None:
-        """A request that asked for so many blocks ended with an answer of so many."""
+        """Counts an answer with `decoded` blocks to a request for `asked` blocks."""
         kept = math.exp(-1 / _MEMORY_REQUESTS)
         self._asked = self._asked * kept + asked
         self._decoded = self._decoded * kept + min(asked, decoded)
 
     @property
     def ratio(self) -> float:
-        """The part of the blocks asked for that gets decoded; 1 until something is known."""
+        """Blocks decoded per block requested; 1 before the first answer."""
         return self._decoded / self._asked if self._asked else 1.0
 
     @property
     def rate_of_place(self) -> float | None:
-        """Blocks a second of one place while all are taken; None until it is known."""
+        """Blocks per second of one place while all places are taken. None until it is known."""
         self._pass()
         if self._full_seconds < _FIRST_S or not self._blocks:
             return None
@@ -87,6 +92,6 @@ class Throughput:
 
     @property
     def rate(self) -> float | None:
-        """Blocks a second of all places together; None until it is known, and while there are none."""
+        """Blocks per second of all places together. None until it is known, and while there are no places."""
         rate = self.rate_of_place
         return rate * self._places if rate is not None and self._places else None

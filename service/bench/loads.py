@@ -15,31 +15,38 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from service.bench.rounds import Rounds
-from service.decode.params import ModeParams, Speculative, Static
+from service.decode.modes import Speculative, Static
+from service.decode.params import ModeParams
 from service.engine import Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
 from service.engine.drafting.costs import measure
+from service.engine.forward.clock import clock_of
 from service.engine.forward.runner import Runner
 from service.model import Checkpoint
 
-#: requests of a round for each that runs at once, and at least
-_WAVES, _FEWEST = 2, 48
+#: requests of a round for each that runs at once
+_WAVES = 2
 #: KV that each of them has room for: no more, or where its pages lie in a big memory decides which plan is faster
 _TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is asked: prompts, each at the temperature."""
+    """What is asked: prompts, each at the temperature, with so many new tokens at most.
+
+    `fewest`: requests of a round, at least.
+    """
 
     prompts: Sequence[tuple[int, ...]]
     temperature: float = 0.0
+    fewest: int = 48
+    new_tokens: int = 96
 
     def requests(self, params: ModeParams, places: range, stops: frozenset[int]) -> list[GenerationRequest]:
         """Those at the places, the first prompt again behind the last. A place's seed is the same for every plan."""
         prompts = [self.prompts[place % len(self.prompts)] for place in places]
         sampling = [SamplingParams(self.temperature, seed=place) for place in places]
         return [
-            GenerationRequest(f"{place}", prompt, params, drawn, max_new_tokens=96, stop_token_ids=stops)
+            GenerationRequest(f"{place}", prompt, params, drawn, max_new_tokens=self.new_tokens, stop_token_ids=stops)
             for place, prompt, drawn in zip(places, prompts, sampling, strict=True)
         ]
 
@@ -106,14 +113,15 @@ def compare_at_loads(
     """
     limits = EngineConfig()
     runner = Runner(checkpoint, limits.max_rows)
-    costs = measure(runner, limits.max_rows, checkpoint.mrp is not None)
+    costs = measure(runner, limits.max_rows, checkpoint.mrp is not None, clock_of(checkpoint.device))
+    del runner  # its cache is large
     stops = frozenset(checkpoint.config.eos_token_ids)
     for concurrency in rounds.concurrencies:
         config = EngineConfig(max_running=concurrency, kv_cache_tokens=concurrency * _TOKENS, prefix_cache=False)
         rows = [PlanAtLoad(params, concurrency) for params in plans]
         turns = deque((Engine(checkpoint, config, parts=Parts(costs=costs)), row) for row in rows)
         for number in range(rounds.count + 1):
-            count = max(_FEWEST, _WAVES * concurrency)
+            count = max(workload.fewest, _WAVES * concurrency)
             places = range(number * count, (number + 1) * count)
             for engine, row in turns:
                 row.samples.append(_sample(engine, workload.requests(row.params, places, stops)))

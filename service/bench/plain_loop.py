@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
 from service.model import Checkpoint, published_weights
 
@@ -19,14 +20,19 @@ _NOT_QWEN3 = ("model_type", "architectures", "auto_map", "attn_implementation")
 
 
 class PlainLoop:
-    """Decodes one request after another with transformers' Qwen3 on a checkpoint's backbone."""
+    """Decodes one request after another with transformers' Qwen3. Its weights are the checkpoint's own, not copies."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         raw = {key: value for key, value in checkpoint.raw.items() if key not in _NOT_QWEN3}
-        with torch.device(checkpoint.device):
-            model: nn.Module = Qwen3ForCausalLM(Qwen3Config(**raw))
-        model.load_state_dict(published_weights(checkpoint.config, checkpoint.backbone, None))
-        self._model = model.to(checkpoint.dtype).eval()
+        config = Qwen3Config(**raw)
+        with torch.device("meta"):
+            model = Qwen3ForCausalLM(config)
+        weights = published_weights(checkpoint.config, checkpoint.backbone, None)
+        if checkpoint.config.tie_word_embeddings:
+            weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+        model.load_state_dict(weights, assign=True)
+        model.model.rotary_emb = Qwen3RotaryEmbedding(config).to(checkpoint.device)  # no file has its buffer
+        self._model: nn.Module = model.eval()
         self._device, self._config = checkpoint.device, checkpoint.config
 
     @torch.inference_mode()

@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from service.decode.params import Static
+from service.decode.modes import Static
 from service.engine import Engine, EngineConfig, GenerationRequest
 from service.model import Checkpoint
 

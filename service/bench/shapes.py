@@ -1,11 +1,12 @@
-"""Random weights in the shapes of the published models: for timings where no checkpoint can be had.
+"""The shapes of the published models, and random weights in any shape.
 
-Their text is noise and MRP's drafts are accepted by chance only, so rates of static decoding and the times of
-steps mean something, tokens per forward do not.
+Text of random weights is noise, and MRP's drafts are accepted by chance only. `inflate.py` makes weights of a published
+shape that answer as a small checkpoint does.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,27 +15,35 @@ import torch
 from service.errors import InvalidRequest
 from service.model import Checkpoint, LoadOptions, Mrp, Sdar, parse_config
 
-_COMMON = {
-    "model_type": "sdar", "block_size": 4, "head_dim": 128, "num_key_value_heads": 8, "vocab_size": 151936,
-    "mask_token_id": 151669, "eos_token_id": 151643, "max_position_embeddings": 32768, "rope_theta": 1000000.0,
-    "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "num_mrp_heads": 1, "num_nextn_predict_layers": 3,
-}  # fmt: skip
 
-#: name -> (hidden, intermediate, layers, heads), as in the published config.json files
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of a model, as in the published config.json files."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int = 8
+    head_dim: int = 128
+    vocab_size: int = 151936
+    max_position_embeddings: int = 32768
+
+
+#: SDAR's, and Qwen3's smallest for machines on which those take too long
 SHAPES = {
-    "sdar-1.7b": (2048, 6144, 28, 16),
-    "sdar-4b": (2560, 9728, 36, 32),
-    "sdar-8b": (4096, 12288, 36, 32),
+    "qwen3-0.6b": Shape(1024, 3072, 28, 16),
+    "sdar-1.7b": Shape(2048, 6144, 28, 16),
+    "sdar-4b": Shape(2560, 9728, 36, 32),
+    "sdar-8b": Shape(4096, 12288, 36, 32),
 }
 
 
-def config_of(shape: str) -> dict[str, Any]:
-    """A config.json of the shape. InvalidRequest for a name that is none."""
-    if shape not in SHAPES:
-        raise InvalidRequest(f"shape is {shape!r}, allowed are {', '.join(SHAPES)}", param="shape")
-    hidden, intermediate, layers, heads = SHAPES[shape]
-    sizes = {"hidden_size": hidden, "intermediate_size": intermediate}
-    return _COMMON | sizes | {"num_hidden_layers": layers, "num_attention_heads": heads}
+def shape_named(name: str) -> Shape:
+    """A published shape. InvalidRequest for a name that is none."""
+    if name not in SHAPES:
+        raise InvalidRequest(f"shape is {name!r}, allowed are {', '.join(SHAPES)}", param="shape")
+    return SHAPES[name]
 
 
 def random_checkpoint(raw: dict[str, Any], options: LoadOptions) -> Checkpoint:

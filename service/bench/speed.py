@@ -30,6 +30,10 @@ class Workload:
     new_tokens: int = 64
     seed: int = 0
 
+    def longest(self, block_size: int) -> int:
+        """Tokens of KV that its longest request needs."""
+        return self.prompt_tokens[1] + self.new_tokens + 2 * block_size
+
     def requests(self, engine: Engine, count: int, round_number: int) -> list[GenerationRequest]:
         """`count` requests; the same round gives the same requests."""
         rng = random.Random(f"{self.seed}/{count}/{round_number}")

@@ -1,4 +1,4 @@
-"""`mrp-serve bench`: the engine beside the plain published loop, the time of a step at many rows, the prefix cache."""
+"""`mrp-serve bench`: the engine compared with the plain published loop, the time of a step, the prefix cache."""
 
 from __future__ import annotations
 
@@ -9,29 +9,38 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from service.cli.options import Attention, BlockSize, Device, Dtype, Model, Output, Several, Threads, load, use_threads
+from service.cli.options import (
+    Attention,
+    BlockSize,
+    Device,
+    Dtype,
+    Model,
+    Output,
+    Several,
+    Shape,
+    Threads,
+    load_in_shape,
+    use_threads,
+)
 from service.cli.output import Counter, results, table
 
 if TYPE_CHECKING:
     from service.bench.prefix import PrefixTime
     from service.bench.speed import SpeedRow
     from service.bench.steps import StepTime
-    from service.model import Checkpoint
 
 _Rows = Annotated[list[int], typer.Option(min=1, help="Rows of a step; may be given again.")]
 
 
 def command(
     model: Model = None,
-    shape: Annotated[
-        str | None, typer.Option(help="Random weights in a published shape instead: sdar-1.7b, sdar-4b, sdar-8b.")
-    ] = None,
+    shape: Shape = None,
     concurrency: Several = [1, 8, 32],  # noqa: B006
     rows: _Rows = [1, 2, 4, 8, 16, 32, 64],  # noqa: B006
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")] = 5,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of every completion.")] = 64,
     prefix_tokens: Annotated[int, typer.Option(min=0, help="Tokens before the rows of a step.")] = 256,
-    prompt_tokens: Annotated[list[int], typer.Option(min=1, help="Prompts; may be given again.")] = [64, 256, 1000],  # noqa: B006
+    prompt_tokens: Annotated[list[int], typer.Option(min=1, help="Prompt lengths; repeatable.")] = [64, 256, 1000],  # noqa: B006
     device: Device = "auto",
     dtype: Dtype = "auto",
     attention: Attention = "auto",
@@ -39,19 +48,20 @@ def command(
     threads: Threads = None,
     output: Output = None,
 ) -> None:
-    """Tokens per second beside a plain transformers loop, milliseconds a step, and what the prefix cache saves."""
+    """Measures tokens per second beside a plain transformers loop, milliseconds per step, and prefix cache savings."""
     from service.bench.plain_loop import PlainLoop
     from service.bench.prefix import possible_lengths, prefix_times
     from service.bench.rounds import Rounds
     from service.bench.speed import Workload, compare_with_plain_loop
     from service.bench.steps import step_times
-    from service.decode.params import Static
+    from service.decode.modes import Static
     from service.engine import Engine, EngineConfig
 
     use_threads(threads)
-    checkpoint = _random(shape, device, dtype, block_size) if shape else load(model, device, dtype, block_size)
-    engine = Engine(checkpoint, EngineConfig(max_running=max(concurrency), attention=attention))
+    checkpoint = load_in_shape(model, shape, device, dtype, block_size)
     workload = Workload(Static(), new_tokens=new_tokens)
+    tokens = max(concurrency) * workload.longest(checkpoint.config.block_size)
+    engine = Engine(checkpoint, EngineConfig(max_running=max(concurrency), kv_cache_tokens=tokens, attention=attention))
     parts = len(concurrency) * rounds + len(rows) + len(possible_lengths(checkpoint, prompt_tokens))
     with Counter(parts) as counter:
         beside = Rounds(concurrency, rounds, counter.next)
@@ -68,15 +78,6 @@ def command(
         result = {"speed": [asdict(row) for row in speed], "steps": [asdict(step) for step in steps]}
         result["prefix"] = [asdict(time) for time in prefix]
         output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-
-
-def _random(shape: str, device: str, dtype: str, block_size: int | None) -> Checkpoint:
-    from service.bench.shapes import config_of, random_checkpoint
-    from service.model import LoadOptions
-    from service.model.options import pick_device, pick_dtype
-
-    place = pick_device(device)
-    return random_checkpoint(config_of(shape), LoadOptions(pick_dtype(dtype, place), place, block_size))
 
 
 def _speed_table(speed: list[SpeedRow]) -> Table:

@@ -1,4 +1,4 @@
-"""`mrp-serve check PATH`: what a checkpoint is, whether all that is served of it loads, what it needs."""
+"""`mrp-serve check PATH`: the facts of a checkpoint, and whether everything that serving needs loads."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from service.cli.options import BlockSize, Device, Dtype, load
+from service.errors import SettingsError
 
 if TYPE_CHECKING:
     from service.model import Checkpoint
@@ -22,15 +23,15 @@ def command(
     dtype: Dtype = "auto",
     block_size: BlockSize = None,
 ) -> None:
-    """Loads a checkpoint as serving does, decodes a block with it, and says what it is.
+    """Loads a checkpoint as serving does, decodes a block with it, and prints its facts.
 
-    What of it cannot be used, though the rest can, is a warning.
+    A part that cannot be used is a warning if the rest can be served.
     """
     from service.text import TextCodec
 
     checkpoint = load(model, device, dtype, block_size)
     codec = TextCodec.load(checkpoint.path)
-    facts = _facts(checkpoint) | _text(codec)
+    facts = _facts(checkpoint) | _text(codec) | _memory(checkpoint)
     seconds = _decode_a_block(checkpoint)
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in facts.items():
@@ -46,8 +47,24 @@ def _text(codec: TextCodec) -> dict[str, str]:
     return {"tokenizer": f"{codec.vocab_size} tokens", "chat template": template}
 
 
+def _memory(checkpoint: Checkpoint) -> dict[str, str]:
+    """What `auto` makes of the memory that is free beside the weights."""
+    from service.engine.sizing import Sizes, fit
+    from service.model.memory import memory_of
+
+    memory = memory_of(checkpoint.device)
+    device = f"{memory.free / 2**30:,.1f} of {memory.total / 2**30:,.1f} GiB are free on {checkpoint.device}"
+    try:
+        fitted = fit(Sizes(), checkpoint.config, checkpoint.dtype.itemsize, memory)
+    except SettingsError as error:
+        return {"memory": device, "fits": f"no: {error.message}"}
+    cache = f"{fitted.kv_cache_tokens} tokens of KV ({fitted.kv_bytes / 2**20:,.0f} MiB)"
+    work = f"{fitted.max_rows} rows a forward (about {fitted.forward_bytes / 2**20:,.0f} MiB)"
+    return {"memory": device, "fits": f"{cache}, {fitted.max_running} requests, {work}"}
+
+
 def _facts(checkpoint: Checkpoint) -> dict[str, str]:
-    from service.decode.registry import MODES
+    from service.decode.modes import MODES
     from service.model.attention import PagedCache
 
     config, mrp = checkpoint.config, checkpoint.config.mrp
@@ -82,7 +99,7 @@ def _quality(checkpoint: Checkpoint) -> str:
 
 
 def _decode_a_block(checkpoint: Checkpoint) -> float:
-    from service.decode.params import Speculative, Static
+    from service.decode.modes import Speculative, Static
     from service.engine import Engine, EngineConfig, GenerationRequest
 
     size = checkpoint.config.block_size

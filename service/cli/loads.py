@@ -1,14 +1,15 @@
-"""`mrp-serve loads`: what `mrp_steps: "auto"` gains on static and on fixed drafts at several loads."""
+"""`mrp-serve loads`: compares `mrp_steps: "auto"` with static and with fixed drafts at several loads."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
-from service.cli.options import Device, Dtype, Model, Output, Several, heldout, load, use_threads
+from service.cli.options import Device, Dtype, Model, Output, Several, Shape, heldout, load_in_shape, use_threads
 from service.cli.output import Counter, results, table
 from service.cli.plans import parse_plan
 
@@ -18,36 +19,42 @@ if TYPE_CHECKING:
 
 def command(
     model: Model = None,
+    shape: Shape = None,
     concurrency: Several = [1, 4, 16, 64],  # noqa: B006
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")] = 7,
     plan: Annotated[
-        list[str] | None, typer.Option(help="Beside static, such as 'speculative mrp_steps=auto'; may be given again.")
+        list[str] | None,
+        typer.Option(help="Compared with static, such as 'speculative mrp_steps=auto'; may be given again."),
     ] = None,
     temperature: Annotated[float, typer.Option(min=0)] = 0.0,
-    problems: Annotated[int, typer.Option(min=1, help="Held-out problems that rounds draw from.")] = 256,
+    problems: Annotated[int, typer.Option(min=1, help="Held-out problems from which rounds draw.")] = 256,
+    requests: Annotated[int, typer.Option(min=1, help="Requests of a round, at least.")] = 48,
+    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = 96,
     device: Device = "auto",
     dtype: Dtype = "auto",
     threads: Annotated[
-        int, typer.Option(min=1, help="CPU threads for torch. With one, CPU time is that of the forwards alone.")
+        int, typer.Option(min=1, help="CPU threads for torch. With one, the CPU time is that of the forwards only.")
     ] = 1,
     output: Output = None,
 ) -> None:
-    """Speculative decoding with automatic and with fixed drafts beside static, on the held-out problems."""
+    """Compares speculative decoding, with automatic and with fixed drafts, with static on the held-out problems."""
     from service.bench.loads import Workload, compare_at_loads, parts, plans_at_load
+    from service.bench.machine import machine_name
     from service.bench.rounds import Rounds
-    from service.decode.params import Static
+    from service.decode.modes import Static
     from service.text import TextCodec
 
     chosen = [Static(), *(parse_plan(text) for text in plan)] if plan else None
     chats = [[{"role": "user", "content": problem.prompt}] for problem in heldout(problems, "problems", seed=1)]
     use_threads(threads)
-    checkpoint = load(model, device, dtype, None)
+    checkpoint = load_in_shape(model, shape, device, dtype)
     codec = TextCodec.load(checkpoint.path)
-    workload = Workload([tuple(codec.encode_chat(chat)) for chat in chats], temperature)
+    workload = Workload([tuple(codec.encode_chat(chat)) for chat in chats], temperature, requests, new_tokens)
     plans, rows = chosen or plans_at_load(checkpoint.mrp is not None), list[dict[str, Any]]()
+    circumstances = {"temperature": temperature, "shape": shape, "machine": machine_name(checkpoint.device)}
     with Counter(parts(plans, Rounds(concurrency, rounds))) as counter:
         for at_load in compare_at_loads(checkpoint, workload, plans, Rounds(concurrency, rounds, counter.next)):
-            rows += [_row(plan, at_load[0]) | {"temperature": temperature} for plan in at_load]
+            rows += [_row(plan, at_load[0]) | circumstances for plan in at_load]
             if output:
                 output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     results().print(_table(rows))
@@ -65,6 +72,7 @@ def _row(plan: PlanAtLoad, static: PlanAtLoad) -> dict[str, Any]:
         "times_static_cpu": cpu,
         "times_static_wall": wall,
         "rounds": len(plan.samples),
+        "samples": [asdict(sample) for sample in plan.samples],
     }
 
 

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they load."""
+"""Options that several commands share, and the functions that load what they name."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ from service.errors import SettingsError
 
 if TYPE_CHECKING:
     from service.demo import Problem
-    from service.model import Checkpoint
+    from service.model import Checkpoint, LoadOptions
 
 Model = Annotated[
     str | None, typer.Option("--model", "-m", help="Checkpoint: a folder or a hub name. Default: the shipped demo.")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="auto (bfloat16 on CUDA, else float32), float32, bfloat16, float16.")]
+Shape = Annotated[
+    str | None,
+    typer.Option(
+        help="Inflates the checkpoint to a published shape (qwen3-0.6b, sdar-1.7b, -4b, -8b): same answers, its cost."
+    ),
+]
 BlockSize = Annotated[int | None, typer.Option(help="Overrides the checkpoint's block size.")]
 Attention = Annotated[str, typer.Option(help="auto (triton on CUDA if it is installed), eager or triton.")]
 Several = Annotated[list[int], typer.Option(min=1, help="Concurrent requests; may be given again.")]
@@ -25,11 +31,11 @@ Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads for torch.
 
 
 def _in_a_folder(output: Path | None) -> Path | None:
-    """What is written at the end is known to have a place before the work begins."""
+    """Checks, before the work begins, that the output can be written at the end."""
     if output and output.is_dir():
         raise SettingsError(f"output is {output}, which is a folder, not a file", param="output")
     if output and not output.parent.is_dir():
-        raise SettingsError(f"output is {output}, but {output.parent} is no folder", param="output")
+        raise SettingsError(f"output is {output}, but {output.parent} is not a folder", param="output")
     return output
 
 
@@ -37,7 +43,7 @@ Output = Annotated[Path | None, typer.Option(callback=_in_a_folder, help="Writes
 
 
 def heldout(count: int, option: str, seed: int) -> list[Problem]:
-    """So many of the demo's held-out problems. SettingsError, with the option's name, where there are fewer."""
+    """`count` of the demo's held-out problems. SettingsError, which names `option`, if there are fewer."""
     from service.demo import heldout_problems
 
     if count > (known := len(heldout_problems())):
@@ -46,18 +52,37 @@ def heldout(count: int, option: str, seed: int) -> list[Problem]:
 
 
 def load(model: str | None, device: str, dtype: str, block_size: int | None, *, zero_mrp: bool = False) -> Checkpoint:
-    """Loads the named checkpoint, or the demo. Raises CheckpointError or SettingsError."""
+    """Loads the named checkpoint, None for the demo. Raises CheckpointError or SettingsError."""
     from service.demo import CHECKPOINT
-    from service.model import LoadOptions, load_checkpoint
+    from service.model import load_checkpoint
+
+    return load_checkpoint(model or CHECKPOINT, load_options(device, dtype, block_size, zero_mrp=zero_mrp))
+
+
+def load_in_shape(
+    model: str | None, shape: str | None, device: str, dtype: str, block_size: int | None = None
+) -> Checkpoint:
+    """As `load`; where a shape is named, the checkpoint is inflated to it."""
+    from service.bench.inflate import inflate
+    from service.bench.shapes import shape_named
+    from service.demo import CHECKPOINT
+
+    if shape is None:
+        return load(model, device, dtype, block_size)
+    return inflate(model or CHECKPOINT, shape_named(shape), load_options(device, dtype, block_size))
+
+
+def load_options(device: str, dtype: str, block_size: int | None = None, *, zero_mrp: bool = False) -> LoadOptions:
+    """Device and dtype by their names. Raises SettingsError."""
+    from service.model import LoadOptions
     from service.model.options import pick_device, pick_dtype
 
     place = pick_device(device)
-    options = LoadOptions(pick_dtype(dtype, place), place, block_size, mrp_zero=zero_mrp)
-    return load_checkpoint(model or CHECKPOINT, options)
+    return LoadOptions(pick_dtype(dtype, place), place, block_size, mrp_zero=zero_mrp)
 
 
 def use_threads(threads: int | None) -> None:
-    """Sets torch's CPU threads: the number given, or the default of `pick_threads`."""
+    """Sets the number of torch's CPU threads. None: the default of `pick_threads`."""
     import torch
 
     from service.model.options import pick_threads

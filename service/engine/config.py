@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from service.fair_queue import AGING_S
 
-#: Tokens a draft is chosen from, and the vocabulary from which on that is cheaper (docs/performance.md).
+#: Tokens a draft is chosen from, and the vocabulary from which on that is cheaper (dev/lab/performance-log.md).
 _CANDIDATES, _LARGE_VOCABULARY = 32, 16384
 
-#: Prompt tokens that make a step a few times as long as one of some requests that decode (docs/performance.md).
+#: Prompt tokens that make a step a few times as long as one of some requests that decode (dev/lab/performance-log.md).
 _PREFILL_TOKENS = {"cpu": 64}
 _PREFILL_TOKENS_ELSEWHERE = 512
 

@@ -22,6 +22,7 @@ from service.decode.policy import Reading
 from service.engine.config import EngineConfig
 from service.engine.drafting.costs import measure
 from service.engine.drafting.pricing import Pricing
+from service.engine.forward.clock import clock_of
 from service.engine.forward.grouping import same_shapes_for
 from service.engine.forward.memory import FittingForward
 from service.engine.forward.rows import Row
@@ -55,7 +56,7 @@ class Engine:
         parts: Parts | None = None,
     ) -> None:
         config, parts = config or EngineConfig(), parts or Parts()
-        self.model = checkpoint.config
+        self.model, self.max_running = checkpoint.config, config.max_running
         size = self.model.block_size
         if config.max_rows < size + 2:
             raise SettingsError(f"max_rows is {config.max_rows}, at least {size + 2} (block size + 2) are needed")
@@ -65,7 +66,8 @@ class Engine:
         candidates, backend = config.candidates(self.model.vocab_size), Backend(config.attention)
         self._runner = parts.runner(checkpoint, num_pages, grouping, candidates, backend)
         self._evaluating, self._refining = FittingForward(), FittingForward()
-        measured = partial(measure, self._runner, config.max_rows, checkpoint.mrp is not None)
+        has_mrp, clock = checkpoint.mrp is not None, clock_of(checkpoint.device)
+        measured = partial(measure, self._runner, config.max_rows, has_mrp, clock)
         costs = parts.costs
         self._pricing = Pricing((lambda: costs) if costs else measured, config.max_rows)
         prompt_rows = config.prefill_tokens(checkpoint.device.type) // size

@@ -1,1 +1,1 @@
-"""What an ingress process runs: HTTP in front, the replicas behind a `Backend`. No torch and no Ray."""
+"""The code of an ingress process: HTTP in front, the replicas behind a `Backend`."""

@@ -1,7 +1,7 @@
-"""What is served, as one ingress knows it: the replicas' card, also while there are none by intention.
+"""The model card that one ingress knows, also while the service is scaled to zero.
 
-While the service sleeps the last card holds, with no places, so that requests are checked as ever and then wait. As
-long as somebody waits, the replicas are asked again every second: new ones get work at once. Knows no HTTP, no Ray.
+While no replica runs on purpose, the last card stays valid with 0 places. Requests are then checked as usual and
+wait. As long as a request waits, the ingress asks for replicas every second, so a new replica gets work at once.
 """
 
 from __future__ import annotations
@@ -19,50 +19,53 @@ from service.wire import ModelCard
 
 _log = logging.getLogger(__name__)
 
-#: how often the replicas are asked while somebody waits
+#: seconds between two queries to the replicas while a request waits
 LOOK_S = 1.0
 
 
 class Availability:
-    """Asks a backend and tells the admission controller.
+    """Reads the card from a backend and passes it to the admission controller.
 
-    `timeout_s`: how long the first card of a sleeping service is waited for.
+    `timeout_s`: the longest wait for the first card of a service that is scaled to zero.
     """
 
     def __init__(self, backend: Backend, admission: AdmissionController, timeout_s: float) -> None:
-        self._backend, self._admission, self._timeout_s = backend, admission, timeout_s
+        self._backend = backend
+        self._admission = admission
+        self._timeout_s = timeout_s
         self._last: ModelCard | None = None
         self._watch: asyncio.Task[None] | None = None
         self._waiting = 0
 
     @property
     def somebody_waits(self) -> bool:
-        """Whether a request waits to know what is served."""
+        """Whether a request waits for the first card."""
         return self._waiting > 0
 
     async def card(self) -> ModelCard:
-        """What is served. NotReady while no replica can generate, unless that is intended."""
+        """The card of the service. NotReady while no replica can generate, except when scaled to zero."""
         try:
             return await self._look()
         except Asleep:
             return await self._first()
 
     def learn(self, card: ModelCard) -> None:
-        """This is served now; somebody who asks for health hears it, too."""
+        """Stores `card` as the current one. GET /health calls this, too."""
         self._last = card
         self._admission.serves(card)
 
     def watch(self) -> None:
-        """Somebody waits for a place: looks for new ones until nobody does."""
+        """Starts asking for new places, until no request waits for one."""
         if self._watch is None or self._watch.done():
             self._watch = asyncio.create_task(self._keep_looking())
 
     async def _first(self) -> ModelCard:
-        """The first card of a service that sleeps; waiting for it wakes the service."""
+        """The first card of a service at zero replicas. The waiting request makes the service start one."""
         self._waiting += 1
         try:
             async with asyncio.timeout(self._timeout_s) as limit:
-                while not limit.expired():  # nor does everybody notice: Python 3.11's `wait_for` may drop that
+                # The loop checks `expired` itself: Python 3.11's `wait_for` may drop the cancellation.
+                while not limit.expired():
                     await asyncio.sleep(LOOK_S)
                     with suppress(Asleep):
                         return await self._look()
@@ -79,11 +82,11 @@ class Availability:
                 await self._look()
             except NotReady as error:
                 self._admission.turn_away(error)
-            except Exception as error:  # noqa: BLE001 - who waits must not be forgotten while Serve's controller is away
+            except Exception as error:  # noqa: BLE001 - keep serving waiting requests while Serve's controller is away
                 _log.warning("the replicas could not be asked", extra={"exception": without_message(error)})
 
     async def _look(self) -> ModelCard:
-        """What is served now. Asleep while that was never known."""
+        """The current card. Raises Asleep if no replica runs and no card was ever known."""
         try:
             card = await self._backend.card()
         except Asleep:

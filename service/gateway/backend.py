@@ -1,4 +1,4 @@
-"""What the routes need of the replicas behind them: the one seam between HTTP and decoding.
+"""The interface through which the routes use the replicas.
 
 `rayserve/ray_backend.py` implements it over Serve's handles.
 """
@@ -13,28 +13,28 @@ from service.wire import Answer, Failure, Items, ModelCard, Snapshot, Status, Wo
 
 
 class Backend(Protocol):
-    """The replicas that generate. Every method may raise errors of ours."""
+    """The replicas that generate. Every method may raise an MrpServeError."""
 
     async def card(self) -> ModelCard:
-        """What is served. NotReady while no replica can generate, with the reason; Asleep if that is intended."""
+        """The card of the service. NotReady, with the reason, if no replica can generate. Asleep at zero replicas."""
 
     async def complete(self, work: Work) -> Answer | Failure:
-        """The whole answer; cancelling aborts the request."""
+        """The whole answer. Cancelling the call aborts the request."""
 
     def stream(self, work: Work) -> Items:
-        """The answer block by block; closing aborts the request."""
+        """The answer block by block. Closing the stream aborts the request."""
 
     async def statuses(self) -> list[Status]:
-        """One for every replica that answers. NotReady with the reason when there is none."""
+        """One status for every replica that responds. NotReady, with the reason, if none does."""
 
     async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
-        """The metrics of all ingresses, of which `own` is this one's, and of all replicas."""
+        """The metrics of all ingresses and of all replicas. `own`: the metrics of this ingress."""
 
 
 def serving(statuses: list[Status]) -> ModelCard:
-    """The card of the service: the first healthy replica's, with the places of all that are.
+    """The card of the service: that of the first healthy replica, with the places of all healthy replicas.
 
-    NotReady with what they failed of when none is.
+    NotReady, with the failure of every replica, if none is healthy.
     """
     healthy = [status.card for status in statuses if status.failure is None]
     if not healthy:

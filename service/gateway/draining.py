@@ -1,7 +1,7 @@
-"""An ingress on its way out: takes no new requests, finishes those in hand, cuts them when told.
+"""Draining of one ingress: it refuses new requests and finishes those in progress, or ends them when told to.
 
-Health says so first, so that a load balancer turns away while what is in hand goes on. Knows no Ray: whoever
-stops the service (`cli/draining.py`) asks every ingress by its handle.
+GET /health reports the draining, so a load balancer sends new requests elsewhere while running ones go on.
+`cli/draining.py` stops the service and calls every ingress by its handle.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _RETRY_S = 5.0
 
 
 class Draining:
-    """What one ingress has in hand, and whether it still takes requests."""
+    """The number of requests in progress at one ingress, and whether the ingress still takes new ones."""
 
     def __init__(self) -> None:
         self.in_hand = 0
@@ -27,12 +27,12 @@ class Draining:
         self._limits: set[asyncio.Timeout] = set()
 
     def begin(self) -> int:
-        """No new requests from now on. How many are in hand; 0: everything is answered."""
+        """Refuses new requests from now on. Returns the number of requests in progress."""
         self._begun = True
         return self.in_hand
 
     def cut(self) -> None:
-        """Ends what is in hand with NotReady."""
+        """Ends the requests in progress with NotReady."""
         if not self._cut:
             self._begun = self._cut = True
             for limit in self._limits:
@@ -45,7 +45,7 @@ class Draining:
 
     @asynccontextmanager
     async def until_cut(self) -> AsyncIterator[None]:
-        """Runs the block until it ends or is cut."""
+        """Runs the block. Ends it with NotReady when `cut` is called."""
         limit = asyncio.timeout(0.0 if self._cut else None)
         self._limits.add(limit)
         try:
@@ -60,10 +60,12 @@ class Draining:
 
 
 class DrainGate:
-    """Counts POST requests from their first byte to the last one of their answer; refuses them while draining."""
+    """Counts POST requests from their first byte to the last byte of the answer. Refuses them while draining."""
 
     def __init__(self, app: ASGIApp, draining: Draining, count: Count) -> None:
-        self._app, self._draining, self._count = app, draining, count
+        self._app = app
+        self._draining = draining
+        self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one connection."""

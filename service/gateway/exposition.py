@@ -1,4 +1,4 @@
-"""The metrics of all processes, which each has written, as one page of Prometheus text."""
+"""Joins the metrics that every process has written to one page of Prometheus text."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from service.wire import Snapshot
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
-#: what stands for a replica on requests that no replica has yet
+#: value of the label `replica` for requests that no replica has yet
 QUEUE = "queue"
 _WAITING = "mrp_num_requests_waiting"
 
 
 def expose(ingresses: Sequence[Snapshot], replicas: Sequence[Snapshot]) -> bytes:
-    """One page. What the ingresses have in hand and no replica has waits for a place, or in Serve's queue."""
+    """One page of metrics.
+
+    A request that an ingress has and no replica has is waiting: for a place, or in Serve's queue.
+    """
     queued = sum(one.in_flight for one in ingresses) - sum(one.in_flight for one in replicas)
     families: dict[str, list[str]] = {}
     for snapshot in (*replicas, *ingresses):

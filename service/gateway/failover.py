@@ -1,9 +1,8 @@
-"""One answer from several replicas: where one is lost, another goes on after the last block that came.
+"""Failover: if a replica is lost, another replica continues the answer after the last block that was sent.
 
-A continued request is the prompt and what was sent, with the same seed, which decodes to the same tokens. A request
-that is wrong, or meets a bug, is not tried again. A request whose engine failed is tried once more: if the second
-engine fails too, the request is suspected and no third replica gets it. Knows no Ray, no HTTP and no engine. The
-ingress asks every request through it.
+A continued request consists of the prompt and the tokens already sent, with the same seed. It therefore decodes to
+the same tokens. An invalid request, or one that met a bug, is not tried again. A request whose engine failed is
+tried once more. If the second engine fails too, the request is suspected and no third replica gets it.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from service.errors import (
 from service.gateway.backend import Backend
 from service.wire import Answer, Answering, Chunk, Ending, Failure, Resume, Work
 
-#: the first pause before another attempt, which doubles, and the longest
+#: the pause before the second attempt; it doubles for every further attempt, up to the longest
 _PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 
-#: what may have been the request's own doing: it is tried again a limited number of times
+#: errors that the request itself may have caused; the number of further attempts is limited
 _LOSSES = (ReplicaLost, EngineFailed, OutOfMemory)
 
 #: the codes of all errors that may lead to another attempt
@@ -37,13 +36,15 @@ REASONS = tuple(error.code for error in (*_LOSSES, ReplicaStopping, QueueFull))
 
 
 class Failover:
-    """Asks a backend as often as an answer needs. `count` is told of every error that leads to another attempt."""
+    """Sends a request to a backend until it is answered. `count` gets every error that leads to another attempt."""
 
     def __init__(self, backend: Backend, max_failovers: int, count: Callable[[MrpServeError], None]) -> None:
-        self._backend, self._max_failovers, self._count = backend, max_failovers, count
+        self._backend = backend
+        self._max_failovers = max_failovers
+        self._count = count
 
     async def complete(self, work: Work) -> Answer:
-        """The whole answer. A lost one is decoded again from the start."""
+        """The whole answer. After a loss the answer is decoded again from the start."""
         attempts = _Attempts(work, self._max_failovers, self._count)
         while True:
             try:
@@ -55,7 +56,7 @@ class Failover:
                 await attempts.another(error)
 
     async def stream(self, work: Work) -> Answering:
-        """The answer block by block, every block once; closing ends the attempt at hand."""
+        """The answer block by block, every block once. Closing the stream ends the current attempt."""
         attempts = _Attempts(work, self._max_failovers, self._count)
         while True:
             try:
@@ -77,22 +78,24 @@ class Failover:
 
 
 class _Attempts:
-    """The attempts at one request: what the next one is asked for, and whether there is one."""
+    """The attempts at one request: the work of the next attempt, and whether there may be one."""
 
     def __init__(self, work: Work, max_failovers: int, count: Callable[[MrpServeError], None]) -> None:
         self.work, self.complete = work, False
-        self._first, self._max_failovers, self._count = work, max_failovers, count
+        self._first = work
+        self._max_failovers = max_failovers
+        self._count = count
         self._sent: list[Chunk] = []
         self._made = self._lost = self._failed_engines = 0
 
     def took(self, item: Chunk | Ending) -> None:
-        """An item is on its way to the client; no other replica needs to send it."""
+        """Notes an item that is sent to the client. No other replica needs to send it."""
         self.complete = isinstance(item, Ending) or item.ending is not None
         if isinstance(item, Chunk):
             self._sent.append(item)
 
     async def another(self, error: MrpServeError) -> None:
-        """Returns when the next attempt is due; raises the error if there shall be none."""
+        """Returns when the next attempt is due. Raises `error` if there may be no further attempt."""
         self._lost += isinstance(error, _LOSSES)
         self._failed_engines += isinstance(error, EngineFailed)
         if self._failed_engines > 1:
@@ -104,7 +107,7 @@ class _Attempts:
             raise error
         self._made += 1
         self._count(error)
-        # A name of its own: the replica that is asked may still be busy with letting go of the last attempt.
+        # Every attempt has its own request id: the chosen replica may still be aborting the last attempt.
         name = f"{self._first.request_id}.{self._made}"
         self.work = replace(self._first, request_id=name, resume=self._resume(), attempt=self._made)
         await asyncio.sleep(pause)
@@ -116,7 +119,7 @@ class _Attempts:
         return Resume(tokens, self._sent[-1].index + 1, self._sent[-1].stats)
 
     def _elsewhere(self, error: MrpServeError) -> bool:
-        """Whether another replica may do better. A queue that is full is waited for by who was let in once."""
+        """Whether to try another replica. QueueFull is tried again only after a first attempt was accepted."""
         if isinstance(error, _LOSSES):
             return self._lost <= self._max_failovers
         return self._max_failovers > 0 and (

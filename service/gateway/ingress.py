@@ -1,6 +1,7 @@
-"""One ingress: the FastAPI application over any `Backend`. Authorizes, validates, asks, shapes answers.
+"""One ingress: the FastAPI application over any `Backend`.
 
-Knows no engine and no Ray: `deployments.py` gives it Serve's handles, tests a generator in this process.
+It authorizes and validates requests, sends them to the replicas and writes the answers. `rayserve/deployments.py`
+gives it Serve's handles; tests give it a generator in the same process.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ from service.wire import ModelCard, Snapshot, Work
 
 
 class Ingress:
-    """Its settings, the replicas behind it, its counters. `name` tells it apart in metrics.
+    """One ingress: its settings, its replicas and its counters. `name` is its name in metrics.
 
-    `registry`: where the backend counts too, if it does.
+    `registry`: the counters, where the backend counts too.
     """
 
     def __init__(
@@ -54,7 +55,10 @@ class Ingress:
         tracing: Tracing | None = None,
         registry: Registry | None = None,
     ) -> None:
-        self._name, self._settings, self._backend, self._tracing = name, settings, backend, tracing
+        self._name = name
+        self._settings = settings
+        self._backend = backend
+        self._tracing = tracing
         self._registry = registry or Registry("ingress")
         self._registry.set("replicas_least", settings.num_replicas)
         self._registry.set("replicas_most", settings.most_replicas)
@@ -70,7 +74,7 @@ class Ingress:
         self._answers = PlacedAnswers(answers, self._admission, self._availability, self.draining)
 
     def app(self, *, answers_request_id: bool) -> ASGIApp:
-        """The application. `answers_request_id`: it sends X-Request-Id itself; not where Serve does."""
+        """The application. `answers_request_id`: whether it sends X-Request-Id. Under Serve, the proxies send it."""
         app = documented(telemetry(self._tracing))
         install_error_handlers(app, self._count_rejected, error_writer)
         self._add_routes(app)
@@ -80,11 +84,11 @@ class Ingress:
 
     @property
     def replicas_wanted(self) -> float:
-        """How many replicas would do what is asked for here in good time; more than none for any request."""
+        """The number of replicas that this ingress's requests need. Above 0 if there is any request."""
         return max(self._admission.replicas_wanted, FEWEST if self._availability.somebody_waits else 0.0)
 
     def snapshot(self) -> Snapshot:
-        """Its metrics now."""
+        """The current metrics of this ingress."""
         self._registry.set("replicas_wanted", self.replicas_wanted)
         self._registry.set("queue_blocks_left", self._admission.blocks_left)
         self._registry.set("queue_blocks_per_second", self._admission.blocks_per_second)
@@ -102,7 +106,7 @@ class Ingress:
         app.include_router(self._operation())
 
     def _operation(self) -> APIRouter:
-        """The routes for whoever runs the service. They ask for no key."""
+        """The routes for operators. They need no API key."""
         router = APIRouter(tags=[OPERATION])
         alive: dict[int | str, Any] = {200: {"model": Live}}
         router.get("/live", summary="Whether this server's process answers", responses=alive)(self._live)
@@ -136,17 +140,17 @@ class Ingress:
         try:
             statuses = await self._backend.statuses()
             self._availability.learn(serving(statuses))
-        except Asleep:  # whoever asks is sent here still: nothing else wakes it
+        except Asleep:  # healthy: load balancers must still send requests here, only a request starts a replica
             statuses = []
         return JSONResponse({"status": "ok", "replicas_ready": sum(status.failure is None for status in statuses)})
 
     async def _metrics(self) -> Response:
         return Response(expose(*await self._backend.snapshots(self.snapshot())), media_type=CONTENT_TYPE)
 
-    # --- who comes in ------------------------------------------------------------------------------
+    # --- admission ---------------------------------------------------------------------------------
 
     async def _authorize(self, request: Request) -> None:
-        """Refuses a request without one of the configured keys; whose it is stays on the request."""
+        """Stores the request's API key in its state. Unauthorized if the key is missing or not configured."""
         given = given_key(request.headers)
         key = self._keys.find(given)
         if key is None:
@@ -154,7 +158,7 @@ class Ingress:
         request.state.api_key = key
 
     async def _admit(self, request: Request, works: Sequence[Work]) -> Admission:
-        """A request that may come in."""
+        """Admits the request, or raises the error of the admission controller."""
         client = request.client.host if request.client else ""
         visit = Visit(request.state.api_key, client, request.url.path, await request.body())
         return self._admission.admit(visit, works)

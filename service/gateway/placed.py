@@ -1,7 +1,4 @@
-"""Answers that wait for a place at a replica, that a stopping server cuts, and that are paid for.
-
-Stands between the routes and the replicas. Knows no HTTP and no Ray.
-"""
+"""The layer between the routes and the replicas: waiting for a place, draining, and charging the API key."""
 
 from __future__ import annotations
 
@@ -17,12 +14,18 @@ from service.wire import Answer, Answering, Work
 
 
 class PlacedAnswers:
-    """`in_flight`: the answers in hand, with those that wait for a place. Meanwhile `availability` looks for places."""
+    """Answers with a place at a replica. While a request waits for its place, `availability` looks for new ones.
+
+    `in_flight`: the number of answers in progress, including those that wait for a place.
+    """
 
     def __init__(
         self, answers: LoggedAnswers, admission: AdmissionController, availability: Availability, draining: Draining
     ) -> None:
-        self._answers, self._admission, self._availability, self._draining = answers, admission, availability, draining
+        self._answers = answers
+        self._admission = admission
+        self._availability = availability
+        self._draining = draining
         self.in_flight = 0
 
     async def complete(self, work: Work, bill: Bill) -> Answer:
@@ -34,7 +37,7 @@ class PlacedAnswers:
                 return answer
 
     async def stream(self, work: Work, bill: Bill) -> Answering:
-        """The answer block by block; closing gives the place on."""
+        """The answer block by block. Closing the stream frees the place."""
         with self._in_hand(bill):
             async with aclosing(self._placed(work, bill)) as items:
                 while True:
@@ -54,7 +57,10 @@ class PlacedAnswers:
 
     @contextmanager
     def _in_hand(self, bill: Bill) -> Iterator[None]:
-        """Counts an answer. An error of ours fails its request; a client that leaves raises no `Exception`."""
+        """Counts an answer in progress. An `Exception` marks the bill as failed.
+
+        A client that disconnects raises no `Exception` but a cancellation.
+        """
         self.in_flight += 1
         try:
             yield

@@ -1,8 +1,7 @@
-"""One line in the log for every request that has ended: what it was, how it ended, how long it took.
+"""One log line for every finished request: what was asked, how the request ended and how long it took.
 
-`RequestLog` wraps the application and writes the line; `LoggedAnswers` wraps the replicas and tells it what
-became of each answer. They meet in a context variable, for they are called on one task and know nothing of
-each other. No line holds a prompt, an answer or a key.
+`RequestLog` wraps the application and writes the line. `LoggedAnswers` wraps the replicas and notes how each answer
+ended. Both run on the same task and share a context variable. No line holds a prompt, an answer or a key.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _log = logging.getLogger("service.requests")
 
 @dataclass(slots=True)
 class Record:
-    """What is known of a request while it is answered."""
+    """The data of one request, collected while it is answered."""
 
     origin: Origin
     works: list[Work] = field(default_factory=list)
@@ -42,12 +41,12 @@ _current: ContextVar[Record | None] = ContextVar("mrp_record", default=None)
 
 
 def current_record() -> Record | None:
-    """The record of the request that is being answered, if any is."""
+    """The record of the request that this task answers; None outside a request."""
     return _current.get()
 
 
 class RequestLog:
-    """Writes the line of every HTTP request when it has ended. Wants `scope["request_id"]`."""
+    """Writes the line of every HTTP request when the request has ended. Needs `scope["request_id"]`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -69,7 +68,7 @@ class RequestLog:
         except Exception as error:
             if record.status is None:
                 raise
-            # It goes no further: the server behind would log what it says.
+            # The error is not raised again: the HTTP server would log its message, which may quote the request.
             if LOGGED not in scope:
                 about = {"request_id": record.origin.request_id, "exception": without_message(error)}
                 _log.warning("error after the answer began", extra=about)
@@ -79,7 +78,10 @@ class RequestLog:
 
 
 class LoggedAnswers:
-    """Answers, every request and ending noted in the current record, whose origin travels along."""
+    """Answers of the replicas. Notes every request and ending in the current record.
+
+    Every request carries the origin of that record to its replica.
+    """
 
     def __init__(self, replicas: Failover, model: str) -> None:
         self._replicas, self._model = replicas, model
@@ -136,7 +138,7 @@ def _write(record: Record, scope: Scope, seconds: float) -> None:
 
 
 def _answers(record: Record) -> dict[str, Any]:
-    """Of all answers together: counts are added up, times are those of the first and of the last."""
+    """The fields of all answers together: sums of the counts, the earliest first time and the latest last time."""
     if not record.works:
         return {}
     first, endings = record.works[0], record.endings

@@ -1,4 +1,4 @@
-"""What an ingress's spans say. FastAPI makes a request's span and honours `traceparent`; here it learns the rest."""
+"""The attributes of an ingress's spans. FastAPI makes the span of a request and reads `traceparent`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from service.wire import Work
 
 
 def telemetry(tracing: Tracing | None) -> TelemetryConfig:
-    """What FastAPI is told: a span a request, if any; no metrics, and no logs, which would quote requests."""
+    """FastAPI's telemetry: one span per request if tracing is on; no metrics, and no logs (they quote requests)."""
     off: TelemetryConfig = {"metrics": False, "logs": False, "operation_spans": False, "auto_configure": False}
     return {**off, "tracing": tracing is not None, "tracer_provider": tracing.provider if tracing else None}
 
 
 def describe_request(work: Work, model: str) -> None:
-    """Tells the current span what is asked for, in OpenTelemetry's names for generative AI."""
+    """Adds the request to the current span, in OpenTelemetry's names for generative AI."""
     asked = {
         "gen_ai.operation.name": "chat" if work.messages is not None else "text_completion",
         "gen_ai.provider.name": "mrp-serve",
@@ -36,7 +36,7 @@ def describe_request(work: Work, model: str) -> None:
 
 
 def describe_answer(answer: Mapping[str, Any], model: str) -> None:
-    """Tells the current span what was answered; `answer` has the fields of the request log's line."""
+    """Adds the answer to the current span. `answer` has the fields of the request log's line."""
     known = {
         "gen_ai.response.id": answer["id"],
         "gen_ai.response.model": model,

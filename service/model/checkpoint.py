@@ -11,13 +11,17 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from service.model.config import ModelConfig, parse_config
 from service.model.files import FAMILIES, read_config, resolve
 from service.model.mrp import Mrp
 from service.model.sdar import Sdar
-from service.model.weights import fill, published_weights
+from service.model.weights import TensorOptions, WeightFiles, WeightSource, fill, published_weights
+
+#: bytes after which a file of weights is full
+_SHARD = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +79,17 @@ def load_checkpoint(name: str | Path, options: LoadOptions | None = None) -> Che
     options = options or LoadOptions()
     path = resolve(name)
     raw = read_config(path)
+    return build_checkpoint(path, raw, WeightFiles(path, options.device), options)
+
+
+def build_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource, options: LoadOptions) -> Checkpoint:
+    """A checkpoint of the weights of any source, made on its device. `path`: the folder it belongs to."""
     config = _override(parse_config(raw, block_size=options.block_size), options)
     with torch.device("meta"), _WithoutFirstValues():
         family: type[Sdar] = resolve_name(FAMILIES[raw["model_type"]])
         backbone = family(config)
         mrp = Mrp(config, config.mrp) if config.mrp else None
-    fill(path, config, (backbone, mrp), options.dtype)
+    fill(path, config, (backbone, mrp), source, TensorOptions(options.device, options.dtype))
     if config.tie_word_embeddings:
         backbone.lm_head.weight = backbone.embed_tokens.weight
     modules = [module for module in (backbone, mrp) if module is not None]
@@ -97,6 +106,26 @@ def save_checkpoint(path: Path, raw: Mapping[str, Any], backbone: Sdar, mrp: Mrp
     weights = published_weights(parse_config(raw), backbone, mrp)
     stored = {name: weight.cpu().contiguous().clone() for name, weight in weights.items()}
     save_file(stored, path / "model.safetensors", metadata={"format": "pt"})
+    (path / "config.json").write_text(json.dumps(dict(raw), indent=1) + "\n", encoding="utf-8")
+
+
+def write_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource) -> None:
+    """Writes config.json and the weights of a source in files of at least 1 GiB each, and their index.
+
+    At no time more than one file's weights are in memory.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    index, shard, size = dict[str, str](), dict[str, Tensor](), 0
+    names = list(source.names)
+    for name in names:
+        shard[name] = source.read(name).cpu().contiguous()
+        size += shard[name].nbytes
+        if size >= _SHARD or name == names[-1]:
+            file = f"model-{len(set(index.values())) + 1:05d}.safetensors"
+            save_file(shard, path / file, metadata={"format": "pt"})
+            index |= dict.fromkeys(shard, file)
+            shard, size = {}, 0
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}, indent=1) + "\n", "utf-8")
     (path / "config.json").write_text(json.dumps(dict(raw), indent=1) + "\n", encoding="utf-8")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,19 +65,23 @@ def _end_tokens(path: Path, raw: Mapping[str, Any]) -> list[int] | int | None:
     return list(dict.fromkeys(lists[0] + lists[1]))
 
 
-def open_weights(path: Path, stack: ExitStack, framework: Literal["pt", "np"]) -> dict[str, Any]:
-    """The open file of every weight name. CheckpointError for a file that is missing or not whole."""
-    files: dict[str, Any] = {}
-    for file in _weight_files(path):
-        try:
-            handle = stack.enter_context(safe_open(file, framework=framework))
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{file} is not a readable safetensors file: {error}") from error
-        files |= dict.fromkeys(handle.keys(), handle)
-    return files
+def check_weights(path: Path) -> None:
+    """Raises CheckpointError for a file of weights that is missing or not whole. Needs no torch."""
+    for file in weight_files(path):
+        with open_file(file, "np"):
+            pass
 
 
-def _weight_files(path: Path) -> list[Path]:
+def open_file(file: Path, framework: Literal["pt", "np"], device: str = "cpu") -> Any:
+    """A file of weights, to be used with `with`. `device`: where weights are read to. CheckpointError if not whole."""
+    try:
+        return safe_open(file, framework=framework, device=device)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file} is not a readable safetensors file: {error}") from error
+
+
+def weight_files(path: Path) -> list[Path]:
+    """The files of a checkpoint's weights, single or sharded. CheckpointError if one is missing."""
     index = path / "model.safetensors.index.json"
     if index.is_file():
         try:

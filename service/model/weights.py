@@ -1,23 +1,22 @@
 """Safetensors files and modules: which published weights make which parameter, read and written.
 
 Every weight must be there, be used and have its shape. Matrices that are one in the modules (q/k/v, gate/up)
-are several in files. Knows no config file and no device.
+are several in files. Knows no config file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from service.errors import CheckpointError
 from service.model.config import ModelConfig
-from service.model.files import open_weights
+from service.model.files import open_file, weight_files
 from service.model.mrp import Mrp
 from service.model.sdar import Sdar
 
@@ -25,20 +24,66 @@ _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_pro
 _MRP_PREFIX = "mrp_modules.0.model."
 
 
-def fill(path: Path, config: ModelConfig, modules: tuple[Sdar, Mrp | None], dtype: torch.dtype) -> None:
-    """Replaces the (meta) parameters of backbone and MRP by the weights of a checkpoint's files.
+class TensorOptions(NamedTuple):
+    """Where tensors are made, and of which type."""
 
-    Raises CheckpointError naming the file or weight that is missing, not used or of another shape.
+    device: str
+    dtype: torch.dtype
+
+
+class WeightSource(Protocol):
+    """Where the weights of a checkpoint come from, by their published names."""
+
+    @property
+    def names(self) -> Collection[str]:
+        """Every weight there is."""
+
+    def read(self, name: str) -> Tensor:
+        """One of them, on any device and in any dtype."""
+
+
+class WeightFiles:
+    """The safetensors files of a checkpoint. `device`: where weights are read to.
+
+    Raises CheckpointError for a file that is missing or not whole.
     """
-    backbone, mrp = modules
-    with ExitStack() as stack:
-        weights = _Weights(path, config, open_weights(path, stack, "pt"))
-        unused = set(weights.files)
-        if config.tie_word_embeddings:
-            unused.discard("lm_head.weight")
-        for target in list(_targets(backbone, mrp)):
-            _assign(target, weights.read(target.names, target.parameter.shape).to(dtype))
-            unused -= set(target.names)
+
+    def __init__(self, path: Path, device: str = "cpu") -> None:
+        self._device = device
+        self._files: dict[str, Path] = {}
+        for file in weight_files(path):
+            with open_file(file, "pt") as opened:
+                self._files |= dict.fromkeys(opened.keys(), file)
+
+    @property
+    def names(self) -> Collection[str]:
+        """Every weight there is."""
+        return self._files.keys()
+
+    def read(self, name: str) -> Tensor:
+        """One of them. On the CPU it is a view of its file.
+
+        The file is open only as long as the weight is used: what is mapped counts as memory of the process.
+        """
+        with open_file(self._files[name], "pt", self._device) as file:
+            weight: Tensor = file.get_tensor(name)
+            return weight
+
+
+def fill(
+    path: Path, config: ModelConfig, modules: tuple[Sdar, Mrp | None], source: WeightSource, where: TensorOptions
+) -> None:
+    """Replaces the (meta) parameters of backbone and MRP by the weights of a source.
+
+    Each parameter is made where it stays. At no time there is a second copy of more than one weight. Raises
+    CheckpointError naming the `path` and the weight that is missing, not used or of another shape.
+    """
+    unused = set(source.names)
+    if config.tie_word_embeddings:
+        unused.discard("lm_head.weight")
+    for target in list(_targets(*modules)):
+        _assign(target, _joined(path, config, target, source, where))
+        unused -= set(target.names)
     if unused:
         raise CheckpointError(f"{path}: {len(unused)} weights are not used, first: {', '.join(sorted(unused)[:3])}")
 
@@ -93,24 +138,18 @@ def _assign(target: _Target, weight: Tensor) -> None:
     setattr(target.module.get_submodule(owner), leaf, nn.Parameter(weight, requires_grad=False))
 
 
-@dataclass(frozen=True, slots=True)
-class _Weights:
-    """The open files of a checkpoint, by weight name."""
-
-    path: Path
-    config: ModelConfig
-    files: Mapping[str, Any]
-
-    def read(self, names: list[str], shape: torch.Size) -> Tensor:
-        """A parameter of that shape, made of the named weights."""
-        parts = []
-        for name, height in zip(names, _heights(self.config, names, shape[0]), strict=True):
-            if name not in self.files:
-                raise CheckpointError(f"{self.path}: weight {name!r} is missing")
-            part, wanted = self.files[name].get_tensor(name), [height, *shape[1:]]
-            if list(part.shape) != wanted:
-                raise CheckpointError(
-                    f"{self.path}: {name!r} has shape {list(part.shape)}, config.json implies {wanted}"
-                )
-            parts.append(part)
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+def _joined(path: Path, config: ModelConfig, target: _Target, source: WeightSource, where: TensorOptions) -> Tensor:
+    """The weight of a parameter, made of its parts."""
+    shape = target.parameter.shape
+    joined = torch.empty(shape, device=where.device, dtype=where.dtype)
+    heights = _heights(config, target.names, shape[0])
+    for name, rows in zip(target.names, joined.split(heights), strict=True):
+        if name not in source.names:
+            raise CheckpointError(f"{path}: weight {name!r} is missing")
+        part = source.read(name)
+        if part.shape != rows.shape:
+            raise CheckpointError(
+                f"{path}: {name!r} has shape {list(part.shape)}, config.json implies {list(rows.shape)}"
+            )
+        rows.copy_(part)
+    return joined

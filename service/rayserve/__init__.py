@@ -1,1 +1,1 @@
-"""Ray Serve's side: the two deployments, the handle between them, routing and scaling."""
+"""Ray Serve: the two deployments, the handle between them, routing and scaling."""

@@ -1,8 +1,8 @@
 """The two Serve deployments: `Ingress` (HTTP, CPU) in front of `Generator` (the model, its device).
 
-Thin on purpose: what they do is in `ingress.py` and `generator.py`, which know nothing of Ray. Serve
-makes these classes from `service.app:build`. Every process of the service imports this module, so a class
-imports what it needs when it is made: ingresses have no torch, replicas no FastAPI application, the program neither.
+The classes are thin: `gateway/ingress.py` and `replica/generator.py` do the work without Ray. Serve makes these
+classes from `service.app:build`. Every process of the service imports this module. A class therefore imports its
+dependencies when it is constructed: an ingress loads no torch, a replica no FastAPI application, the CLI neither.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("ray.serve")
 
-#: how soon a stopped engine is noticed, and how long its requests have to be told why
+#: seconds between two checks for a stopped engine, and the time its requests have to get their error
 _WATCH_S = 0.1
 _LAST_WORDS_S = 0.3
 
@@ -36,7 +36,7 @@ _LAST_WORDS_S = 0.3
 class GeneratorDeployment:
     """One replica of the model. Serve starts it, checks its health and routes requests to it."""
 
-    #: its engine's, where a subclass has others than the usual ones
+    #: the engine's parts, if a subclass replaces the default ones
     parts: Parts | None = None
 
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it
@@ -60,15 +60,15 @@ class GeneratorDeployment:
         return self._generator.stream(work)
 
     async def status(self) -> Status:
-        """Whether it can generate, and what."""
+        """Whether the replica can generate, and its card."""
         return self._generator.status()
 
     async def snapshot(self) -> Snapshot:
-        """Its metrics now."""
+        """The current metrics of the replica."""
         return self._generator.snapshot()
 
     async def check_health(self) -> None:
-        """Called by Serve, which replaces a replica whose engine has stopped."""
+        """Serve calls this. It replaces a replica that raises here because its engine has stopped."""
         failure = self._generator.status().failure
         if failure is not None:
             raise RuntimeError(failure)
@@ -79,7 +79,7 @@ class GeneratorDeployment:
 
 
 class LeavingNoticed:
-    """Tells an application that its client has left as ASGI has it. Serve may raise its own error instead."""
+    """Turns Serve's own error for a client that disconnected into ASGI's `http.disconnect`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -125,31 +125,31 @@ class IngressDeployment:
         return LeavingNoticed(self._ingress.app(answers_request_id=False))
 
     async def snapshot(self) -> Snapshot:
-        """Its metrics now."""
+        """The current metrics of the ingress."""
         return self._ingress.snapshot()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Called by Serve, which hands it to scaling.py."""
+        """Serve calls this and passes the result to `scaling.policy`."""
         return {WANTED: self._ingress.replicas_wanted}
 
     async def drain(self) -> int:
-        """No new requests from now on; how many are in hand."""
+        """Refuses new requests from now on. Returns the number of requests in progress."""
         return self._ingress.draining.begin()
 
     async def cut(self) -> None:
-        """Ends what is in hand with an error."""
+        """Ends the requests in progress with an error."""
         self._ingress.draining.cut()
 
 
 async def _exit_when_failed(generator: Generator) -> None:
     """Ends the process of a replica whose engine has stopped.
 
-    Serve would ask thrice before it believes that and route requests here meanwhile; from a dead process
-    all turn away at once.
+    Serve needs three failed health checks to replace a replica and routes requests to it meanwhile. A dead process
+    gets no more requests at once.
     """
     while (failure := generator.status().failure) is None:
         await asyncio.sleep(_WATCH_S)
-    _log.critical("the engine stopped, this replica ends: %s", failure)
+    _log.critical("the engine stopped, so this replica's process exits: %s", failure)
     await asyncio.sleep(_LAST_WORDS_S)
     logging.shutdown()
     os._exit(1)

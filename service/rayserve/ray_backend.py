@@ -1,7 +1,7 @@
-"""The replicas as Ray Serve handles: cancellation, back-pressure, dead and missing replicas as our errors.
+"""`Backend` over Ray Serve's handles. Turns Serve's cancellation, back-pressure and lost replicas into our errors.
 
-Serve queues what the replicas do not take; a request that waits there longer than its own time limit is
-given up here, everything later the engine times. Knows no HTTP and no engine.
+Serve queues the requests that no replica takes. This module ends a request that waits there past its time limit. Later
+the engine watches the time limit.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from ray.serve.handle import DeploymentHandle
 
 from service.errors import Asleep, EngineFailed, NotReady, QueueFull, ReplicaLost
 from service.gateway.backend import serving
-from service.rayserve.report import Listener, told
+from service.rayserve.report import Listener, reporting_to
 from service.rayserve.serve_state import is_asleep, why_none
 from service.wire import Answer, Failure, Items, ModelCard, Snapshot, Status, Work, too_late
 
 _log = logging.getLogger(__name__)
 
-#: how long a control call to the replicas may take; for how long its answer is new, and for how long it is believed
+#: seconds: limit of a control call to the replicas; age up to which its answer is fresh; age up to which it is used
 _CONTROL_S = 3.0
 _FRESH_S = 1.0
 _BELIEVED_S = 3.0
-#: how much later than the engine the ingress gives up
+#: seconds by which the ingress's time limit is longer than the engine's
 _GRACE_S = 5.0
-#: when a client may try again
+#: seconds after which a client may try again
 _RETRY_S = 1.0
 
 _T = TypeVar("_T")
@@ -40,9 +40,9 @@ _T = TypeVar("_T")
 class RayBackend:
     """Implements `Backend` over handles of the two deployments of one application.
 
-    `asked`: a second handle of the generator, for questions to all replicas. A handle keeps a count of the requests at
-    every replica and forgets one it has not touched for a while; questions would keep a wrong one alive. `routed` is
-    told how every request has found its replica. `may_sleep`: having no replicas may be intended.
+    `asked`: a second handle of the generator, for control calls to all replicas. A handle's request counts expire when
+    unused; control calls on the first handle would keep stale counts alive. `routed` gets how the replica of each
+    request was chosen. `may_sleep`: whether the service may scale to zero replicas.
     """
 
     def __init__(
@@ -53,8 +53,11 @@ class RayBackend:
         routed: Listener,
         may_sleep: bool = False,
     ) -> None:
-        self._generator, self._asked, self._ingress = generator, asked, ingress
-        self._routed, self._may_sleep = routed, may_sleep
+        self._generator = generator
+        self._asked = asked
+        self._ingress = ingress
+        self._routed = routed
+        self._may_sleep = may_sleep
         self._card: ModelCard | None = None
         self._card_since = 0.0
         self._renewing: asyncio.Task[None] | None = None
@@ -66,27 +69,27 @@ class RayBackend:
     # --- requests ----------------------------------------------------------------------------------
 
     async def complete(self, work: Work) -> Answer | Failure:
-        """The whole answer; cancelling cancels the replica's task."""
+        """The whole answer. Cancelling the call cancels the replica's task."""
         with _errors(work):
-            with told(self._routed):
+            with reporting_to(self._routed):
                 response: Any = self._generator.complete.remote(work)
             try:
                 async with asyncio.timeout(_time_left(work)):
-                    return cast(Answer | Failure, self._heard(await response))
+                    return cast(Answer | Failure, self._with_last_words(await response))
             except BaseException:
                 response.cancel()
                 raise
 
     async def stream(self, work: Work) -> Items:
-        """The answer block by block; closing cancels the replica's task."""
+        """The answer block by block. Closing the stream cancels the replica's task."""
         with _errors(work):
-            with told(self._routed):
+            with reporting_to(self._routed):
                 items: Any = self._generator.options(stream=True).stream.remote(work)
             try:
                 async with asyncio.timeout(_time_left(work)):
                     item = await anext(items)
                 while True:
-                    yield self._heard(item)
+                    yield self._with_last_words(item)
                     item = await anext(items)
             except StopAsyncIteration:
                 return
@@ -96,9 +99,9 @@ class RayBackend:
     # --- the replicas ------------------------------------------------------------------------------
 
     async def card(self) -> ModelCard:
-        """What is served; asked at most once a second.
+        """The card of the service, queried at most once a second.
 
-        Requests that follow each other do not wait for that: many replicas need a while to answer.
+        A request uses the last card while a new one is queried, since many replicas take a while to answer.
         """
         if self._card is None or self._card_is_older_than(_BELIEVED_S):
             async with self._asking:
@@ -107,7 +110,7 @@ class RayBackend:
         elif self._card_is_older_than(_FRESH_S) and self._renewing is None:
             self._renewing = asyncio.create_task(self._renew())
         if self._card is None:
-            raise AssertionError("a card that was asked for is neither there nor refused")
+            raise AssertionError("the query for a card returned none and raised nothing")
         return self._card
 
     def _card_is_older_than(self, seconds: float) -> bool:
@@ -119,7 +122,7 @@ class RayBackend:
         self._card_since = time.monotonic()
 
     async def _renew(self) -> None:
-        """Asks beside the requests. Whatever goes wrong, the next request asks itself, and is told."""
+        """Queries the card in the background. After an error the next request queries it and gets the error."""
         try:
             card = serving(await self.statuses())
             self._card, self._card_since = card, time.monotonic()
@@ -129,9 +132,10 @@ class RayBackend:
             self._renewing = None
 
     async def statuses(self) -> list[Status]:
-        """One for every replica that answers. NotReady with what Serve says when none does, Asleep when none should.
+        """One status for every replica that answers.
 
-        One replica that hangs hides what all others say. Until Serve has removed it, what they said last holds.
+        If none does: Asleep if the service is scaled to zero, else NotReady with Serve's reason. One replica that hangs
+        blocks the answers of all. Until Serve has removed it, the last statuses are returned.
         """
         try:
             self._statuses = await _of_all(self._asked, "status", Status)
@@ -142,26 +146,26 @@ class RayBackend:
             return self._statuses
         self._card, handle = None, self._generator
         if self._may_sleep and await asyncio.to_thread(is_asleep, handle.app_name, handle.deployment_name):
-            raise Asleep("no replica runs while nobody asks; one starts for the next request", retry_after=_RETRY_S)
+            raise Asleep("no replica runs without requests; the next request starts one", retry_after=_RETRY_S)
         why = await asyncio.to_thread(why_none, handle.app_name, handle.deployment_name)
         raise NotReady(f"{why}{self._last_words}", retry_after=5.0)
 
     async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
-        """The metrics of all processes that answer; while a replica hangs, what all of them said last."""
+        """The metrics of all processes that answer. While a replica hangs, the last metrics of all replicas."""
         asked = (_of_all(handle, "snapshot", Snapshot) for handle in (self._ingress, self._asked))
         ingresses, replicas = await asyncio.gather(*asked, return_exceptions=True)
         self._replicas = _known(replicas, self._replicas)
         return _known(ingresses, []) or [own], self._replicas
 
-    def _heard(self, item: _T) -> _T:
-        """Keeps what a replica said of its end; its process is gone by the time somebody asks."""
+    def _with_last_words(self, item: _T) -> _T:
+        """Keeps the error of a stopped engine for later questions, when the replica's process is gone."""
         if isinstance(item, Failure) and isinstance(item.error, EngineFailed):
             self._last_words = f"; before, {item.error.message}"
         return item
 
 
 async def _of_all(handle: DeploymentHandle[Any], method: str, kind: type[_T]) -> list[_T]:
-    """What all replicas of a deployment answer; dead ones are left out. TimeoutError if one does not answer."""
+    """The answers of all replicas of a deployment, dead ones left out. TimeoutError if one does not answer."""
     try:
         results = await handle.broadcast(method).results_async(timeout_s=_CONTROL_S, return_exceptions=True)
     except (RayServeException, RayError) as error:
@@ -171,7 +175,7 @@ async def _of_all(handle: DeploymentHandle[Any], method: str, kind: type[_T]) ->
 
 
 def _known(answers: list[_T] | BaseException, before: list[_T]) -> list[_T]:
-    """The answers, or those before if somebody did not answer."""
+    """The answers, or the previous ones if a process did not answer in time."""
     if isinstance(answers, list):
         return answers
     if isinstance(answers, TimeoutError):
@@ -180,13 +184,13 @@ def _known(answers: list[_T] | BaseException, before: list[_T]) -> list[_T]:
 
 
 def _time_left(work: Work) -> float:
-    """Until when the ingress waits for a replica; a little longer than an engine would."""
+    """How long the ingress waits for a replica, in seconds: a little longer than the engine would."""
     return max(0.0, work.timeout_s - work.arrived.waited_s()) + _GRACE_S
 
 
 @contextmanager
 def _errors(work: Work) -> Iterator[None]:
-    """Serve's errors as ours. An exception in a replica's code is a bug and stays one."""
+    """Turns Serve's errors into ours. An exception of a replica's code is a bug and is raised unchanged."""
     try:
         yield
     except BackPressureError as error:

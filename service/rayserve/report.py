@@ -1,7 +1,7 @@
-"""How a request found its replica, told to whoever asked for it.
+"""Reports from the router to the ingress how the replica of a request was chosen.
 
-The router is made by Serve from a pickled class and called on tasks of its own; what it shares with the ingress is
-the context of the call. Knows neither of them.
+Serve makes the router from a pickled class and calls it on its own tasks. The router and the ingress share only the
+context of the call, so the listener is a context variable.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _listener: ContextVar[Listener | None] = ContextVar("mrp_routed", default=None)
 
 
 @contextmanager
-def told(listener: Listener) -> Iterator[None]:
-    """What is asked of replicas in this block is reported to the listener once it has found one."""
+def reporting_to(listener: Listener) -> Iterator[None]:
+    """Calls `listener` for every request of this block, once its replica is chosen."""
     token = _listener.set(listener)
     try:
         yield
@@ -28,6 +28,6 @@ def told(listener: Listener) -> Iterator[None]:
 
 
 def report(how: How) -> None:
-    """Tells the listener of the request at hand, if it has one."""
+    """Calls the listener of the current request, if it has one."""
     if listener := _listener.get():
         listener(how)

@@ -1,11 +1,11 @@
-"""How many replicas of the model there shall be: the sum of what the ingresses want.
+"""The target number of replicas: the sum of the numbers that the ingresses need.
 
-Serve's controller calls `policy` ten times a second where a Serve config names it for the application:
+Serve's controller calls `policy` ten times a second if the Serve config names it for the application:
 
     autoscaling_policy: {policy_function: "service.hooks:autoscaling_policy"}
 
-Ingresses report their number every second (`IngressDeployment.record_autoscaling_stats`). Bounds and delays are
-Serve's, from the settings (`app.py`). It runs in the controller's process: no torch, nothing of the model.
+Ingresses report their number every second (`IngressDeployment.record_autoscaling_stats`). Serve applies the bounds
+and delays of the settings (`app.py`). This module runs in the controller's process and must not import torch.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ray.serve.config import AutoscalingContext
 
-#: the deployment that is scaled, and the number that ingresses report
+#: the deployment that is scaled, and the name of the number that ingresses report
 GENERATOR = "Generator"
 WANTED = "replicas_wanted"
 
-#: an ingress that has not reported for so long hangs, or the network is cut
+#: seconds after which the report of an ingress is too old to use
 STALE_S = 15.0
 
 
 def policy(
     contexts: Mapping[object, AutoscalingContext],
 ) -> tuple[dict[object, float], dict[object, dict[str, object]]]:
-    """The number of replicas by deployment; what is not named stays as it is. No state is kept."""
+    """The target number of replicas by deployment. Deployments that are not named keep theirs. No state is kept."""
     wanted, complete = _wanted(contexts)
     decisions: dict[object, float] = {}
     for deployment, context in contexts.items():
         if context.deployment_name == GENERATOR:
-            # Requests that nobody tells of may be on any replica: none is stopped.
+            # Without the reports of all ingresses any replica may have requests, so none is stopped.
             fewest = 0.0 if complete else float(context.target_num_replicas)
             if context.target_num_replicas and not context.current_num_replicas:
-                fewest = max(fewest, 1.0)  # the first one starts, even if that takes longer than the delay
+                fewest = max(fewest, 1.0)  # lets the first replica start even if that takes longer than the delay
             decisions[deployment] = max(wanted, fewest)
     return decisions, {}
 
 
 def _wanted(contexts: Mapping[object, AutoscalingContext]) -> tuple[float, bool]:
-    """The sum of what the ingresses want, and whether all that run have told it lately."""
+    """The sum of the ingresses' numbers, and whether all running ingresses have reported lately."""
     total, complete = 0.0, True
     for context in contexts.values():
         if context.deployment_name == GENERATOR:

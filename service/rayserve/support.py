@@ -1,6 +1,6 @@
-"""Whether `prefix_router.py` fits the installed Ray: it builds on parts of Serve that are not public.
+"""Checks whether `prefix_router.py`, which uses private parts of Ray Serve, works with the installed Ray.
 
-Where they are others, the service routes by load (`app.py`): a router that fits by half would lose requests.
+If the parts have changed, the service routes by load (`app.py`). A router that fits only partly could lose requests.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any
 
 import ray
 
-#: what PrefixRouter calls of Serve's router and does not override: name -> parameters
+#: methods of Serve's router that PrefixRouter calls and does not override: name -> parameters
 _CALLED = {
     "_record_queue_wait_time": ("self", "pending_request"),
     "_remove_pending_request_from_indices": ("self", "pending_request"),
 }
-#: what it reads of Serve's router, made when that is made
+#: the attribute of Serve's router that PrefixRouter reads; the router's constructor sets it
 _QUEUE = "_pending_requests_to_fulfill"
-#: what it reads of a request
+#: the fields of a request that PrefixRouter reads
 _READ = {"args", "metadata", "future", "routing_context"}
 
 
 def misfit() -> str | None:
-    """What keeps requests from being routed by prefix with this Ray; None where nothing does."""
+    """Why requests cannot be routed by prefix with this Ray. None if they can."""
     try:
         from ray.serve.request_router import PendingRequest
 
@@ -38,7 +38,7 @@ def misfit() -> str | None:
 
 
 def _differences(router: type) -> Iterator[str]:
-    """Methods and attributes of Serve's router that are not what ours takes them for."""
+    """The methods and attributes of Serve's router that differ from what our router expects."""
     [below] = router.__bases__
     ours = {name: _parameters(method) for name, method in vars(router).items() if isinstance(method, FunctionType)}
     for name, parameters in (ours | _CALLED).items():

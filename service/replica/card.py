@@ -1,19 +1,21 @@
-"""What a loaded checkpoint can serve, told in a `ModelCard`."""
+"""Makes the `ModelCard` of a loaded checkpoint: what it can serve."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 
-from service.decode.registry import MODES, default_knobs, default_params
+from service.decode.modes import MODES
+from service.decode.registry import default_knobs, default_params
+from service.engine import Engine
 from service.errors import SettingsError
 from service.model import Checkpoint
 from service.quality.presets import presets_of
-from service.settings import Settings
+from service.settings import Settings, places_of
 from service.wire import ModelCard
 
 
-def make_card(settings: Settings, checkpoint: Checkpoint, max_model_len: int, chat: bool) -> ModelCard:
-    """The card of a replica. SettingsError when the default mode needs an MRP that is not there."""
+def make_card(settings: Settings, checkpoint: Checkpoint, engine: Engine, chat: bool) -> ModelCard:
+    """The card of a replica. SettingsError if the default mode needs MRP and the checkpoint has none."""
     config = checkpoint.config
     modes = tuple(name for name, params in MODES.items() if config.mrp or params.served_without_mrp)
     default = settings.default_mode or default_params().mode
@@ -27,12 +29,12 @@ def make_card(settings: Settings, checkpoint: Checkpoint, max_model_len: int, ch
         name=settings.model_name,
         block_size=config.block_size,
         vocab_size=config.vocab_size,
-        max_model_len=max_model_len,
+        max_model_len=engine.max_model_len,
         mrp=asdict(config.mrp) if config.mrp else None,
         modes=modes,
         default_mode=default,
         defaults={name: default_knobs(name, steps) for name in modes},
         chat=chat,
         quality=presets_of(checkpoint.path, config, settings.quality_file),
-        places=settings.places,
+        places=places_of(engine.max_running),
     )

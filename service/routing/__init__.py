@@ -1,1 +1,1 @@
-"""Which replica a request goes to: the one whose prefix cache has most of it, unless that one is overloaded."""
+"""The choice of a replica: the one whose prefix cache has most of the prompt, unless that replica is overloaded."""

@@ -1,9 +1,9 @@
-"""Which replica a prompt goes to: pure rules over loads, no Ray, no time.
+"""The replica for a prompt, chosen by cached prefixes and by load.
 
-Who has served its longest known beginning gets it, the least loaded one of several, and of a session the latest; but
-no replica gets more than its bounded share of all requests (consistent hashing with bounded loads, Mirrokni, Thorup,
-Zadimoghaddam 2016) because of what it has. What is above that goes by load, and who takes it has the
-beginning too from then on: popular ones spread by demand.
+A request goes to the replica that served its longest known prefix. If several did, the least loaded one gets it;
+within a session, the most recent one. A cached prefix attracts requests only up to a bounded share of all requests
+(consistent hashing with bounded loads, Mirrokni, Thorup, Zadimoghaddam 2016). Requests above that bound go by load.
+The replica that takes them then has the prefix, too, so popular prefixes spread to more replicas.
 """
 
 from __future__ import annotations
@@ -17,37 +17,43 @@ from typing import Literal, get_args
 from service.routing.keys import PrefixKeys
 from service.routing.table import PrefixTable
 
-#: how many times the mean a replica may have to do before what it holds no longer counts
+#: a replica with more than this many times the mean load gets no request for its cached prefix
 BOUND = 1.25
-#: less of a prompt than this is not worth a replica that has more to do
+#: a cached prefix counts only if it is at least this share of the prompt
 LEAST_SHARE = 0.25
-#: beginnings an ingress remembers; some 200 bytes each
+#: prefixes that an ingress remembers, about 200 bytes each
 TABLE_KEYS = 65_536
 
 _64_BITS = 2**64 - 1
 
-#: by what a request found its replica: what it has, load as nobody has it, or load as all who have it are overloaded
+#: how a replica was chosen: by its cached prefix; by load, since no replica has the prefix; by load, since all
+#: replicas that have the prefix are overloaded
 How = Literal["prefix", "load", "overloaded"]
 HOW: tuple[How, ...] = get_args(How)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Replicas to be tried one after the other, and what the first was chosen by."""
+    """The replicas to try, in this order. `how`: how the first was chosen."""
 
     replicas: tuple[str, ...]
     how: How
 
 
 class Affinity:
-    """The rules over one table. `slack`: requests above the mean that a replica may always have."""
+    """The rules, with the prefix table of one ingress.
+
+    `slack`: requests above the mean that a replica may always have.
+    """
 
     def __init__(self, slack: float, size: int = TABLE_KEYS, rng: random.Random | None = None) -> None:
-        self._slack, self._table, self._rng = slack, PrefixTable(size), rng or random.Random()  # noqa: S311
+        self._slack = slack
+        self._table = PrefixTable(size)
+        self._rng = rng or random.Random()  # noqa: S311
         self._places: dict[str, int] = {}
 
     def choose(self, keys: PrefixKeys, loads: Mapping[str, float]) -> Choice:
-        """Where a prompt goes. `loads`: requests at every replica there is, at least one."""
+        """The replicas for a prompt. `loads`: replica -> its requests, at least one replica."""
         latest = self._table.holders(keys.session, loads)[-1:] if keys.session is not None else ()
         holders = self._table.longest(keys, LEAST_SHARE, loads)
         bound = self.bound(loads)
@@ -60,25 +66,25 @@ class Affinity:
         return Choice(self._by_load(None, others or list(loads), loads), "overloaded")
 
     def learn(self, keys: PrefixKeys, replica: str) -> None:
-        """A replica has taken the prompt."""
+        """Notes that `replica` has taken a prompt with these keys."""
         self._table.learn(keys, replica)
 
     def bound(self, loads: Mapping[str, float]) -> float:
-        """The most requests a replica may have, the new one included, to get it for what it has."""
+        """The most requests of a replica, the new one included, with which its cached prefix counts."""
         mean = (sum(loads.values()) + 1) / len(loads)
         return max(BOUND * mean, mean + self._slack)
 
     def _unknown(self, keys: PrefixKeys, loads: Mapping[str, float], bound: float) -> tuple[str, ...]:
-        """Where a prompt goes of which nothing is known. A named session goes home if it can.
+        """The replicas for an unknown prompt. A named session goes to its home replica, if the load allows.
 
-        By load two ingresses that see it for the first time in different moments would disagree for good.
+        If sessions went by load, two ingresses could choose different replicas for one session and keep them.
         """
         if keys.session is not None and loads[home := self._home(keys.session, list(loads))] + 1 <= bound:
             return (home,)
         return self._by_load(keys.home, list(loads), loads)
 
     def _by_load(self, home: int | None, names: Sequence[str], loads: Mapping[str, float]) -> tuple[str, ...]:
-        """The power of two choices. The first is the key's home: other ingresses find the same one."""
+        """The less loaded of two replicas first. One of the two is the key's home, the same in every ingress."""
         first = self._home(home, names) if home is not None else self._rng.choice(names)
         if len(names) == 1:
             return (first,)
@@ -91,7 +97,7 @@ class Affinity:
         return self._home(home or 0, [name for name in names if loads[name] == least])
 
     def _home(self, key: int, names: Sequence[str]) -> str:
-        """Rendezvous hashing: when replicas come and go, only their own keys move."""
+        """The home of a key, by rendezvous hashing: if a replica comes or goes, only its own keys move."""
         return names[0] if len(names) == 1 else max(names, key=lambda name: _mixed(key ^ self._place(name)))
 
     def _place(self, name: str) -> int:
@@ -101,7 +107,7 @@ class Affinity:
 
 
 def _mixed(bits: int) -> int:
-    """64 bits of which each hangs on all of the given ones (the end of splitmix64)."""
+    """Mixes 64 bits so that each bit depends on all given bits (the last steps of splitmix64)."""
     bits = ((bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9) & _64_BITS
     bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _64_BITS
     return bits ^ (bits >> 31)

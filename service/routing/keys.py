@@ -1,8 +1,8 @@
-"""The beginnings of a prompt as numbers: what two requests share, two tables in two processes can compare.
+"""The prefixes of a prompt as numbers (keys), which are the same in every process.
 
-A key stands for everything up to a boundary. Boundaries lie the further apart the longer the prompt is, and where the
-messages of a chat end: some dozens for any length. Two beginnings of one key need not be the same; a wrong guess costs
-a prefill, never an answer. Knows no tokenizer, no replicas and no Ray.
+A key stands for the prompt up to a boundary. Boundaries are placed at the ends of chat messages and at growing
+distances, a few dozen per prompt whatever its length. Two different prefixes may have the same key. Such a collision
+costs a prefill; the answer stays the same.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from zlib import crc32
 
 from service.wire import Work
 
-#: the first boundary and the shortest way between two: characters, and tokens, which stand for some four each
+#: the first boundary, and the shortest distance between two: in characters, and in tokens of about four characters
 _CHARACTERS = 64
 _TOKENS = 16
-#: boundaries between a length and its double
+#: number of boundaries between a length and twice that length
 _PER_DOUBLING = 4
-#: messages whose ends are boundaries, from the last one backwards
+#: the ends of so many last messages are boundaries
 _MESSAGES = 8
-#: the boundary, in first steps, by which a prompt that nobody has seen is given a home
+#: the boundary, in multiples of the first, whose key gives an unknown prompt its home
 _HOME = 4
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixKeys:
-    """The keys of a prompt, the shortest beginning first. `shares[i]`: how much of the prompt `keys[i]` stands for.
+    """The keys of a prompt, the shortest prefix first. `shares[i]`: the part of the prompt that `keys[i]` covers.
 
-    `session`: the key of the conversation, if the client names one. `home`: what a replica is picked by, by every
-    ingress alike, where no table knows the prompt; None where it is too short.
+    `session`: the key of the conversation, if the client names one. `home`: the key by which every ingress picks the
+    same replica for an unknown prompt; None if the prompt is too short.
     """
 
     keys: tuple[int, ...] = ()
@@ -41,7 +41,7 @@ class PrefixKeys:
 
 
 def prefix_keys(work: Work) -> PrefixKeys:
-    """The keys of a work's prompt. Works of different cache salts, so of different API keys, have none in common."""
+    """The keys of a work's prompt. Works of different cache salts (or API keys) have no key in common."""
     session = _digest("session", work.tenant, work.cache_salt, work.session) if work.session else None
     if work.token_ids is not None:
         ends = [*boundaries(len(work.token_ids), _TOKENS), len(work.token_ids)]
@@ -56,7 +56,7 @@ def prefix_keys(work: Work) -> PrefixKeys:
 
 
 def _chat(messages: Sequence[Mapping[str, str]]) -> tuple[str, list[int], int]:
-    """A chat as a text, where its last messages end, and where what the user first asked does, its home."""
+    """A chat as one text, the ends of its last messages, and the end of the user's first message (the home)."""
     texts = [f"{message['role']}\x1e{message['content']}\x1f" for message in messages]
     ends = list(accumulate(map(len, texts)))
     asked = next((end for end, message in zip(ends, messages, strict=True) if message["role"] == "user"), ends[0])
@@ -69,11 +69,11 @@ def _keys(ends: Sequence[int], keys: Sequence[int], session: int | None, home: i
     return PrefixKeys(tuple(keys), shares, session, begins_at_home if session is None else session)
 
 
-# Python's hash of numbers is the same in every process, that of texts is not.
+# Python's hash of numbers is the same in every process. Its hash of texts is not.
 
 
 def _of_text(text: str, ends: Sequence[int], seed: int) -> list[int]:
-    """The keys up to every end, whichever other ends there are: those of a chat move on with it."""
+    """The key up to every end. A key does not depend on the other ends, which change as a chat grows."""
     starts, check = [0, *ends], 0
     checks = [
         check := crc32(text[start:end].encode("utf-8", "surrogatepass"), check)
@@ -88,7 +88,7 @@ def _of_ids(ids: tuple[int, ...], ends: Sequence[int], seed: int) -> list[int]:
 
 
 def boundaries(length: int, step: int) -> Iterator[int]:
-    """Where the beginnings of a prompt end that are looked up: the same for all prompts, as far as they go."""
+    """The boundaries below `length`, the same for all prompts. `step`: the first one."""
     end = step
     while end < length:
         yield end

@@ -1,8 +1,8 @@
-"""How many requests every replica has, as far as one process can know.
+"""The number of requests at every replica, as one ingress knows it.
 
-Its own are counted exactly, from the choice on. Those of other ingresses are what a replica says when it takes a
-request; that is out of date at once, so it is forgotten after a while: who looks busy gets no requests and would
-never be heard of again. The clock is given.
+The ingress counts its own requests exactly, from the choice of the replica on. A replica reports the requests of other
+ingresses when it takes a request. The ingress drops such a report after a few seconds: a replica that seems busy gets
+no requests and so would never report again.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-#: seconds for which a replica's word on other ingresses holds, and in which a chosen replica must have been asked
-_SAID_S = 5.0
-_PROMISED_S = 2.0
+#: seconds for which a replica's report is used, and within which a chosen replica must be asked
+_REPORT_S = 5.0
+_CHOSEN_S = 2.0
 
 
 @dataclass(slots=True)
@@ -21,55 +21,55 @@ class _Replica:
     own: int = 0
     others: int = 0
     others_until: float = 0.0
-    promised_until: deque[float] = field(default_factory=deque)
+    chosen_until: deque[float] = field(default_factory=deque)
 
 
 class Loads:
-    """Told of every choice, every answer to it and every end."""
+    """Counts requests. Its methods get every choice of a replica, the replica's report, and every end of a request."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._replicas: dict[str, _Replica] = {}
 
     def now(self) -> dict[str, int]:
-        """Replica -> requests."""
+        """Replica -> number of requests."""
         now = self._clock()
         return {name: _requests(replica, now) for name, replica in self._replicas.items()}
 
-    def are(self, names: Iterable[str]) -> None:
-        """These are the replicas from now on."""
+    def set_replicas(self, names: Iterable[str]) -> None:
+        """Sets the names of the replicas."""
         self._replicas = {name: self._replicas.get(name) or _Replica() for name in names}
 
-    def lost(self, name: str) -> None:
-        """A replica is gone."""
+    def remove(self, name: str) -> None:
+        """Removes a replica."""
         self._replicas.pop(name, None)
 
-    def promised(self, name: str) -> None:
-        """A replica was chosen and will be asked: requests that come at the same time shall see each other."""
+    def chosen(self, name: str) -> None:
+        """Counts a request from the choice of its replica on, so requests that come at the same time are counted."""
         if replica := self._replicas.get(name):
-            replica.promised_until.append(self._clock() + _PROMISED_S)
+            replica.chosen_until.append(self._clock() + _CHOSEN_S)
 
-    def said(self, name: str, requests: int) -> None:
-        """A replica that was asked says how many requests it has, with the new one."""
+    def reported(self, name: str, requests: int) -> None:
+        """Stores a replica's report. `requests`: all its requests, the new one included."""
         if replica := self._replicas.get(name):
             replica.others = max(0, requests - replica.own - 1)
-            replica.others_until = self._clock() + _SAID_S
-            if replica.promised_until:
-                replica.promised_until.popleft()
+            replica.others_until = self._clock() + _REPORT_S
+            if replica.chosen_until:
+                replica.chosen_until.popleft()
 
     def took(self, name: str) -> None:
-        """A replica has taken a request."""
+        """Counts a request that a replica has taken."""
         if replica := self._replicas.get(name):
             replica.own += 1
 
     def ended(self, name: str) -> None:
-        """A request has ended."""
+        """Counts the end of a request."""
         if replica := self._replicas.get(name):
             replica.own = max(0, replica.own - 1)
 
 
 def _requests(replica: _Replica, now: float) -> int:
-    promised = replica.promised_until
-    while promised and promised[0] <= now:
-        promised.popleft()
-    return replica.own + len(promised) + (replica.others if now < replica.others_until else 0)
+    chosen = replica.chosen_until
+    while chosen and chosen[0] <= now:
+        chosen.popleft()
+    return replica.own + len(chosen) + (replica.others if now < replica.others_until else 0)

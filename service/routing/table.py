@@ -1,6 +1,6 @@
-"""Who has served which beginnings of prompts, as one ingress saw it: a table that forgets what is longest unused.
+"""The prefix table of one ingress: the replicas that have served each prefix. Drops the least recently used prefixes.
 
-It guesses what the replicas' prefix caches hold; they may have given it up. Knows no load, no Ray and no prompts.
+The table estimates the contents of the replicas' prefix caches. A replica may have evicted a prefix since.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Container
 
 from service.routing.keys import PrefixKeys
 
-#: the latest replicas that are remembered of a key
+#: the most replicas that are kept per key
 MAX_HOLDERS = 16
 
 
 class PrefixTable:
-    """Key -> the replicas that have served it, the latest one last; at most `size` keys."""
+    """Key -> the replicas that have served it, the most recent one last. At most `size` keys."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -25,7 +25,7 @@ class PrefixTable:
         return len(self._holders)
 
     def longest(self, keys: PrefixKeys, least: float, alive: Container[str]) -> tuple[str, ...]:
-        """The holders of the longest known beginning that is at least the share `least` of the prompt."""
+        """The holders of the longest known prefix that covers at least the share `least` of the prompt."""
         for key, share in zip(reversed(keys.keys), reversed(keys.shares), strict=True):
             if share < least:
                 break
@@ -34,11 +34,11 @@ class PrefixTable:
         return ()
 
     def holders(self, key: int, alive: Container[str]) -> tuple[str, ...]:
-        """The replicas of a key that are among `alive`, the latest one last."""
+        """The replicas of a key that are in `alive`, the most recent one last."""
         return tuple(name for name in self._holders.get(key, ()) if name in alive)
 
     def learn(self, keys: PrefixKeys, replica: str) -> None:
-        """A replica has taken a prompt. The longest beginnings are the first to be forgotten again."""
+        """Notes that `replica` has taken a prompt. The longest prefixes are the first to be dropped again."""
         for key in reversed(keys.keys):
             self._add(key, replica)
         if keys.session is not None:

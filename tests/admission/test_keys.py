@@ -88,8 +88,8 @@ class TestFiles:
             ([entry(weight=float("inf"))], "weight: "),
             ([entry(requests_per_minute=0)], "requests_per_minute: Input should be greater than or equal to 1"),
             ([entry(tokens_per_minute="many")], "tokens_per_minute: Input should be a valid integer"),
-            ([entry("a", "one"), entry("a", "two")], "the name 'a' is there twice"),
-            ([entry("a", "one"), entry("b", "one")], "the key of 'a' and 'b' is there twice"),
+            ([entry("a", "one"), entry("a", "two")], "the name 'a' is given twice"),
+            ([entry("a", "one"), entry("b", "one")], "the key of 'a' and 'b' is given twice"),
         ],
     )
     def test_that_are_wrong(self, ring, content: object, said: str) -> None:
@@ -100,13 +100,13 @@ class TestFiles:
         assert digest(SECRET) not in caught.value.message
 
     def test_a_key_that_is_in_both_places(self, ring) -> None:
-        with pytest.raises(SettingsError, match="the key of 'key-1' and 'team' is there twice"):
+        with pytest.raises(SettingsError, match="the key of 'key-1' and 'team' is given twice"):
             ring([entry()], api_keys=SECRET)
-        with pytest.raises(SettingsError, match="the name 'key-1' is there twice"):
+        with pytest.raises(SettingsError, match="the name 'key-1' is given twice"):
             ring([entry("key-1")], api_keys="other")
 
     def test_the_same_key_twice_in_the_settings(self) -> None:
-        with pytest.raises(SettingsError, match="the key of 'key-1' and 'key-2' is there twice"):
+        with pytest.raises(SettingsError, match="the key of 'key-1' and 'key-2' is given twice"):
             KeyRing.load(Settings(api_keys=f"{SECRET},{SECRET}"))
 
     def test_that_are_not_there_or_not_text(self, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Random weights in published shapes, and the time of steps, on a tiny shape."""
 
+from dataclasses import asdict
 from types import SimpleNamespace
 
 import pytest
@@ -7,28 +8,27 @@ import torch
 
 from service.bench import steps
 from service.bench.plain_loop import PlainLoop
-from service.bench.shapes import SHAPES, config_of, random_checkpoint
+from service.bench.shapes import SHAPES, random_checkpoint, shape_named
 from service.bench.speed import Workload
 from service.bench.steps import step_times
-from service.decode.params import Speculative
+from service.decode.modes import Speculative
 from service.engine import Engine
 from service.engine.forward.runner import Runner
 from service.errors import InvalidRequest
 from service.model import LoadOptions, parse_config
+from tests.tiny import tiny_config
 
-SIZES = {"sdar-1.7b": 1.7e9, "sdar-4b": 4e9, "sdar-8b": 8e9}
+SIZES = {"qwen3-0.6b": 0.75e9, "sdar-1.7b": 1.7e9, "sdar-4b": 4e9, "sdar-8b": 8e9}
 
 
 @pytest.fixture(scope="module")
 def tiny():
-    small = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8}
-    words = {"vocab_size": 50, "mask_token_id": 49, "eos_token_id": 48, "head_dim": 8, "max_position_embeddings": 256}
-    return random_checkpoint(config_of("sdar-1.7b") | small | words, LoadOptions(dtype=torch.bfloat16))
+    return random_checkpoint(tiny_config(vocab_size=65, mask_token_id=64), LoadOptions(dtype=torch.bfloat16))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_shapes_have_about_the_parameters_of_their_name(shape):
-    config = parse_config(config_of(shape))
+    config = parse_config(tiny_config() | asdict(shape_named(shape)))
     attention = config.hidden_size * config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
     layer = attention + 3 * config.hidden_size * config.intermediate_size
     total = config.num_layers * layer + 2 * config.vocab_size * config.hidden_size
@@ -36,8 +36,8 @@ def test_shapes_have_about_the_parameters_of_their_name(shape):
 
 
 def test_an_unknown_shape_says_which_there_are():
-    with pytest.raises(InvalidRequest, match=r"shape is 'gpt', allowed are sdar-1\.7b, sdar-4b, sdar-8b"):
-        config_of("gpt")
+    with pytest.raises(InvalidRequest, match=r"shape is 'gpt', allowed are qwen3-0\.6b, sdar-1\.7b, sdar-4b, sdar-8b"):
+        shape_named("gpt")
 
 
 def test_random_weights_decode_in_their_dtype_and_in_the_plain_loop(tiny):

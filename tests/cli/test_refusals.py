@@ -6,11 +6,16 @@ import pytest
 
 COMMANDS_WITH_LOAD = ("bench", "determinism", "evaluate", "loads")
 
+#: what loads a command's checkpoint, where it is not `load`
+LOADS = {"bench": "load_in_shape", "loads": "load_in_shape"}
+
 
 @pytest.fixture
 def nothing_is_loaded(monkeypatch):
     for name in COMMANDS_WITH_LOAD:
-        monkeypatch.setattr(f"service.cli.{name}.load", lambda *_, **__: pytest.fail("a checkpoint was loaded"))
+        monkeypatch.setattr(
+            f"service.cli.{name}.{LOADS.get(name, 'load')}", lambda *_, **__: pytest.fail("a checkpoint was loaded")
+        )
 
 
 @pytest.mark.parametrize(
@@ -20,14 +25,14 @@ def nothing_is_loaded(monkeypatch):
         (("eval", "--text", "nowhere.jsonl"), "the prompts nowhere.jsonl cannot be read: No such file or directory"),
         (
             ("eval", "--plan", "static", "--output", "nowhere/x.json"),
-            "output is nowhere/x.json, but nowhere is no folder",
+            "output is nowhere/x.json, but nowhere is not a folder",
         ),
         (("eval", "--plan", "swift"), "mode is 'swift'"),
         (("loads", "--problems", 1201), "problems is 1201, allowed are 1 to 1200"),
-        (("loads", "--output", "nowhere/x.json"), "output is nowhere/x.json, but nowhere is no folder"),
+        (("loads", "--output", "nowhere/x.json"), "output is nowhere/x.json, but nowhere is not a folder"),
         (("loads", "--plan", "swift"), "mode is 'swift'"),
-        (("bench", "--output", "nowhere/x.json"), "output is nowhere/x.json, but nowhere is no folder"),
-        (("determinism", "--output", "nowhere/x.json"), "output is nowhere/x.json, but nowhere is no folder"),
+        (("bench", "--output", "nowhere/x.json"), "output is nowhere/x.json, but nowhere is not a folder"),
+        (("determinism", "--output", "nowhere/x.json"), "output is nowhere/x.json, but nowhere is not a folder"),
         (("determinism", "--prompts", 1201), "prompts is 1201, allowed are 1 to 1200"),
         (("determinism", "--dtype", "float32", "--dtype", "int4"), "dtype is 'int4', allowed are 'auto', 'float32'"),
     ],

@@ -1,12 +1,13 @@
 """The arithmetic of the sizing table in docs/deploy.md: `mrp-serve check` for shapes, without weights."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 
-from service.bench.shapes import config_of
+from service.bench.shapes import shape_named
 from service.model import Mrp, Sdar, parse_config
 from service.model.attention import PagedCache
+from tests.tiny import tiny_config
 
 #: left alone: what the driver and other processes take, and activations and logits of one forward
 USABLE, WORKING_GIB = 0.9, 2
@@ -28,7 +29,7 @@ class Size:
 
 
 def size_of(shape):
-    config = parse_config(config_of(shape))
+    config = parse_config(tiny_config(num_nextn_predict_layers=3) | asdict(shape_named(shape)))
     with torch.device("meta"):
         modules = Sdar(config), Mrp(config, config.mrp)
     parameters = sum(weight.numel() for module in modules for weight in module.parameters())

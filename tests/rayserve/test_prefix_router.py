@@ -17,7 +17,7 @@ from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequ
 from ray.serve.config import RequestRouterConfig
 
 from service.rayserve.prefix_router import PrefixRouter
-from service.rayserve.report import told
+from service.rayserve.report import reporting_to
 from service.wire import Work
 from tests.routing.test_keys import TEXT, chat, work
 
@@ -51,7 +51,7 @@ class Serve:
     async def send(self, work: Work, client: str = "one request of a client") -> Callable[[], str]:
         """Routes a request; what comes back ends it and says where it was."""
         pending = PendingRequest([work], {}, RequestMetadata(client, client))
-        with told(lambda how: self.routed.update([how])):
+        with reporting_to(lambda how: self.routed.update([how])):
             chosen = await self.router._choose_replica_for_request(pending)
             chosen.running += 1
             name = chosen.replica_id

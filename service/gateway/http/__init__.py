@@ -1,1 +1,1 @@
-"""The routes' side of HTTP: schemas, validation, answers, streams, errors."""
+"""What the routes need of HTTP: schemas, validation, answers, streams, errors."""

@@ -1,7 +1,6 @@
-"""What clients get: the JSON of answers, blocks and errors, and its schema for the documentation.
+"""The JSON of answers, blocks and errors, and its schema for the documentation.
 
-The models are the schema; the functions build plain dictionaries of that shape, which tests hold to it.
-Knows no HTTP and no engine but its `Stats`.
+The pydantic models are the schema. The functions build plain dictionaries; tests compare them with the models.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from service.decode.params import Knob
+from service.decode.knobs import KnobValue
 from service.engine.request import Stats
 from service.errors import MrpServeError
 from service.quality.schema import knobs_of
@@ -19,7 +18,10 @@ from service.wire import Answer, Chunk, Ending, ModelCard, Work
 
 
 class ForwardCounts(BaseModel):
-    """In how many forwards of each kind the request had a row; a commit that rides along is not counted."""
+    """The number of forwards of each kind in which the request had a row.
+
+    A commit that shares a forward with other work is not counted.
+    """
 
     prefill: int
     denoise: int
@@ -29,7 +31,10 @@ class ForwardCounts(BaseModel):
 
 
 class AnswerStats(BaseModel):
-    """How the answer was decoded; `mrp_steps`: asked, or chosen by auto. Times are from the arrival at the ingress."""
+    """How the answer was decoded. `mrp_steps`: as requested, or as chosen by `auto`.
+
+    Times count from the arrival of the request at the ingress.
+    """
 
     tokens_per_forward: float
     tokens_per_forward_total: float
@@ -64,13 +69,13 @@ class TraceStep(BaseModel):
 
 
 class Done(BaseModel):
-    """The last frame of a stream: the answer less what was sent."""
+    """The last frame of a stream: the answer without the fields that earlier frames had."""
 
     id: str
     model: str
     finish_reason: Literal["stop", "length", "timeout"]
     mode: str
-    knobs: dict[str, Knob]
+    knobs: dict[str, KnobValue]
     seed: int
     usage: Usage
     stats: AnswerStats
@@ -117,7 +122,7 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorAnswer(BaseModel):
-    """Every error, everywhere."""
+    """The body of every error."""
 
     error: ErrorDetail
 
@@ -177,5 +182,5 @@ def error_json(error: MrpServeError, request_id: str) -> dict[str, Any]:
 
 
 def milliseconds(seconds: float) -> float:
-    """As statistics and logs have it."""
+    """Seconds as milliseconds with three decimals, the form of statistics and logs."""
     return round(seconds * 1000, 3)

@@ -1,4 +1,4 @@
-"""Every error as the one shape clients get, whoever raised it: we, pydantic, the router, or a bug."""
+"""Errors as JSON, in one shape: errors of this service, of pydantic and of the router, and bugs."""
 
 from __future__ import annotations
 
@@ -17,29 +17,33 @@ from service.gateway.http.answers import error_json
 from service.gateway.http.validation import explain
 from service.telemetry.faults import unexpected_error
 
-#: told of every error a request ends with
+#: called with every error that ends a request
 Count = Callable[[MrpServeError], None]
-#: an error and its request's id as JSON
+#: makes the JSON of an error and the id of its request
 Write = Callable[[MrpServeError, str], dict[str, Any]]
 
-#: stands in the scope of a request once the error that ends it is logged
+#: key in the scope of a request, set once the error that ends the request is logged
 LOGGED = "mrp_error_logged"
-#: nginx's status of a request whose client did not wait for an answer; only the log sees it
+#: nginx's status for a client that disconnected before the answer; it appears only in the log
 CLIENT_LEFT = 499
 
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 class _HttpError(MrpServeError):
-    """An error of the router: no such route, no such method."""
+    """An error of the router: unknown route or method."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
-        self.status, self.code = status, _CODES.get(status, "http_error")
+        self.status = status
+        self.code = _CODES.get(status, "http_error")
 
 
 def install_error_handlers(app: FastAPI, count: Count, write: Callable[[str], Write]) -> None:
-    """Answers every exception of the app's routes as `write` has it for a path; POST requests' are counted."""
+    """Answers every exception of the app's routes in the form that `write` gives for a path.
+
+    `count` gets the errors of POST requests.
+    """
 
     def answer(request: Request, error: MrpServeError, headers: dict[str, str] | None = None) -> JSONResponse:
         if request.method == "POST":
@@ -65,7 +69,7 @@ def install_error_handlers(app: FastAPI, count: Count, write: Callable[[str], Wr
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        request.scope[LOGGED] = True  # Starlette raises it again after this
+        request.scope[LOGGED] = True  # Starlette raises the error again after this handler
         return answer(request, unexpected_error(error, request.scope["request_id"]))
 
 

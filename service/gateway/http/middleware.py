@@ -1,4 +1,4 @@
-"""What is looked at before any route: the request's id, the limit of its body, the key it came with. Plain ASGI."""
+"""ASGI middleware before all routes: the request's id and the limit of its body. Also reads the API key."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _MAX_ID = 128
 
 
 class RequestId:
-    """Gives every request an id, the client's own if it sent one, in `scope["request_id"]`.
+    """Gives every request an id in `scope["request_id"]`. An id that the client sent is kept.
 
-    `answer`: put it on the response, too. Not under Ray Serve, whose servers do so themselves.
+    `answer`: whether the response carries the id, too. False under Ray Serve, whose proxies add it.
     """
 
     def __init__(self, app: ASGIApp, answer: bool) -> None:
@@ -41,13 +41,13 @@ class RequestId:
 
 
 def given_key(headers: Headers) -> bytes:
-    """The API key of `Authorization: Bearer`, else of `X-Api-Key`, as the client sent it; empty for none."""
+    """The API key of `Authorization: Bearer`, else of `X-Api-Key`, unchanged. Empty if the client sent none."""
     scheme, _, bearer = headers.get("authorization", "").encode("latin-1").partition(b" ")
     return bearer.strip(b" \t") if scheme.lower() == b"bearer" else headers.get("x-api-key", "").encode("latin-1")
 
 
 class CleanRequestId:
-    """Cleans a client's request id, or takes it out, before a server that answers it as it is reads it."""
+    """Cleans a client's request id, or removes it, before a server copies it into the response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -62,17 +62,20 @@ class CleanRequestId:
 
 
 def proxy_middleware() -> list[Middleware]:
-    """What Serve's proxies put around themselves: they answer a request's id, as it is, on their own."""
+    """The middleware of Serve's proxies. A proxy copies the request's id into the response unchanged."""
     return [Middleware(CleanRequestId)]
 
 
 def clean_id(value: str) -> str:
-    """A client's request id, of bounded length and without characters that could fool a log."""
+    """A client's request id with a bounded length and only letters, digits and `._:-`."""
     return _FOREIGN.sub("", value)[:_MAX_ID]
 
 
 class BodyLimit:
-    """Raises BodyTooLarge, into the route that reads, once a body is over the limit, declared or not."""
+    """Raises BodyTooLarge in the route that reads a body over the limit.
+
+    Both the declared Content-Length and the bytes received count.
+    """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
         self._app, self._max_bytes = app, max_bytes

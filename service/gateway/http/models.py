@@ -1,6 +1,6 @@
-"""What GET /v1/models says: the model, its limits, its modes, and what `quality` stands for.
+"""The answer of GET /v1/models: the model, its limits, its modes and the presets of `quality`.
 
-As in `answers.py`, the models are the schema, the functions build plain dictionaries of that shape.
+As in `answers.py`, the pydantic models are the schema and the functions build plain dictionaries of that shape.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from service.wire import ModelCard
 
 
 class Quality(BaseModel):
-    """What `quality` stands for: the plans by name, the calibration they come from, or why there is none."""
+    """The presets of `quality`: the plans by name, and the calibration they come from.
+
+    `missing`: why there are no presets.
+    """
 
     presets: dict[QualityName, Plan]
     missing: str | None
@@ -24,7 +27,7 @@ class Quality(BaseModel):
 
 
 class Model(BaseModel):
-    """What is served, and its limits."""
+    """The served model and its limits."""
 
     id: str
     object: Literal["model"]
@@ -49,7 +52,7 @@ class Models(BaseModel):
 
 
 def models_json(card: ModelCard) -> dict[str, Any]:
-    """GET /v1/models: OpenAI's list of one, with what this service adds."""
+    """OpenAI's list with one model, and the fields that this service adds."""
     model = {"id": card.name, "object": "model", "created": 0, "owned_by": "mrp-serve"}
     model |= {"block_size": card.block_size, "vocab_size": card.vocab_size, "max_model_len": card.max_model_len}
     model |= {"mrp": card.mrp, "modes": card.modes, "default_mode": card.default_mode}

@@ -1,7 +1,7 @@
 """The documentation at /docs and /openapi.json: bodies, answers and examples of every route.
 
-Bodies are parsed by `validation.py`, not by FastAPI, so their schema is put in here. The page's scripts and styles
-are served from here, too: a browser without a way to the internet shows it.
+`validation.py` parses the bodies, not FastAPI, so this module adds their schema. The application also serves the
+page's scripts and styles, so the page works without internet access.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _ERRORS: Mapping[int, str] = {
     401: "an API key is required and missing or wrong",
     404: "the model is not the served one",
     413: "the body is over the limit",
-    422: "a field is not allowed; the message says the value and what is",
-    429: "too much work waits (queue_full) or the key's limit is reached (rate_limited); see Retry-After",
-    503: "loading, draining, or no replica; see Retry-After",
-    504: "the time limit passed before anything was decoded",
+    422: "a field is not allowed; the message names the value received and the allowed values",
+    429: "the queue is full (queue_full) or the key's limit is reached (rate_limited); see Retry-After",
+    503: "the server is loading or draining, or has no replica; see Retry-After",
+    504: "the time limit passed before the first token was decoded",
 }
 _STREAM = (
     "Server-sent events: `block` frames (BlockFrame), then `done` (Done) or `error` (ErrorAnswer). "
@@ -39,7 +39,7 @@ _STREAM = (
 
 
 def documented(telemetry: TelemetryConfig) -> FastAPI:
-    """An application without routes, its own request bodies documented."""
+    """An application without routes, whose documentation includes the request bodies."""
     app = FastAPIOffline(
         title="mrp-serve",
         description="Block-diffusion language models with Multi-token Residual Prediction.",
@@ -54,7 +54,7 @@ def documented(telemetry: TelemetryConfig) -> FastAPI:
 
 
 def _with_models(schema: dict[str, Any]) -> dict[str, Any]:
-    """FastAPI's schema and the models that FastAPI does not see."""
+    """FastAPI's schema with the models that FastAPI does not know."""
     models = schema.setdefault("components", {}).setdefault("schemas", {})
     models.update(GENERATE.json_schema(ref_template=_REF)["$defs"])
     for model in (BlockFrame, Done, GenerateDefault, GenerateQuality):
@@ -65,7 +65,7 @@ def _with_models(schema: dict[str, Any]) -> dict[str, Any]:
 
 @cache
 def generate_docs() -> dict[str, Any]:
-    """What FastAPI is told of POST /generate. Cached, since every application asks for it. Nobody may change it."""
+    """FastAPI's arguments for POST /generate. The result is cached and must not be changed."""
     body = GENERATE.json_schema(ref_template=_REF)
     body.pop("$defs")
     body["oneOf"] += [{"$ref": _REF.format(model=model.__name__)} for model in (GenerateDefault, GenerateQuality)]

@@ -1,14 +1,13 @@
-"""What clients may send: one pydantic model a mode, made from the registry of modes, told apart by `mode`.
+"""The request schemas of POST /generate: one pydantic model per mode, made from the registry of modes.
 
-A mode's knobs are the fields of its params class; a new mode needs no line here, a new knob one in
-`KNOBS`. Ranges that hang on the model (block size, length, vocabulary) are the engine's to check.
-Knows no HTTP and no engine; `validation.py` parses with it, `docs.py` shows it.
+The field `mode` selects the model. A mode's knobs are the fields of its params class. A new mode or knob needs no
+line here. The engine checks ranges that depend on the model (block size, length, vocabulary).
+`validation.py` parses bodies with these schemas, `openapi.py` documents them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from functools import reduce
 from operator import or_
 from typing import Annotated, Any, Literal
@@ -28,8 +27,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from service.decode.params import AUTO, Knob
-from service.decode.registry import MODES
+from service.decode.knobs import AUTO, Knob, KnobValue, knobs_in
+from service.decode.modes import KNOBS, MODES
 from service.engine.request import MAX_SEED
 from service.errors import InvalidRequest
 from service.fair_queue import DEFAULT_PRIORITY, HIGHEST_PRIORITY, LOWEST_PRIORITY
@@ -39,7 +38,7 @@ PROMPTS = ("prompt", "prompt_token_ids", "messages")
 MAX_STOPS = 16
 MAX_SALT = 256
 MAX_CACHE_KEY = 512
-MAX_NEW_TOKENS = 2**31 - 1  # no model is as long; what is said of a length stays readable
+MAX_NEW_TOKENS = 2**31 - 1  # longer than any model; bounds the numbers in error messages
 
 StopText = Annotated[str, Field(min_length=1)]
 _Stops = Annotated[list[StopText], Field(max_length=MAX_STOPS)]
@@ -57,45 +56,19 @@ def _or_auto(value: object, whole_number: ValidatorFunctionWrapHandler) -> objec
     return value if value == AUTO else whole_number(value)
 
 
+def _typed(knob: Knob) -> Any:
+    """A knob's type with its range, as pydantic knows it. Where a range ends at the block size the engine checks it."""
+    if knob.choices:
+        return Annotated[Literal[knob.choices], Field(description=knob.help)]
+    number: Any = Annotated[knob.kind, Field(ge=knob.least, gt=knob.above, le=knob.most)]
+    if knob.auto:
+        shown: Any = number | Literal["auto"]
+        number = Annotated[number, WrapValidator(_or_auto, json_schema_input_type=shown)]
+    return Annotated[number, Field(description=knob.help)]
+
+
 #: knob -> its type and range; None means the default: the checkpoint's `mrp_steps`, else the mode's own
-KNOBS: Mapping[str, Any] = {
-    "tokens_per_step": Annotated[int, Field(ge=1, description="tokens revealed a step, at most the block size")],
-    "threshold": Annotated[
-        float,
-        Field(
-            gt=0,
-            le=1,
-            description="confidence a token needs; speculative: what is verified is then dynamic, as `knobs` say",
-        ),
-    ],
-    "mrp_steps": Annotated[
-        int,
-        Field(ge=0),
-        WrapValidator(_or_auto, json_schema_input_type=Annotated[int, Field(ge=0)] | Literal["auto"]),
-        Field(
-            description="direct: picks of MRP a forward, default: the checkpoint's; speculative: MRP forwards for "
-            "drafts, 0: none, auto (default): drafts as many as pay at the present load",
-        ),
-    ],
-    "max_drafts": Annotated[
-        int,
-        Field(
-            ge=1, description="states verified a forward, a tree; default: what pays (auto), or a chain of mrp_steps"
-        ),
-    ],
-    "entropy_bound": Annotated[
-        float,
-        Field(
-            ge=0, description="nats: the entropies of tokens revealed together, less the largest; sequential: 0 is off"
-        ),
-    ],
-    "verify": Annotated[
-        Literal["static", "dynamic", "sequential", "entropy"],
-        Field(
-            description="mode whose output comes out; default: dynamic with a threshold, as `knobs` say, else static"
-        ),
-    ],
-}
+_KNOB_TYPES: Mapping[str, Any] = {name: _typed(knob) for name, knob in KNOBS.items()}
 
 
 class Message(BaseModel):
@@ -112,42 +85,44 @@ _ONE_PROMPT: list[JsonValue] = [
     {"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in PROMPTS
 ]
 
-#: which ids there are is the model's to say; none is negative
+#: the engine checks the upper bound, which depends on the model
 TokenId = Annotated[int, WithJsonSchema({"type": "integer", "minimum": 0})]
 
 
 class GenerateCommon(BaseModel):
-    """The fields of POST /generate that every mode has. Exactly one of the three prompts is allowed."""
+    """The fields of POST /generate that every mode has. Exactly one of the three prompts must be given."""
 
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, allow_inf_nan=False, json_schema_extra={"oneOf": _ONE_PROMPT}
     )
 
     prompt: Annotated[str, Field(min_length=1)] | None = Field(None, description="text to be continued")
-    prompt_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = Field(None, description="the same as ids")
+    prompt_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = Field(
+        None, description="prompt as token ids"
+    )
     messages: Annotated[list[Message], Field(min_length=1)] | None = Field(None, description="a chat")
-    model: str | None = Field(None, description="the served one, as GET /v1/models names it; there is no other")
-    max_new_tokens: int = Field(256, ge=1, le=MAX_NEW_TOKENS, description="at most what is left of the model's length")
+    model: str | None = Field(None, description="name of the served model, as in GET /v1/models")
+    max_new_tokens: int = Field(256, ge=1, le=MAX_NEW_TOKENS, description="at most the model's length less the prompt")
     temperature: float = Field(0.0, ge=0, le=100, description="0 is greedy")
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: int = Field(0, ge=0, description="0: off")
-    seed: int | None = Field(None, ge=0, le=MAX_SEED, description="default: random; the answer has it")
-    stop: StopTexts | None = Field(None, description="a text, or up to 16, that ends the answer; not returned")
+    seed: int | None = Field(None, ge=0, le=MAX_SEED, description="default: random; the answer contains it")
+    stop: StopTexts | None = Field(None, description="one to 16 texts that end the answer; not returned")
     stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field(
         [], max_length=1024, description="ids that end the answer"
     )
-    ignore_eos: bool = Field(False, description="go on after the checkpoint's end token")
-    stream: bool = Field(False, description="server-sent events, one a block")
-    timeout_s: float | None = Field(None, gt=0, description="default and most: the server's limit")
-    return_trace: bool = Field(False, description="the denoising history")
+    ignore_eos: bool = Field(False, description="continue after the checkpoint's end token")
+    stream: bool = Field(False, description="server-sent events, one per block")
+    timeout_s: float | None = Field(None, gt=0, description="default and maximum: the server's limit")
+    return_trace: bool = Field(False, description="return the denoising history")
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None = Field(
         None, description="share cached prompts only with requests of the same salt and API key"
     )
     prompt_cache_key: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_KEY)] | None = Field(
-        None, description="a name for requests that begin alike, such as a session's: they go to the same replica"
+        None, description="a name for requests with a common beginning, e.g. a session: they go to the same replica"
     )
     priority: int = Field(
-        DEFAULT_PRIORITY, ge=HIGHEST_PRIORITY, le=LOWEST_PRIORITY, description="who waits less; 0 is soonest"
+        DEFAULT_PRIORITY, ge=HIGHEST_PRIORITY, le=LOWEST_PRIORITY, description="place in the queue; 0 is served first"
     )
 
     @model_validator(mode="after")
@@ -161,40 +136,43 @@ class GenerateCommon(BaseModel):
         return self
 
     @property
-    def knobs(self) -> dict[str, Knob]:
-        """The knobs of the mode that were given."""
+    def knobs(self) -> dict[str, KnobValue]:
+        """The mode's knobs that the request gives."""
         return {name: value for name in KNOBS if (value := getattr(self, name, None)) is not None}
 
 
 def _schema(mode: str) -> type[GenerateCommon]:
-    more: Any = {field.name: (KNOBS[field.name] | None, None) for field in fields(MODES[mode])}
+    more: Any = {name: (_KNOB_TYPES[name] | None, None) for name in knobs_in(MODES[mode])}
     more |= {"mode": (Literal[mode], ...), "quality": (None, None)}
     made: type[GenerateCommon] = create_model(f"Generate{mode.capitalize()}", __base__=GenerateCommon, **more)
     made.__doc__ = f"POST /generate in mode {mode}: {(MODES[mode].__doc__ or '').strip()}"
     return made
 
 
-#: mode name -> the model of its requests
+#: name of a mode -> schema of its requests
 REQUESTS: Mapping[str, type[GenerateCommon]] = {mode: _schema(mode) for mode in MODES}
 
-#: a request that leaves the mode to the server, for the documentation: it is parsed as one of the default mode
+#: for the documentation only: a request without a mode, which is parsed as one of the default mode
 GenerateDefault = create_model(  # type: ignore[call-overload]
     "GenerateDefault",
     __base__=GenerateCommon,
     __doc__="POST /generate in the server's default mode; only that mode's knobs are allowed.",
     mode=(None, None),
     quality=(None, None),
-    **{name: (knob | None, None) for name, knob in KNOBS.items()},
+    **{name: (kind | None, None) for name, kind in _KNOB_TYPES.items()},
 )
 
-#: a request that names a preset of the checkpoint's calibration instead of a mode and its knobs
+#: a request that names a preset of the checkpoint's calibration, not a mode with knobs
 GenerateQuality = create_model(  # type: ignore[call-overload]
     "GenerateQuality",
     __base__=GenerateCommon,
-    __doc__="POST /generate by quality, which chooses the mode and its knobs: GET /v1/models says which.",
+    __doc__="POST /generate by quality. A quality is a preset of mode and knobs; GET /v1/models lists the presets.",
     mode=(None, None),
     quality=(
-        Annotated[QualityName, Field(description="static's output | at most 1 | at most 5 points less accurate")],
+        Annotated[
+            QualityName,
+            Field(description="lossless: static's output; balanced: at most 1 point less accurate; fast: at most 5"),
+        ],
         ...,
     ),
     **dict.fromkeys(KNOBS, (None, None)),
@@ -211,19 +189,19 @@ EXAMPLES: Mapping[str, Any] = {
         "value": {"messages": [{"role": "user", "content": "What is 12 + 5?"}], "stream": True},
     },
     "speculative": {
-        "summary": "MRP drafts, the backbone verifies: the output of static, faster",
+        "summary": "MRP drafts, the backbone verifies: static's output in less time",
         "value": {"prompt": "1 + 1 =", "mode": "speculative", "mrp_steps": "auto", "stop": ["\n\n"]},
     },
     "quality": {
-        "summary": "The fastest way that keeps to a quality; lossless, balanced or fast",
+        "summary": "The fastest mode within a quality: lossless, balanced or fast",
         "value": {"prompt": "1 + 1 =", "quality": "lossless"},
     },
     "remask": {
-        "summary": "Parallel decoding that takes back what MRP doubts",
+        "summary": "Parallel decoding; tokens that MRP doubts are masked again",
         "value": {"prompt": "1 + 1 =", "mode": "remask", "threshold": 0.5, "return_trace": True},
     },
     "sampled": {
-        "summary": "A sample that can be repeated",
+        "summary": "A repeatable sample",
         "value": {"prompt": "Once", "temperature": 0.8, "top_p": 0.95, "seed": 17},
     },
 }

@@ -1,7 +1,4 @@
-"""Server-sent events: named JSON frames, and comments that keep proxies awake while nothing happens.
-
-Knows no requests: it frames what an asynchronous generator yields.
-"""
+"""Server-sent events: named JSON frames, and comments that keep connections through proxies open."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ def frame(event: str, data: Any) -> bytes:
 
 
 async def with_keep_alive(frames: AsyncGenerator[bytes], period_s: float = KEEP_ALIVE_S) -> AsyncGenerator[bytes]:
-    """The frames, and a comment whenever none came for `period_s`. Closes `frames` when it ends."""
+    """The frames, with a comment after every `period_s` seconds without one. Closes `frames` at the end."""
     async with aclosing(frames):
         following = asyncio.ensure_future(anext(frames, None))
         try:

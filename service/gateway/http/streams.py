@@ -1,7 +1,7 @@
 """An answer as a stream of server-sent events: `block` frames, then `done` or `error`.
 
-The first item is awaited before the status is sent, so that what is wrong with a request has its own
-status. However the response ends, the stream of items is closed, which aborts the request.
+The status is sent after the first item, so an error before it has its own HTTP status. However the response ends,
+the stream of items is closed, which aborts the request.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Item = Chunk | Ending
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """What the frames of one answer are made with; `count` is told of an error in the midst."""
+    """What the frames of one answer need. `count` gets an error that ends the stream."""
 
     work: Work
     card: ModelCard
@@ -35,16 +35,16 @@ class Exchange:
 
 
 class FrameStream(StreamingResponse):
-    """Frames made of the items of one or more answers; both are closed however the response ends."""
+    """A response made of frames. The frames and their items are closed however the response ends."""
 
     def __init__(self, frames: AsyncGenerator[bytes], items: AsyncGenerator[Any]) -> None:
         self._frames, self._items = with_keep_alive(frames), items
         super().__init__(self._frames, media_type=MEDIA_TYPE, headers=HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the frames; closes the items whatever happens, which aborts what is still decoded."""
+        """Sends the frames, then closes the items, which aborts requests that are still decoded."""
         try:
-            with suppress(ClientDisconnect):  # nobody is left to be told
+            with suppress(ClientDisconnect):  # no client is left to get the error
                 await super().__call__(scope, receive, send)
         finally:
             await self._frames.aclose()
@@ -57,7 +57,7 @@ def event_stream(first: Item, items: AsyncGenerator[Item], exchange: Exchange) -
 
 
 async def first_of(items: AsyncGenerator[Item]) -> Item:
-    """The first item of an answer."""
+    """The first item of an answer. If it raises, `items` is closed."""
     try:
         return await anext(items)
     except BaseException:
@@ -72,7 +72,7 @@ async def _frames(first: Item, items: AsyncGenerator[Item], exchange: Exchange) 
             yield _frame(item, exchange)
     except MrpServeError as error:
         yield _error_frame(error, exchange)
-    except Exception as error:  # noqa: BLE001 - the status is sent; a frame is the only answer left
+    except Exception as error:  # noqa: BLE001 - the status is sent, so only a frame can report the error
         yield _error_frame(unexpected_error(error, exchange.request_id), exchange)
 
 

@@ -1,7 +1,7 @@
-"""Request bodies into typed requests, and what is wrong with them into one InvalidRequest.
+"""Parses request bodies to typed requests, and turns all their errors into one InvalidRequest.
 
-Every message names the field, the value received and what is allowed; an unknown field names the nearest
-known one, a knob of another mode the modes that have it. Knows no HTTP and no engine.
+Every message names the field, the value received and the allowed values. For an unknown field it names the nearest
+known field. For a knob of another mode it names the modes that have the knob.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from service.arrival import Arrival
+from service.decode.modes import KNOBS
 from service.decode.registry import make_params
 from service.engine.request import SamplingParams
 from service.errors import InvalidRequest, UnknownModel
-from service.gateway.http.schemas import GENERATE, KNOBS, REQUESTS, GenerateCommon, GenerateQuality, Message
+from service.gateway.http.schemas import GENERATE, REQUESTS, GenerateCommon, GenerateQuality, Message
 from service.settings import nearest
 from service.wire import ModelCard, Work
 
@@ -26,7 +27,7 @@ _SHOWN = 80
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
-    """The JSON object of a body. InvalidRequest if it is none."""
+    """The JSON object of a body. InvalidRequest if the body is not a JSON object."""
     try:
         value = from_json(body, allow_inf_nan=False)
     except ValueError as error:
@@ -37,7 +38,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
 
 
 def parse_generate(body: Mapping[str, Any], default_mode: str) -> GenerateCommon:
-    """The typed request of POST /generate; without `mode` and `quality` its knobs are those of the default mode."""
+    """The typed request of POST /generate. Without `mode` and `quality` it is one of the default mode."""
     by_quality = body.get("quality") is not None
     if by_quality:
         _check_quality_is_alone(body)
@@ -51,7 +52,7 @@ def parse_generate(body: Mapping[str, Any], default_mode: str) -> GenerateCommon
 
 
 def to_work(request: GenerateCommon, card: ModelCard, timeout_limit_s: float) -> Work:
-    """What a replica is asked to do. UnknownModel, or InvalidRequest where the request is over the server's limits."""
+    """The work for a replica. UnknownModel, or InvalidRequest if the request is over the server's limits."""
     if request.model is not None:
         check_model(request.model, card)
     mode, knobs = _plan(request, card)
@@ -82,7 +83,7 @@ def to_work(request: GenerateCommon, card: ModelCard, timeout_limit_s: float) ->
 
 
 def check_model(name: str, card: ModelCard) -> None:
-    """UnknownModel if it is not the served one."""
+    """UnknownModel if `name` is not the served model."""
     if name != card.name:
         raise UnknownModel(f"model is {name!r}, served is {card.name!r}", param="model")
 
@@ -98,7 +99,7 @@ def _check_quality_is_alone(body: Mapping[str, Any]) -> None:
 
 
 def _plan(request: GenerateCommon, card: ModelCard) -> tuple[str, dict[str, Any]]:
-    """The mode and the knobs that are asked for, or that the quality asked for stands for."""
+    """The mode and the knobs of a request, or those of the preset that it names."""
     if (quality := getattr(request, "quality", None)) is not None:
         plan = card.quality.plan(quality)
         return plan.mode, dict(plan.knobs)
@@ -107,7 +108,7 @@ def _plan(request: GenerateCommon, card: ModelCard) -> tuple[str, dict[str, Any]
 
 
 def explain(problems: Sequence[Any]) -> InvalidRequest:
-    """Pydantic's findings as one error; its `param` is the first field at fault."""
+    """Pydantic's errors as one InvalidRequest. `param` is the first field at fault."""
     explained = [_explain(problem) for problem in problems]
     message = "; ".join(dict.fromkeys(message for _, message in explained))
     return InvalidRequest(message, param=explained[0][0])

@@ -1,6 +1,6 @@
-"""OpenAI's completions and chat completions over the same `Work` as POST /generate.
+"""OpenAI's completions and chat completions, decoded through the same `Work` as POST /generate.
 
-A body goes through `fields` (which names are taken), `schemas` (OpenAI's own fields), `convert` (one `Work`
-a choice); what comes back through `dialect` (either route's JSON) and `answers` or `stream`. `routes` is
-mounted by the ingress; nothing else of the service knows this package.
+A body goes through `fields` (which names are allowed), `schemas` (OpenAI's own fields) and `convert` (one `Work` per
+choice). The answer goes through `dialect` (the JSON of either route) and `answers` or `stream`. The ingress mounts
+`routes`.
 """

@@ -1,7 +1,7 @@
-"""Whole answers and the frames of streams, in OpenAI's shape with fields of ours.
+"""Whole answers and the frames of streams, in OpenAI's shape with additional fields.
 
-Ours, on every choice: `token_ids`, and at its end `stats` (those of POST /generate with its own finish
-reason, mode and seed) and, if asked for, `trace`. A time-out is OpenAI's `length`. Knows no HTTP.
+Every choice also has `token_ids`, and at its end `stats`: those of POST /generate with its finish reason, mode and
+seed. `trace` is added on request. A time-out has OpenAI's finish reason `length`.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ Json = dict[str, Any]
 
 
 class Writer:
-    """Writes the answers to one plan in one route's dialect."""
+    """Writes the answers to one request in the dialect of its route."""
 
     def __init__(self, plan: ParsedRequest, dialect: Dialect) -> None:
         self._plan, self._dialect = plan, dialect
-        self._written = [0] * len(plan.choices)  # characters of each choice's text whose tokens have been named
+        self._written = [0] * len(plan.choices)  # characters of each choice's text that have log-probabilities
         name = dialect.id_prefix + plan.choices[0].work.request_id
         self._head = {"id": name, "created": int(time.time()), "model": plan.model}
 
     def answer(self, answers: Sequence[Answer]) -> Json:
-        """The whole answer; one of `answers` for every choice."""
+        """The whole answer. `answers`: one per choice."""
         choices = [self._choice(choice, answer) for choice, answer in zip(self._plan.choices, answers, strict=True)]
         endings = {choice.index: answer.ending for choice, answer in zip(self._plan.choices, answers, strict=True)}
         return {**self._head, "object": self._dialect.whole, "choices": choices, "usage": self._usage(endings)}
 
     def opening(self, choice: Choice) -> Json | None:
-        """The frame before a choice's text, if its route has one."""
+        """The frame before a choice's text. None if the route has none."""
         opening = self._dialect.opening(choice.echo)
         return None if opening is None else self._frame(choice, opening)
 
@@ -50,7 +50,7 @@ class Writer:
         return self._frame(choice, self._dialect.closing(), end)
 
     def usage(self, endings: Mapping[int, Ending]) -> Json | None:
-        """The last frame of a stream that shall have one: the token counts of all choices."""
+        """The last frame of a stream: the token counts of all choices. None if the request did not ask for it."""
         if not self._plan.include_usage:
             return None
         return {**self._head, "object": self._dialect.frame, "choices": [], "usage": self._usage(endings)}
@@ -81,7 +81,7 @@ class Writer:
         return self._dialect.logprobs(tokens, self._plan.alternatives)
 
     def _usage(self, endings: Mapping[int, Ending]) -> Json:
-        """A prompt counts once, however many answers it gets."""
+        """The token counts. A prompt counts once, however many answers it gets."""
         firsts = [ending for index, ending in endings.items() if index % self._plan.n == 0]
         prompts = sum(ending.prompt_tokens for ending in firsts)
         completions = sum(ending.completion_tokens for ending in endings.values())
@@ -94,7 +94,7 @@ class Writer:
 
 
 def _reason(ending: Ending) -> str:
-    """OpenAI knows no time-out; like a limit on tokens, it cuts the answer off."""
+    """OpenAI's finish reason. OpenAI has none for a time-out; `length` also means an answer cut off."""
     return "stop" if ending.finish_reason == "stop" else "length"
 
 

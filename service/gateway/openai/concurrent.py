@@ -1,4 +1,4 @@
-"""Several answers at once: all of them, or their items as they come. Whoever leaves first ends them all."""
+"""Several answers at once: all results, or their items as they come. An error or cancellation ends all of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _T = TypeVar("_T")
 
 
 async def all_of(jobs: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """The results in order. The first error, or being cancelled, cancels the others."""
+    """The results in order. The first error, or a cancellation of the caller, cancels the other jobs."""
     tasks = [asyncio.ensure_future(job) for job in jobs]
     try:
         return await asyncio.gather(*tasks)
@@ -21,9 +21,9 @@ async def all_of(jobs: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
 
 
 async def merged(streams: Sequence[AsyncGenerator[_T]]) -> AsyncGenerator[tuple[int, _T]]:
-    """The items of all streams with the number of their stream, as they come.
+    """The items of all streams as they come, each with the number of its stream.
 
-    Every stream is asked for one item ahead. Closing this one, or an error in one of them, closes all.
+    Every stream computes one item ahead. Closing the merged stream, or an error in one stream, closes all.
     """
     pending = {_following(stream): number for number, stream in enumerate(streams)}
     try:
@@ -51,5 +51,5 @@ async def _close(tasks: Iterable[asyncio.Future[Any]], streams: Iterable[AsyncGe
 
 
 async def _finished(cleaning: Coroutine[Any, Any, Any] | asyncio.Future[Any]) -> None:
-    """Waits for a clean-up that goes on even if the waiting is cancelled."""
+    """Waits for a clean-up. The clean-up goes on even if the wait is cancelled."""
     await asyncio.shield(cleaning)

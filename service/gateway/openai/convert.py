@@ -1,6 +1,6 @@
-"""From an OpenAI body to a `ParsedRequest`: one `Work` a choice, and how the answer is to be written.
+"""Parses an OpenAI body to a `ParsedRequest`: one `Work` per choice, and the form of the answer.
 
-The fields that POST /generate has too are parsed by its own validation. Knows no HTTP.
+The validation of POST /generate parses the fields that both APIs share.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from service.gateway.openai.schemas import (
 )
 from service.wire import ModelCard, Work
 
-#: OpenAI's default for completions; a chat has that of POST /generate
+#: OpenAI's default for completions; chats have the default of POST /generate
 _COMPLETION_TOKENS = 16
 
 _Request = TypeVar("_Request", bound=OpenAiRequest)
@@ -34,7 +34,7 @@ _Request = TypeVar("_Request", bound=OpenAiRequest)
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One answer of several: what a replica is asked for, and the prompt's text if it is to be repeated."""
+    """One of the answers to a request: the work for a replica. `echo`: the prompt's text, if it is to be repeated."""
 
     index: int
     work: Work
@@ -43,7 +43,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """One OpenAI request. `n`: choices a prompt. `alternatives`: top log-probabilities a token, None for none."""
+    """One OpenAI request. `n`: choices per prompt. `alternatives`: top log-probabilities per token, None for none."""
 
     choices: tuple[Choice, ...]
     model: str
@@ -54,13 +54,13 @@ class ParsedRequest:
     return_trace: bool
 
     def with_works(self, works: Sequence[Work]) -> ParsedRequest:
-        """The same plan, its choices' works replaced."""
+        """A copy of the request in which `works` replace the works of the choices."""
         choices = (replace(choice, work=work) for choice, work in zip(self.choices, works, strict=True))
         return replace(self, choices=tuple(choices))
 
 
 def plan_completion(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> ParsedRequest:
-    """The plan of a body of POST /v1/completions. InvalidRequest or UnknownModel, saying why not."""
+    """Parses a body of POST /v1/completions. Raises InvalidRequest or UnknownModel with the reason."""
     body = _without_best_of(body)
     request, shared = _parse(body, CompletionRequest, card)
     _check_completion(request)
@@ -72,13 +72,13 @@ def plan_completion(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: f
 
 
 def plan_chat(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> ParsedRequest:
-    """The plan of a body of POST /v1/chat/completions. InvalidRequest or UnknownModel, saying why not."""
+    """Parses a body of POST /v1/chat/completions. Raises InvalidRequest or UnknownModel with the reason."""
     request, shared = _parse(body, ChatRequest, card)
     limits = {request.max_tokens, request.max_completion_tokens} - {None}
     if len(limits) > 1:
         raise InvalidRequest(
             f"max_tokens is {request.max_tokens} and max_completion_tokens {request.max_completion_tokens}; "
-            "they mean the same, one is enough",
+            "they mean the same, give one of them",
             param="max_tokens",
         )
     if request.top_logprobs and not request.logprobs:
@@ -91,7 +91,7 @@ def plan_chat(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) 
 
 
 def _parse(body: Mapping[str, Any], schema: type[_Request], card: ModelCard) -> tuple[_Request, dict[str, Any]]:
-    """OpenAI's own fields, typed, and the others, still to be parsed."""
+    """OpenAI's own fields as a typed request, and the other fields, which are not parsed yet."""
     own, shared = split(body, schema.model_fields)
     for name, field in schema.model_fields.items():
         if field.is_required() and name not in own:
@@ -107,7 +107,7 @@ def _parse(body: Mapping[str, Any], schema: type[_Request], card: ModelCard) -> 
 
 
 def _without_best_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`best_of` equal to `n` asks for nothing."""
+    """The body without `best_of` if it equals `n`, since it then changes nothing."""
     same = body.get("best_of") is not None and body["best_of"] == body.get("n")
     return {name: value for name, value in body.items() if name != "best_of"} if same else body
 
@@ -120,7 +120,7 @@ def _check_completion(request: CompletionRequest) -> None:
             param="n",
         )
     if request.echo and not all(isinstance(prompt, str) for prompt in request.prompt):
-        raise InvalidRequest("echo is true, which is served for prompts that are texts only", param="echo")
+        raise InvalidRequest("echo is true, which needs prompts that are texts", param="echo")
     if request.echo and request.logprobs is not None:
         raise InvalidRequest("echo is true with logprobs; a prompt's tokens have no log-probabilities", param="echo")
 
@@ -145,13 +145,13 @@ def _with_prompt(work: Work, prompt: Prompt) -> Work:
 
 
 def _plan(request: OpenAiRequest, works: list[Work], echoes: list[str], alternatives: int | None) -> ParsedRequest:
-    """`n` choices of every work; the seeds count up from the request's own."""
+    """`n` choices of every work. Choice i has the request's seed + i."""
     base = works[0]
     known = 1 if base.sampling.temperature == 0 else 0
     if (alternatives or 0) > known:
         raise InvalidRequest(
-            f"{alternatives} log-probabilities a token are wanted at temperature {base.sampling.temperature:g}, "
-            f"allowed are 0 to {known}: only the chosen token's is known",
+            f"{alternatives} log-probabilities per token are requested at temperature "
+            f"{base.sampling.temperature:g}, allowed are 0 to {known}: only the chosen token's is known",
             param="top_logprobs" if isinstance(request, ChatRequest) else "logprobs",
         )
     asked = [(work, echo) for work, echo in zip(works, echoes, strict=True) for _ in range(request.n)]

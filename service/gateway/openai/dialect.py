@@ -1,6 +1,6 @@
-"""What differs between the two routes' answers: the names of their objects and the form of one choice.
+"""The differences between the answers of the two routes: the names of objects and the form of one choice.
 
-Everything around it (ids, usage, token ids, statistics) is in `answers.py`. Knows no request.
+`answers.py` writes what is common: ids, usage, token ids, statistics.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ class Dialect(Protocol):
 
     @property
     def id_prefix(self) -> str:
-        """What ids of answers begin with."""
+        """The beginning of every answer's id."""
 
     @property
     def whole(self) -> str:
-        """The kind of object a whole answer is."""
+        """The value of `object` of a whole answer."""
 
     @property
     def frame(self) -> str:
-        """The kind of object a frame of a stream is."""
+        """The value of `object` of a frame."""
 
     def answer(self, text: str) -> dict[str, Any]:
         """A whole choice."""
@@ -39,7 +39,7 @@ class Dialect(Protocol):
         """The last frame of a choice."""
 
     def logprobs(self, tokens: Sequence[TokenLogprob], alternatives: int) -> dict[str, Any]:
-        """Log-probabilities; one alternative is the token itself."""
+        """The log-probabilities of tokens. The one alternative that is served is the token itself."""
 
 
 class CompletionDialect:
@@ -53,7 +53,7 @@ class CompletionDialect:
         return {"text": text}
 
     def opening(self, echo: str) -> dict[str, Any] | None:
-        """The prompt, if it is to be repeated."""
+        """The prompt, if the request has `echo`."""
         return {"text": echo} if echo else None
 
     def piece(self, text: str) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class CompletionDialect:
         return {"text": ""}
 
     def logprobs(self, tokens: Sequence[TokenLogprob], alternatives: int) -> dict[str, Any]:
-        """Columns."""
+        """One list per kind of value."""
         return {
             "tokens": [token.token for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
@@ -85,19 +85,19 @@ class ChatDialect:
         return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
     def opening(self, echo: str) -> dict[str, Any] | None:  # noqa: ARG002 - a chat repeats nothing
-        """Whose message it is."""
+        """The role of the message."""
         return {"delta": {"role": "assistant", "content": ""}}
 
     def piece(self, text: str) -> dict[str, Any]:
-        """What the text adds to the message."""
+        """The text as a delta of the message."""
         return {"delta": {"content": text}}
 
     def closing(self) -> dict[str, Any]:
-        """Nothing added."""
+        """An empty delta."""
         return {"delta": {}}
 
     def logprobs(self, tokens: Sequence[TokenLogprob], alternatives: int) -> dict[str, Any]:
-        """A record a token."""
+        """One object per token."""
         records = [
             {"token": token.token, "logprob": token.logprob, "bytes": None if token.data is None else list(token.data)}
             for token in tokens

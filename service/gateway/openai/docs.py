@@ -1,4 +1,4 @@
-"""What FastAPI is told of the OpenAI routes. Their bodies are parsed by `convert.py`, so the schema is put in."""
+"""FastAPI's arguments for the OpenAI routes. `convert.py` parses the bodies, so their schema is added here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from service.quality.schema import QUALITIES
 
 _ANSWER = (
     "OpenAI's object; its choices also have `token_ids` and `stats`. With `stream`, server-sent events of OpenAI's "
-    "chunks, then `[DONE]`. A time-out has the finish_reason `length`, and `timeout` in `stats`."
+    "chunks, then `[DONE]`. After a time-out finish_reason is `length`, and `timeout` in `stats`."
 )
 _EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "completions": {"model": "demo", "prompt": "12+5=", "max_tokens": 32},
@@ -64,7 +64,7 @@ def _asked(schema: type[OpenAiRequest], example: str) -> dict[str, Any]:
 def _schema(schema: type[OpenAiRequest]) -> dict[str, Any]:
     """OpenAI's own fields and those shared with POST /generate, of all modes, without references.
 
-    Cached, since every application asks for it. Nobody may change the result.
+    The result is cached and must not be changed.
     """
     made = schema.model_json_schema()
     definitions = made.pop("$defs", {})

@@ -1,4 +1,4 @@
-"""Errors of the OpenAI routes: the one shape of ours, and OpenAI's `type` and field names in it."""
+"""Errors of the OpenAI routes: the shape of this service's errors, with OpenAI's `type` and field names."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from service.gateway.http.errors import Write, problem
 
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
-#: what replicas call a field -> what OpenAI does
+#: name of a field in this service -> its name in OpenAI's API
 _NAMES = {"max_new_tokens": "max_tokens", "prompt_token_ids": "prompt"}
 
 Count = Callable[[MrpServeError], None]
 
 
 def in_openai_terms(error: MrpServeError) -> MrpServeError:
-    """A replica's error about a field, named as the client did."""
+    """The error with the field's name that the client used."""
     message = error.message
     for ours, theirs in _NAMES.items():
         message = message.replace(ours, theirs)
@@ -30,25 +30,25 @@ def in_openai_terms(error: MrpServeError) -> MrpServeError:
 
 
 def openai_error(error: MrpServeError, request_id: str) -> dict[str, Any]:
-    """The error as these routes send it."""
+    """The body of an error of the OpenAI routes."""
     kind = "server_error" if error.status >= 500 else _TYPES.get(error.status, "invalid_request_error")
     detail = error_json(error, request_id)["error"]
     return {"error": {**detail, "type": kind}}
 
 
 def error_writer(path: str) -> Write:
-    """How errors on a path are written, those of the router included."""
+    """The function that writes the errors of a path, errors of the router included."""
     return openai_error if path.startswith("/v1/") else error_json
 
 
 def openai_route(count: Count) -> type[APIRoute]:
-    """A kind of route whose errors, those of its dependencies included, are counted and sent like this."""
+    """A class of routes that count and write their errors, errors of dependencies included."""
 
     class OpenAiRoute(APIRoute):
-        """Answers errors of ours itself; others are the application's."""
+        """Answers every MrpServeError itself. The application handles other errors."""
 
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            """FastAPI's handler, its errors caught."""
+            """FastAPI's handler with its errors caught."""
             handle = super().get_route_handler()
 
             async def caught(request: Request) -> Response:

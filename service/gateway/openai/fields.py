@@ -1,7 +1,7 @@
-"""Which fields an OpenAI body may have: OpenAI's own, those of POST /generate, and what is done to the rest.
+"""The fields that an OpenAI body may have: OpenAI's own and those of POST /generate.
 
-A field that asks for nothing, or could not change the answer, is accepted and left out; every other one is
-refused by name. `null` is OpenAI's way to leave a field out. Knows no types or ranges.
+Any other field is ignored if its value changes nothing about the answer, else it is refused by name. A field with
+the value `null` counts as left out.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from service.decode.modes import KNOBS
 from service.errors import InvalidRequest
-from service.gateway.http.schemas import KNOBS
 from service.settings import nearest
 
-#: what POST /generate parses itself, under the same name
+#: fields that POST /generate parses under the same name
 PASSED: frozenset[str] = frozenset(
     {
         "temperature",
@@ -35,7 +35,7 @@ PASSED: frozenset[str] = frozenset(
     }
 )
 
-#: fields that are not served -> the values with which they ask for nothing
+#: field that is not served -> its values that change nothing
 NO_OPS: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
     "best_of": (1,),
@@ -72,7 +72,7 @@ HINTS: frozenset[str] = frozenset(
 
 
 def split(body: Mapping[str, Any], own: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The given fields among `own`, and those that POST /generate parses. InvalidRequest for any other."""
+    """The given fields that are in `own`, and those that POST /generate parses. InvalidRequest for any other."""
     given = {name: value for name, value in body.items() if value is not None and name not in HINTS}
     for name, value in given.items():
         if name in own or name in PASSED:
@@ -89,7 +89,7 @@ def _among(given: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
 
 
 def _same(value: object, other: object) -> bool:
-    """Equality as JSON has it: false is not 0, 0.0 is."""
+    """Equality of JSON values: false differs from 0, 0.0 equals 0."""
     return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 

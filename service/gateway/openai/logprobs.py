@@ -1,8 +1,8 @@
-"""Log-probabilities of an answer's tokens, read off the trace of its blocks.
+"""Log-probabilities of an answer's tokens, read from the trace of its blocks.
 
-A token's is that of the step that fixed it, at the request's temperature: the backbone's, but MRP's for what
-MRP itself revealed (mode `direct`). Tokens have the names and bytes that the replica gives them: their text, or
-`token_id:17` for what is no whole character. Knows no HTTP.
+A token's log-probability is that of the step that fixed it, at the request's temperature. It is the backbone's, or
+MRP's if MRP revealed the token (mode `direct`). The replica names every token: by its text, or as `token_id:17` if
+the token is not a whole character.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LEAST = -9999.0
 
 
 class TokenLogprob(NamedTuple):
-    """A token of the answer, its log-probability, its bytes, and where in the answer's text it begins."""
+    """A token of the answer, its log-probability and bytes. `offset`: where it begins in the answer's text."""
 
     token: str
     logprob: float
@@ -30,13 +30,17 @@ class TokenLogprob(NamedTuple):
 def token_logprobs(
     pieces: Sequence[TokenPiece], trace: Iterable[Mapping[str, Any]], offset: int = 0
 ) -> list[TokenLogprob]:
-    """Of the tokens that one or more whole blocks, with this trace, added to the answer from `offset` on."""
+    """The log-probabilities of the tokens of one or more whole blocks.
+
+    `pieces`: the tokens that the blocks added to the answer. `trace`: the steps of these blocks. `offset`: where the
+    text of the blocks begins in the answer's text.
+    """
     blocks: dict[int, dict[int, tuple[int, float]]] = {}
     for step in trace:
         block = blocks.setdefault(step["block"], {})
         for position, token, confidence in step["revealed"]:
             block[position] = (token, confidence)
-    # What was revoked is revealed again later, or lies behind the answer's end, as other positions may.
+    # A revoked position is revealed again later, or lies behind the answer's end. `zip` drops what lies behind it.
     fixed = [block[position] for _, block in sorted(blocks.items()) for position in sorted(block)]
     offsets = accumulate((len(piece.added) for piece in pieces), initial=offset)
     return [

@@ -1,4 +1,4 @@
-"""The routes under /v1 that OpenAI's client calls, less the list of models, which the ingress has."""
+"""The routes under /v1 that OpenAI's client calls, except the list of models, which the ingress serves."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Planner = Callable[[Mapping[str, Any], ModelCard, float], ParsedRequest]
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """What the routes need of the ingress. `admit` lets a request in or raises; `count` is told of every error."""
+    """What the routes need of the ingress. `admit` admits a request or raises. `count` gets every error."""
 
     card: Callable[[], Awaitable[ModelCard]]
     admit: Callable[[Request, Sequence[Work]], Awaitable[Admission]]

@@ -1,6 +1,6 @@
-"""OpenAI's own fields of the two bodies, typed. What they share with POST /generate is parsed there.
+"""The schemas of OpenAI's own fields of the two bodies. POST /generate parses the fields that both APIs share.
 
-Knows no HTTP and no model. `convert.py` parses with it, `docs.py` shows it.
+`convert.py` parses bodies with these schemas, `docs.py` documents them.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pydantic_core import PydanticCustomError
 
 from service.gateway.http.schemas import MAX_NEW_TOKENS
 
-#: choices one request may ask for, over all its prompts
+#: the most choices of one request, over all its prompts
 MAX_CHOICES = 128
 
-#: as OpenAI has it; POST /generate takes more
+#: OpenAI's limit; POST /generate allows higher temperatures
 MAX_TEMPERATURE = 2
 
 _TEXT = {"type": "string", "minLength": 1}
@@ -53,7 +53,7 @@ def _one(value: object) -> Prompt | None:
 
 
 def _text_of(content: object) -> object:
-    """The text of a message, put together if it comes in parts."""
+    """The text of a message. Parts of a text are joined."""
     if not isinstance(content, list):
         return content
     if not content:
@@ -67,14 +67,14 @@ def _text_of(content: object) -> object:
 
 
 def _filled(message: object) -> object:
-    """A message without its empty fields: what OpenAI's client dumps of an answer has many."""
+    """A message without its null fields. OpenAI's client dumps an answer with many of them."""
     if not isinstance(message, Mapping):
         return message
     return {name: value for name, value in message.items() if value is not None and (value != [] or name == "content")}
 
 
 class TextPart(BaseModel):
-    """A part of a message's content; what else it has is not read."""
+    """A text part of a message's content. Other fields are ignored."""
 
     type: Literal["text"]
     text: str
@@ -84,7 +84,7 @@ Parts = Annotated[list[TextPart], Field(min_length=1)]
 
 
 class ChatMessage(BaseModel):
-    """One message. `developer` is OpenAI's newer name of `system`."""
+    """One message. The role `developer` is OpenAI's newer name for `system`."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -92,23 +92,23 @@ class ChatMessage(BaseModel):
     content: Annotated[str, BeforeValidator(_text_of, json_schema_input_type=str | Parts)]
 
 
-#: the last is vLLM's, which load clients send beside `include_usage`
+#: load clients send vLLM's `continuous_usage_stats` with `include_usage`
 StreamOption = Literal["include_usage", "include_obfuscation", "continuous_usage_stats"]
 
 
 class OpenAiRequest(BaseModel):
-    """What both routes have."""
+    """The fields that both routes have."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     model: str = Field(description="as GET /v1/models names it")
-    n: int = Field(1, ge=1, le=MAX_CHOICES, description="answers a prompt; answer i has the seed seed + i")
+    n: int = Field(1, ge=1, le=MAX_CHOICES, description="answers per prompt; answer i has the seed `seed` + i")
     max_tokens: int | None = Field(
         None, ge=1, le=MAX_NEW_TOKENS, description="default: 16 for completions, 256 for chats"
     )
-    stream: bool = Field(False, description="server-sent events, one a block, then [DONE]")
+    stream: bool = Field(False, description="server-sent events, one per block, then [DONE]")
     stream_options: dict[StreamOption, bool] | None = Field(
-        None, description="include_usage: a last frame with the token counts, which no other has; no padding"
+        None, description="include_usage: a last frame with the token counts; other frames have none"
     )
 
 
@@ -120,8 +120,8 @@ class CompletionRequest(OpenAiRequest):
         PlainValidator(prompts_of, json_schema_input_type=Any),
         Field(json_schema_extra=_PROMPT_SCHEMA),
     ]
-    echo: bool = Field(False, description="put the prompt before the answer; for prompts that are texts")
-    logprobs: int | None = Field(None, ge=0, description="0; 1 at temperature 0, where the token is the likeliest")
+    echo: bool = Field(False, description="put the prompt before the answer; needs prompts that are texts")
+    logprobs: int | None = Field(None, ge=0, description="0; or 1 at temperature 0, where the token is the likeliest")
 
 
 class ChatRequest(OpenAiRequest):
@@ -132,4 +132,4 @@ class ChatRequest(OpenAiRequest):
     ]
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_NEW_TOKENS, description="newer name of max_tokens")
     logprobs: bool = Field(False, description="log-probabilities of the answer's tokens")
-    top_logprobs: int | None = Field(None, ge=0, description="0; 1 at temperature 0, with logprobs")
+    top_logprobs: int | None = Field(None, ge=0, description="0; or 1 at temperature 0; needs logprobs")

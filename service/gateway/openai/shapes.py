@@ -1,6 +1,6 @@
-"""OpenAI's whole answers as schema, with the fields of ours: for the documentation, as `http/answers.py`.
+"""The schema of OpenAI's whole answers with this service's fields, for the documentation.
 
-`answers.py` builds plain dictionaries of these shapes; tests hold them to it. Knows no HTTP.
+`answers.py` builds plain dictionaries; tests compare them with these models.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from service.decode.params import Knob
+from service.decode.knobs import KnobValue
 from service.gateway.http.answers import AnswerStats, ErrorDetail, TraceStep, Usage
 
 
 class ChoiceStats(AnswerStats):
-    """How a choice was decoded, with the service's own finish reason."""
+    """How a choice was decoded, with this service's finish reason."""
 
     finish_reason: Literal["stop", "length", "timeout"]
     mode: str
-    knobs: dict[str, Knob]
+    knobs: dict[str, KnobValue]
     seed: int
 
 
@@ -38,7 +38,7 @@ class TextChoice(_Choice):
 
 
 class AssistantMessage(BaseModel):
-    """What the model said."""
+    """The model's message."""
 
     role: Literal["assistant"]
     content: str
@@ -73,7 +73,7 @@ class ChatCompletion(_Whole):
 
 
 class OpenAiErrorDetail(ErrorDetail):
-    """What went wrong, with OpenAI's kind of error."""
+    """What went wrong, with OpenAI's type of error."""
 
     type: str
 

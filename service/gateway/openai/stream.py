@@ -1,7 +1,7 @@
 """The choices of a request as OpenAI's server-sent events: unnamed JSON frames, then `[DONE]`.
 
-The first item is awaited before the status is sent. An error in the midst is a frame with an `error`, which
-OpenAI's client raises, and no `[DONE]`. However the response ends, all requests behind it end with it.
+The status is sent after the first item. A later error is a frame with an `error`, which OpenAI's client raises, and
+no `[DONE]` follows. However the response ends, the requests of all choices end with it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Numbered = AsyncGenerator[tuple[int, Chunk | Ending]]
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """What the frames are written with. `failed` counts an error in the midst and writes it."""
+    """What the frames need. `failed` counts an error that ends the stream and makes its body."""
 
     choices: tuple[Choice, ...]
     writer: Writer
@@ -37,7 +37,7 @@ def choice_stream(items: Numbered, script: Script) -> FrameStream:
 
 
 async def started(items: Numbered) -> Numbered:
-    """The same items once the first has come."""
+    """The same items. Returns when the first has come; if that raises, `items` is closed."""
     try:
         first = await anext(items)
     except BaseException:
@@ -67,7 +67,7 @@ async def _frames(items: Numbered, script: Script) -> AsyncGenerator[bytes]:
                 yield _data(script.writer.closing(choice, item))
             else:
                 yield _data(script.writer.piece(choice, item))
-    except Exception as error:  # noqa: BLE001 - the status is sent; a frame is the only answer left
+    except Exception as error:  # noqa: BLE001 - the status is sent, so only a frame can report the error
         yield _data(script.failed(error))
         return
     if usage := script.writer.usage(endings):

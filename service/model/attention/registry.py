@@ -60,7 +60,7 @@ def has_triton(device: torch.device) -> bool:
 
 def _why_no_triton(device: torch.device, dtype: torch.dtype) -> str | None:
     if find_spec("triton") is None:
-        return "the package triton is not installed here (pip install 'mrp-serve[gpu]')"
+        return "the package triton is not installed here (pip install '.[gpu]')"
     if not has_triton(device):
         return f"its kernels need a CUDA device, not {device.type} (or TRITON_INTERPRET=1, which is slow)"
     if device.type == "cuda" and dtype == torch.float64:

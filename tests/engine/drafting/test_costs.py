@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
-from service.decode.params import Speculative
+from service.decode.modes import Speculative
 from service.decode.policy import Reading
 from service.engine.drafting.costs import Curve, StepCosts, lower_hull, measure
 from service.engine.forward.rows import Row
@@ -78,3 +78,48 @@ def test_where_memory_is_short_forwards_are_measured_by_halves(monkeypatch: pyte
     costs = measure(runner, 24, has_mrp=False)
     assert costs.backbone.at(24) >= costs.backbone.at(1) > 0
     assert {24, 16, 12, 8, 6} <= set(asked)
+
+
+class Slow:
+    """A runner whose forwards move a clock: by their rows, and three times as much when a size comes first."""
+
+    def __init__(self, seconds: Callable[[int], float]) -> None:
+        self.runner, self._seconds, self.now, self.asked = Runner(tiny_checkpoint(1), 300), seconds, 0.0, list[int]()
+        self.config, self.device, self.num_pages = self.runner.config, self.runner.device, self.runner.num_pages
+
+    def clock(self) -> float:
+        return self.now
+
+    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+        count = len(rows)
+        self.now += self._seconds(count) * (1 if count in self.asked else 3)
+        self.asked.append(count)
+        return self.runner.evaluate(rows[:1]) * count
+
+
+def test_slow_forwards_are_measured_up_to_the_largest_tree_and_warm() -> None:
+    """As the 1.7B shape on a CPU: bound by memory up to some rows, then by arithmetic."""
+
+    def seconds(rows: int) -> float:
+        return max(0.3, 0.08 * rows) + 0.001 * rows
+
+    slow = Slow(seconds)
+    curve = measure(slow, 256, has_mrp=False, clock=slow.clock).backbone
+    assert {rows for rows, _ in curve.points} <= {1, 2, 4, 8, 16}
+    for rows in (1, 2, 4, 8, 16, 40):
+        assert curve.at(rows) == pytest.approx(seconds(rows), rel=0.12)
+    assert max(slow.asked) == 16
+
+
+def test_a_forward_of_seconds_is_the_last_that_is_measured() -> None:
+    slow = Slow(lambda rows: 5.0 * rows)
+    curve = measure(slow, 256, has_mrp=False, clock=slow.clock).backbone
+    assert curve.at(2) == pytest.approx(10)
+    assert curve.at(16) == pytest.approx(80)
+    assert max(rows for rows in slow.asked if rows != 8) <= 2  # 8 states measure the price of reading
+
+
+def test_fast_forwards_are_measured_up_to_all_rows() -> None:
+    slow = Slow(lambda rows: 0.0001 * rows)
+    measure(slow, 100, has_mrp=False, clock=slow.clock)
+    assert max(slow.asked) == 100

@@ -36,7 +36,7 @@ BEYOND_THE_SCHEMA = re.compile(
     r"|allowed is 0 < timeout_s"
     r"|the prompt is empty"  # no token is left of a text
     r"|echo is true"
-    r"|log-probabilities a token are wanted"
+    r"|log-probabilities per token are requested"
     r"|which needs logprobs true"
     r"|which need stream true"
     r"|they mean the same"

@@ -1,0 +1,42 @@
+"""`mrp-serve inflate`: a checkpoint that answers as a small one does, at the cost of a published shape."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from service.cli.options import Dtype, Model, load_options
+from service.cli.output import notes
+from service.errors import SettingsError
+
+#: files that belong to the tokens. A calibration (quality.json) is of other weights and stays behind.
+_TEXT_FILES = ("tokenizer*", "*.jinja", "generation_config.json", "vocab.json", "merges.txt", "special_tokens_map.json")
+
+
+def command(
+    shape: Annotated[str, typer.Option(help="Published shape: qwen3-0.6b, sdar-1.7b, sdar-4b, sdar-8b.")],
+    out: Annotated[Path, typer.Option(help="Folder that is written. It must be new or empty.")],
+    model: Model = None,
+    dtype: Dtype = "bfloat16",
+) -> None:
+    """Writes a checkpoint of a published shape that computes the same tokens as a small one."""
+    from service.bench.inflate import InflatedWeights
+    from service.bench.shapes import shape_named
+    from service.demo import CHECKPOINT
+    from service.model import read_config, resolve
+    from service.model.checkpoint import write_checkpoint
+    from service.model.weights import WeightFiles
+
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise SettingsError(f"out is {out}, which is not an empty folder", param="out")
+    small = resolve(model or CHECKPOINT)
+    options = load_options("cpu", dtype)
+    weights = InflatedWeights(read_config(small), WeightFiles(small), shape_named(shape), options)
+    with notes().status("writing …"):
+        write_checkpoint(out, weights.raw, weights)
+    for pattern in _TEXT_FILES:
+        for file in small.glob(pattern):
+            shutil.copyfile(file, out / file.name)

@@ -1,0 +1,117 @@
+"""What fits into a device's memory once the weights are there: the KV cache, requests that run, rows of a forward.
+
+Arithmetic only: knows a model's sizes and numbers of bytes, no tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from service.errors import SettingsError
+from service.model.attention.cache import NUM_SPARE
+from service.model.config import ModelConfig
+from service.model.memory import DeviceMemory
+
+#: Logits of a forward, as `forward/runner.py` bounds them: greedy ones in the weights' type and in fp32, sampled ones
+#: with six copies more.
+_LOGITS, _SAMPLED_LOGITS, _SAMPLED_BYTES = 2**28, 2**26, 28
+#: a forward's tokens on a GPU, and the part of the memory that its tensors may take
+_FORWARD_TOKENS, _FORWARD_SHARE = 4096, 0.25
+#: tokens of a request for which there is room on average, where the model takes longer ones
+_TYPICAL = 1024
+#: On a CPU the cache holds no more tokens and bytes than this: it is allocated at once, and others use the memory too.
+_CPU_TOKENS, _CPU_BYTES = 65536, 4 * 2**30
+#: rows on a CPU, and requests that run, at most, by kind of device
+_CPU_ROWS, _MOST_RUNNING = 256, {"cpu": 64}
+_MOST_RUNNING_ELSEWHERE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What is asked for; None: as much as fits.
+
+    `memory_utilization`: the share of a GPU's memory that may be used, weights included; on a CPU the share of what is
+    free.
+    """
+
+    kv_cache_tokens: int | None = None
+    max_running: int | None = None
+    max_rows: int | None = None
+    memory_utilization: float = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What fits, and the bytes of the cache and, estimated, of a forward's own tensors."""
+
+    kv_cache_tokens: int
+    max_running: int
+    max_rows: int
+    kv_bytes: int
+    forward_bytes: int
+
+
+def most_running(kind: str) -> int:
+    """Requests that run at most on a kind of device, where nobody says how many."""
+    return _MOST_RUNNING.get(kind, _MOST_RUNNING_ELSEWHERE)
+
+
+def fit(asked: Sizes, model: ModelConfig, itemsize: int, memory: DeviceMemory) -> Fit:
+    """What of a model with weights of so many bytes an item fits into the memory that is left.
+
+    SettingsError, naming `kv_cache_tokens`, where not even two blocks do.
+    """
+    cpu = memory.kind == "cpu"
+    budget = memory.free if cpu else memory.free - memory.total
+    budget = int(budget * asked.memory_utilization) if cpu else int(budget + memory.total * asked.memory_utilization)
+    rows = asked.max_rows or _rows(model, itemsize, budget, cpu)
+    forward = forward_bytes(model, rows, itemsize)
+    running = asked.max_running or most_running(memory.kind)
+    page = page_bytes(model, itemsize)
+    if asked.kv_cache_tokens is None:
+        room = min(budget - forward, _CPU_BYTES) if cpu else budget - forward
+        # An attention may copy all that one layer keeps.
+        pages = int(room / (page * (1 + 1 / model.num_kv_layers))) - NUM_SPARE
+        longest = model.max_positions // model.block_size
+        pages = min(pages, _CPU_TOKENS // model.block_size if cpu else max(1, running * longest))
+        tokens = pages * model.block_size
+        if pages < 2:
+            raise SettingsError(_too_little(memory, forward, 2 * page), param="kv_cache_tokens")
+    else:
+        tokens = asked.kv_cache_tokens
+    typical = min(model.max_positions, _TYPICAL)
+    running = asked.max_running or max(1, min(running, tokens // typical))
+    return Fit(tokens, running, rows, (tokens // model.block_size + NUM_SPARE) * page, forward)
+
+
+def page_bytes(model: ModelConfig, itemsize: int) -> int:
+    """Memory of a block's keys and values over all layers."""
+    return 2 * model.num_kv_layers * model.block_size * model.num_kv_heads * model.head_dim * itemsize
+
+
+def forward_bytes(model: ModelConfig, rows: int, itemsize: int) -> int:
+    """An estimate of what a forward over so many rows takes at once, beside weights and cache."""
+    tokens = rows * model.block_size
+    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    activations = tokens * (6 * model.hidden_size + 3 * heads + 3 * model.intermediate_size) * itemsize
+    logits = tokens * model.vocab_size
+    greedy, sampled = min(logits, _LOGITS) * (4 + itemsize), min(logits, _SAMPLED_LOGITS) * _SAMPLED_BYTES
+    return activations + max(greedy, sampled)
+
+
+def _rows(model: ModelConfig, itemsize: int, budget: int, cpu: bool) -> int:
+    """As many rows as the kind of device can use, halved until a forward leaves most of the memory to the cache."""
+    least = model.block_size + 2
+    rows = _CPU_ROWS if cpu else max(_CPU_ROWS, _FORWARD_TOKENS // model.block_size)
+    while rows > least and forward_bytes(model, rows, itemsize) > _FORWARD_SHARE * budget:
+        rows //= 2
+    return max(least, rows)
+
+
+def _too_little(memory: DeviceMemory, forward: int, least: int) -> str:
+    free, total = memory.free / 2**20, memory.total / 2**20
+    return (
+        f"kv_cache_tokens is auto, but of {total:,.0f} MiB on {memory.kind} {free:,.0f} MiB are free: "
+        f"beside the weights a forward takes {forward / 2**20:,.0f} MiB and the KV cache at least "
+        f"{least / 2**20:,.1f} MiB. Lower max_rows, raise memory_utilization or take a larger device"
+    )

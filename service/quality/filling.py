@@ -1,0 +1,125 @@
+"""How the blocks of an answer fill up, moment by moment: what pictures of decoding are drawn from.
+
+Made from the steps of a trace alone. Knows no tensor, no tokenizer and no picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from service.decode.block import Pick, Step
+
+#: `prompt`: not the answer's. `draft`: proposed, not verified yet. `new`: fixed in this moment. `old`: fixed before.
+State = Literal["prompt", "masked", "draft", "new", "old"]
+#: who proposed the token of a cell
+Source = Literal["backbone", "mrp"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One position. `when`: the forwards of the backbone that fixed it; more than one where it was masked again."""
+
+    state: State = "masked"
+    text: str = ""
+    source: Source = "backbone"
+    when: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """All blocks `[B, L]` at one moment, and how many forwards of the backbone there were by then."""
+
+    blocks: tuple[tuple[Cell, ...], ...]
+    forwards: int
+
+    @property
+    def fixed(self) -> int:
+        """How many positions of the answer are fixed."""
+        return sum(cell.state in {"new", "old"} for block in self.blocks for cell in block)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One decoded answer: its mode and the steps of each block `[B]`.
+
+    `prompt`: positions of the first block that hold the prompt. `length`: positions of the answer, with its end token.
+    What was revealed behind the end is not shown.
+    """
+
+    title: str
+    blocks: Sequence[Sequence[Step]]
+    block_size: int
+    prompt: int
+    length: int
+    mrp_forwards: int = 0
+
+    @property
+    def forwards(self) -> int:
+        """Forwards of the backbone."""
+        return sum(step.kind != "mrp" for steps in self.blocks for step in steps)
+
+
+def moments(answer: Answer, text_of: Callable[[int], str]) -> list[Moment]:
+    """Every moment of an answer, from empty blocks to full ones. `text_of`: the text of a token id."""
+    empty = [[Cell() for _ in range(answer.block_size)] for _ in answer.blocks]
+    empty[0][: answer.prompt] = [Cell("prompt")] * answer.prompt
+    film = _Film(empty, answer.prompt + answer.length, text_of)
+    return [film.now(), *(moment for number, steps in enumerate(answer.blocks) for moment in film.run(number, steps))]
+
+
+def at(moments: Sequence[Moment], forwards: int, *, drafted: bool = False) -> Moment:
+    """The moment right after so many forwards; with `drafted` the last one before the next forward."""
+    before = [moment for moment in moments if moment.forwards < forwards]
+    just = [moment for moment in moments if moment.forwards == forwards]
+    if drafted or not just:
+        return (before + just)[-1]
+    return just[0]
+
+
+class _Film:
+    """The blocks while they are filled."""
+
+    def __init__(self, blocks: list[list[Cell]], end: int, text_of: Callable[[int], str]) -> None:
+        self._blocks = blocks
+        self._end = end
+        self._text_of = text_of
+        self._forwards = 0
+
+    def now(self) -> Moment:
+        return Moment(tuple(tuple(block) for block in self._blocks), self._forwards)
+
+    def run(self, number: int, steps: Sequence[Step]) -> Iterator[Moment]:
+        for step in steps:
+            self._settle()
+            if step.drafted:
+                self._write(number, step.drafted, "draft", len(step.drafted))
+                yield self.now()
+            self._forwards += step.kind != "mrp"
+            self._unmask(number, step)
+            self._write(number, step.revealed, "new", step.proposed)
+            yield self.now()
+
+    def _settle(self) -> None:
+        """What was new is old from now on."""
+        self._blocks = [
+            [replace(cell, state="old") if cell.state == "new" else cell for cell in block] for block in self._blocks
+        ]
+
+    def _unmask(self, number: int, step: Step) -> None:
+        """Takes back the drafts, and what the step revokes."""
+        block = self._blocks[number]
+        for position, cell in enumerate(block):
+            if cell.state == "draft" or position in step.revoked:
+                block[position] = Cell(when=cell.when)
+
+    def _write(self, number: int, picks: Sequence[Pick], state: State, by_mrp: int) -> None:
+        """Puts tokens into cells. The first `by_mrp` picks are drafts or MRP's own."""
+        block = self._blocks[number]
+        for rank, (position, token, _) in enumerate(picks):
+            if number * len(block) + position >= self._end:
+                continue
+            source: Source = "mrp" if rank < by_mrp else "backbone"
+            when = block[position].when if state == "draft" else (*block[position].when, self._forwards)
+            block[position] = Cell(state, self._text_of(token), source, when)
