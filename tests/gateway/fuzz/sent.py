@@ -41,7 +41,7 @@ async def send(url: str, count: int, seed: int) -> Counter[str]:
 async def _served(http: httpx.AsyncClient) -> Served:
     [model] = (await http.get("/v1/models")).json()["data"]
     allowed = list(range(model["vocab_size"] - 4))  # the golden checkpoints' last three are mask, end and unknown
-    return Served(model["id"], model["block_size"], model["max_model_len"], allowed)
+    return Served(model["id"], model["block_size"], model["max_model_len"], allowed, model["chat_template"])
 
 
 def _verdict(route: str, body: dict[str, Any], response: httpx.Response) -> str:
