@@ -50,12 +50,16 @@ class RowRunner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Forward:
-    """Rows of one forward, which of the step's they are, and what the networks are given."""
+    """Rows of one forward, which of the step's they are, and what the networks are given.
+
+    `same_shapes`: the rows' numbers must not depend on each other.
+    """
 
     rows: Sequence[Row]
     places: Sequence[int]
     inputs: RowTensors
     attend: Prepared
+    same_shapes: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +123,13 @@ class Runner:
         attend = self._attention.prepare(group.members, group.width)
         rows = [group.members[number] for number in attend.order]
         places = [group.places[number] for number in attend.order if number < len(group.places)]
-        return _Forward(rows, places, to_tensors(rows, self.config.mask_token_id, self.device), attend)
+        inputs = to_tensors(rows, self.config.mask_token_id, self.device)
+        return _Forward(rows, places, inputs, attend, group.width is not None)
 
     def _backbone_hidden(self, forward: _Forward) -> Tensor:
         """-> hidden states `[R, L, H]`."""
-        hidden: Tensor = self._backbone(forward.inputs.tokens, forward.inputs.positions, forward.attend)
+        inputs = forward.inputs
+        hidden: Tensor = self._backbone(inputs.tokens, inputs.positions, forward.attend, forward.same_shapes)
         return hidden
 
     def _mrp_hidden(self, forward: _Forward) -> Tensor:
@@ -132,7 +138,7 @@ class Runner:
             raise SettingsError("this checkpoint has no MRP module")
         inputs = forward.inputs
         anchors = torch.stack([row.anchor for row in forward.rows if row.anchor is not None])
-        embedded, rotation = self._backbone.embed_tokens(inputs.tokens), self._backbone.rotary(inputs.positions)
+        embedded, rotation = self._backbone.embed(inputs.tokens), self._backbone.rotation(inputs.positions)
         hidden: Tensor = self._mrp(embedded, anchors, rotation, forward.attend)
         return hidden
 
