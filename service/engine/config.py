@@ -25,8 +25,8 @@ class EngineConfig:
     completion of one request, in tokens; None takes the checkpoint's length, or the cache's if less.
     `priority_aging_s`: seconds of waiting that make up for one priority.
     `prefix_cache`: whether requests share the KV of equal leading blocks.
-    `deterministic`: every row is computed with the same tensor shapes in any batch, so a request with a seed gets
-    identical results bit for bit, on any machine of the same kind; slower.
+    `deterministic`: every row is computed with the same tensor shapes in any batch. A request with a seed then gets
+    identical results, bit for bit, on any machine of the same kind. Slower.
     `attention`: the implementation's name (`service/model/attention/registry.py`); `auto`: the fastest available.
     `draft_candidates`: tokens of each position from which MRP's drafts are chosen, 0: the whole vocabulary. None: by
     the vocabulary's size. The output is the same.
