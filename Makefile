@@ -14,10 +14,10 @@ audit := $(VENV)-audit
 code := service tests $(wildcard training loadtest)
 
 .DELETE_ON_ERROR:
-.PHONY: help install serve loadtest calibrate docs pictures test lint check audit format clean
+.PHONY: help install serve loadtest calibrate docs pictures test test-slow lint check audit format clean
 
 help:
-	@echo "make serve | test | loadtest | calibrate | docs | pictures | check | audit | lint | format | install | clean      (ARGS=\"...\" is passed on)"
+	@echo "make serve | test | test-slow | loadtest | calibrate | docs | pictures | check | audit | lint | format | install | clean      (ARGS=\"...\" is passed on)"
 
 install: $(stamp)
 
@@ -45,8 +45,13 @@ pictures: $(stamp)
 loadtest: $(stamp)
 	$(bin)/python -m loadtest.run $(ARGS)
 
+# A worker for each core; tests that start Ray share one. One process: make test ARGS="-n 0 -k golden -x"
 test: $(stamp)
-	tests/loopback $(bin)/python -m pytest $(ARGS)
+	tests/loopback $(bin)/python -m pytest -n logical --maxprocesses 8 --dist loadgroup $(ARGS)
+
+# The tests that take long, one after the other: about an hour. A part of them: make test-slow ARGS="--share 0.1"
+test-slow: $(stamp)
+	tests/loopback $(bin)/python -m pytest -m slow $(ARGS)
 
 lint: $(stamp)
 	$(bin)/ruff format --check $(code)

@@ -1,1 +1,1 @@
-"""What puts load on a running service from outside: chaos scripts with their invariants."""
+"""Load tests and chaos scripts, which use a running service from outside and check its invariants."""

@@ -1,8 +1,8 @@
-"""`python -m loadtest.capacity`: the highest rate of random arrivals at which a service keeps its objective.
+"""`python -m loadtest.capacity`: the highest rate of random arrivals at which a service meets its objective.
 
-p95 of the time to first block and p95 of the time between blocks must hold, and nearly every request be answered. The
-rate is found by bisection between one that holds and one that does not; the result is confirmed by a longer run. Probes
-are random and machines are shared: `--repeats 3` decides by majority.
+The objective limits p95 of the time to first block, p95 of the time between blocks, and the share of lost requests.
+The rate is found by bisection between a rate that meets the objective and one that does not. A longer run confirms the
+result. Probes are random and machines are shared; `--repeats 3` decides by majority.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _WARM_S = 3.0
 
 @dataclass(frozen=True)
 class Limits:
-    """The objective of the percentiles."""
+    """The limits of the objective."""
 
     first_block_p95_ms: float
     gap_p95_ms: float
 
     def broken(self, point: Point) -> str:
-        """Why a point does not hold; empty if it does."""
+        """Why a point does not meet the limits. Empty if it does."""
         lost = point.failed + point.unfinished
         if lost > _MOST_LOST * point.requests:
             return f"{lost} of {point.requests} requests lost"
@@ -48,9 +48,9 @@ class Limits:
 
 
 async def highest(holds: Callable[[float], Awaitable[bool]], first: float, tolerance: float) -> float:
-    """The highest rate that holds, up to `tolerance` (0.05: 5 %); 0 if none does.
+    """The highest rate for which `holds` is true, within `tolerance` (0.05: 5 %); 0 if there is none.
 
-    Steps away from `first` until a rate that holds and one that does not are known, then halves (geometrically).
+    Moves away from `first` until one rate holds and one does not, then bisects (geometrically).
     """
     low, high = 0.0, math.inf
     rate = first
@@ -66,7 +66,7 @@ async def highest(holds: Callable[[float], Awaitable[bool]], first: float, toler
 
 
 async def confirmed(holds: Callable[[float], Awaitable[bool]], rate: float, tolerance: float) -> float:
-    """The rate, or less in steps of the tolerance, at which a longer run holds, too."""
+    """`rate`, or the next lower one in steps of the tolerance, for which a longer run holds, too."""
     for _ in range(_MOST_STEPS):
         if rate <= 0 or await holds(rate):
             return rate
@@ -76,7 +76,7 @@ async def confirmed(holds: Callable[[float], Awaitable[bool]], rate: float, tole
 
 @dataclass
 class Probe:
-    """Runs a rate and judges it; keeps every point."""
+    """Runs rates and compares them with the limits. Keeps every point."""
 
     driver: Driver
     like: Run
@@ -85,7 +85,7 @@ class Probe:
     tried: list[Point]
 
     async def run(self, rate: float, seconds: float) -> bool:
-        """Whether the rate holds in most of the repeats."""
+        """Whether the rate meets the limits in most of the repeats."""
         held = 0
         for number in range(self.repeats):
             name = f"{self.like.name}-{len(self.tried)}"
@@ -98,7 +98,7 @@ class Probe:
         return held > self.repeats / 2
 
     async def most(self) -> float:
-        """Requests a second that a closed loop gets: where to begin."""
+        """The requests per second of a closed loop, at which the search begins."""
         values = {**vars(self.like), "name": f"{self.like.name}-closed", "levels": "8:32"}
         point = await self._point(Run(**values))
         say(line(point))
@@ -142,7 +142,7 @@ async def run(arguments: argparse.Namespace) -> int:
 
 
 def conclude(arguments: argparse.Namespace, limits: Limits, tried: Sequence[Point], rate: float) -> int:
-    """Says and writes what was found; exit status 1 if no rate holds."""
+    """Prints and writes the result. Exit status 1 if no rate meets the limits."""
     picture = arguments.out / "capacity.png"
     draw(tried, (limits.first_block_p95_ms, limits.gap_p95_ms), rate, picture)
     last = tried[-1]

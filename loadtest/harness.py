@@ -1,6 +1,6 @@
-"""What the chaos scripts share: a service of their own, its processes, its metrics, requests and what they say.
+"""The common parts of the chaos scripts: a service, its processes and metrics, requests, and reports.
 
-Knows the program's name, its routes and what its processes are called; nothing else of the service.
+It uses only the program's name, its routes and the names of its processes.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ PLANS = (
 
 @dataclass(frozen=True)
 class Running:
-    """A service: where it is and, if it is ours, its program's process."""
+    """A running service: its URL and, if the script started it, the process of its program."""
 
     url: str
     pid: int | None
 
 
 def options(description: str) -> argparse.ArgumentParser:
-    """What every script takes."""
+    """The options of every script."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--url", help="a service that runs already; it and its replicas must be on this machine")
+    parser.add_argument("--url", help="a running service; it and its replicas must be on this machine")
     parser.add_argument("--flags", default="", help="further flags of `mrp-serve serve`, in one text")
     parser.add_argument("--seed", type=int, default=17)
     return parser
@@ -63,7 +63,7 @@ def options(description: str) -> argparse.ArgumentParser:
 
 @asynccontextmanager
 async def service(arguments: argparse.Namespace, *flags: object) -> AsyncIterator[Running]:
-    """The service of `--url`, or one of its own, stopped at the end."""
+    """The service of `--url`, or a new one that is stopped at the end."""
     if arguments.url:
         yield Running(arguments.url.rstrip("/"), _listener(arguments.url))
         return
@@ -71,7 +71,7 @@ async def service(arguments: argparse.Namespace, *flags: object) -> AsyncIterato
     command = [sys.executable, "-m", "service.cli.main", "serve", "--port", str(port)]
     command += [*map(str, flags), *arguments.flags.split()]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    # Ray prints to standard output; that is for the result alone
+    # Ray prints to standard output, which is only for the result
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=sys.stderr)  # noqa: S603 - our own program
     loop, script = asyncio.get_running_loop(), asyncio.current_task()
     loop.add_signal_handler(signal.SIGTERM, script.cancel)  # the service must not outlive the script
@@ -85,7 +85,7 @@ async def service(arguments: argparse.Namespace, *flags: object) -> AsyncIterato
 
 
 async def ready(client: httpx.AsyncClient, replicas: int, timeout_s: float = _START_S) -> float:
-    """Waits until so many replicas can generate; the seconds that took."""
+    """Waits until `replicas` replicas can generate. Returns the seconds of the wait."""
     began = time.monotonic()
     while time.monotonic() - began < timeout_s:
         try:
@@ -113,7 +113,7 @@ async def _until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
 
 
 def free_port() -> int:
-    """A port nobody listens on."""
+    """A free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -159,7 +159,7 @@ def _of_process(process: int, name: str) -> str:
 
 
 def _listener(url: str) -> int | None:
-    """The `mrp-serve serve` of this machine that was told to listen on the URL's port."""
+    """The process of `mrp-serve serve` on this machine that listens on the URL's port."""
     port = str(httpx.URL(url).port)
     for process in _parents():
         words = _of_process(process, "cmdline").split("\0")
@@ -187,7 +187,7 @@ async def metrics(client: httpx.AsyncClient) -> dict[str, float]:
 
 @dataclass
 class Outcome:
-    """What became of a request. `gaps`: seconds before each block; `status` 0: the connection broke."""
+    """The outcome of a request. `gaps`: seconds before each block. `status` 0: the connection broke."""
 
     status: int
     tokens: list[int] = field(default_factory=list)
@@ -200,12 +200,12 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        """It ended as a whole answer."""
+        """Whether the request got a whole answer."""
         return self.status == 200 and not self.error
 
 
 def requests(count: int, seed: int, tokens: int, prompts: Sequence[str]) -> list[dict[str, Any]]:
-    """Bodies in all modes, greedy and sampled, with fixed seeds; every other one streams."""
+    """Request bodies in all modes, greedy and sampled, with fixed seeds. Every second one streams."""
     draw = random.Random(seed)
     return [
         {
@@ -229,7 +229,7 @@ def demo_prompts() -> list[str]:
 
 
 async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Outcome:
-    """Asks once and reads the whole answer, streamed or not."""
+    """Sends one request and reads the whole answer, streamed or not."""
     began = time.monotonic()
     seen = Observation(Route(GENERATE, bool(body.get("stream")), openai=False), body.get("mode", ""), began, began)
     try:
@@ -256,7 +256,7 @@ async def _read(response: httpx.Response, into: Reader) -> None:
         into.end(time.monotonic())
 
 
-# --- what a script says ----------------------------------------------------------------------------
+# --- reports ---------------------------------------------------------------------------------------
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
@@ -266,12 +266,12 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 
 def say(text: str) -> None:
-    """A line for the reader; the result alone goes to standard output."""
+    """Prints a line to stderr. Standard output is only for the result."""
     print(text, file=sys.stderr, flush=True)
 
 
 def report(name: str, result: dict[str, Any], broken: Sequence[str]) -> int:
-    """Prints the result as one line of JSON and a summary; the exit status is 1 if an invariant is broken."""
+    """Prints the result as one line of JSON, and a summary. The exit status is 1 if an invariant is broken."""
     width = max(map(len, result))
     say("\n".join([f"{name}:", *(f"  {key:<{width}}  {value}" for key, value in result.items())]))
     say("  " + ("; ".join(f"BROKEN: {what}" for what in broken) or "all invariants hold"))

@@ -32,7 +32,7 @@ __all__ = ["ChatStreamUser", "ChatUser", "CompletionStreamUser", "CompletionUser
 def _options(parser: argparse.ArgumentParser) -> None:
     actions = options.add(parser)
     for name in ("rows", "sources"):
-        actions[name].include_in_web_ui = False  # of the command, not of a run
+        actions[name].include_in_web_ui = False  # options of the command, not of a run
     actions["api_key"].is_secret = True
 
 
@@ -52,7 +52,7 @@ def _init(environment: Environment, **_: object) -> None:
 
 
 def _start(environment: Environment, **_: object) -> None:
-    """Workers know only what the master's options tell them; users are counted anew in every run."""
+    """Gives workers the options of the master, and resets the count of users for every run."""
     environment.mrp_users = itertools.count()
     if not isinstance(environment.runner, WorkerRunner):
         environment.parsed_options.sources = _sources(environment)

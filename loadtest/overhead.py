@@ -1,9 +1,9 @@
-"""`python -m loadtest.overhead`: what HTTP, Ray and the queue cost beside the engine alone.
+"""`python -m loadtest.overhead`: the cost of HTTP, Ray and the queue, compared with the engine alone.
 
-The engine alone runs in this process, with the same threads, the same kind of requests and as many at once; service
-and engine take turns, one idle while the other works. Saturation: tokens a second of both, by rounds. Lone requests:
-the same one to each in turn, by HTTP over one open connection. With as many torch threads as cores, engine and HTTP
-would compete for them: leave a core free.
+The engine alone runs in this process, with the same threads and the same kind and number of requests. Service and
+engine take turns; one is idle while the other works. At saturation, tokens per second of both are compared in rounds.
+Lone requests are sent to both in turn, by HTTP over one open connection. Leave a core free: with as many torch threads
+as cores, engine and HTTP would compete for them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _WARM_S = 2.0
 
 
 class Alone:
-    """The engine without a service, asked with the bodies of POST /generate."""
+    """The engine without a service. It takes the bodies of POST /generate."""
 
     def __init__(self, model: str | None, threads: int, max_running: int) -> None:
         import torch
@@ -53,9 +53,9 @@ class Alone:
         self._engine: Engine = Engine(checkpoint, EngineConfig(max_running=max_running))
 
     def tokens_per_s(self, bodies: Iterator[Json], together: int, seconds: float) -> float:
-        """So many requests at once, each followed by the next; after a warm-up.
+        """Tokens per second with `together` requests at once, after a warm-up.
 
-        The window opens with the end of the warm-up's last step and has at least one block, however long a step takes.
+        The window begins with the end of the warm-up's last step. It has at least one block, however long a step is.
         """
         names = itertools.count()
         steps = self._steps(bodies, together, names)
@@ -68,7 +68,7 @@ class Alone:
         return tokens / measured
 
     def _steps(self, bodies: Iterator[Json], together: int, names: Iterator[int]) -> Iterator[int]:
-        """The tokens of each step of the engine, while so many requests are kept at work."""
+        """The tokens of each step of the engine, with `together` requests at once."""
         for _ in range(together):
             self._engine.submit(self._request(next(bodies), next(names)))
         while True:
@@ -80,7 +80,7 @@ class Alone:
             yield tokens
 
     def seconds(self, body: Json) -> float:
-        """One request alone, tokens counted from its text on."""
+        """The seconds of one request alone, tokenisation included."""
         began = time.perf_counter()
         [completion] = self._engine.generate([self._request(body, 0)])
         self._codec.decode(completion.token_ids)
@@ -106,7 +106,7 @@ class Alone:
 
 
 def _produced(steps: Iterator[int], seconds: float) -> int:
-    """Tokens of the steps of so many seconds, and of those after them until there are any."""
+    """The tokens of the steps in `seconds`, and of the steps after that until there is a token."""
     tokens, end = 0, time.perf_counter() + seconds
     while time.perf_counter() < end or not tokens:
         tokens += next(steps)
@@ -115,7 +115,7 @@ def _produced(steps: Iterator[int], seconds: float) -> int:
 
 @dataclass(frozen=True)
 class Lone:
-    """A request's seconds at the engine alone, over HTTP, and as the service itself counts them."""
+    """The seconds of a request at the engine alone, over HTTP, and by the service's own count."""
 
     alone: float
     over_http: float
@@ -123,7 +123,7 @@ class Lone:
 
 
 def lone(alone: Alone, url: str, bodies: Sequence[Json]) -> list[Lone]:
-    """Each body to both in turn."""
+    """Sends each body to both in turn."""
     address = httpx.URL(url)
     connection = http.client.HTTPConnection(address.host, address.port, timeout=120)
     found = []
@@ -135,11 +135,11 @@ def lone(alone: Alone, url: str, bodies: Sequence[Json]) -> list[Lone]:
         took = time.perf_counter() - began
         found.append(Lone(mine, took, answer["stats"]["total_ms"] / 1000))
     connection.close()
-    return found[len(found) // 10 :]  # the first ones warm both up
+    return found[len(found) // 10 :]  # the first requests are the warm-up
 
 
 async def over_http(driver: Driver, arguments: argparse.Namespace, number: int) -> float:
-    """Tokens a second of as many users as the engine has requests."""
+    """Tokens per second over HTTP, with as many users as the engine has requests."""
     run = Run(
         name=f"saturation-{number}",
         levels=f"{_WARM_S + arguments.seconds:g}:{arguments.concurrency}",
@@ -158,21 +158,21 @@ def parse() -> argparse.Namespace:
     parser = options(__doc__.splitlines()[0])
     parser.add_argument("--model", default=None, help="checkpoint; default: the demo")
     parser.add_argument("--mode", default="static")
-    parser.add_argument("--threads", type=int, default=1, help="torch's, in the replica and here")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads, in the replica and here")
     parser.add_argument("--concurrency", type=int, default=32)
-    parser.add_argument("--tokens", type=int, default=64, help="of each answer at saturation")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of each answer at saturation")
     parser.add_argument("--short", type=int, default=16, help="tokens of a lone request")
-    parser.add_argument("--seconds", type=float, default=15.0, help="of each measurement at saturation")
+    parser.add_argument("--seconds", type=float, default=15.0, help="seconds of each measurement at saturation")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--lone", type=int, default=200, help="lone requests")
-    parser.add_argument("--ratio", type=float, default=0.9, help="least share of the engine's tokens a second")
-    parser.add_argument("--more-ms", type=float, default=3.0, help="most that p50 of a lone request may be above")
+    parser.add_argument("--ratio", type=float, default=0.9, help="the least share of the engine's tokens per second")
+    parser.add_argument("--more-ms", type=float, default=3.0, help="most milliseconds added to p50 of a lone request")
     parser.add_argument("--out", type=Path, default=Path("loadtest-overhead"))
     return parser.parse_args()
 
 
 def workload(arguments: argparse.Namespace, tokens: int) -> Workload:
-    """Answers of exactly so many tokens."""
+    """Requests for answers of exactly `tokens` tokens."""
     return Workload(heldout_prompts(), plans(arguments.mode), Lengths("fixed", tokens), exact=True, seed=arguments.seed)
 
 
@@ -194,7 +194,7 @@ async def run(arguments: argparse.Namespace) -> int:
 
 
 def conclude(arguments: argparse.Namespace, rates: Sequence[tuple[float, float]], singles: Sequence[Lone]) -> int:
-    """Medians of the rounds and of the lone requests; the exit status is by the two limits."""
+    """Reports medians of the rounds and of the lone requests. The two limits decide the exit status."""
     ratio = statistics.median(theirs / mine for mine, theirs in rates)
     p50 = {name: 1000 * statistics.median(vars(one)[name] for one in singles) for name in vars(singles[0])}
     more = p50["over_http"] - p50["alone"]

@@ -1,10 +1,10 @@
-"""Routing by prefix beside routing by load: what the replicas' caches hit, what clients wait, who does the work.
+"""Compares routing by prefix with routing by load: cache hits, clients' waits, and the load of the replicas.
 
-    python -m loadtest.routing --replicas 2 --rounds 5 > docs/results/routing.json
+    python -m loadtest.routing --replicas 2 --rounds 5 > dev/lab/results/routing.json
 
-Two services that differ in `routing` alone run on this machine, and every workload is asked of one after the other in
-turn, since machines are shared. Their caches are made small: one replica cannot hold what a workload asks for again.
-Prompts are random token ids, new in every round; nothing is shared but what the workload shares.
+Two services that differ only in `routing` run on this machine. Every workload is sent to both in turn, since machines
+are shared. Their caches are small, so that one replica cannot hold all prefixes of a workload. Prompts are random token
+ids, new in every round, so only the prefixes of a workload are shared.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ANSWER = {"mode": "static", "tokens_per_step": 8, "max_new_tokens": 16, "ignore
 
 @dataclass
 class Measured:
-    """One workload on one service. Times in milliseconds from the arrival at the ingress."""
+    """The results of one workload on one service. Times in milliseconds from the arrival at the ingress."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -52,7 +52,7 @@ class Measured:
         self.first_block_ms.append(answer["stats"]["first_block_ms"])
 
     def row(self) -> dict[str, float]:
-        """What is reported of it."""
+        """The reported values."""
         requests = self.per_replica.values()
         return {
             "requests": sum(requests),
@@ -66,17 +66,17 @@ class Measured:
 
 # --- workloads: clients, each a sequence of requests -------------------------------------------------
 
-#: what a client asks next, given the tokens of the last answer
+#: the tokens of the last answer -> the client's next prompt
 Client = Callable[[list[int]], list[int] | None]
 
 
 def ids(rng: random.Random, count: int) -> list[int]:
-    """New tokens."""
+    """Random tokens."""
     return rng.choices(_IDS, k=count)
 
 
 def sessions(rng: random.Random) -> Iterator[Client]:
-    """20 conversations of 6 turns; 96 new tokens a turn, each with all before it."""
+    """20 conversations of 6 turns. A turn adds 96 new tokens to all tokens before it."""
     for _ in range(20):
         yield _Conversation(random.Random(rng.random()), 6).ask
 
@@ -97,7 +97,7 @@ class _Conversation:
 
 
 def documents(rng: random.Random) -> Iterator[Client]:
-    """200 questions of 32 tokens about 24 documents of 512, the n-th asked for 1/n as often as the first."""
+    """200 questions of 32 tokens about 24 documents of 512. The n-th document is used 1/n as often as the first."""
     library = [ids(rng, 512) for _ in range(24)]
     for document in rng.choices(library, [1 / n for n in range(1, 25)], k=200):
         yield once(document + ids(rng, 32))
@@ -122,7 +122,7 @@ WORKLOADS = {"sessions": sessions, "documents": documents, "unshared": unshared}
 
 
 async def run(client: httpx.AsyncClient, clients: Iterator[Client], concurrency: int) -> Measured:
-    """All clients of a workload, so many at a time; one that has an answer waits until the others had a turn."""
+    """Runs all clients of a workload, `concurrency` at a time, in turns."""
     measured, before = Measured(), await ended(client)
     waiting: asyncio.Queue[tuple[Client, list[int]]] = asyncio.Queue()
     for one in clients:
@@ -147,7 +147,7 @@ async def _worker(client: httpx.AsyncClient, waiting: asyncio.Queue[Any], measur
 
 
 async def ended(client: httpx.AsyncClient) -> dict[str, float]:
-    """Replica -> the requests it has ended."""
+    """Replica -> number of requests that it has ended."""
     counts: dict[str, float] = {}
     for family in text_string_to_metric_families((await client.get("/metrics")).text):
         for sample in family.samples:
@@ -158,13 +158,13 @@ async def ended(client: httpx.AsyncClient) -> dict[str, float]:
 
 
 async def routed(client: httpx.AsyncClient) -> dict[str, float]:
-    """By what -> requests that found their replica by it."""
+    """How a replica was chosen -> number of requests."""
     families = text_string_to_metric_families((await client.get("/metrics")).text)
     return {s.labels["by"]: s.value for f in families for s in f.samples if s.name == "mrp_request_routed_total"}
 
 
 async def services(stack: AsyncExitStack, replicas: int) -> AsyncIterator[tuple[str, httpx.AsyncClient]]:
-    """The two, each with a client."""
+    """The two services, each with a client."""
     for routing in ROUTINGS:
         flags = (*FLAGS, "--num-replicas", replicas, "--routing", routing)
         running = await stack.enter_async_context(service(argparse.Namespace(url=None, flags=""), *flags))
@@ -174,14 +174,14 @@ async def services(stack: AsyncExitStack, replicas: int) -> AsyncIterator[tuple[
 
 
 async def compare(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Every workload on both services in turn."""
+    """Runs every workload on both services in turn."""
     rows: dict[str, dict[str, list[dict[str, float]]]] = {}
     async with AsyncExitStack() as stack:
         clients = [pair async for pair in services(stack, arguments.replicas)]
         for number in range(arguments.rounds + 1):  # the first round warms up
             for name, workload in WORKLOADS.items():
                 for routing, client in clients if number % 2 else reversed(clients):
-                    # A generator of its own for each: the same prompts, new in every round.
+                    # A new random generator for each service: the same prompts for both, new ones in every round.
                     asked = workload(random.Random(f"{arguments.seed} {number} {name}"))
                     row = (await run(client, asked, arguments.concurrency)).row()
                     print(number, name, routing, row, file=sys.stderr)
@@ -197,7 +197,7 @@ def _medians(rows: list[dict[str, float]]) -> dict[str, float]:
 
 
 def main() -> None:
-    """The program."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)

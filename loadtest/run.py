@@ -1,4 +1,4 @@
-"""`make loadtest`: starts the demo, or takes a service by `--url`, runs a scenario and writes a report with pictures.
+"""`make loadtest`: runs a scenario on the demo, or on the service of `--url`, and writes a report with pictures.
 
 `python -m loadtest.run --scenario default --out loadtest-report`. The exit status is 1 if a `--fail-if` came true.
 """
@@ -26,7 +26,7 @@ from loadtest.report.scenario import Run, Scenario
 from loadtest.report.summary import Point, points, windows
 from loadtest.report.thresholds import Threshold
 
-#: a stage of arrivals begins and ends that much later than its level, at most
+#: seconds by which a stage of arrivals may begin and end later than its level
 _SETTLE_S = 2.0
 
 
@@ -57,14 +57,14 @@ async def run(arguments: argparse.Namespace) -> int:
 
 
 async def card(url: str, api_key: str) -> dict:
-    """What /v1/models says of the first model; a server of another kind says less."""
+    """The first model of /v1/models. Other servers give fewer fields."""
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     async with httpx.AsyncClient(base_url=url, headers=headers, timeout=30) as http:
         return (await http.get("/v1/models")).json()["data"][0]
 
 
 async def measure(scenario: Scenario, driver: Driver, model: dict, only: str) -> list[Point]:
-    """All runs that the service can serve, one after the other."""
+    """Makes all runs that the service can serve, one after the other."""
     found: list[Point] = []
     for wanted in scenario.runs:
         if only and wanted.name not in only.split(","):
@@ -84,7 +84,7 @@ async def measure(scenario: Scenario, driver: Driver, model: dict, only: str) ->
 
 
 def _scaled(wanted: Run, found: Sequence[Point]) -> Run | None:
-    """With rates for multiples of what another run served at most."""
+    """The run with its levels as multiples of the highest rate of another run."""
     if not wanted.of:
         return wanted
     best = max((point.requests_per_s for point in found if point.run == wanted.of), default=0.0)
@@ -92,19 +92,19 @@ def _scaled(wanted: Run, found: Sequence[Point]) -> Run | None:
 
 
 class Progress:
-    """A line on the terminal for each level that has ended."""
+    """Prints a line for each level that has ended."""
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario, self._said = scenario, 0
 
     def show(self, record: Record) -> None:
-        """Says what is new: levels of which no request is in flight."""
+        """Prints the new levels that have no request in progress."""
         until = settled(record.rows)
         ends = [window.until for window in windows(record.run, record.rows, self._scenario.warm_s)]
         self._say(record, sum(end + _SETTLE_S <= until for end in ends))
 
     def rest(self, record: Record) -> None:
-        """Says what is left at the end."""
+        """Prints the remaining levels at the end."""
         self._say(record, len(self._points(record)))
 
     def _say(self, record: Record, count: int) -> None:
@@ -119,13 +119,13 @@ class Progress:
 
 
 def settled(rows: Sequence[Row]) -> float:
-    """Until when every request that was due has ended, as far as all processes of the load generator have said."""
-    looks = {row.process: row for row in rows if isinstance(row, Client)}  # of each the last
+    """The time up to which all requests have ended, according to all processes of the load generator."""
+    looks = {row.process: row for row in rows if isinstance(row, Client)}  # the last row of each process
     return min((look.at if look.oldest is None else look.oldest for look in looks.values()), default=0.0)
 
 
 def line(point: Point) -> str:
-    """One level in one line."""
+    """The text line of one level."""
     unit = "users     " if point.loop == "closed" else "requests/s"
     first = "-" if point.first_block_p95_ms is None else f"{point.first_block_p95_ms:.0f} ms"
     gap = "-" if point.gap_p95_ms is None else f"{point.gap_p95_ms:.0f} ms"

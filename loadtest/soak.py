@@ -1,8 +1,8 @@
 """`python -m loadtest.soak`: steady load of all modes for twenty minutes. No error, flat memory, no drift.
 
-The time after the warm-up is cut into quarters. Memory of a process may grow from the second quarter to the last by a
-few per cent (the first fills caches); median times and throughput of the last quarter are compared with the first's.
-The service must be on this machine, as its processes' memory is read.
+The time after the warm-up is divided into quarters. From the second quarter to the last, the memory of a process may
+grow by a few per cent; the first quarter fills caches. Median times and throughput of the last quarter are compared
+with those of the first. The service must be on this machine, since the memory of its processes is read.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _NAMES = ("Generator", "Ingress", "ProxyActor")
 
 @dataclass(frozen=True)
 class Memory:
-    """MiB of each of the service's processes at a time."""
+    """The MiB of each of the service's processes at one time."""
 
     at: float
     mib: dict[str, float]
 
 
 class Watch:
-    """Looks at memory while the load runs, and says how far it is."""
+    """Samples memory while the load runs, and prints the progress."""
 
     def __init__(self, running: Running, seconds: float) -> None:
         self._running, self._seconds = running, seconds
@@ -47,7 +47,7 @@ class Watch:
         self.seen: list[Memory] = []
 
     def look(self, record: Record) -> None:
-        """Called about once a second; every few it looks."""
+        """Called about once a second. Samples the memory every few seconds."""
         now = time.time()
         if self.seen and now - self.seen[-1].at < _EVERY_S:
             return
@@ -61,7 +61,10 @@ class Watch:
 
 
 def growth(seen: Sequence[Memory]) -> dict[str, float]:
-    """By what share each process that lived throughout grew, from the second quarter's median to the last's."""
+    """The growth of each process from the second quarter's median to the last's, as a share.
+
+    Only processes that lived all the time count.
+    """
     quarter = len(seen) // 4
     early, late = seen[quarter : 2 * quarter], seen[-quarter:]
     names = set.intersection(*(set(memory.mib) for memory in [*early, *late])) if quarter else set()
@@ -72,7 +75,7 @@ def growth(seen: Sequence[Memory]) -> dict[str, float]:
 
 
 def slices(run: Run, window: Window, requests: Sequence[Request], count: int) -> list[Point]:
-    """The window in equal parts."""
+    """The points of `count` equal parts of the window."""
     seconds = window.seconds / count
     parts = [
         replace(window, since=window.since + number * seconds, until=window.since + (number + 1) * seconds)
@@ -82,7 +85,7 @@ def slices(run: Run, window: Window, requests: Sequence[Request], count: int) ->
 
 
 def drift(quarters: Sequence[Point]) -> dict[str, float]:
-    """Change from the first quarter to the last, as a share; times of streams and throughput."""
+    """The change of times and throughput from the first quarter to the last, as a share."""
     measures = ("first_block_p50_ms", "gap_p50_ms", "total_p50_ms", "tokens_per_s")
     pairs = {name: (getattr(quarters[0], name), getattr(quarters[-1], name)) for name in measures}
     return {name: last / first - 1 for name, (first, last) in pairs.items() if first and last}
@@ -109,7 +112,7 @@ async def run(arguments: argparse.Namespace) -> int:
 
 
 def conclude(arguments: argparse.Namespace, record: Record, memory: Sequence[Memory]) -> int:
-    """Checks, says, draws."""
+    """Checks the limits, prints the result and draws the picture."""
     requests = [row for row in record.rows if isinstance(row, Request)]
     [window] = windows(record.run, record.rows, warm_s=30.0)
     [whole] = slices(record.run, window, requests, 1)

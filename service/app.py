@@ -2,12 +2,12 @@
 
     applications: [{name: mrp, import_path: "service.app:build", args: {model: …, num_replicas: 2}}]
 
-`args` are settings (settings.py); an unknown one is an error. What Serve itself can set by deployment
-(resources) is said in the file under `deployments: [{name: Generator, …}]`, the policy of scaling, which sees both
-deployments, under `autoscaling_policy` of the application (rayserve/scaling.py).
+`args` are settings (settings.py). An unknown one is an error. Options that Serve sets per deployment (resources) go
+under `deployments: [{name: Generator, …}]` of the file. The scaling policy sees both deployments, so it goes under
+`autoscaling_policy` of the application (rayserve/scaling.py).
 """
 
-# No `from __future__ import annotations` here: Serve makes `Settings` of a deployment file's `args` only when the
+# No `from __future__ import annotations` here: Serve turns a deployment file's `args` into `Settings` only if the
 # annotation of `build` is the class itself.
 import logging
 import math
@@ -26,31 +26,31 @@ from service.settings import Settings
 
 _log = logging.getLogger(__name__)
 
-#: requests one ingress may have in hand; they wait there, nothing is computed
+#: the most requests in progress at one ingress; there they only wait
 _INGRESS_REQUESTS = 4096
-#: what an ingress asks the replicas themselves takes a place for a moment; a full replica must have one for that
+#: control calls of an ingress that a replica takes in addition to its requests, so that a full replica answers them
 _QUESTIONS = 4
-#: how many times its share of all requests routers may give a replica: the ingresses count places of all together
+#: factor on a replica's places: routers may give it more than its share, since ingresses count all places together
 _UNEVEN = 1.25
-#: a dead replica is noticed by its requests at once, by Serve, which replaces it, after this
+#: seconds between Serve's health checks; Serve then replaces a dead replica, whose requests fail over at once
 _HEALTH_CHECK_S = 1.0
-#: a replica that does not answer a health check for so long three times in a row is killed
+#: seconds a health check may take; Serve kills a replica that exceeds them three times in a row
 _HANGS_S = 6.0
-#: replicas more than there should be while an update goes on, at least one
+#: additional replicas during an update, in percent of all, at least one
 _SURGE_PERCENT = 20
-#: by name, for Serve imports and pickles it
+#: a name, since Serve imports and pickles the class itself
 _PREFIX_ROUTER = "service.rayserve.prefix_router.PrefixRouter"
-#: share of its places that a replica may be ahead of the others because of what it has cached
+#: share of its places by which a replica's load may exceed the mean because of its cached prefixes
 _SLACK = 1 / 16
-#: how often Serve's controller is told what is wanted, and how far back it looks, which must be longer
-_TOLD_EVERY_S = 1.0
+#: seconds between two reports of the ingresses to Serve's controller, and the longer period that it evaluates
+_REPORT_EVERY_S = 1.0
 _LOOK_BACK_S = 5.0
-#: where no policy is named, Serve scales by requests: so many of a replica's places shall be taken
+#: without a policy Serve scales by requests; target for the share of a replica's places that are taken
 _PLACES_TAKEN = 0.8
 
 
 def build(args: Settings) -> Application:
-    """The application."""
+    """Builds the application from its settings."""
     return compose(args, GeneratorDeployment)
 
 
@@ -63,10 +63,10 @@ def compose(args: Settings, replica: type) -> Application:
         name=GENERATOR,
         **_replicas(args),
         ray_actor_options={"num_cpus": 1, "num_gpus": 1 if wants_gpu(args.device) else 0},
-        # The engine has the next requests at hand when places get free; the others wait in the ingresses, or in
-        # Serve, which gives them to whichever replica, new ones included, has room first.
+        # A few requests wait in the engine and start as soon as a place is free. The others wait in the ingresses or
+        # in Serve, which gives them to the first replica with room, new replicas included.
         max_ongoing_requests=math.ceil(_UNEVEN * args.places) + _QUESTIONS * args.num_ingresses,
-        max_queued_requests=args.max_waiting + _INGRESS_REQUESTS,  # a backstop: the ingress refuses before
+        max_queued_requests=args.max_waiting + _INGRESS_REQUESTS,  # a second limit: the ingress refuses earlier
         health_check_period_s=_HEALTH_CHECK_S,
         health_check_timeout_s=_HANGS_S,
         max_surge_percent=_SURGE_PERCENT if args.num_replicas <= 1 or _room_for_one_more(args) else 0,
@@ -88,7 +88,7 @@ def compose(args: Settings, replica: type) -> Application:
 
 
 def _replicas(args: Settings) -> dict[str, Any]:
-    """How many replicas of the model. One is started first where there may be none, so that it is seen to work."""
+    """The number of replicas of the model. With a minimum of 0, one is started first to show that it works."""
     if not args.autoscaled:
         return {"num_replicas": args.num_replicas}
     return {
@@ -104,7 +104,10 @@ def _replicas(args: Settings) -> dict[str, Any]:
 
 
 def _ingresses(args: Settings) -> dict[str, Any]:
-    """How many ingresses: a fixed number. Serve asks only deployments that may be scaled for what they report."""
+    """The number of ingresses, which is fixed.
+
+    Serve reads the reports of autoscaled deployments only, so the ingresses have equal bounds.
+    """
     if not args.autoscaled:
         return {"num_replicas": args.num_ingresses}
     return {"autoscaling_config": _autoscaling(min_replicas=args.num_ingresses, max_replicas=args.num_ingresses)}
@@ -112,13 +115,13 @@ def _ingresses(args: Settings) -> dict[str, Any]:
 
 def _autoscaling(**options: Any) -> AutoscalingConfig:
     with warnings.catch_warnings():
-        # Ray calls metrics_interval_s deprecated; the variables it names instead are read by nothing in 2.60.
+        # Ray calls metrics_interval_s deprecated. Ray 2.60 does not read the variables that it names instead.
         warnings.simplefilter("ignore", DeprecationWarning)
-        return AutoscalingConfig(metrics_interval_s=_TOLD_EVERY_S, look_back_period_s=_LOOK_BACK_S, **options)
+        return AutoscalingConfig(metrics_interval_s=_REPORT_EVERY_S, look_back_period_s=_LOOK_BACK_S, **options)
 
 
 def _stopping(args: Settings) -> dict[str, Any]:
-    """A replica that makes way for another finishes its requests."""
+    """Lets a replica that is being replaced finish its requests."""
     return {
         "graceful_shutdown_timeout_s": args.request_timeout_s,
         "graceful_shutdown_wait_loop_s": 0.5,
@@ -126,11 +129,11 @@ def _stopping(args: Settings) -> dict[str, Any]:
 
 
 def _routing(args: Settings) -> RequestRouterConfig:
-    """How requests find their replica. What shares no cached prefix gains nothing by sharing a replica."""
+    """The router of requests. Without the prefix cache, routing by prefix gains nothing."""
     if args.routing == "load" or not args.prefix_cache:
         return RequestRouterConfig()
     if why := misfit():
-        _log.warning("requests are routed by load, as with routing: load. %s", why)
+        _log.warning("requests are routed by load, as with `routing: load`. %s", why)
         return RequestRouterConfig()
     slack = max(1, round(args.places * _SLACK))
     chosen: dict[str, Any] = {"request_router_class": _PREFIX_ROUTER, "request_router_kwargs": {"slack": slack}}
@@ -138,7 +141,7 @@ def _routing(args: Settings) -> RequestRouterConfig:
 
 
 def _room_for_one_more(args: Settings) -> bool:
-    """Whether an update can start a new replica before an old one stops. Else Serve would wait for room for ever."""
+    """Whether an update can start a new replica before an old one stops. If not, Serve would wait for ever."""
     if not ray.is_initialized():
         return True
     unit = "GPU" if wants_gpu(args.device) else "CPU"
@@ -146,7 +149,7 @@ def _room_for_one_more(args: Settings) -> bool:
 
 
 def wants_gpu(device: str) -> bool:
-    """Whether a replica reserves a GPU. `auto` does where the cluster, or without one this machine, has any."""
+    """Whether a replica reserves a GPU. With `auto` it does if the cluster (without one: this machine) has any."""
     if device != "auto":
         return device.startswith("cuda")
     if ray.is_initialized():

@@ -1,4 +1,4 @@
-"""Every error this package raises on purpose.
+"""All errors that this package raises on purpose.
 
 MrpServeError
 ├── InvalidRequest         422  a field of the request is not allowed; `param` names it
@@ -8,29 +8,30 @@ MrpServeError
 ├── Unauthorized           401  an API key is required and missing or wrong
 ├── UnknownModel           404  the request names a model that is not served
 ├── BodyTooLarge           413  the request body is over the limit
-├── QueueFull              429  too much work waits; try again after `retry_after` seconds
+├── QueueFull              429  the queue is full; try again after `retry_after` seconds
 ├── RateLimited            429  the API key has used up its requests or tokens of this minute
 ├── EngineFailed           500  the engine thread stopped on an unexpected error while it had the request
-├── DecodingFailed         500  the decoding of this request met an unexpected error; others go on
+├── DecodingFailed         500  decoding this request raised an unexpected error; other requests go on
 ├── Quarantined            422  the engines of two replicas stopped while they had the request
-├── NotReady               503  loading, draining, or no replica
-│   ├── Asleep             503  no replica runs, as it should be while nobody asks; asking starts one
+├── NotReady               503  the server is loading or draining, or has no replica
+│   ├── Asleep             503  the service is scaled to zero; a request that waits starts a replica
 │   ├── ReplicaLost        503  the replica died before the answer was complete
-│   └── ReplicaStopping    503  the replica stops, or its engine has; another one can take the request
-├── OutOfMemory            503  a step of the request found no memory on the device; others go on
+│   └── ReplicaStopping    503  the replica or its engine is stopping; another replica can take the request
+├── OutOfMemory            503  the device had no memory for a step of this request; other requests go on
 ├── DeadlineExceeded       504  the time limit passed before the first token
 ├── CheckpointError         –   a checkpoint cannot be loaded; the message names the file or weight
 ├── DataError               –   a file of training data cannot be used; the message names file and line
 └── SettingsError           –   a setting or configuration value is not allowed
-
-Knows nothing of HTTP libraries: `status` is a number the ingress puts on the wire.
 """
 
 from __future__ import annotations
 
 
 class MrpServeError(Exception):
-    """Base of all errors of this package. `status` is the HTTP status, `code` the machine-readable name."""
+    """Base of all errors of this package. `status`: the HTTP status. `code`: the machine-readable name.
+
+    `param`: the field at fault. `retry_after`: seconds after which a client may try again.
+    """
 
     status = 500
     code = "internal_error"
@@ -42,7 +43,7 @@ class MrpServeError(Exception):
         self.retry_after = retry_after
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Errors cross process borders (Ray), keyword arguments included."""
+        """Pickles the keyword arguments, too, since errors cross processes (Ray)."""
         return _rebuild, (type(self), self.message, self.param, self.retry_after)
 
 
@@ -51,7 +52,7 @@ def _rebuild(kind: type[MrpServeError], message: str, param: str | None, retry_a
 
 
 class InvalidRequest(MrpServeError):
-    """A field of the request is not allowed; the message gives the value received and what is allowed."""
+    """A field of the request is not allowed. The message names the value received and the allowed values."""
 
     status = 422
     code = "invalid_request"
@@ -64,13 +65,13 @@ class ModeNotAvailable(InvalidRequest):
 
 
 class QualityNotAvailable(InvalidRequest):
-    """No calibration file of the checkpoint says what this quality is; the message says how to make one."""
+    """The checkpoint has no calibration file that defines this quality. The message says how to make one."""
 
     code = "quality_not_available"
 
 
 class PromptTooLong(InvalidRequest):
-    """prompt + max_new_tokens is over the model's length, or over what the KV cache can ever hold."""
+    """prompt + max_new_tokens is over the model's length or over the size of the KV cache."""
 
     code = "prompt_too_long"
 
@@ -97,7 +98,7 @@ class BodyTooLarge(MrpServeError):
 
 
 class QueueFull(MrpServeError):
-    """Too much work waits."""
+    """The queue is full."""
 
     status = 429
     code = "queue_full"
@@ -111,14 +112,14 @@ class RateLimited(MrpServeError):
 
 
 class EngineFailed(MrpServeError):
-    """The engine thread stopped on an unexpected error while it had the request; the replica is unhealthy."""
+    """The engine thread stopped on an unexpected error while it had the request. The replica is unhealthy."""
 
     status = 500
     code = "engine_failed"
 
 
 class DecodingFailed(MrpServeError):
-    """The decoding of this one request met an unexpected error. The engine goes on with the others."""
+    """Decoding this request raised an unexpected error. The engine continues with the other requests."""
 
     code = "decoding_failed"
 
@@ -126,7 +127,7 @@ class DecodingFailed(MrpServeError):
 class Quarantined(MrpServeError):
     """The engines of two replicas stopped while they had the request, so no third one gets it.
 
-    The status tells clients not to send it again by themselves, as they do after a 5xx.
+    The status is not a 5xx, so that clients do not repeat the request by themselves.
     """
 
     status = 422
@@ -134,14 +135,14 @@ class Quarantined(MrpServeError):
 
 
 class NotReady(MrpServeError):
-    """The replica is loading, draining, or there is none."""
+    """The server is loading or draining, or has no replica."""
 
     status = 503
     code = "not_ready"
 
 
 class Asleep(NotReady):
-    """No replica runs because nobody has asked for long; a request that waits starts one."""
+    """The service is scaled to zero because it had no requests. A request that waits starts a replica."""
 
     code = "asleep"
 
@@ -153,13 +154,13 @@ class ReplicaLost(NotReady):
 
 
 class ReplicaStopping(NotReady):
-    """The replica stops, or its engine has stopped: it takes no requests and gives up those it has."""
+    """The replica or its engine is stopping. It takes no new requests and gives up those it has."""
 
     code = "replica_stopping"
 
 
 class OutOfMemory(MrpServeError):
-    """A step of the request found no memory on the device. The engine goes on with the others."""
+    """The device had no memory for a step of this request. The engine continues with the other requests."""
 
     status = 503
     code = "out_of_memory"
@@ -179,7 +180,7 @@ class CheckpointError(MrpServeError):
 
 
 class DataError(MrpServeError):
-    """A file of training data cannot be used; the message names file and line."""
+    """A file of training data cannot be used. The message names file and line."""
 
     code = "data_error"
 

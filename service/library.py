@@ -1,11 +1,11 @@
-"""A checkpoint as a library uses it: text in, text out, without Ray and HTTP.
+"""A checkpoint as a Python library: text in, text out, without Ray and HTTP.
 
     model = TextModel.load("service/demo")
     [answer] = model.generate([[{"role": "user", "content": "What is 12 + 5?"}]])
     print(answer.text)
 
-`Engine` below it takes token ids and can do more, such as several requests at different times. It leaves torch's
-threads as they are.
+`Engine` is the layer below. It takes token ids and can do more, such as requests that come at different times. It
+does not change torch's threads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.options import pick_device, pick_dtype, settle_threads
 from service.text import TextCodec
 
-#: a text to be continued, or messages (`role`, `content`) to be answered
+#: a text to continue, or messages (`role`, `content`) to answer
 Prompt = str | Sequence[Mapping[str, str]]
 
 
@@ -50,9 +50,9 @@ class TextModel:
         options: LoadOptions | None = None,
         threads: int | None = None,
     ) -> TextModel:
-        """Loads a checkpoint, a folder or a hub name, as the program does: on a GPU if there is one.
+        """Loads a checkpoint by folder or hub name, as the program does: on a GPU if there is one.
 
-        `threads`: torch's CPU threads. None: half the cores, unless another number has been chosen (`settle_threads`).
+        `threads`: torch's CPU threads. None: half the cores, unless a number was set before (`settle_threads`).
         """
         settle_threads(threads)
         device = pick_device("auto")
@@ -67,7 +67,7 @@ class TextModel:
     ) -> list[TextCompletion]:
         """Decodes prompts together and returns their answers in order. `params`: None for the program's default mode.
 
-        InvalidRequest where a prompt is empty or too long, or where messages do not suit the chat template.
+        InvalidRequest if a prompt is empty or too long, or if the chat template refuses messages.
         """
         requests = [
             GenerationRequest(

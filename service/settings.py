@@ -1,8 +1,8 @@
-"""Every setting there is, and the only reader of the environment.
+"""All settings. This module is the only reader of the environment.
 
-A value comes from, first match wins: a flag or a deployment file's `args` (keyword arguments), a variable
-`MRP_SERVE_<NAME>`, the YAML or JSON file named by `config`, the default. An unknown key is an error that
-names the nearest known one, wherever it stands. Frozen once made. Knows no model, no Ray, no HTTP.
+A value comes from the first of these that has it: a flag or a deployment file's `args` (keyword arguments), the
+variable `MRP_SERVE_<NAME>`, the YAML or JSON file named by `config`, the default. An unknown key in any of them is an
+error that names the nearest known key. Settings are frozen.
 """
 
 from __future__ import annotations
@@ -13,27 +13,31 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from service.decode.modes import MODES
 from service.errors import SettingsError
 
 PREFIX = "MRP_SERVE_"
 
-#: what a hashed API key begins with
+#: the beginning of a hashed API key
 DIGEST = "sha256:"
 
-ModeName = Literal["static", "dynamic", "sequential", "entropy", "direct", "speculative", "remask"]
+if TYPE_CHECKING:
+    ModeName = str
+else:
+    ModeName = Literal[tuple(MODES)]
 Count = Annotated[int, Field(ge=1)]
 Fitting = Count | Literal["auto"]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class Settings(BaseSettings):
-    """How one service is run. Raises SettingsError naming the key, the value and what is allowed."""
+    """The settings of one service. SettingsError names the key, the value and the allowed values."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
@@ -49,91 +53,97 @@ class Settings(BaseSettings):
     mrp_scale: Finite | None = Field(None, description="overrides the checkpoint's")
     default_mode: ModeName | None = Field(None, description="mode of requests that name none; default: speculative")
     quality_file: Path | None = Field(
-        None, description="calibration that `quality` is chosen by; default: `quality.json` of the checkpoint"
+        None, description="calibration that defines `quality`; default: `quality.json` of the checkpoint"
     )
     torch_threads: Count | None = Field(None, description="CPU threads of a replica; default: half the cores")
 
     # limits
     memory_utilization: Annotated[Finite, Field(gt=0, le=1)] = Field(
-        0.9, description="share of a GPU's memory that `auto` may use, weights included; on a CPU of what is free"
+        0.9, description="share of a GPU's memory that `auto` may use, weights included; on a CPU: of the free memory"
     )
     max_running: Fitting = Field(
-        "auto", description="requests a replica decodes together; auto: that memory has room for, at most 64 (GPU: 256)"
+        "auto",
+        description="requests that a replica decodes at once; auto: what memory holds, at most 64 (GPU: 256)",
     )
     max_rows: Fitting = Field("auto", description="rows (blocks) of one forward; auto: by device and free memory")
     max_prefill_tokens: Count | None = Field(
-        None, description="prompt tokens of a step in which others decode; default: 64 on a CPU, else 512"
+        None, description="prompt tokens in a step that also decodes; default: 64 on a CPU, else 512"
     )
     kv_cache_tokens: Fitting = Field(
-        "auto", description="tokens the KV cache of a replica holds; auto: as memory has room, on a CPU at most 65536"
+        "auto", description="size of a replica's KV cache in tokens; auto: what memory holds, on a CPU at most 65536"
     )
     prefix_cache: bool = Field(
-        True, description="requests of one key that begin alike share KV pages, which saves prefill"
+        True, description="requests of one API key with a common prefix share KV pages, which saves prefill"
     )
     max_model_len: Count | None = Field(None, description="prompt + completion; default: the checkpoint's")
     deterministic: bool = Field(
-        False, description="a seed's tokens the same to the bit in any batch and on any like replica; slower"
+        False, description="same seed, same tokens: in any batch and on any equal replica; slower"
+    )
+    attention: Literal["auto", "eager", "triton"] = Field(
+        "auto", description="kernels of attention; auto: triton on cuda if it is installed, else eager"
     )
     draft_candidates: Annotated[int, Field(ge=0)] | None = Field(
-        None, description="tokens a draft is chosen from; 0: the whole vocabulary; default: 32 of a large one, else all"
+        None,
+        description="tokens from which a draft is chosen; 0: the whole vocabulary; default: 32 of a large vocabulary, "
+        "all of a small one",
     )
-    max_waiting: Count = Field(256, description="requests that may wait before 429")
-    max_queue_s: Annotated[Finite, Field(gt=0)] = Field(30.0, description="seconds of work that may wait before 429")
+    max_waiting: Count = Field(256, description="waiting requests before 429")
+    max_queue_s: Annotated[Finite, Field(gt=0)] = Field(30.0, description="seconds of waiting work before 429")
     priority_aging_s: Annotated[Finite, Field(gt=0)] = Field(
         10.0, description="seconds of waiting that make up for one priority"
     )
-    request_timeout_s: Annotated[Finite, Field(gt=0)] = Field(600.0, description="longest a request may take")
+    request_timeout_s: Annotated[Finite, Field(gt=0)] = Field(600.0, description="longest request, in seconds")
     stall_timeout_s: Annotated[Finite, Field(gt=0)] = Field(
-        60.0, description="longest step of the engine before its replica counts as unhealthy"
+        60.0, description="seconds that a step of the engine may take before its replica counts as unhealthy"
     )
     drain_timeout_s: Annotated[Finite, Field(ge=0)] = Field(
-        30.0, description="at shutdown, longest wait for requests in flight"
+        30.0, description="at shutdown, longest wait for requests in progress, in seconds"
     )
-    max_body_bytes: Count = Field(1024 * 1024, description="longest request body")
+    max_body_bytes: Count = Field(1024 * 1024, description="longest request body, in bytes")
 
-    max_failovers: Annotated[int, Field(ge=0)] = Field(3, description="lost replicas a request survives; 0: none")
+    max_failovers: Annotated[int, Field(ge=0)] = Field(3, description="replicas that a request may lose; 0: none")
 
     # the server
     host: str = Field("127.0.0.1", description="address to listen on")
     port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="port to listen on")
     api_keys: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), repr=False, description="comma-separated keys or `sha256:<hex>`; none and no file: open"
+        (), repr=False, description="comma-separated keys or `sha256:<hex>`; no keys and no key file: open"
     )
     api_keys_file: Path | None = Field(None, description="YAML list of hashed keys, with names, weights and limits")
     share_prefixes_between_keys: bool = Field(
-        False, description="requests of all API keys share KV pages: each key may learn what others have asked"
+        False, description="requests of all API keys share KV pages; a key can then find out prompts of others"
     )
     num_replicas: Annotated[int, Field(ge=0)] = Field(
-        1, description="replicas of the model; the fewest where `max_replicas` is more (0: none while nobody asks)"
+        1, description="replicas of the model; the minimum if `max_replicas` is larger (0: none without requests)"
     )
     max_replicas: Count | None = Field(
-        None, description="the most replicas, as many as the waiting work wants; default: always `num_replicas`"
+        None, description="maximum of replicas, whose number then follows the work; default: always `num_replicas`"
     )
     target_queue_s: Annotated[Finite, Field(gt=0)] = Field(
-        10.0, description="seconds in which the replicas wanted would work off what waits"
+        10.0, description="autoscaling: seconds in which the replicas should finish the waiting work"
     )
     upscale_delay_s: Annotated[Finite, Field(ge=0)] = Field(
-        5.0, description="seconds for which more replicas must be wanted before they are started"
+        5.0, description="autoscaling: seconds for which more replicas must be needed before they are started"
     )
     downscale_delay_s: Annotated[Finite, Field(ge=0)] = Field(
-        300.0, description="seconds for which fewer replicas must be wanted before some are stopped"
+        300.0, description="autoscaling: seconds for which fewer replicas must be needed before some are stopped"
     )
     num_ingresses: Count = Field(
         1, description="processes that take requests; each has an equal share of places and limits"
     )
     routing: Literal["prefix", "load"] = Field(
         "prefix",
-        description="prefix: to the replica that has the prompt's beginning; load, or without `prefix_cache`: any",
+        description="prefix: prefer the replica that has this prompt's prefix cached; load: the least loaded replica",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "warning", description="of the service and Serve; info: a line for every request"
+        "warning", description="log level of the service and of Serve; info: a line for every request"
     )
-    log_format: Literal["text", "json"] = Field("text", description="of log lines; json: an object a line")
+    log_format: Literal["text", "json"] = Field("text", description="form of log lines; json: one object per line")
     otlp_endpoint: Annotated[str, Field(pattern=r"^https?://")] | None = Field(
         None,
-        description="OpenTelemetry collector (OTLP over HTTP) that traces are sent to, such as http://localhost:4318",
+        description="OpenTelemetry collector (OTLP over HTTP) that gets the traces, such as http://localhost:4318",
     )
-    log_file: Path | None = Field(None, description="file that log lines are appended to; default: stderr")
+    log_file: Path | None = Field(None, description="file to which log lines are appended; default: stderr")
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -143,22 +153,22 @@ class Settings(BaseSettings):
 
     @property
     def model_name(self) -> str:
-        """What answers call the model."""
+        """The model's name in answers."""
         return self.served_model_name or self.model.rstrip("/").rpartition("/")[2]
 
     @property
     def places(self) -> int:
-        """Requests a replica takes at once, at most. With `max_running: auto` a replica without memory takes fewer."""
+        """The most requests that a replica takes at once. With `max_running: auto` it may take fewer."""
         most = 256 if self.device.startswith("cuda") else 64
         return places_of(most if self.max_running == "auto" else self.max_running)
 
     def share(self, whole: int) -> int:
-        """What of a number that holds for the service each of its ingresses has, so that all have at least it."""
+        """An ingress's share of a number that holds for the whole service, rounded up."""
         return -(-whole // self.num_ingresses)
 
     @property
     def most_replicas(self) -> int:
-        """Replicas of the model at most."""
+        """The maximum number of replicas of the model."""
         return self.num_replicas if self.max_replicas is None else self.max_replicas
 
     @property
@@ -170,7 +180,7 @@ class Settings(BaseSettings):
     def _replicas_fit(self) -> Self:
         if self.max_replicas is None and not self.num_replicas:
             raise SettingsError(
-                "num_replicas is 0, which is allowed with max_replicas only: nothing would ever be answered",
+                "num_replicas is 0, which is allowed with max_replicas only: no request would ever be answered",
                 param="num_replicas",
             )
         if self.max_replicas is not None and self.max_replicas < self.num_replicas:
@@ -197,7 +207,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is the library's
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Keyword arguments, then the environment, then the file; all checked for unknown keys."""
+        """Keyword arguments, then the environment, then the file. All are checked for unknown keys."""
         given = init_settings()
         names = [key[len(PREFIX) :].lower() for key in os.environ if key.upper().startswith(PREFIX)]
         _refuse_unknown(given, cls.model_fields, "settings")
@@ -214,14 +224,14 @@ def places_of(max_running: int) -> int:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """How an error says what an unknown name might have meant: the nearest, or all there are."""
+    """The end of an error about an unknown name: the nearest known name, or all known names."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
 
 
 def _digest(key: str) -> str:
-    """A key as its hash, the only form in which it is kept; one that is hashed already stays."""
+    """The hash of a key, the only form in which it is kept. A key that is already hashed stays as it is."""
     if not key:
         raise SettingsError("api_keys has an empty key, allowed are non-empty texts", param="api_keys")
     if not key.startswith(DIGEST):
@@ -239,7 +249,7 @@ def _refuse_unknown(names: Iterable[str], known: Iterable[str], where: str) -> N
 
 
 def _read(path: Path) -> Mapping[str, Any]:
-    """A settings file; JSON is YAML, too."""
+    """Reads a settings file. JSON is valid YAML."""
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
@@ -247,8 +257,8 @@ def _read(path: Path) -> Mapping[str, Any]:
         line = f" (line {where.line + 1})" if where else ""
         raise SettingsError(f"the settings file {path} is not YAML{line}", param="config") from None
     except (OSError, ValueError) as error:
-        said = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise SettingsError(f"the settings file {path} cannot be read: {said}", param="config") from None
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise SettingsError(f"the settings file {path} cannot be read: {reason}", param="config") from None
     if content is None:
         return {}
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):

@@ -1,7 +1,6 @@
-"""An error that nobody foresaw, told by its kind and its place.
+"""Descriptions of unexpected errors by type and place, without their messages.
 
-What such an error says is left out, for it may quote a prompt. Everything that is shown or logged of it comes from
-here. Knows nothing of ours, so every package may use it.
+The message of an unexpected error may quote a prompt, so it is never shown or logged. All packages may use this module.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ def kind_and_place(error: BaseException) -> str:
 
 
 def without_message(error: BaseException) -> str:
-    """An error's traceback, its causes included, as kinds and places."""
+    """The traceback of an error and of its causes, without any message."""
     parts: list[str] = []
     seen: set[int] = set()
     here: BaseException | None = error

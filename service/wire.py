@@ -1,8 +1,8 @@
-"""What crosses from the ingress to a replica and back: plain frozen data, picklable.
+"""The data that crosses between an ingress and a replica: frozen, picklable dataclasses.
 
-The ingress sends `Work`; a replica answers `Answer | Failure`, or a stream of `Chunk`s whose last one has an
-`Ending`, or that ends with a bare `Ending` or a `Failure`. Times in statistics count from
-the arrival at the ingress. Knows no HTTP, no Ray and no tensors.
+The ingress sends `Work`. A replica returns `Answer | Failure`, or a stream of `Chunk`s. The stream ends with an
+`Ending`, in the last chunk or by itself, or with a `Failure`. Times in statistics count from the arrival at the
+ingress.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from service.arrival import Arrival
-from service.decode.params import Knob, ModeParams
+from service.decode.knobs import KnobValue
+from service.decode.params import ModeParams
 from service.engine.request import FinishReason, SamplingParams, Stats
 from service.errors import DeadlineExceeded, MrpServeError
 from service.fair_queue import DEFAULT_PRIORITY
@@ -22,7 +23,7 @@ from service.text.piece import TokenPiece
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The client's request that a `Work` comes from: the id its log lines have, and its trace, as W3C's headers."""
+    """The client's request that a `Work` comes from: its id in log lines, and its trace as W3C headers."""
 
     request_id: str = ""
     trace: tuple[tuple[str, str], ...] = ()
@@ -30,7 +31,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """What other replicas have delivered of an answer, in whole blocks: its tokens and its statistics by then."""
+    """The blocks of an answer that other replicas have delivered: their tokens, number and statistics."""
 
     token_ids: tuple[int, ...] = field(default=(), repr=False)
     num_blocks: int = 0
@@ -41,13 +42,13 @@ class Resume:
 class Work:
     """One validated request. Exactly one of `text`, `token_ids`, `messages` is set.
 
-    What it was asked and what it answers is left out of `repr`, which may get into a log.
+    `repr` leaves out the prompt and the answer, since it may get into a log.
 
-    `arrived`: when it came to the ingress. `timeout_s` and the times in the statistics count from there, the time in
-    queues included. `stop_token_ids` are added to the checkpoint's eos. `tenant`: whose
-    API key it came with, by name; `weight`: that key's share. `cache_salt`: only works of the same one share cached
-    prompts, and it holds the key's name unless keys share. `session`: works of the same one are best sent to the
-    same replica. `resume`: the answer's beginning, which is not to be sent again; `attempt`: how many were lost.
+    `arrived`: when the request came to the ingress. `timeout_s` and the times in statistics count from then, time in
+    queues included. `stop_token_ids` are added to the checkpoint's eos ids. `tenant`: the name of its API key;
+    `weight`: that key's weight. `cache_salt`: only works with the same salt share cached prompts; it contains the
+    key's name unless keys share prefixes. `session`: works of one session should go to the same replica. `resume`: the
+    beginning of the answer, which was already sent. `attempt`: number of earlier attempts.
     """
 
     request_id: str
@@ -75,14 +76,14 @@ class Work:
 
 
 def too_late(work: Work) -> DeadlineExceeded:
-    """What is said when a work's time was up before anything of it, or nothing more, was decoded."""
-    what = "no replica went on by then" if work.resume.num_blocks else "nothing was decoded by then"
+    """The error for a work whose time limit passed before its first token, or before another replica continued it."""
+    what = "no replica continued in time" if work.resume.num_blocks else "nothing was decoded by then"
     return DeadlineExceeded(f"timeout_s is {work.timeout_s}, {what}", param="timeout_s")
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why and with which statistics an answer ended."""
+    """The end of an answer: its finish reason, token counts and statistics."""
 
     finish_reason: FinishReason
     prompt_tokens: int
@@ -92,10 +93,10 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One finished block: what it adds to the answer, the statistics so far, its history if asked for.
+    """One finished block: the text and tokens it adds, the statistics so far, and its history on request.
 
-    `ending` comes with the last one, so that nobody ever has the whole answer without knowing it: every
-    chunk without it ends at the end of a block, where another replica can go on.
+    The last chunk carries the `ending`, so the receiver of the whole answer knows that it is complete. Every other
+    chunk ends at the end of a block, where another replica can continue.
     """
 
     index: int
@@ -109,7 +110,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer; its text and tokens are those of its chunks in order."""
+    """A whole answer: the text and tokens of all its chunks, in order."""
 
     text: str = field(repr=False)
     token_ids: tuple[int, ...] = field(repr=False)
@@ -120,17 +121,17 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The request failed with an error of ours, which the ingress puts on the wire."""
+    """The request failed with `error`, which the ingress sends to the client."""
 
     error: MrpServeError
 
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What a client, and the ingress, must know of the model a replica serves.
+    """What clients and the ingress must know of the served model.
 
-    `quality`: what its presets are. `places`: requests the replica takes at once; on the card of the service, those of
-    all replicas together.
+    `quality`: the presets of the checkpoint. `places`: requests that the replica takes at once; on the card of the
+    service, the places of all replicas together.
     """
 
     name: str
@@ -140,7 +141,7 @@ class ModelCard:
     mrp: Mapping[str, Any] | None
     modes: tuple[str, ...]
     default_mode: str
-    defaults: Mapping[str, Mapping[str, Knob]]
+    defaults: Mapping[str, Mapping[str, KnobValue]]
     chat: bool
     quality: Presets
     places: int = 1
@@ -148,9 +149,9 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One metric of one process as Prometheus text: the lines of its help and type, those of its samples.
+    """One metric of one process as Prometheus text. `head`: its help and type lines. `samples`: its sample lines.
 
-    Written where it is counted: an ingress has only to put together what many replicas say.
+    Each process writes its own text, so an ingress only has to join the texts of many replicas.
     """
 
     name: str
@@ -160,7 +161,7 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The metrics of one process, and how many requests it has in hand."""
+    """The metrics of one process. `in_flight`: its requests in progress."""
 
     replica: str
     in_flight: int
@@ -169,14 +170,14 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Whether a replica can generate: `failure` says why not. `card` is what it serves."""
+    """The state of a replica. `failure`: why it cannot generate, None if it can. `card`: what it serves."""
 
     replica: str
     failure: str | None
     card: ModelCard
 
 
-#: what a replica's stream brings: at its end an `Ending`, by itself or in the last chunk, or a `Failure`
+#: the stream of a replica; it ends with an `Ending`, by itself or in the last chunk, or with a `Failure`
 Items = AsyncGenerator[Chunk | Ending | Failure]
-#: what is left of it once failures are raised as errors
+#: the same stream when failures are raised as errors
 Answering = AsyncGenerator[Chunk | Ending]

@@ -1,6 +1,10 @@
-"""What all tests share: one torch thread, and the same random examples in every run."""
+"""What all tests share: one torch thread, the same random examples in every run, one worker for Ray."""
 
 from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from zlib import crc32
 
 import pytest
 import torch
@@ -10,11 +14,41 @@ from tests.clock import Clock
 
 torch.set_num_threads(1)
 
+# Triton's own functions are made for the GPU or for its interpreter when Triton is imported.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.register_profile("explore", deadline=None)
 settings.load_profile("repeatable")  # look further with: pytest --hypothesis-profile=explore
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--share", type=float, default=1.0, help="of all chosen tests run this share, the same ones every time"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests that start Ray run on one worker, one after the other: Ray's processes need the cores by themselves."""
+    for item in items:
+        if item.get_closest_marker("ray"):
+            item.add_marker(pytest.mark.xdist_group("ray"))
+    share: float = config.getoption("--share")
+    left_out = [item for item in items if crc32(item.nodeid.encode()) >= share * 2**32]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+
+
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
+
+
+@pytest.fixture(scope="session")
+def triton_device() -> str:
+    """Where Triton's kernels run: on CUDA, else on the CPU by Triton's interpreter. Skips where there is no Triton."""
+    if find_spec("triton") is None:
+        pytest.skip("the package triton is not installed")
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -16,7 +16,6 @@ from torch import Tensor
 from service.decode.block import MASKED, Block, Canvas, Pick, Step
 from service.decode.params import ModeParams
 from service.decode.policy import Evaluate, Reading
-from service.decode.registry import decode_block
 from service.engine.forward.sampling import Read, _key, gumbel
 from service.engine.request import GenerationRequest, SamplingParams
 from service.model import Checkpoint
@@ -142,7 +141,7 @@ class Reference:
     ) -> tuple[Canvas, int]:
         """One block, and how many Evaluates it took."""
         canvas = Canvas(Block((*head, *[MASKED] * (self.config.block_size - len(head)))))
-        policy, forwards, start = decode_block(canvas, params), 0, len(clean)
+        policy, forwards, start = params.decode(canvas), 0, len(clean)
         query = next(policy)
         while True:
             if isinstance(query, Evaluate):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from service.decode.params import Speculative, Static
+from service.decode.modes import Speculative, Static
 from service.demo import CHECKPOINT, check
 from service.engine import EngineConfig, SamplingParams
 from service.errors import InvalidRequest

@@ -1,33 +1,119 @@
-"""README says what the code has: every mode and its knobs. Its library example prints what stands below it."""
+"""README and docs/ say what is so: commands answer as written, tables of modes have every mode and knob."""
 
+from __future__ import annotations
+
+import json
 import re
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
-from service.decode.registry import MODES
+import httpx
+import pytest
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+from service.decode.modes import MODES, Speculative
+from service.demo import CHECKPOINT
+from service.engine import Parts
+from service.model import load_checkpoint
+from service.replica.generator import Generator
+from service.settings import Settings
+from tests.engine.helpers import FAIR
+from tests.gateway.helpers import over
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+QUICKSTART = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8")
+MODES_PAGE = (ROOT / "docs" / "modes.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
-def lines(heading):
-    """The rows of the first table below a heading, as they stand."""
-    section = README.split(f"## {heading}\n", 1)[1]
-    table = re.search(r"(?:^\|.*\n)+", section, re.MULTILINE)[0]
-    return table.splitlines()[2:]
+def rows(text: str, heading: str) -> list[list[str]]:
+    """The cells of the first table below a heading, without its head."""
+    section = text.split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    table = re.search(r"(?:^\|.*\n)+", section, re.MULTILINE)
+    assert table is not None
+    return [[cell.strip() for cell in line.strip("|\n").split(" | ")] for line in table[0].splitlines()[2:]]
 
 
-def rows(heading):
-    """The cells of these rows."""
-    return [[cell.strip() for cell in line.strip("|\n").split(" | ")] for line in lines(heading)]
+def bodies() -> Iterator[Any]:
+    """Every body that a page hands to curl, with the page's name."""
+    for page in PAGES:
+        for number, body in enumerate(
+            re.findall(r"^curl [^']*'[^']*' -d '(.*?)'", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+        ):
+            yield pytest.param(body, id=f"{page.name} {number}")
 
 
-def test_the_librarys_example_prints_what_stands_below_it(capsys):
-    section = README.split("## As a library\n", 1)[1]
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Generator]:
+    settings = Settings(device="cpu", dtype="float32")
+    checkpoint = load_checkpoint(CHECKPOINT)
+    generator = Generator("r0", checkpoint, settings, parts=Parts(costs=FAIR))
+    yield generator
+    generator.close()
+
+
+@pytest.fixture
+async def http(demo: Generator) -> Any:
+    async with over(demo) as client:
+        yield client
+
+
+@pytest.mark.parametrize("body", list(bodies()))
+async def test_every_curl_is_answered(http: httpx.AsyncClient, body: str) -> None:
+    assert (await http.post("/generate", json=json.loads(body))).status_code == 200
+
+
+def part_of(part: Any, whole: Any) -> bool:
+    """Whether every field of `part` stands in `whole` with the same value."""
+    if isinstance(part, dict):
+        return all(key in whole and part_of(value, whole[key]) for key, value in part.items())
+    return bool(part == whole)
+
+
+async def test_the_first_curl_gets_the_answer_that_stands_below_it(http: httpx.AsyncClient) -> None:
+    [asked] = re.findall(r"-d '(.*?)'", README, re.DOTALL)
+    [written] = re.findall(r"```json\n(.*?)```", README, re.DOTALL)
+    assert part_of(json.loads(written), (await http.post("/generate", json=json.loads(asked))).json())
+
+
+async def test_the_streams_first_blocks_are_those_of_the_page(http: httpx.AsyncClient) -> None:
+    asked = re.findall(r"-d '(.*?)'", QUICKSTART, re.DOTALL)[-1]
+    written = [json.loads(line) for line in re.findall(r"^data: (.*)$", QUICKSTART, re.MULTILINE)]
+    answer = (await http.post("/generate", json=json.loads(asked))).text
+    frames = [json.loads(line) for line in re.findall(r"^data: (.*)$", answer, re.MULTILINE)]
+    assert all(part_of(*pair) for pair in zip(written, frames, strict=False))
+
+
+async def test_the_quality_that_is_said_to_run_runs(http: httpx.AsyncClient) -> None:
+    asked = json.loads(re.findall(r"-d '(.*?)'", QUICKSTART, re.DOTALL)[0])
+    mode, knobs = re.findall(r'`"mode": ("\w+")`, `"knobs": (\{.*?\})`', QUICKSTART)[0]
+    answer = (await http.post("/generate", json=asked)).json()
+    assert (answer["mode"], answer["knobs"]) == (json.loads(mode), json.loads(knobs))
+
+
+def test_the_librarys_example_prints_what_stands_below_it(capsys: pytest.CaptureFixture[str]) -> None:
+    section = QUICKSTART.split("## As a library\n", 1)[1]
     example, printed = re.findall(r"```(?:python|text)\n(.*?)```", section, re.DOTALL)[:2]
     exec(example, {})
     assert capsys.readouterr().out == printed
 
 
-def test_every_mode_stands_in_the_table_with_its_knobs():
-    found = {row[0]: row[1] for row in rows("Modes")}
+def test_the_readme_has_150_lines_at_most() -> None:
+    assert len(README.splitlines()) <= 150
+
+
+def test_every_mode_stands_in_the_readme_with_its_knobs() -> None:
+    found = {row[0]: row[1] for row in rows(README, "Modes")}
     assert found == {f"`{name}`": ", ".join(f"`{f.name}`" for f in fields(params)) for name, params in MODES.items()}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_has_a_section_with_its_knobs_and_their_defaults(mode: str) -> None:
+    written = {row[0]: row[2] for row in rows(MODES_PAGE, f"`{mode}`")}
+    defaults = {f"`{field.name}`": field.default for field in fields(MODES[mode])}
+    assert list(written) == list(defaults) or mode == Speculative.mode
+    assert set(written) == set(defaults)
+    for knob, default in defaults.items():
+        assert default is None or written[knob].strip("`| ").partition(";")[0] == str(default)

@@ -1,1 +1,1 @@
-"""The recipe of the demo checkpoint, and of MRP for any SDAR backbone. Imports service.model, never ray."""
+"""Training of MRP modules for any SDAR backbone, and the recipe of the demo checkpoint."""

@@ -1,7 +1,7 @@
-"""Attention for training: the `Attend` that the model's layers are handed.
+"""Attention for training: the `Attend` that is passed to the model's layers.
 
-A row is a clean sequence and copies of it with masks (layout.py). The clean part is read once; its keys and values
-serve every copy, and every application of MRP to them. Knows no model.
+A row consists of a clean sequence and of copies with masks (layout.py). The clean part is computed once. All copies,
+and all applications of MRP to them, use its keys and values.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ Prefix = dict[int, tuple[Tensor, Tensor]]
 
 
 class DenseAttention:
-    """Attention of `[B, T]` queries over themselves; `mask` `[T, T]`, True where a key may be read.
+    """Attention of `[B, T]` queries over themselves. `mask` `[T, T]`: True where a key may be read.
 
-    Each layer's keys and values are kept in `kept`.
+    `kept`: the keys and values of every layer.
     """
 
     def __init__(self, mask: Tensor) -> None:
@@ -35,9 +35,9 @@ class DenseAttention:
 
 
 class BlockAttention:
-    """Attention of blocks beside each other, each over itself and over a part of a kept prefix.
+    """Attention of blocks beside each other. Each block reads itself and a part of a kept prefix.
 
-    `reads` `[T, prefix]`, True where a key of the prefix may be read; T is a multiple of `block`.
+    `reads` `[T, prefix]`: True where a key of the prefix may be read. T is a multiple of `block`.
     """
 
     def __init__(self, reads: Tensor, block: int, prefix: Prefix) -> None:
@@ -63,7 +63,7 @@ class BlockAttention:
 
 
 def with_own_blocks(reads: Tensor, block: int) -> Tensor:
-    """reads `[T, S]` of what is before -> `[T, S + T]`: that, and every block itself."""
+    """`reads` `[T, S]` of the prefix -> `[T, S + T]`: the same, and True for every block itself."""
     number = torch.arange(len(reads)) // block
     return torch.cat([reads, number[:, None] == number[None]], 1)
 
@@ -71,7 +71,7 @@ def with_own_blocks(reads: Tensor, block: int) -> Tensor:
 def written_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     """q `[B, heads, T, D]`, k and v `[B, kv_heads, S, D]`, mask `[T, S]` -> `[B, heads, T, D]`.
 
-    On a CPU the fused kernel's backward pass is three times slower at the demo's lengths.
+    On a CPU, the backward pass of the fused kernel is three times slower than this at the demo's lengths.
     """
     keys, values = (_for_all_heads(x, q) for x in (k, v))
     scores = q @ keys.transpose(2, 3) * q.shape[-1] ** -0.5
@@ -82,10 +82,10 @@ def written_out(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
 def blockwise(
     q: Tensor, earlier: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor], reads: Tensor, block: int
 ) -> Tensor:
-    """As `written_out` over `earlier` and `own` keys and values, without the scores between different blocks.
+    """As `written_out` over `earlier` and `own` keys and values, but without the scores between different blocks.
 
-    q `[B, heads, T, D]`; earlier `[B, kv_heads, S, D]`, reads `[T, S]`; own `[B, kv_heads, T, D]`. With five copies of
-    some 64 tokens in a row these scores are three quarters of all: three to five times faster on a CPU.
+    q `[B, heads, T, D]`; earlier `[B, kv_heads, S, D]`, reads `[T, S]`; own `[B, kv_heads, T, D]`. In a row with five
+    copies of about 64 tokens, three quarters of all scores are left out. On a CPU this is three to five times faster.
     """
     length, blocks = earlier[0].shape[2], (-1, block)
     clean_keys, clean_values, keys, values = (_for_all_heads(x, q) for x in (*earlier, *own))
@@ -102,7 +102,7 @@ def blockwise(
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """As `written_out`, without the scores in memory."""
+    """As `written_out`, but without keeping the scores in memory."""
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
 
 

@@ -1,6 +1,6 @@
-"""One batch of token tensors, all rows of one layout. Knows no model and no file.
+"""One batch of token tensors. All rows have the same layout.
 
-What follows the end token in its block is `tail`: always a mask, never a target (demo/backbone.py says why).
+The positions after the end token in its block are the `tail`: always masked, never a target (see demo/backbone.py).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from training.layout import Layout
 class Batch:
     """Examples of one layout.
 
-    `tokens` `[B, S]`, whole sequences. Of the copies' region, `[B, N]`: `answer` marks the positions to
-    decode, `tail` those behind the end.
+    `tokens` `[B, S]`: whole sequences. In the region of the copies, `[B, N]`: `answer` marks the positions to decode,
+    `tail` the positions after the end.
     """
 
     layout: Layout
@@ -43,9 +43,10 @@ class Batch:
 
 
 def collate(rows: list[tuple[list[int], int]], layout: Layout, pad_id: int, mask_id: int) -> Batch:
-    """rows: tokens and where the answer begins. They fit into the layout; what is left of it is padding.
+    """A batch of `rows`: the tokens of each, and where its answer begins. All rows fit into the layout.
 
-    Blocks of padding are not masked: nothing is decoded there. The rest of the block of an answer's end is its tail.
+    The rest of a row is padding. Blocks of padding are not masked, since nothing is decoded there. The rest of the
+    block in which an answer ends is its tail.
     """
     padded = torch.tensor([tokens + [pad_id] * (layout.length - len(tokens)) for tokens, _ in rows])
     place = torch.arange(layout.first, layout.length)[None]

@@ -1,7 +1,7 @@
-"""MRP applied along chains of consecutive states, and how far it is from the backbone there.
+"""MRP applied along chains of consecutive states, and its divergence from the backbone.
 
-The anchor of an application is what the one before it gave; the first is the backbone's. Whether the states come from
-decoding (rollout.py) or from noise (noise.py) does not matter here. Knows no optimiser.
+The anchor of an application is the output of the application before it; the first anchor is the backbone's. The states
+come from decoding (rollout.py) or from noise (noise.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from training.rollout import EndIds, Step, Trajectory, masked_positions
 
 
 class Rows:
-    """MRP over several states of the same trajectory beside each other; the clean part is read once."""
+    """MRP over several states of one trajectory in one forward. The clean part is computed once."""
 
     def __init__(self, backbone: Sdar, mrp: Mrp, trajectory: Trajectory, copies: int) -> None:
         self._backbone, self._mrp, layout = backbone, mrp, trajectory.batch.layout
@@ -27,7 +27,7 @@ class Rows:
         self._attend = BlockAttention(self.reads(layout, copies), layout.block, clean.kept)
 
     def reads(self, layout: Layout, copies: int) -> Tensor:
-        """What of the clean part the states may read, `[copies * N, clean]`."""
+        """The positions of the clean part that the states may read, `[copies * N, clean]`."""
         return layout.reads(copies)
 
     def refine(self, tokens: Tensor, anchor: Tensor) -> Tensor:
@@ -37,10 +37,10 @@ class Rows:
 
 
 def chain_loss(rows: Rows, backbone: Sdar, chains: list[list[Step]], where: list[Tensor], weights: Weights) -> Tensor:
-    """The loss of MRP applied along some chains of consecutive steps, beside each other as copies.
+    """The loss of MRP applied along several chains of consecutive steps, which are copies in one forward.
 
-    `chains[c]`: the anchor's step and those after it. `where[k]` `[B, copies * N]`: positions that
-    application k is judged on.
+    `chains[c]`: the step of the anchor and the steps after it. `where[k]` `[B, copies * N]`: the positions at which
+    application k is compared with the backbone.
     """
     block = chains[0][0].tokens.shape[1] // chains[0][0].place.shape[1]
     anchor, loss = torch.cat([chain[0].hidden for chain in chains], 1), torch.zeros(())
@@ -61,10 +61,10 @@ def chain_loss(rows: Rows, backbone: Sdar, chains: list[list[Step]], where: list
 def chains_of(
     trajectory: Trajectory, starts: list[int], offsets: list[int], end_id: EndIds
 ) -> tuple[list[list[Step]], list[Tensor]]:
-    """Chains of steps behind each start, and the positions each application is judged on.
+    """The chains of steps after each start, and the positions at which each application is compared.
 
-    `offsets`: how far behind the start each application's state lies, such as `[1, 2]`; `[2, 3]` where
-    two picks came between.
+    `offsets`: the distance of each application's state from the start, such as `[1, 2]`, or `[2, 3]` if the first
+    application comes two picks after its anchor.
     """
     steps, last = trajectory.steps, len(trajectory.steps) - 1
     chains = [[steps[min(start + offset, last)] for offset in (0, *offsets)] for start in starts]

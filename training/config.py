@@ -1,4 +1,4 @@
-"""What a training of MRP is asked for: source, module, objective, schedule, budget. Knows no files."""
+"""The configuration of a training of MRP: source, module, objective, schedule, budget."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from training.optim import Schedule
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What is trained on what. `heldout`: share of the file's lines that is kept for the evaluation."""
+    """The backbone and the data. `heldout`: share of the file's lines that is kept for the evaluation.
+
+    `max_length`: the most tokens of a conversation. `window`: the most target tokens of one example.
+    """
 
     backbone: str
     data: Path
@@ -24,7 +27,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """The MRP module that is made."""
+    """The MRP module to make."""
 
     layers: int = 1
     residual: bool = True
@@ -32,7 +35,10 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """`rows` examples a batch, `batches` a step, whichever worker they are on; `steps` updates in all."""
+    """`steps`: updates in all. `batches`: batches per update, of all workers together. `rows`: examples per batch.
+
+    `clip`: the largest norm of a gradient.
+    """
 
     steps: int
     rows: int = 8
@@ -44,7 +50,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """Where the result goes, how often a state is kept, on how many held-out batches it is judged."""
+    """`out`: folder of the result. `save_every`: updates between two saved states. `judged`: held-out batches."""
 
     out: Path
     save_every: int = 100
@@ -53,7 +59,7 @@ class Keeping:
 
 @dataclass(frozen=True, slots=True)
 class TrainingConfig:
-    """All of one training."""
+    """The whole configuration of one training."""
 
     source: Source
     objective: Objective
@@ -64,11 +70,11 @@ class TrainingConfig:
 
     @property
     def drafts(self) -> int:
-        """Applications in a row at the end of the training: what the result is made for."""
+        """The consecutive applications of MRP in the last phase, for which the result is made."""
         return self.objective.phases[-1].applications
 
     def what_matters(self) -> dict[str, Any]:
-        """Everything that the updates depend on, flat, as JSON has it."""
+        """All values on which the updates depend, as one flat JSON object."""
         parts = {name: value for name, value in asdict(self).items() if name != "keeping"}
         flat = {f"{part}.{key}": value for part, values in parts.items() for key, value in values.items()}
         return {key: str(value) if isinstance(value, Path) else value for key, value in flat.items()}

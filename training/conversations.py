@@ -1,8 +1,8 @@
 """Reads a JSONL of conversations, prompts with completions, or plain text as examples of tokens.
 
-What is taught is what a model would have had to write: assistants' messages with their end token, completions, all of
-a text. Every message of an assistant is an example of its own behind everything before it, as it is when it is
-decoded; long ones are several. The tokenizer is handed in. Knows no model and no batches.
+The targets are the tokens that a model has to write: assistants' messages with their end token, completions, or a
+whole text. Every assistant's message is its own example, after everything before it, as it is in decoding. Long
+messages are split into several examples. The caller provides the tokenizer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from service.errors import DataError, InvalidRequest
 
 
 class Codec(Protocol):
-    """What a checkpoint's tokenizer must be able to do."""
+    """The functions of a checkpoint's tokenizer that are needed."""
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text."""
@@ -27,12 +27,12 @@ class Codec(Protocol):
     def chat_pieces(
         self, messages: Sequence[Mapping[str, str]], *, answer: bool = True
     ) -> list[tuple[list[int], int | None]]:
-        """Ids of the template's own text (None) and of messages' contents (their numbers), in turn."""
+        """Ids of the template's own text (with None) and of messages' contents (with their index), in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`max_length`: tokens of a conversation, what is behind them is cut; `window`: taught tokens of one example."""
+    """`max_length`: the most tokens of a conversation, which is cut there. `window`: target tokens of one example."""
 
     block: int
     max_length: int = 2048
@@ -41,7 +41,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """The tokens `start` to `end` of a sequence are taught, those before are read. Sequences may be shared."""
+    """The tokens `start` to `end` of a sequence are targets, the tokens before are context.
+
+    Several examples may share one sequence.
+    """
 
     sequence: Sequence[int]
     start: int
@@ -49,13 +52,13 @@ class Example:
 
     @property
     def tokens(self) -> list[int]:
-        """Everything up to the end."""
+        """The tokens of the sequence up to the end of the targets."""
         return list(self.sequence[: self.end])
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Examples to train on and held-out ones, of so many `lines`, of which `cut` were too long."""
+    """Examples for training and held-out ones. `lines`: lines of the file. `cut`: lines that were too long."""
 
     train: list[Example]
     heldout: list[Example]
@@ -64,9 +67,9 @@ class Corpus:
 
 
 def read_corpus(path: Path, codec: Codec, ends: Sequence[int], limits: Limits, heldout: float) -> Corpus:
-    """Reads a file; a share of its lines, the same in every run, is held out.
+    """Reads a file. A share of its lines is held out, the same lines in every run.
 
-    DataError names the line that cannot be used, or says that there is nothing.
+    DataError names a line that cannot be used, or says that the file has none.
     """
     reader, parsed = _Reader(codec, ends), []
     for number, line in _lines(path):
@@ -76,7 +79,7 @@ def read_corpus(path: Path, codec: Codec, ends: Sequence[int], limits: Limits, h
             raise DataError(f"{path}, line {number}: {error.message}") from error
     if not parsed:
         raise DataError(f"{path} has no lines")
-    # By content, so that a line that stands there twice is not on both sides.
+    # The split is by content, so that equal lines are on the same side.
     border = sorted(digest for digest, _, _ in parsed)[min(len(parsed) - 1, round(heldout * len(parsed)))]
     sides: tuple[list[Example], list[Example]] = ([], [])
     for digest, tokens, spans in parsed:
@@ -105,7 +108,7 @@ def _parse(line: bytes) -> dict[str, Any]:
 
 
 class _Reader:
-    """Lines as tokens, and which of them are taught: spans `(start, end)`."""
+    """Reads lines as tokens, with the spans `(start, end)` of the targets."""
 
     def __init__(self, codec: Codec, ends: Sequence[int]) -> None:
         self._codec, self._ends = codec, ends
@@ -129,7 +132,7 @@ class _Reader:
         spans: list[tuple[int, int]] = []
         open_ = False
         for ids, number in self._codec.chat_pieces(messages, answer=False):
-            if open_:  # what the template writes behind an answer: the turn's end token belongs to the answer
+            if open_:  # the template's text after an answer: the end token of the turn belongs to the answer
                 length = next((at for at, token in enumerate(ids, start=1) if token in self._ends), 0)
                 spans[-1] = (spans[-1][0], spans[-1][1] + length)
             open_ = number is not None and messages[number]["role"] == "assistant"
@@ -172,7 +175,7 @@ def _kind(value: object) -> str:
 
 
 def _examples(tokens: list[int], spans: list[tuple[int, int]], limits: Limits) -> Iterator[Example]:
-    """Windows of the spans, cut at borders of blocks."""
+    """Windows of the spans, cut at the borders of blocks."""
     for start, end in spans:
         whole = end <= limits.max_length
         last = end if whole else limits.max_length // limits.block * limits.block

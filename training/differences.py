@@ -1,6 +1,6 @@
-"""How two trainings differ, in the words of `train-mrp`: an option with its value then and now.
+"""The differences of two trainings as options of `train-mrp`, each with its earlier and its current value.
 
-A plan is compared as it is kept (`TrainingConfig.what_matters`); whoever reads of a difference knows the options alone.
+Configurations are compared in their stored form (`TrainingConfig.what_matters`). Users know only the options.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-#: what a plan calls it -> what the program calls it
+#: name of a value in a stored configuration -> option of the program
 NAMES: Mapping[str, str] = {
     "source.backbone": "--backbone",
     "source.data": "--data",
@@ -38,16 +38,16 @@ NAMES: Mapping[str, str] = {
 
 
 def differences(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Everything that differs, such as `--steps was 12, is 99`; nothing where the plans are the same."""
+    """All differences, such as `--steps was 12, is 99`. Empty if the configurations are equal."""
     was, is_ = as_options(earlier), as_options(now)
     differ = [key for key in {**was, **is_} if was.get(key) != is_.get(key)]
-    if not differ and earlier != now:  # the same options, of which another version of the program made other phases
+    if not differ and earlier != now:  # another version of the program made other phases of the same options
         return ["another version of the program began it"]
-    return sorted(f"{NAMES.get(key, key)} was {_said(was.get(key))}, is {_said(is_.get(key))}" for key in differ)
+    return sorted(f"{NAMES.get(key, key)} was {_shown(was.get(key))}, is {_shown(is_.get(key))}" for key in differ)
 
 
 def as_options(plan: Mapping[str, Any]) -> dict[str, Any]:
-    """A plan with a value for every option, where it keeps several in one value or the opposite of one."""
+    """The stored values as options. Some stored values hold several options, or the opposite of an option."""
     values = dict(plan)
     phases = values.pop("objective.phases", None)
     if phases:
@@ -59,6 +59,6 @@ def as_options(plan: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _said(value: object) -> str:
+def _shown(value: object) -> str:
     words = {None: "not given", True: "yes", False: "no"}
     return words[value] if value is None or isinstance(value, bool) else str(value)

@@ -1,7 +1,7 @@
-"""How good an MRP module is on held-out examples: divergence, drafts that hold, tokens per forward.
+"""The quality of an MRP module on held-out examples: divergence, accepted drafts, tokens per forward.
 
-Measured on static decodes behind the true earlier blocks, with MRP and with the backbone's stale logits in its place
-("zero"). For use while training; the engine's own counts (`mrp-serve eval`, `bench`) are the ones to publish.
+It is measured on static decodes after the true earlier blocks, with MRP and with the backbone's stale logits instead
+("zero"). Use these numbers during training. Publish the engine's own counts (`mrp-serve eval`, `bench`).
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ Models = tuple[Sdar, Mrp | None]
 
 @dataclass(slots=True)
 class Score:
-    """`divergence`: KL to the backbone per masked position, after each application. `accepted`: drafts that hold, of
-    those made first, second, … `tokens_per_forward`: of speculative decoding with so many drafts."""
+    """The scores of one model over all batches.
+
+    `divergence`: KL to the backbone per masked position, after each application. `accepted`: share of the first,
+    second, … drafts that are accepted. `tokens_per_forward`: of speculative decoding with `applications` drafts.
+    """
 
     applications: int
     _sums: Tensor = field(init=False)
@@ -38,23 +41,23 @@ class Score:
 
     @property
     def divergence(self) -> list[float]:
-        """Of each application."""
+        """The divergence after each application."""
         mean: list[float] = (self._sums[0] / self._sums[1]).tolist()
         return mean
 
     @property
     def accepted(self) -> list[float]:
-        """Of the k-th drafts, however those before them did."""
+        """The share of k-th drafts that are right, whether or not the drafts before them are."""
         share: list[float] = (self._drafts[0] / self._drafts[1]).tolist()
         return share
 
     @property
     def tokens_per_forward(self) -> float:
-        """Of speculative decoding."""
+        """The tokens per forward of speculative decoding."""
         return self._yield.per_forward
 
     def numbers(self) -> dict[str, Any]:
-        """All of it, as JSON has it."""
+        """All scores as a JSON object."""
         return {
             "divergence": self.divergence,
             "accepted": self.accepted,
@@ -63,7 +66,7 @@ class Score:
         }
 
     def add(self, sums: Tensor, met: Tensor, trajectory: Trajectory) -> None:
-        """Counts one batch."""
+        """Adds the counts of one batch."""
         self._sums += sums
         for depth in range(self.applications):
             open_ = [step.open for step in trajectory.steps[depth + 1 :]]
@@ -78,7 +81,7 @@ class Score:
 def evaluate(
     models: tuple[Sdar, Mrp], batches: Iterable[Batch], end_id: EndIds, drafting: Drafting
 ) -> tuple[Score, Score]:
-    """Scores of MRP and of zero with drafts made so."""
+    """The scores of MRP and of zero, with drafts made as `drafting` says."""
     backbone, mrp = models
     drafts = drafting.drafts
     scores = Score(drafts), Score(drafts)
@@ -93,7 +96,7 @@ def evaluate(
 
 
 def _divergences(backbone: Sdar, rows: Rows | None, trajectory: Trajectory, rule: tuple[EndIds, int]) -> Tensor:
-    """Sums and counts `[2, applications]` over all starts; without rows the anchor stays."""
+    """Sums and counts `[2, applications]` over all starts. Without `rows` the anchor stays the same."""
     end_id, applications = rule
     sums = torch.zeros(2, applications, dtype=torch.float64)
     for start in range(len(trajectory.steps) - 1):

@@ -1,8 +1,8 @@
-"""Where tokens sit in a training row, and what may attend to what.
+"""The places of tokens in a training row, and the rules of attention between them.
 
-A row is `clean` and some copies. `clean` is the sequence without its last block, which nothing reads; each
-copy holds the sequence from token `first` on, with masks in it. A copy's block reads the clean blocks before
-it and itself, which is what a denoising step sees. Knows no model and no data.
+A row consists of the clean part and some copies. The clean part is the sequence without its last block, which no other
+block reads. Each copy is the sequence from token `first` on, with masks in it. A block of a copy reads itself and the
+clean blocks before it, as in a denoising step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """`length` tokens in blocks of `block`; copies begin at token `first`, a multiple of `block`."""
+    """`length` tokens in blocks of `block`. Copies begin at token `first`, a multiple of `block`."""
 
     length: int
     first: int
@@ -23,17 +23,17 @@ class Layout:
 
     @property
     def clean(self) -> int:
-        """Tokens in the clean part."""
+        """The number of tokens in the clean part."""
         return self.length - self.block
 
     @property
     def noisy(self) -> int:
-        """Tokens in one copy."""
+        """The number of tokens in one copy, N."""
         return self.length - self.first
 
     @property
     def blocks(self) -> int:
-        """Blocks in one copy."""
+        """The number of blocks in one copy."""
         return self.noisy // self.block
 
     @property
@@ -42,15 +42,15 @@ class Layout:
         return torch.arange(self.clean)[None]
 
     def positions(self, copies: int) -> Tensor:
-        """Absolute positions of some copies beside each other, `[1, copies * N]`."""
+        """Absolute positions of several copies, one after the other, `[1, copies * N]`."""
         return torch.arange(self.first, self.length).repeat(copies)[None]
 
     @property
     def clean_mask(self) -> Tensor:
-        """Who may read whom in the clean part, `[clean, clean]`, True where allowed: earlier blocks and the own one."""
+        """The attention mask of the clean part, `[clean, clean]`: a block may read itself and earlier blocks."""
         block = self.clean_positions[0] // self.block
         return block[None] <= block[:, None]
 
     def reads(self, copies: int) -> Tensor:
-        """What of the clean part the copies may read, `[copies * N, clean]`: the blocks before the own one."""
+        """The attention mask of the copies to the clean part, `[copies * N, clean]`: a block reads earlier blocks."""
         return self.clean_positions // self.block < self.positions(copies)[0][:, None] // self.block

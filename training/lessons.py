@@ -1,7 +1,6 @@
-"""What one batch teaches MRP: states to start from, applications in a row, and the losses there.
+"""The losses of MRP on one batch: the states to start from, the applications in a row, and their losses.
 
-A lesson is prepared once per batch and gives several losses, for what the backbone said is the dear part.
-Knows no optimiser.
+A lesson is prepared once per batch and gives several losses, because the backbone forward is the expensive part.
 """
 
 from __future__ import annotations
@@ -23,7 +22,10 @@ from training.rollout import EndIds, Trajectory, open_batch, roll_out
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """From `start` (share of the training) on: MRP applied `applications` times in a row, and the losses' weights."""
+    """A phase of the training. It begins at `start`, a share of the training in [0, 1].
+
+    `applications`: how often MRP is applied in a row. `weights`: the weights of the losses.
+    """
 
     start: float
     applications: int
@@ -31,7 +33,7 @@ class Phase:
 
 
 def phases_up_to(unroll: int, weights: Weights) -> tuple[Phase, ...]:
-    """One application first, then two, then `unroll`; the order is taught in chains, or where there are none."""
+    """Phases with one application, then two, then `unroll`. The order loss begins with the second phase, if any."""
     stages = [(0.0, 1), (0.35, 2), (0.6, unroll)][: 1 + (unroll > 1) + (unroll > 2)]
     alone = weights if len(stages) == 1 else replace(weights, order=0.0)
     return tuple(Phase(start, count, weights if start else alone) for start, count in stages)
@@ -39,12 +41,12 @@ def phases_up_to(unroll: int, weights: Weights) -> tuple[Phase, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What MRP is trained to do. Defaults: the demo's.
+    """The objective of the training. The defaults are those of the demo.
 
-    `trajectories`: share of the batches taught on static decodes, the others on noise. `copies`: states of an example
-    in one update. Of trajectories: `sampled`, the rows that sample their tokens; `two_picks`, how often the first
-    application sees two picks since its anchor (a draft beside the bonus pick). Of noise: `reveals`, the most
-    positions of a block revealed between two states.
+    `trajectories`: share of batches on static decodes; the others are on noise. `copies`: states of an example in one
+    update. For trajectories: `sampled`: share of rows that sample their tokens; `two_picks`: how often the first
+    application comes two picks after its anchor (a draft and the bonus pick). For noise: `reveals`: the most
+    positions of a block that are revealed between two states.
     """
 
     phases: tuple[Phase, ...]
@@ -55,7 +57,7 @@ class Objective:
     reveals: int = 4
 
     def phase(self, share: float) -> Phase:
-        """The phase of a moment of the training."""
+        """The phase at a share of the training in [0, 1]."""
         return [phase for phase in self.phases if phase.start <= share][-1]
 
 
@@ -63,11 +65,11 @@ class Lesson(Protocol):
     """One batch, prepared."""
 
     def losses(self, part: int, phase: Phase) -> tuple[Tensor, Tensor]:
-        """The divergence of one application on average, and the revision loss, for the part-th update."""
+        """The mean divergence of an application, and the revision loss. `part`: the number of the batch's update."""
 
 
 class Teacher:
-    """Makes lessons of batches for the models `(backbone, mrp)`."""
+    """Makes lessons of batches. `models`: backbone and MRP."""
 
     def __init__(self, models: tuple[Sdar, Mrp], objective: Objective, end_id: EndIds) -> None:
         self._models = models
@@ -75,11 +77,11 @@ class Teacher:
         self.objective = objective
 
     def updates(self, block: int) -> int:
-        """Updates that one batch is good for: as many as use every state of a trajectory about once."""
+        """The updates made with one batch: as many as use every state of a trajectory about once."""
         return max(1, (block - 1) // self.objective.copies)
 
     def prepare(self, batch: Batch) -> Lesson:
-        """A lesson of that batch, on trajectories or on noise as the objective's share has it."""
+        """A lesson of the batch, on trajectories with the probability `objective.trajectories`, else on noise."""
         backbone, objective = self._models[0], self.objective
         if torch.rand(()).item() < objective.trajectories:
             trajectory = roll_out(backbone, batch, self._end_id, objective.sampled)

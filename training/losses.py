@@ -1,7 +1,4 @@
-"""What MRP is taught: the next step's distribution, the next step's order, and second thoughts.
-
-All functions take logits or hidden states at hand and know neither trajectories nor optimisers.
-"""
+"""The losses of MRP: divergence from the next step's distribution, and from the next step's order of positions."""
 
 from __future__ import annotations
 
@@ -19,9 +16,10 @@ _CLIP = (-6.0, 12.0)
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What the losses beside the plain divergence weigh; 0 leaves one out.
+    """The weights of the losses beside the plain divergence. 0 leaves a loss out.
 
-    `next_pick`: the teacher's next pick counts 1 + this among the positions. `order`, `revision`: of their losses.
+    `next_pick`: the position of the teacher's next pick has the weight 1 + `next_pick`, all others 1. `order`,
+    `revision`: the weights of these losses.
     """
 
     next_pick: float = 0.0
@@ -30,9 +28,9 @@ class Weights:
 
 
 def exact_logits(backbone: Sdar, hidden: Tensor) -> Tensor:
-    """hidden `[..., H]` -> fp32 logits `[..., V]` as the head's own weights give them, also under autocast.
+    """hidden `[..., H]` -> fp32 logits `[..., V]` by the head's own weights, also under autocast.
 
-    bf16 logits differ in steps of 0.06 at 12, more than what orders two nearly certain positions.
+    Near 12, bf16 logits have steps of 0.06. That is more than the difference between two nearly certain positions.
     """
     with torch.autocast(hidden.device.type, enabled=False):
         return backbone.logits(hidden.to(backbone.lm_head.weight.dtype)).float()
@@ -45,17 +43,17 @@ def divergence(teacher: Tensor, student: Tensor) -> Tensor:
 
 
 def best_log_odds(logits: Tensor) -> Tensor:
-    """Log-odds of the likeliest token, clipped, `[M, V]` -> `[M]`: how sure a position is."""
+    """The log-odds of the likeliest token, clipped, `[M, V]` -> `[M]`. They say how certain a position is."""
     best, rest = logits.float().topk(1, -1), logits.float()
     others = rest.scatter(-1, best.indices, -torch.inf).logsumexp(-1)
     return (best.values[..., 0] - others).clamp(*_CLIP)
 
 
 def order_divergence(teacher: Tensor, student: Tensor, where: Tensor, block: int) -> Tensor:
-    """KL between the orders in which teacher and student would reveal a block's positions; a scalar.
+    """The KL divergence between the orders in which teacher and student would reveal a block's positions, a scalar.
 
-    teacher, student `[M, V]`, logits at the True places of `where` `[B, T]`; an order is a softmax
-    over a block's positions of their best tokens' log-odds.
+    teacher, student `[M, V]`: logits at the True places of `where` `[B, T]`. An order is a softmax over a block's
+    positions, of the log-odds of their best tokens.
     """
     target = _order(best_log_odds(teacher), where, block)
     guess = _order(best_log_odds(student), where, block)

@@ -1,4 +1,4 @@
-"""A new MRP module, made from the backbone it is for."""
+"""Makes a new MRP module from its backbone."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.model import ModelConfig, Mrp, Sdar
 
 
 def new_mrp(config: ModelConfig, backbone: Sdar) -> Mrp:
-    """An MRP module whose layers are the backbone's last; a residual one's output starts small."""
+    """An MRP module with copies of the backbone's last layers. The output of a residual module starts small."""
     if config.mrp is None:
         raise ValueError("the config has no MRP module: num_nextn_predict_layers is 0")
     mrp = Mrp(config, config.mrp)

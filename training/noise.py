@@ -1,6 +1,6 @@
-"""Chains of noisy states, as the paper trains MRP: masks at a random rate, then true tokens revealed at random.
+"""Chains of noisy states, on which the paper trains MRP: random masks, then true tokens revealed at random.
 
-Beside rollout.py, whose states are those that decoding meets. Knows no losses.
+The other kind of states is in rollout.py: those that decoding passes through.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from training.rollout import EndIds, Step, Trajectory, backbone_logits, look, ma
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """`copies` chains beside each other; from state to state 1 to `reveals` tokens of every block are revealed."""
+    """`copies`: chains in one forward. `reveals`: from state to state, 1 to so many tokens of a block are revealed."""
 
     copies: int
     reveals: int
@@ -26,7 +26,7 @@ class Noise:
 def noisy_chains(
     backbone: Sdar, opened: Trajectory, noise: Noise, applications: int, end_id: EndIds
 ) -> tuple[list[list[Step]], list[Tensor]]:
-    """Chains of `applications` + 1 states, and the positions `[B, copies * N]` that each application is judged on."""
+    """Chains of `applications` + 1 states, and the positions `[B, copies * N]` at which applications are compared."""
     batch, copies = opened.batch, noise.copies
     answer = batch.answer.repeat(1, copies)
     rate = torch.rand(len(answer), copies * batch.layout.blocks).repeat_interleave(batch.layout.block, 1)
@@ -50,7 +50,7 @@ def _revealed(masks: Tensor, block: int, most: int) -> Tensor:
 
 
 def _state(backbone: Sdar, opened: Trajectory, masks: Tensor, copies: int, end_id: EndIds) -> tuple[list[Step], Tensor]:
-    """The state of every copy, and the positions still to decode in all of them beside each other."""
+    """The state of every copy, and the masked positions of all copies, `[B, copies * N]`."""
     batch, steps, places = opened.batch, [], []
     parts = [batch.masked(mask) for mask in masks.chunk(copies, 1)]
     hidden = look(backbone, opened, torch.cat(parts, 1), copies)

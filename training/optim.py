@@ -1,7 +1,7 @@
-"""The optimiser and its schedule: Muon for matrices, AdamW for the rest, a trapezoid over the CPU time it has had.
+"""The optimiser and its schedule: Muon for matrices, AdamW for the rest, a trapezoidal learning rate.
 
-The demo's schedule follows the clock, not a step count, so a recipe of so many minutes ends annealed on any
-machine; `Steps` is for runs that must repeat. Knows no losses.
+The demo's schedule follows the CPU time, not the number of updates. A recipe of a given number of minutes is therefore
+complete on any machine. `Steps` is for runs that must be repeatable.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 
 class Progress(Protocol):
-    """What a schedule follows: a clock, or the number of updates."""
+    """The progress that a schedule follows: by a clock, or by the number of updates."""
 
     @property
     def share(self) -> float:
@@ -24,9 +24,9 @@ class Progress(Protocol):
 
 
 class Clock:
-    """How much of a stage's time is gone, in [0, 1]; `spent` seconds count from an earlier run.
+    """The progress of a stage by time. `spent`: seconds of an earlier run.
 
-    It counts the CPU time of a thread, so a busy machine or a pause takes nothing from the result.
+    It counts CPU time per thread, so a busy machine or a pause does not shorten the training.
     """
 
     def __init__(self, minutes: float, spent: float = 0.0) -> None:
@@ -34,7 +34,7 @@ class Clock:
 
     @property
     def spent(self) -> float:
-        """Seconds the stage has had."""
+        """The seconds that the stage has used."""
         return _thread_seconds() - self._start
 
     @property
@@ -44,7 +44,7 @@ class Clock:
 
 
 class Steps:
-    """How much of a training of so many updates is over; the schedule of runs that must repeat to the bit."""
+    """The progress of a training by its number of updates, for runs that must be repeatable bit for bit."""
 
     def __init__(self, total: int, done: int = 0) -> None:
         self._total, self.done = total, done
@@ -57,7 +57,10 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Learning rate: up over `warmup` updates, flat until `flat` of the training, then down to `floor` of the peak."""
+    """The learning rate: rises over `warmup` updates, is constant up to the share `flat` of the training, then falls.
+
+    `rate`: the peak. `floor`: the final rate as a share of the peak.
+    """
 
     rate: float
     warmup: int = 150
@@ -65,13 +68,13 @@ class Schedule:
     floor: float = 0.01
 
     def at(self, step: int, share: float) -> float:
-        """The rate of an update, `step` of them being done."""
+        """The rate of the next update. `step`: updates done. `share`: the share of the training that is over."""
         decay = max(self.floor, min(1.0, (1 - share) / (1 - self.flat)))
         return self.rate * min(1.0, (step + 1) / max(1, self.warmup)) * decay
 
 
 class Optimiser:
-    """Muon over the layers' matrices, AdamW over embeddings, heads and norms, one learning rate."""
+    """Muon for the layers' matrices, AdamW for embeddings, heads and norms, with one learning rate."""
 
     def __init__(
         self, named: Iterable[tuple[str, nn.Parameter]], schedule: Schedule | float, clip: float = 1.0
@@ -92,7 +95,7 @@ class Optimiser:
         ]
 
     def step(self, loss: Tensor, share: float) -> None:
-        """One update; `share` is the clock's."""
+        """One update. `share`: the share of the training that is over."""
         self.forget()
         loss.backward()
         self.update(share)
@@ -113,7 +116,7 @@ class Optimiser:
         self.steps += 1
 
     def state(self) -> dict[str, Any]:
-        """Everything a later `load` needs to go on to the bit."""
+        """The state from which a later `load` continues bit for bit."""
         return {"steps": self.steps, "parts": [part.state_dict() for part in self._parts]}
 
     def load(self, state: dict[str, Any]) -> None:

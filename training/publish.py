@@ -1,6 +1,6 @@
-"""Writes a servable checkpoint: a backbone's own files, an MRP module beside them, in the published layout.
+"""Writes a servable checkpoint: the files of a backbone and a new MRP module, in the published layout.
 
-The backbone's weights are copied as they are, file by file, an earlier MRP module left out. Knows no training.
+The backbone's weights are copied unchanged, file by file. An earlier MRP module is left out.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from service.model import Mrp, Sdar, parse_config, published_weights
 MRP_FILE = "mrp.safetensors"
 _INDEX = "model.safetensors.index.json"
 _COPIED = ("*.json", "*.jinja", "*.txt", "*.model")
-#: the judgement of a training on held-out examples
+#: file with the scores of a training on held-out examples
 HELDOUT_FILE = "heldout.json"
-#: written anew, or measured of the backbone with another module or none: the calibration, the judgement
+#: files that are written anew, or that were measured with another module: the calibration and the scores
 _NOT_COPIED = {"config.json", _INDEX, "quality.json", HELDOUT_FILE}
 
 
@@ -33,14 +33,14 @@ def mrp_config(raw: Mapping[str, Any], mrp: Mapping[str, Any]) -> dict[str, Any]
 
 
 def stored_dtype(source: Path) -> torch.dtype:
-    """The type of the weights in a checkpoint's files."""
+    """The data type of the weights in a checkpoint's files."""
     with safe_open(_shards(source)[0], framework="pt") as file:
         first: Tensor = file.get_tensor(next(iter(file.keys())))
         return first.dtype
 
 
 def publish(source: Path, out: Path, raw: Mapping[str, Any], models: tuple[Sdar, Mrp]) -> None:
-    """Writes `out` from the backbone in `source` and the module; `raw` is the new config.json."""
+    """Writes the folder `out` from the backbone in `source` and the MRP module. `raw`: the new config.json."""
     out.mkdir(parents=True, exist_ok=True)
     for pattern in _COPIED:
         for file in source.glob(pattern):
@@ -59,7 +59,7 @@ def publish(source: Path, out: Path, raw: Mapping[str, Any], models: tuple[Sdar,
     config = out / "config.json"
     config.write_text(json.dumps(dict(raw), indent=1) + "\n", encoding="utf-8")
     for name in {*places.values()}:
-        shutil.copymode(config, out / name)  # safetensors makes files that their owner alone may read
+        shutil.copymode(config, out / name)  # safetensors makes files that only their owner may read
 
 
 def _write(file: Path, weights: dict[str, Tensor]) -> dict[str, str]:

@@ -1,8 +1,8 @@
-"""The revision loss: what `remask` asks of MRP.
+"""The revision loss, which trains MRP for `remask`.
 
-Several positions of a state are revealed at once, as `dynamic` would. MRP sees them all, with hidden
-states from before; the teacher is the backbone with some of them masked again: what would it put
-there, the others being in place? Plain next-step training never judges revealed positions.
+Several positions of a state are revealed at once, as in `dynamic`. MRP reads the new tokens with the hidden states
+from before. The teacher is the backbone, which reads the state with some of these positions masked again and the
+others in place. Plain next-step training does not cover revealed positions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Refine = Callable[[Tensor, Tensor], Tensor]
 
 
 def revision_loss(refine: Refine, backbone: Sdar, trajectory: Trajectory, end_id: EndIds) -> Tensor:
-    """KL between the backbone's opinion of some parallel reveals and MRP's, one state per call."""
+    """The KL divergence between backbone and MRP at some positions that were revealed in parallel, of one state."""
     step = trajectory.steps[int(torch.rand(()).item() ** 2 * (len(trajectory.steps) - 1))]
     masked = masked_positions(step.tokens, trajectory.batch, end_id)
     tokens, revealed = reveal_in_parallel(backbone, step, masked, trajectory)
@@ -39,7 +39,7 @@ def revision_loss(refine: Refine, backbone: Sdar, trajectory: Trajectory, end_id
 
 @torch.no_grad()
 def reveal_in_parallel(backbone: Sdar, step: Step, masked: Tensor, trajectory: Trajectory) -> tuple[Tensor, Tensor]:
-    """The state after revealing all above a random threshold, and which were revealed, `[B, N]` both."""
+    """The state after revealing all positions above a random threshold, and the revealed positions, both `[B, N]`."""
     block, batch = trajectory.batch.layout.block, trajectory.batch
     chances = backbone_logits(backbone, step.hidden, batch.mask_id).softmax(-1)
     sure, token = chances.max(-1)
@@ -54,7 +54,7 @@ def reveal_in_parallel(backbone: Sdar, step: Step, masked: Tensor, trajectory: T
 
 
 def choose_doubted(revealed: Tensor, block: int) -> Tensor:
-    """One random reveal of each block, and a few more, `[B, N]`."""
+    """One random revealed position of each block, and a few more, `[B, N]`."""
     draw = torch.rand(revealed.shape).masked_fill(~revealed, -1).unflatten(1, (-1, block))
     one = torch.zeros_like(draw).scatter(2, draw.argmax(-1, keepdim=True), 1.0).flatten(1) > 0
     return revealed & (one | (torch.rand(revealed.shape) < _ALSO_DOUBTED_SHARE))

@@ -1,8 +1,8 @@
-"""Static decodes of all answer blocks at once: the examples MRP learns from.
+"""Static decodes of all answer blocks at once, as examples for MRP.
 
-Every block is decoded from its true clean prefix, one position a step, by the surest pick, exactly as
-`static` decodes. Two neighbouring steps of a trajectory are one example: hidden states `i` and the
-tokens of step `i+1` on one side, hidden states `i+1` on the other. Knows no losses.
+Every block is decoded after its true clean prefix, one position per step, by the most confident pick, exactly as
+`static` decodes. Two neighbouring steps of a trajectory are one example: the input is the hidden states of step `i`
+and the tokens of step `i+1`, the target is the hidden states of step `i+1`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ EndIds = int | Tensor
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A state of all blocks, what the backbone saw in it, and what was revealed then.
+    """A state of all blocks, the backbone's hidden states, and the next pick of every block.
 
-    `tokens` `[B, N]`; `hidden` `[B, N, H]`; `place` `[B, blocks]`, the picked position in the row,
-    `token` `[B, blocks]`; `open` `[B, blocks]`, False where the block's answer was complete already.
+    `tokens` `[B, N]`. `hidden` `[B, N, H]`. `place` `[B, blocks]`: the picked position in the row. `token`
+    `[B, blocks]`: the picked token. `open` `[B, blocks]`: False where the block's answer was already complete.
     """
 
     tokens: Tensor
@@ -37,7 +37,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """`clean_hidden` `[B, clean, H]`: the backbone's hidden states of the clean part."""
+    """The decoding of a batch. `clean_hidden` `[B, clean, H]`: the backbone's hidden states of the clean part.
+
+    `prefix`: its keys and values.
+    """
 
     batch: Batch
     clean_hidden: Tensor
@@ -46,10 +49,10 @@ class Trajectory:
 
 
 def pick(logits: Tensor, masked: Tensor, block: int, sampled: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The surest masked position of each block, and its token, both `[B, blocks]`.
+    """The most confident masked position of each block, and its token, both `[B, blocks]`.
 
-    logits `[B, N, V]`, the mask token's own at -inf; masked `[B, N]`; rows in `sampled` `[B]` draw the
-    tokens instead of taking the likeliest.
+    logits `[B, N, V]`, with -inf for the mask token; masked `[B, N]`. Rows marked in `sampled` `[B]` draw their tokens
+    instead of taking the likeliest ones.
     """
     chances = logits.softmax(-1)
     sure, likeliest = chances.max(-1)
@@ -63,9 +66,9 @@ def pick(logits: Tensor, masked: Tensor, block: int, sampled: Tensor | None = No
 
 
 def masked_positions(tokens: Tensor, batch: Batch, end_id: EndIds) -> Tensor:
-    """Positions still to decode `[B, N]`: masks that no end token of the answer stands before in their block.
+    """The positions still to decode `[B, N]`: masks without an end token of the answer before them in their block.
 
-    An end token of the prompt (of an earlier turn, in the block where the answer begins) ends nothing.
+    The block in which the answer begins may hold an end token of the prompt. That token does not count.
     """
     decoded = batch.answer | batch.tail
     ends: Tensor = (torch.isin(tokens, end_id) & decoded).unflatten(1, (-1, batch.layout.block))
@@ -82,7 +85,7 @@ def backbone_logits(backbone: Sdar, hidden: Tensor, mask_id: int) -> Tensor:
 
 @torch.no_grad()
 def open_batch(backbone: Sdar, batch: Batch) -> Trajectory:
-    """A trajectory without steps: the clean prefix, read once."""
+    """A trajectory without steps, for which the clean part has been computed."""
     layout = batch.layout
     clean = DenseAttention(layout.clean_mask)
     clean_hidden = backbone(batch.clean, layout.clean_positions, clean)
@@ -91,7 +94,7 @@ def open_batch(backbone: Sdar, batch: Batch) -> Trajectory:
 
 @torch.no_grad()
 def roll_out(backbone: Sdar, batch: Batch, end_id: EndIds, sampled_share: float = 0.0) -> Trajectory:
-    """Decodes every answer block; a share of the rows samples its tokens."""
+    """Decodes every answer block. `sampled_share`: share of the rows that sample their tokens."""
     layout, opened = batch.layout, open_batch(backbone, batch)
     tokens = batch.masked(batch.answer)
     sampled = torch.rand(len(tokens)) < sampled_share
@@ -110,7 +113,7 @@ def roll_out(backbone: Sdar, batch: Batch, end_id: EndIds, sampled_share: float 
 
 @torch.no_grad()
 def look(backbone: Sdar, trajectory: Trajectory, tokens: Tensor, copies: int = 1) -> Tensor:
-    """The backbone's hidden states of tokens in the trajectory's blocks, `[B, copies * N]` -> `[B, copies * N, H]`."""
+    """The backbone's hidden states of `tokens` in the trajectory: `[B, copies * N]` -> `[B, copies * N, H]`."""
     layout = trajectory.batch.layout
     attend = BlockAttention(layout.reads(copies), layout.block, trajectory.prefix)
     hidden: Tensor = backbone(tokens, layout.positions(copies), attend)

@@ -1,6 +1,6 @@
-"""Trains MRP for one checkpoint as a plan says: loads, goes on where a state is, writes a servable folder.
+"""One training of MRP: loads the checkpoint, continues from a saved state, writes a servable folder.
 
-The same for one worker and for several: each runs this with its place in the team. Knows no command line and no Ray.
+One or several workers run the same code, each with its rank in the team.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from training.trainer import Report, Team, Trainer
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """What a run found: `step` updates were done before."""
+    """The start of a run. `step`: updates that were done before. `parameters`: number of MRP's parameters."""
 
     step: int
     corpus: Corpus
@@ -41,7 +41,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Watcher:
-    """Whom a run tells what it found and every update."""
+    """Callbacks of a run: `start` once at the beginning, `update` after every update."""
 
     start: Callable[[Start], None] = lambda _: None
     update: Callable[[Report], None] = lambda _: None
@@ -50,9 +50,12 @@ class Watcher:
 def train(
     plan: TrainingConfig, codec_of: Callable[[Path], Codec], device: str, team: Team, watcher: Watcher
 ) -> tuple[Score, Score] | None:
-    """Trains, writes the result and judges it on held-out examples: MRP and zero; None where none are held out."""
+    """Trains, writes the result and evaluates it on held-out examples.
+
+    Returns the scores of MRP and of zero; None without held-out examples, and for all workers but the first.
+    """
     if plan.budget.batches % team.size:
-        raise SettingsError(f"{plan.budget.batches} batches a step cannot be shared by {team.size} workers evenly")
+        raise SettingsError(f"{plan.budget.batches} batches per update cannot be shared evenly by {team.size} workers")
     place = torch.device(device) if device != "cpu" else contextlib.nullcontext()
     with place:
         session = Session(plan, codec_of, device, team)
@@ -81,7 +84,7 @@ class Session:
         self._folder = RunFolder(plan.keeping.out / "training", what)
 
     def run(self, watcher: Watcher) -> None:
-        """All updates that are not done yet."""
+        """Makes all updates that are not done yet."""
         budget, optimiser = self._plan.budget, self._optimiser
         self._go_on()
         watcher.start(Start(optimiser.steps, self._corpus, sum(p.numel() for p in optimiser.parameters)))
@@ -104,7 +107,7 @@ class Session:
         trainer.run(stream.rounds(first, budget.batches, mine), progress, after)
 
     def finish(self) -> tuple[Score, Score] | None:
-        """Writes the checkpoint and judges exactly what was written."""
+        """Writes the checkpoint and evaluates exactly what was written."""
         mrp, out = self._mrp.eval().requires_grad_(requires_grad=False), self._plan.keeping.out
         mrp.to(stored_dtype(self._checkpoint.path)).float()
         publish(self._checkpoint.path, out, self._raw, (self._checkpoint.backbone, mrp))
@@ -136,13 +139,13 @@ class Session:
 
 
 def _check_out(plan: TrainingConfig) -> None:
-    """SettingsError where the result would be written over the backbone."""
+    """SettingsError if the result would overwrite the backbone."""
     if plan.keeping.out.resolve() == Path(plan.source.backbone).resolve():
-        raise SettingsError(f"out is {plan.keeping.out}, which is the backbone's own folder: name another one")
+        raise SettingsError(f"out is {plan.keeping.out}, which is the backbone's own folder: choose another one")
 
 
 def _config(checkpoint: Checkpoint, plan: TrainingConfig) -> Mapping[str, Any]:
-    """The config.json of the result. SettingsError for a module that this backbone cannot have."""
+    """The config.json of the result. SettingsError if this backbone cannot have such a module."""
     config, layers, block = checkpoint.config, plan.module.layers, checkpoint.config.block_size
     if not 1 <= layers <= config.num_layers:
         raise SettingsError(f"layers is {layers}, allowed are 1 to the backbone's {config.num_layers}")

@@ -1,8 +1,8 @@
-"""Speculative decoding counted on static trajectories: how many tokens would a forward yield?
+"""Estimates the tokens per forward of speculative decoding from static trajectories.
 
-Since speculative decoding repeats static exactly, its rounds can be counted from static's own picks
-and from which drafts would have met them. Fast and batched, for use while training; the engine's own
-count (`mrp-serve eval`) is the one to publish. Earlier blocks are the true ones here.
+Speculative decoding gives exactly static's output. Its rounds can therefore be counted from static's picks and from
+the drafts that equal them. The estimate is fast and batched, for use during training. It uses the true earlier blocks.
+Publish the engine's own count (`mrp-serve eval`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ class Yield:
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """How drafts are made: so many a round, and how `refine` makes MRP's input; `stale_first` as below."""
+    """How drafts are made. `drafts`: drafts per round. `rows`: the class that applies MRP.
+
+    `stale_first`: as in `speculative_yield`.
+    """
 
     drafts: int
     stale_first: bool = False
@@ -51,10 +54,10 @@ class Drafting:
 def speculative_yield(
     models: tuple[Sdar, Mrp | None], batch: Batch, end_id: EndIds, drafts: int, *, stale_first: bool = False
 ) -> Yield:
-    """Speculative decoding of a batch with `drafts` drafts a round; without MRP, drafts stay stale.
+    """Speculative decoding of a batch with `drafts` drafts per round. Without MRP, all drafts use the stale logits.
 
-    `stale_first`: after a block's first round, a round's first draft is the backbone's second choice
-    instead of MRP's first.
+    `stale_first`: after a block's first round, the first draft of a round comes from the backbone's stale logits, not
+    from MRP.
     """
     trajectory = roll_out(models[0], batch, end_id)
     met = drafts_met(models, trajectory, end_id, Drafting(drafts, stale_first))
@@ -62,7 +65,7 @@ def speculative_yield(
 
 
 def count_rounds(met: Tensor, trajectory: Trajectory) -> Yield:
-    """The rounds of all blocks of a trajectory, of whose drafts `drafts_met` says which hold."""
+    """Counts the rounds of all blocks of a trajectory. `met`: the result of `drafts_met`."""
     open_ = torch.stack([step.open for step in trajectory.steps])
     total = Yield(0, 0)
     for row in range(open_.shape[1]):
@@ -72,7 +75,7 @@ def count_rounds(met: Tensor, trajectory: Trajectory) -> Yield:
 
 
 def _rounds(met: Tensor, picks: int) -> Yield:
-    """Walks one block's rounds; `met` `[steps, drafts]`: would the k-th draft after this step hold?"""
+    """Counts the rounds of one block. `met` `[steps, drafts]`: whether the k-th draft after a step is right."""
     if not picks:
         return Yield(0, 0)
     at, forwards = 0, 1
@@ -85,7 +88,7 @@ def _rounds(met: Tensor, picks: int) -> Yield:
 
 @torch.no_grad()
 def drafts_met(models: tuple[Sdar, Mrp | None], trajectory: Trajectory, end_id: EndIds, drafting: Drafting) -> Tensor:
-    """`[steps, drafts, B, blocks]`: does draft k, made after step i, equal static's pick i + k?"""
+    """`[steps, drafts, B, blocks]`: whether draft k, made after step i, equals static's pick i + k."""
     backbone, mrp = models
     refine: Refine = drafting.rows(backbone, mrp, trajectory, 1).refine if mrp else lambda _, anchor: anchor
     steps, batch, drafts = trajectory.steps, trajectory.batch, drafting.drafts

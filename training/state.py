@@ -1,7 +1,6 @@
-"""The folder of a training run: a state to go on from, and the log of the losses.
+"""The folder of a training run: the saved state, and the log of the losses.
 
-A state is written whole or not at all, so a run that is killed loses the updates since the last one and no more. Knows
-no model.
+A state is written atomically. A run that is killed loses only the updates since the last state.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ STATE, LOG = "state.pt", "losses.jsonl"
 
 
 class RunFolder:
-    """One run's folder. `plan`: what its updates depend on, as JSON has it."""
+    """The folder of one run. `plan`: the JSON object of all values on which the updates depend."""
 
     def __init__(self, path: Path, plan: Mapping[str, Any]) -> None:
         self._path, self._plan = path, json.loads(json.dumps(plan))
@@ -33,16 +32,16 @@ class RunFolder:
             raise SettingsError(f"out is {path.parent}, which cannot be a folder: {error.strerror}") from error
 
     def load(self, device: str) -> dict[str, Any] | None:
-        """The last state, None if there is none. SettingsError if it is that of another plan."""
+        """The last state, None if there is none. SettingsError if it has another configuration."""
         file = self._path / STATE
         if not file.is_file():
             return None
-        # Tensors and plain values only: nothing in the file is executed.
+        # The file may hold only tensors and plain values, so no code in it is executed.
         state: dict[str, Any] = torch.load(file, map_location=device, weights_only=True)
         if differ := differences(json.loads(state["plan"]), self._plan):
             raise SettingsError(
                 f"{self._path} holds a training with other options: {'; '.join(differ)}."
-                " Name another folder, or give the options of before"
+                " Choose another folder, or give the earlier options"
             )
         return state
 
@@ -61,7 +60,7 @@ class RunFolder:
             file.write(json.dumps(asdict(report)) + "\n")
 
     def forget_after(self, step: int) -> None:
-        """Takes the updates behind a step out of the log: they will be done again."""
+        """Removes the updates after a step from the log, since they will be made again."""
         file = self._path / LOG
         if file.is_file():
             whole = (line for line in file.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n"))
@@ -72,7 +71,7 @@ class RunFolder:
 
 
 def latest(folder: Path) -> Report | None:
-    """The last whole line of a run's log, while another process may be writing it."""
+    """The report in the last complete line of a run's log. Another process may be writing the log."""
     file = folder / LOG
     if not file.is_file():
         return None

@@ -1,6 +1,6 @@
-"""Batches of examples as a function of their number: the same wherever a run goes on and whichever worker asks.
+"""Batches of examples as a function of their number: the same after a resume and in every worker.
 
-Rows of a batch are of like shape, so that little is padded. Knows no model and no files.
+The rows of a batch have similar shapes, so there is little padding.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from training.batch import Batch, collate
 from training.conversations import Example
 from training.layout import Layout
 
-#: Batches whose examples are sorted by shape before they are cut apart.
+#: so many batches of examples are sorted by shape together before they are divided
 _POOL = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """`rows` of one batch, in blocks of `block`; what stands where nothing is, and where something is to be decoded."""
+    """`rows`: rows of a batch. `block`: the block size. `pad_id`, `mask_id`: tokens of padding and of masks."""
 
     rows: int
     block: int
@@ -29,7 +29,7 @@ class Shape:
 
 
 class Stream:
-    """An endless, seeded stream of batches; every example once an epoch."""
+    """An endless, seeded stream of batches with every example once per epoch."""
 
     def __init__(self, examples: Sequence[Example], shape: Shape, seed: int) -> None:
         self._examples = examples
@@ -39,7 +39,7 @@ class Stream:
 
     @property
     def batches_per_epoch(self) -> int:
-        """Batches until every example was there."""
+        """The number of batches that contain every example once."""
         return -(-len(self._examples) // self._shape.rows)
 
     def batch(self, number: int) -> Batch:
@@ -50,14 +50,14 @@ class Stream:
         return self._collate([self._examples[index] for index in self._epoch[1][place]])
 
     def rounds(self, first: int, of: int, mine: range) -> Iterator[list[Batch]]:
-        """From round `first` on, a round being `of` batches, those of its batches that `mine` names."""
+        """The batches of every round from `first` on. A round has `of` batches; `mine`: the indices to return."""
         for number in itertools.count(first):
             yield [self.batch(number * of + index) for index in mine]
 
     def _shuffled(self, epoch: int) -> list[list[int]]:
         rng, rows = random.Random(f"{self._seed}/{epoch}"), self._shape.rows
         order = rng.sample(range(len(self._examples)), len(self._examples))
-        order += rng.choices(order, k=-len(order) % rows)  # so that the last batch is a whole one
+        order += rng.choices(order, k=-len(order) % rows)  # fills the last batch
         pools = [order[at : at + rows * _POOL] for at in range(0, len(order), rows * _POOL)]
         alike = [sorted(pool, key=self._blocks) for pool in pools]
         batches = [pool[at : at + rows] for pool in alike for at in range(0, len(pool), rows)]

@@ -1,7 +1,7 @@
-"""The loop that trains MRP, for the demo's recipe and for anyone's checkpoint.
+"""The training loop of MRP, for the demo's recipe and for any checkpoint.
 
-All chance is drawn from seeds made of (seed, round, part, batch), so a run that goes on after a stop, or whose batches
-are spread over several workers, draws what one uninterrupted worker draws. Knows no files.
+All random numbers come from seeds made of (seed, round, part, batch). A resumed run, or a run with several workers,
+therefore draws the same numbers as one uninterrupted worker.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from training.optim import Optimiser, Progress
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One update: its losses, averaged over all batches of all workers."""
+    """The losses of one update, averaged over all batches of all workers."""
 
     step: int
     applications: int
@@ -31,13 +31,13 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """The workers that share an update's batches; torch.distributed is set up where there are several."""
+    """The workers that share an update's batches. With several workers, torch.distributed must be set up."""
 
     rank: int = 0
     size: int = 1
 
     def add_up(self, tensors: Iterable[Tensor]) -> None:
-        """Every worker's tensors become the sum of all workers'."""
+        """Replaces each tensor by its sum over all workers."""
         if self.size > 1:
             for tensor in tensors:
                 torch.distributed.all_reduce(tensor)
@@ -45,7 +45,7 @@ class Team:
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """Updates MRP's weights. `bf16`: the losses' matrix products in bfloat16, weights and sums in float32."""
+    """Updates MRP's weights. `bf16`: matrix products of the losses in bfloat16, weights and sums in float32."""
 
     teacher: Teacher
     optimiser: Optimiser
@@ -54,11 +54,11 @@ class Trainer:
     team: Team = field(default_factory=Team)
 
     def run(self, rounds: Iterable[list[Batch]], progress: Progress, after: Callable[[Report], None]) -> None:
-        """Trains until `progress` is over; `rounds` begins with the round that the optimiser's steps are in.
+        """Trains until `progress` is over. `rounds` begins with the round of the optimiser's current step.
 
-        A round is this worker's batches of the next updates, as many for every worker.
+        A round has this worker's batches for the next updates. All workers have the same number of batches.
         """
-        # Norms in float32 over bfloat16 are meant.
+        # Norms in float32 over bfloat16 are intended.
         warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
         for batches in rounds:
             updates = self.teacher.updates(batches[0].layout.block)
@@ -87,12 +87,12 @@ class Trainer:
         return Report(self.optimiser.steps, phase.applications, chain, revision)
 
     def _learn(self, lesson: Lesson, part: int, phase: Phase, parts: int) -> Tensor:
-        """Adds one lesson's gradients; its losses' share of the update's means."""
+        """Adds one lesson's gradients. Returns its part of the update's mean losses."""
         kind = self.optimiser.parameters[0].device.type
         with torch.autocast(kind, torch.bfloat16, enabled=self.bf16):
             chain, revision = lesson.losses(part, phase)
         loss = (chain + phase.weights.revision * revision) / parts
-        if loss.requires_grad:  # a batch may hold nothing to judge
+        if loss.requires_grad:  # a batch may have no position to compare
             loss.backward()
         return torch.stack([chain.detach(), revision.detach()]).float() / parts
 

@@ -1,6 +1,5 @@
-"""Chaos: each script disturbs a service under load, checks its invariants and exits by them.
+"""Chaos scripts: each disturbs a service under load and checks its invariants, which decide the exit status.
 
-`python -m loadtest.chaos.<name>` starts a service of its own or takes one by `--url`; it prints a readable
-summary and one line of JSON. What they share is in `common.py`. Knows nothing of the service's inside but its
-processes' names and its metrics.
+`python -m loadtest.chaos.<name>` starts a service, or uses that of `--url`. It prints a readable summary and one line
+of JSON. The common parts are in `loadtest/harness.py`.
 """

@@ -1,7 +1,7 @@
-"""Bad requests beside good ones: each bad one gets a 4xx that says why, no good one notices.
+"""Bad requests beside good ones: each bad one must get a 4xx with a reason, and no good one may be affected.
 
-Bad are bodies that are no JSON, too long, cut off, of wrong types, with unknown fields and impossible values, and
-unknown routes and methods. Good answers are compared with those of a quiet run, with the same seeds.
+Bad requests have bodies that are not JSON, too long, incomplete, of wrong types, or with unknown fields and impossible
+values; or unknown routes and methods. Good answers are compared with those of a quiet run with the same seeds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import httpx
 from loadtest.chaos.steady import Tally, clients
 from loadtest.harness import GENERATE, demo_prompts, options, percentile, report, requests, service
 
-#: a good body is made bad by one of these
+#: each of these makes a good body bad
 BAD_FIELDS: tuple[dict[str, Any], ...] = (
     {"mode": "fastest"},
     {"mode": "static", "threshold": 0.5},
@@ -47,14 +47,14 @@ def parse() -> argparse.Namespace:
     parser = options(__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--good", type=int, default=8, help="clients that send good requests")
-    parser.add_argument("--bad", type=int, default=8, help="clients that send bad ones")
-    parser.add_argument("--bodies", type=int, default=48, help="different good requests, asked over and over")
+    parser.add_argument("--bad", type=int, default=8, help="clients that send bad requests")
+    parser.add_argument("--bodies", type=int, default=48, help="different good requests, sent repeatedly")
     parser.add_argument("--tokens", type=int, default=48)
     return parser.parse_args()
 
 
 def bad_request(draw: random.Random, good: dict[str, Any]) -> tuple[str, str, bytes]:
-    """A method, a path and a body that cannot be answered."""
+    """The method, path and body of a bad request."""
     plain = {name: good[name] for name in ("messages", "seed")}
     body = json.dumps(plain).encode()
     kinds: tuple[tuple[str, str, bytes], ...] = (
@@ -73,7 +73,7 @@ def bad_request(draw: random.Random, good: dict[str, Any]) -> tuple[str, str, by
 
 
 def fault(response: httpx.Response) -> str:
-    """What is wrong with the answer to a bad request; nothing if it is refused and says why."""
+    """What is wrong with the answer to a bad request. Empty if the answer is a 4xx with a reason."""
     if not 400 <= response.status_code < 500:
         return f"status {response.status_code}"
     try:
@@ -86,7 +86,7 @@ def fault(response: httpx.Response) -> str:
 async def disturb(
     client: httpx.AsyncClient, good: list[dict[str, Any]], seed: int, until: float, seen: Counter[str]
 ) -> None:
-    """A client that sends nothing but bad requests."""
+    """A client that sends only bad requests."""
     draw = random.Random(seed)
     while time.monotonic() < until:
         method, path, body = bad_request(draw, draw.choice(good))

@@ -1,7 +1,7 @@
-"""Thousands of requests whose clients leave or run out of time: nothing stays behind, no page, no request, no memory.
+"""Thousands of requests whose clients leave or run into their timeout: no page, request or memory may be left behind.
 
-A client leaves before the first block, in the midst of a stream, or while a whole answer is decoded; or its
-`timeout_s` is too short; or it stays to the end. Memory is compared after a warm-up of the same kind.
+A client leaves before the first block, within a stream, or while a whole answer is decoded. Or its `timeout_s` is too
+short, or it stays to the end. Memory is compared after a warm-up of the same kind.
 """
 
 from __future__ import annotations
@@ -42,12 +42,14 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--warm-up", type=int, default=1500, help="requests before memory is first read")
     parser.add_argument("--concurrency", type=int, default=48)
     parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument("--growth-mib", type=float, default=48.0, help="most a process may grow after the warm-up")
+    parser.add_argument(
+        "--growth-mib", type=float, default=48.0, help="the most that a process may grow after the warm-up"
+    )
     return parser.parse_args()
 
 
 async def disturb(client: httpx.AsyncClient, body: dict[str, Any], kind: str, draw: random.Random) -> str:
-    """One request that ends as `kind` says; what became of it."""
+    """Sends one request that ends as `kind` says. Returns its outcome."""
     if kind == "stays":
         outcome = await ask(client, body)
         return "answered" if outcome.ok else f"{outcome.status} {outcome.error}"[:100]
@@ -82,7 +84,7 @@ async def leave_mid_stream(client: httpx.AsyncClient, body: dict[str, Any], draw
 
 
 async def churn(client: httpx.AsyncClient, count: int, arguments: argparse.Namespace, seed: int) -> Counter[str]:
-    """So many requests, so many at once."""
+    """Sends `count` requests, several at once."""
     draw = random.Random(seed)
     bodies = iter(requests(count, seed, arguments.tokens, demo_prompts()))
     ends: Counter[str] = Counter()
@@ -99,7 +101,7 @@ async def churn(client: httpx.AsyncClient, count: int, arguments: argparse.Names
 
 
 async def at_rest(client: httpx.AsyncClient, timeout_s: float = 60.0) -> dict[str, float]:
-    """The gauges that must go back to nothing, once they have or after a minute."""
+    """The gauges that must return to 0, when they have or after a minute."""
     until = time.monotonic() + timeout_s
     while True:
         totals = await metrics(client)
@@ -143,7 +145,7 @@ async def run(arguments: argparse.Namespace) -> int:
 
 
 def broken(arguments: argparse.Namespace, result: dict[str, Any], same: bool, fine: bool) -> list[str]:
-    """Which invariants do not hold."""
+    """The invariants that do not hold."""
     strange = {end: count for end, count in result["ends"].items() if end.split(": ")[1][0].isdigit()}
     checks = {
         **{f"{name} is {result[name]}": result[name] != 0 for name in REST},

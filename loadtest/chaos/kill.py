@@ -1,7 +1,7 @@
-"""Kills (or stops) a replica of the model again and again under load: nothing is lost, no answer differs.
+"""Kills (or stops) replicas of the model repeatedly under load: no request may be lost, and no answer may differ.
 
-Every request was answered before in a quiet run, with the same seed. A killed replica is let recover before
-the next one is: Serve has to start another first. A stopped one is a replica that hangs; it is let go on again.
+Every request was answered before in a quiet run with the same seed. After each kill, the script waits until Serve has
+started another replica. A stopped replica behaves like one that hangs; it is continued later.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--concurrency", type=int, default=64)
     parser.add_argument("--replicas", type=int, default=2)
-    parser.add_argument("--bodies", type=int, default=96, help="different requests, asked over and over")
+    parser.add_argument("--bodies", type=int, default=96, help="different requests, sent repeatedly")
     parser.add_argument("--tokens", type=int, default=96, help="tokens of every answer")
     parser.add_argument("--signal", choices=("KILL", "STOP"), default="KILL")
-    parser.add_argument("--stopped-s", type=float, default=15.0, help="how long a stopped replica is left stopped")
+    parser.add_argument("--stopped-s", type=float, default=15.0, help="how long a replica is stopped")
     parser.add_argument("--settle-s", type=float, default=2.0, help="load before each kill")
     return parser.parse_args()
 
 
 async def disturb(client: httpx.AsyncClient, running: Running, arguments: argparse.Namespace) -> list[float]:
-    """Kills one replica after the other; how long each time until all were ready again."""
+    """Kills one replica after the other. Returns the seconds until all were ready again."""
     draw, recoveries = random.Random(arguments.seed), []
     for number in range(arguments.kills):
         await asyncio.sleep(arguments.settle_s)
@@ -65,13 +65,13 @@ async def disturb(client: httpx.AsyncClient, running: Running, arguments: argpar
 
 
 def go_on(process: int) -> None:
-    """Lets a stopped process go on, if it has not been replaced."""
+    """Continues a stopped process, if it has not been replaced."""
     with suppress(ProcessLookupError):
         os.kill(process, signal.SIGCONT)
 
 
 async def replaced(running: Running, victim: int, arguments: argparse.Namespace) -> None:
-    """Waits until the replicas' processes are complete again, so that an old health answer does not count."""
+    """Waits until all replicas have processes again. GET /health may still give an old answer."""
     for _ in range(1200):
         there = processes(running, "Generator")
         if len(there) >= arguments.replicas and (arguments.signal == "STOP" or victim not in there):

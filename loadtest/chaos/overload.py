@@ -1,8 +1,7 @@
-"""Three times the load a service can carry: it goes on at its capacity, refuses the rest clearly, and in time.
+"""Three times the load of a service's capacity: it must keep its throughput and refuse the rest clearly and in time.
 
-Capacity is measured first, by clients that ask again as soon as they are answered. Then requests arrive at
-random (Poisson) at a multiple of it, whatever becomes of the others. A refused client waits as long as
-Retry-After says and asks once more.
+Capacity is measured first with a closed loop. Then requests arrive at random (Poisson) at a multiple of the capacity. A
+refused client waits as long as Retry-After says and tries once more.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from loadtest.harness import Outcome, ask, demo_prompts, options, percentile, re
 
 @dataclass
 class Arrival:
-    """One request of the open loop: its first answer, and the second if the first was a refusal."""
+    """One request of the open loop: its first answer, and a second one if the first was a refusal."""
 
     due: float
     first: Outcome
@@ -33,13 +32,13 @@ class Arrival:
 
     @property
     def accepted(self) -> Outcome | None:
-        """The whole answer it got in the end, if it got one."""
+        """The whole answer, None if the request got none."""
         return next((outcome for outcome in (self.first, self.second) if outcome is not None and outcome.ok), None)
 
 
 @dataclass
 class Loop:
-    """An open loop: how fast, how long, and what came of it."""
+    """An open loop: its rate, its length and its arrivals."""
 
     rate: float
     seconds: float
@@ -61,7 +60,7 @@ def parse() -> argparse.Namespace:
 
 
 async def capacity(client: httpx.AsyncClient, bodies: list[dict[str, Any]], arguments: argparse.Namespace) -> float:
-    """Answers a second of a closed loop, after a third of the time to warm up."""
+    """Answers per second of a closed loop. The first third of the time is a warm-up."""
     numbers, answered = itertools.count(), []
     began = time.monotonic()
     until = began + arguments.capacity_s
@@ -80,7 +79,7 @@ async def capacity(client: httpx.AsyncClient, bodies: list[dict[str, Any]], argu
 
 
 async def arrive(client: httpx.AsyncClient, body: dict[str, Any], loop: Loop) -> None:
-    """One client: asks, and if it is refused with a Retry-After obeys it once."""
+    """One client: sends a request, and obeys a Retry-After once."""
     arrival = Arrival(time.monotonic(), await ask(client, body))
     after = arrival.first.retry_after
     if arrival.first.status == 429 and after is not None:
@@ -91,7 +90,7 @@ async def arrive(client: httpx.AsyncClient, body: dict[str, Any], loop: Loop) ->
 
 
 async def open_loop(client: httpx.AsyncClient, bodies: list[dict[str, Any]], loop: Loop, seed: int) -> None:
-    """Sends requests at random times; nothing waits for an answer before it is sent."""
+    """Sends requests at random times, without waiting for answers."""
     draw, clients = random.Random(seed), []
     loop.began = due = time.monotonic()
     for number in itertools.count():
@@ -117,7 +116,7 @@ async def run(arguments: argparse.Namespace) -> int:
 
 def conclude(arguments: argparse.Namespace, most: float, loop: Loop) -> int:
     answered = [arrival for arrival in loop.arrivals if arrival.accepted]
-    # Of a steady state: the fill at the start and the tail after the last arrival are left out.
+    # Only the steady state counts, without the start and the time after the last arrival.
     warm, until = loop.began + loop.seconds / 6, loop.began + loop.seconds
     goodput = sum(warm < arrival.ended <= until for arrival in answered) / (until - warm)
     outcomes = [outcome for a in loop.arrivals for outcome in (a.first, a.second) if outcome is not None]
@@ -147,7 +146,7 @@ def conclude(arguments: argparse.Namespace, most: float, loop: Loop) -> int:
 
 
 def broken(arguments: argparse.Namespace, result: dict[str, Any]) -> list[str]:
-    """Which invariants do not hold."""
+    """The invariants that do not hold."""
     checks = {
         f"goodput is {result['goodput_share']} of capacity": (result["goodput_share"] or 0) < arguments.goodput,
         f"p99 is {result['accepted_p99_s']} s": (result["accepted_p99_s"] or 1e9) > arguments.p99_s,

@@ -1,11 +1,11 @@
-"""Updates under load: all replicas are replaced, and every request gets the answer of a quiet run.
+"""Updates under load: all replicas are replaced, and every request must get the answer of a quiet run.
 
     python -m loadtest.chaos.rolling --replicas 1 --updates 2
     python -m loadtest.chaos.rolling --url http://host:8000 --command "serve deploy changed.yaml" --wait 60
 
-Without `--url` it starts a cluster and a service in this process and deploys it again under another name, which
-replaces ingresses and replicas; with it, `--command` updates a service that runs. Streams and whole answers of all
-modes in turn, by a fixed number of clients.
+Without `--url`, the script starts a cluster and a service, and deploys the service again under another model name. That
+replaces ingresses and replicas. With `--url`, `--command` updates the running service. A fixed number of clients asks
+for streams and whole answers in all modes in turn.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BEFORE_S, _AFTER_S = 3.0, 5.0
 
 @dataclass
 class Tally:
-    """What became of all requests; pauses in seconds."""
+    """The outcomes of all requests. Pauses are in seconds."""
 
     answered: int = 0
     failed: Counter[str] = field(default_factory=Counter)
@@ -56,7 +56,7 @@ class Tally:
 
 
 class Load:
-    """Clients with one request at a time each, until they are stopped."""
+    """Clients that each send one request at a time, until they are stopped."""
 
     def __init__(self, http: httpx.AsyncClient, bodies: list[dict[str, Any]], quiet: list[Outcome]) -> None:
         self._http, self._pairs = http, itertools.cycle(zip(bodies, quiet, strict=True))
@@ -65,11 +65,11 @@ class Load:
         self._tasks = []
 
     def start(self, clients: int) -> None:
-        """Lets the clients ask."""
+        """Starts the clients."""
         self._tasks = [asyncio.create_task(self._client()) for _ in range(clients)]
 
     async def stop(self) -> Tally:
-        """Waits for the last answers."""
+        """Stops the clients and waits for the last answers."""
         self._stopped = True
         await asyncio.gather(*self._tasks)
         return self._tally
@@ -124,14 +124,14 @@ async def _measure(arguments: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """The exit status."""
+    """Runs the script and returns its exit status."""
     parser = options(__doc__ or "")
     parser.add_argument("--command", help="updates the service of --url")
     parser.add_argument("--wait", type=float, default=60.0, help="seconds that update takes after its command")
     parser.add_argument("--key", help="an API key of the service of --url")
-    parser.add_argument("--replicas", type=int, default=1, help="of a service of its own")
+    parser.add_argument("--replicas", type=int, default=1, help="replicas of the service that the script starts")
     parser.add_argument("--clients", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=64, help="of every answer")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of every answer")
     parser.add_argument("--updates", type=int, default=1)
     arguments = parser.parse_args()
     if bool(arguments.url) != bool(arguments.command):

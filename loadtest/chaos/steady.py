@@ -1,6 +1,6 @@
-"""Clients whose answers are known: each request was answered before in a quiet run, with the same seed.
+"""Clients with known answers: each request was answered before in a quiet run with the same seed.
 
-Whatever a script does to the service meanwhile, what these clients get must not differ.
+The answers must not differ, whatever a script does to the service meanwhile.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from loadtest.harness import Outcome, ask
 
 @dataclass
 class Tally:
-    """What became of all requests."""
+    """The outcomes of all requests."""
 
     answered: int = 0
     failed: Counter[str] = field(default_factory=Counter)
@@ -44,7 +44,7 @@ class Tally:
 
     @property
     def broken(self) -> list[str]:
-        """What must not be."""
+        """The invariants that do not hold."""
         failed = sum(self.failed.values())
         broken = [f"{failed} requests failed"] if failed else []
         broken += [f"{len(self.differing)} answers differ"] if self.differing else []
@@ -53,7 +53,7 @@ class Tally:
 
 @asynccontextmanager
 async def clients(client: httpx.AsyncClient, bodies: list[dict[str, Any]], concurrency: int) -> AsyncIterator[Tally]:
-    """So many clients in a closed loop, after a quiet run and until the context ends."""
+    """`concurrency` clients in a closed loop, after a quiet run and until the context ends."""
     pairs = list(zip(bodies, await quiet_run(client, bodies), strict=True))
     tally, ended = Tally(), asyncio.Event()
     tasks = [
@@ -66,7 +66,7 @@ async def clients(client: httpx.AsyncClient, bodies: list[dict[str, Any]], concu
 
 
 async def quiet_run(client: httpx.AsyncClient, bodies: list[dict[str, Any]]) -> list[Outcome]:
-    """The undisturbed answers, a few at a time."""
+    """The answers of the quiet run, a few at a time."""
     limit = asyncio.Semaphore(8)
 
     async def one(body: dict[str, Any]) -> Outcome:
@@ -82,11 +82,11 @@ async def quiet_run(client: httpx.AsyncClient, bodies: list[dict[str, Any]]) -> 
 async def load(
     client: httpx.AsyncClient, pairs: list[tuple[dict[str, Any], Outcome]], tally: Tally, ended: asyncio.Event
 ) -> None:
-    """One of the concurrent clients: asks the next request as soon as it has its answer."""
+    """One client: sends the next request as soon as it has an answer."""
     for body, quiet in itertools.cycle(pairs):
         if ended.is_set():
             return
         outcome = await ask(client, body)
         tally.count(body, quiet, outcome)
         if not outcome.ok:
-            await asyncio.sleep(0.2)  # a refused client that asks again at once would count the same outage often
+            await asyncio.sleep(0.2)  # a client that tries again at once would count one outage many times

@@ -1,10 +1,10 @@
 """A node is killed under load: one with a replica of the model, or the one with the only ingress.
 
-    python -m loadtest.cluster.loss > docs/results/cluster-loss-replica.json
-    python -m loadtest.cluster.loss --of ingress > docs/results/cluster-loss-ingress.json
+    python -m loadtest.cluster.loss > dev/lab/results/cluster-loss-replica.json
+    python -m loadtest.cluster.loss --of ingress > dev/lab/results/cluster-loss-ingress.json
 
-Every request was answered before in a quiet run, with the same seed. Nothing may be lost with a replica; with the only
-ingress its requests are, and the script says how many and for how long.
+Every request was answered before in a quiet run with the same seed. If a replica is lost, no request may be lost. If
+the only ingress is lost, its requests are lost, and the script reports how many and for how long.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def victim(nodes: Nodes, of: str) -> Any:
 
 
 async def run(nodes: Nodes, arguments: argparse.Namespace) -> tuple[Tally, float, dict[str, float]]:
-    """What became of the requests, the seconds until all was back, the service's metrics."""
+    """The outcomes of the requests, the seconds until the service was complete again, and its metrics."""
     async with httpx.AsyncClient(base_url=nodes.url, timeout=180, limits=httpx.Limits(max_connections=None)) as http:
         await ready(http, 2)
         bodies = requests(48, arguments.seed, arguments.tokens, demo_prompts())
@@ -71,8 +71,8 @@ async def run(nodes: Nodes, arguments: argparse.Namespace) -> tuple[Tally, float
 
 
 async def _back(http: httpx.AsyncClient) -> None:
-    """Serve has noticed the loss and has made it good, and an ingress says so."""
-    for _ in range(100):  # until it is noticed; a loss that is made good sooner is not waited for for ever
+    """Waits until Serve has noticed the loss and replaced what was lost, and an ingress reports it."""
+    for _ in range(100):  # waits until the loss is noticed, but not for ever: it may already be repaired
         if (await asyncio.to_thread(replicas_by_state)).get("RUNNING", 0) < 2 or not await _healthy(http):
             break
         await asyncio.sleep(0.1)

@@ -1,6 +1,6 @@
 """Three Ray nodes on this machine, each with room for one replica of the model, and deploy/serve.yaml on them.
 
-All nodes have one address, so there is one proxy, the head's. Knows Ray and the Serve config, nothing of load.
+All nodes have the same address, so there is only the proxy of the head.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Nodes:
         return [node for node in self.nodes if node.any_processes_alive() and _replicas(node, deployment)]
 
     def kill(self, node: Any) -> None:
-        """As if its machine had lost its power."""
+        """Kills a node, as if its machine had lost power."""
         self.cluster.remove_node(node, allow_graceful=False)
 
 
@@ -54,7 +54,7 @@ def deployed(arguments: Mapping[str, Any], ingress_on: str = "head") -> Iterator
 
     os.environ.update({name: value for name, value in _ENVIRONMENT.items() if name != "RAY_AUTH_MODE"})
     os.environ["PYTHONPATH"] = str(ROOT)
-    # a folder of its own: nobody else's `ray.init` shall find this cluster
+    # a separate folder, so that no other `ray.init` finds this cluster
     os.environ["RAY_TMPDIR"] = tempfile.mkdtemp(prefix="mrp")
     import ray
     from ray.cluster_utils import Cluster
@@ -62,12 +62,12 @@ def deployed(arguments: Mapping[str, Any], ingress_on: str = "head") -> Iterator
     common = {"num_cpus": 1, "num_gpus": 0, "object_store_memory": _OBJECT_STORE_BYTES, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args={**common, "resources": {"head": 1}})
     try:
-        # first of all: a driver belongs to a node, here to the head, and ends with it
+        # before the other nodes: a driver belongs to a node, here to the head, and ends with it
         ray.init(address=cluster.address, log_to_driver=False)
         workers = [cluster.add_node(**common, resources={"worker": 1}) for _ in range(2)]
         cluster.wait_for_nodes()
         url = _deploy(cluster.address, arguments, ingress_on)
-        with redirect_stdout(sys.stderr):  # Ray tells there of nodes that died; standard output is for the result alone
+        with redirect_stdout(sys.stderr):  # Ray reports dead nodes there; stdout is only for the result
             yield Nodes(cluster, [cluster.head_node, *workers], url)
     finally:
         ray.shutdown()
@@ -76,7 +76,7 @@ def deployed(arguments: Mapping[str, Any], ingress_on: str = "head") -> Iterator
 
 
 def _deploy(address: str, arguments: Mapping[str, Any], ingress_on: str) -> str:
-    """deploy/serve.yaml with other arguments, as `serve run` takes it."""
+    """Deploys deploy/serve.yaml with other arguments by `serve run`."""
     config = yaml.safe_load((ROOT / "deploy" / "serve.yaml").read_text())
     [application] = config["applications"]
     application["args"] |= arguments
@@ -94,7 +94,7 @@ def _deploy(address: str, arguments: Mapping[str, Any], ingress_on: str) -> str:
 
 
 def replicas_by_state() -> dict[str, int]:
-    """What Serve says of the model's replicas."""
+    """The number of the model's replicas by state, as Serve reports it."""
     from ray import serve
 
     application = serve.status().applications.get(APPLICATION)
@@ -103,7 +103,7 @@ def replicas_by_state() -> dict[str, int]:
 
 
 def wait_until(condition: Any, what: str, timeout_s: float = 180.0) -> float:
-    """Polls until it holds; the seconds that took."""
+    """Polls until the condition holds. Returns the seconds of the wait."""
     began = time.monotonic()
     while not condition():
         if time.monotonic() - began > timeout_s:

@@ -1,8 +1,8 @@
 """Load steps up and down on three nodes: one replica, three, one again; what each second looked like.
 
-    python -m loadtest.cluster.scale --picture docs/autoscaling.png > docs/results/cluster-scale.json
+    python -m loadtest.cluster.scale --picture dev/lab/autoscaling.png > dev/lab/results/cluster-scale.json
 
-The clients are closed loops: each asks its next request when it has its answer (and has thought).
+The clients are closed loops: each sends its next request when it has its answer, after a pause.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ THOUGHT_S = 1.0
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--clients", type=int, default=40, help="at the high step; at the low ones it is one")
-    parser.add_argument("--low-s", type=float, default=15.0, help="the first step")
-    parser.add_argument("--high-s", type=float, default=60.0, help="the second step")
-    parser.add_argument("--back-s", type=float, default=150.0, help="the last step, at most")
+    parser.add_argument("--clients", type=int, default=40, help="clients in the high step; the low steps have one")
+    parser.add_argument("--low-s", type=float, default=15.0, help="seconds of the first step")
+    parser.add_argument("--high-s", type=float, default=60.0, help="seconds of the second step")
+    parser.add_argument("--back-s", type=float, default=150.0, help="the most seconds of the last step")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--seed", type=int, default=17)
-    parser.add_argument("--picture", type=Path, help="PNG of what the rows say")
+    parser.add_argument("--picture", type=Path, help="PNG of the rows")
     return parser.parse_args()
 
 
 class Load:
-    """The clients, as many as are wanted now; what became of their requests."""
+    """The clients, whose number can change, and the outcomes of their requests."""
 
     def __init__(self, http: httpx.AsyncClient, bodies: list[dict[str, Any]]) -> None:
         self.http, self.bodies = http, bodies
@@ -56,7 +56,7 @@ class Load:
         self.outcomes: Counter[str] = Counter()
 
     def resize(self, clients: int) -> None:
-        """More start at once; fewer end when they have their answers."""
+        """Sets the number of clients. New ones start at once; others end when they have their answers."""
         self.wanted = clients
         self.clients += [asyncio.create_task(self._client(number)) for number in range(len(self.clients), clients)]
 
@@ -70,13 +70,13 @@ class Load:
             await asyncio.sleep(THOUGHT_S if self.wanted == 1 or not outcome.ok else 0)
 
     async def end(self) -> None:
-        """Lets all end with their answers."""
+        """Ends all clients when they have their answers."""
         self.wanted = 0
         await asyncio.gather(*self.clients)
 
 
 async def look(http: httpx.AsyncClient, load: Load, rows: list[dict[str, Any]]) -> None:
-    """A row a second."""
+    """Adds a row every second."""
     began, tokens, before = time.monotonic(), 0, time.monotonic()
     while True:
         page, states = await metrics(http), await asyncio.to_thread(replicas_by_state)
@@ -97,7 +97,7 @@ async def look(http: httpx.AsyncClient, load: Load, rows: list[dict[str, Any]]) 
 
 
 async def steps(nodes: Nodes, arguments: argparse.Namespace) -> tuple[list[dict[str, Any]], Load]:
-    """Low, high, low until one replica is left."""
+    """Makes the steps: low, high, and low again until one replica is left."""
     rows: list[dict[str, Any]] = []
     async with httpx.AsyncClient(base_url=nodes.url, timeout=180) as http:
         load = Load(http, requests(96, arguments.seed, arguments.tokens, demo_prompts()))
@@ -117,7 +117,7 @@ async def steps(nodes: Nodes, arguments: argparse.Namespace) -> tuple[list[dict[
 
 
 def conclude(rows: list[dict[str, Any]], load: Load, arguments: argparse.Namespace) -> int:
-    """The numbers of the run."""
+    """Reports the numbers of the run and returns the exit status."""
     up = arguments.low_s
     high = [row for row in rows if up <= row["s"] < up + arguments.high_s]
     most = max(row["running"] for row in rows)
@@ -150,7 +150,7 @@ def _after(rows: list[dict[str, Any]], name: str, count: int, began: float) -> f
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Load, replicas and throughput over the seconds."""
+    """Draws load, replicas and throughput over time."""
     import matplotlib as mpl
 
     mpl.use("Agg")

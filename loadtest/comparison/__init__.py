@@ -1,1 +1,1 @@
-"""How other OpenAI-compatible servers behave: the same questions to each. Behaviour, not speed."""
+"""Compares the behaviour, not the speed, of OpenAI-compatible servers with the same questions to each."""

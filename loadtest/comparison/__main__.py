@@ -1,7 +1,7 @@
-"""How any OpenAI-compatible server behaves: seeds, companions in a batch, health under load, streams, clients that
-leave, SIGTERM. Behaviour only; speeds of unlike models say nothing about their servers.
+"""Tests the behaviour of an OpenAI-compatible server: seeds, batches, health under load, streams, clients that leave,
+SIGTERM. It does not compare speeds, since the servers run different models.
 
-Starts the server itself (`--command`), to see how it ends; the questions are in `behaviour.py`.
+It starts the server itself (`--command`), to test how it ends. The questions are in `behaviour.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STOP_S = 45
 
 
 async def sigterm(server: Server, process: subprocess.Popen[bytes]) -> dict[str, Any]:
-    """SIGTERM with four requests in flight: what they get, what a new one gets, how the server ends."""
+    """SIGTERM with four requests in progress: their answers, the answer to a new request, and the server's end."""
     flying = [asyncio.create_task(server.ask(prompt)) for prompt in PROMPTS]
     await asyncio.sleep(0.3)
     began = time.monotonic()
@@ -49,7 +49,7 @@ async def sigterm(server: Server, process: subprocess.Popen[bytes]) -> dict[str,
 
 
 async def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """All checks against one server of its own."""
+    """Runs all checks against one server."""
     began = time.monotonic()
     process = subprocess.Popen(shlex.split(arguments.command), stdout=sys.stderr)  # noqa: S603 - the user's own words
     try:
@@ -67,7 +67,7 @@ async def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 async def _ready(client: httpx.AsyncClient, process: subprocess.Popen[bytes], health: str) -> str:
-    """Waits for the health route; the first model's name."""
+    """Waits for the health route. Returns the name of the first model."""
     for _ in range(900):
         if process.poll() is not None:
             raise SystemExit(f"the server ended with {process.returncode}")
@@ -83,7 +83,7 @@ async def _ready(client: httpx.AsyncClient, process: subprocess.Popen[bytes], he
 def main() -> None:
     """Prints a table to stderr, one line of JSON to stdout."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--command", required=True, help="what starts the server")
+    parser.add_argument("--command", required=True, help="the command that starts the server")
     parser.add_argument("--url", required=True)
     parser.add_argument("--name", required=True, help="the server and its version, for the result")
     parser.add_argument("--health", default="/health")

@@ -1,7 +1,4 @@
-"""The questions put to a server, one function each. Each returns a few values.
-
-Knows OpenAI's chat route and no server in particular.
-"""
+"""The questions to a server, one function each. Each returns a few values. They use OpenAI's chat route."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ _COMPANIONS, _TRIES = 3, 3
 
 @dataclass(frozen=True)
 class Server:
-    """A server, the model it says it has, and what every request to it carries besides."""
+    """A server, the name of its model, and additional fields of every request."""
 
     client: httpx.AsyncClient
     model: str
@@ -37,12 +34,12 @@ class Server:
     health: str
 
     def body(self, prompt: str, **fields: Any) -> dict[str, Any]:
-        """A chat request; fields of `more` are the server's own."""
+        """A chat request with the server's own fields (`more`)."""
         messages = [{"role": "user", "content": prompt}]
         return {"model": self.model, "messages": messages, "max_tokens": self.tokens, **self.more, **fields}
 
     async def ask(self, prompt: str, **fields: Any) -> str:
-        """The answer's text, or what went wrong in brackets."""
+        """The answer's text, or the error in brackets."""
         try:
             response = await self.client.post(_CHAT, json=self.body(prompt, **fields))
         except httpx.TransportError as error:
@@ -52,7 +49,7 @@ class Server:
         return str(response.json()["choices"][0]["message"]["content"])
 
     async def among_others(self, prompt: str, companions: dict[str, Any], **fields: Any) -> str:
-        """An answer that is decoded beside others."""
+        """The answer to a request that is decoded beside others."""
         others = [
             asyncio.create_task(self.ask(PROMPTS[number % len(PROMPTS)], **{**companions, "seed": number}))
             for number in range(_COMPANIONS)
@@ -63,7 +60,7 @@ class Server:
 
 
 async def seeds(server: Server) -> dict[str, Any]:
-    """A request with a seed, asked again; and with other seeds."""
+    """A request with the same seed several times, and with other seeds."""
     sampled = {"temperature": 1.0}
     again = [await server.ask(PROMPTS[0], **sampled, seed=17) for _ in range(_TRIES)]
     others = [await server.ask(PROMPTS[0], **sampled, seed=seed) for seed in (1, 2, 3)]
@@ -74,7 +71,7 @@ async def seeds(server: Server) -> dict[str, Any]:
 
 
 async def companions(server: Server) -> dict[str, Any]:
-    """An answer alone, and beside others that are greedy or sampled."""
+    """An answer alone, beside greedy requests, and beside sampled requests."""
     greedy, sampled = {"temperature": 0.0, "seed": 17}, {"temperature": 1.0, "seed": 17}
     result = {}
     for name, mine, theirs in (
@@ -89,7 +86,7 @@ async def companions(server: Server) -> dict[str, Any]:
 
 
 async def health_latency(server: Server) -> dict[str, Any]:
-    """How long the health route takes, idle and while four requests are decoded."""
+    """The latency of the health route, idle and while four requests are decoded."""
     idle = [await _health_s(server) for _ in range(20)]
     busy, loads = [], [asyncio.create_task(server.ask(prompt)) for prompt in PROMPTS]
     while not all(task.done() for task in loads) and len(busy) < 500:
@@ -116,7 +113,7 @@ def _ms(seconds: float | None) -> float | None:
 
 
 async def stream(server: Server) -> dict[str, Any]:
-    """How many pieces a stream has, and how soon the first one comes."""
+    """The number of pieces of a stream, and the time of the first one."""
     began = time.monotonic()
     times = [time.monotonic() - began async for _ in _pieces(server)]
     total = time.monotonic() - began
@@ -138,7 +135,7 @@ def _has_text(data: str) -> bool:
 
 
 async def leavers(server: Server) -> dict[str, Any]:
-    """What clients that have left cost those who come: the time of a request, after four that were given up."""
+    """The cost of clients that have left: the time of a request after four aborted ones."""
     await server.ask(PROMPTS[1])
     quiet = await _timed(server)
     left = [asyncio.create_task(server.ask(prompt)) for prompt in PROMPTS]

@@ -1,8 +1,8 @@
-"""Throughput, overhead and cost of the service with more and more replicas that answer from a clock.
+"""Throughput, overhead and cost of the service with growing numbers of simulated replicas.
 
-For every number of replicas: the overhead of single requests (client's time less the clock's), `/metrics` and
-`/health`, then a closed loop that keeps all places full: tokens a second against the clock's own, and the CPU of every
-kind of process.
+For every number of replicas it measures the overhead of single requests (client's time less simulated time), `/metrics`
+and `/health`. Then a closed loop keeps all places full: tokens per second compared with the simulation's own, and the
+CPU time of every kind of process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from loadtest.fleet.load import Asked, Crowd, ask, session
 from loadtest.harness import ROOT, percentile, ready, say
 
 _RESULTS = ROOT / "docs" / "results"
-#: what a request has to itself on the demo: drafts of MRP, rows of a verification
+#: per request on the demo: drafts of MRP, and rows of a verification
 _DRAFTS = 4
 
 
@@ -34,21 +34,19 @@ def parse() -> argparse.Namespace:
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--ingresses", type=int, default=1)
-    parser.add_argument("--max-running", type=int, default=8, help="requests a replica decodes together")
-    parser.add_argument("--tokens", type=int, default=256, help="of an answer, on average")
-    parser.add_argument("--stream", action="store_true", help="answers are streamed in the closed loop")
+    parser.add_argument("--max-running", type=int, default=8, help="requests that a replica decodes at once")
+    parser.add_argument("--tokens", type=int, default=256, help="mean tokens of an answer")
+    parser.add_argument("--stream", action="store_true", help="stream the answers of the closed loop")
     parser.add_argument("--steps", type=Path, default=_RESULTS / "bench-cpu-1-threads.json", help="times of `bench`")
     parser.add_argument(
         "--evaluation", type=Path, default=_RESULTS / "eval-300.json", help="tokens per forward of `eval`"
     )
-    parser.add_argument("--slowdown", type=float, default=5.0, help="steps take so many times what was measured")
-    parser.add_argument("--clients", type=float, default=1.1, help="clients of the closed loop, in places")
-    parser.add_argument("--warm-s", type=float, default=40.0, help="of the closed loop, before it is measured")
-    parser.add_argument(
-        "--seconds", type=float, default=60.0, help="for which the closed loop is measured; 0: not at all"
-    )
+    parser.add_argument("--slowdown", type=float, default=5.0, help="factor on the measured step times")
+    parser.add_argument("--clients", type=float, default=1.1, help="clients of the closed loop per place")
+    parser.add_argument("--warm-s", type=float, default=40.0, help="warm-up of the closed loop, in seconds")
+    parser.add_argument("--seconds", type=float, default=60.0, help="measured seconds of the closed loop; 0: none")
     parser.add_argument("--singles", type=int, default=100, help="single requests, whole and streamed")
-    parser.add_argument("--routing", help="setting of that name")
+    parser.add_argument("--routing", help="the setting `routing`")
     parser.add_argument("--output", type=Path, help="writes the rows as JSON")
     return parser.parse_args()
 
@@ -63,7 +61,7 @@ def speed_of(arguments: argparse.Namespace) -> Speed:
 
 
 async def measure(running: Fleet, replicas: int, speed: Speed, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One row: everything at one number of replicas."""
+    """One row: all measurements with one number of replicas."""
     row: dict[str, Any] = {"replicas": replicas, "ingresses": arguments.ingresses}
     async with session(running.url) as http:
         row |= await pages(http)
@@ -78,7 +76,7 @@ async def measure(running: Fleet, replicas: int, speed: Speed, arguments: argpar
 
 
 async def pages(http: aiohttp.ClientSession) -> dict[str, float]:
-    """Milliseconds of the pages that ask all replicas, medians of 9, and the size of /metrics."""
+    """The times of the pages that query all replicas, in milliseconds (medians of 9), and the size of /metrics."""
     found: dict[str, float] = {}
     for path in ("/health", "/metrics", "/live"):
         times = []
@@ -94,7 +92,7 @@ async def pages(http: aiohttp.ClientSession) -> dict[str, float]:
 
 
 async def overhead(http: aiohttp.ClientSession, arguments: argparse.Namespace, stream: bool) -> dict[str, float | None]:
-    """Milliseconds to the first block (or whole answer) of one block, less the clock's own, one request at a time."""
+    """Milliseconds to the first block (or whole answer) less the simulated time, one request at a time."""
     body = Asked(4, stream).body(None)
     times = []
     for number in range(arguments.singles + 10):
@@ -108,7 +106,7 @@ async def overhead(http: aiohttp.ClientSession, arguments: argparse.Namespace, s
 
 
 async def idle(running: Fleet, seconds: float = 5.0) -> dict[str, float]:
-    """Share of one core that each role takes while nobody asks."""
+    """The share of one core that each role uses without requests."""
     before = running.cpu_s()
     await asyncio.sleep(seconds)
     return {role: round((cpu - before[role]) / seconds, 3) for role, cpu in running.cpu_s().items()}
@@ -117,7 +115,7 @@ async def idle(running: Fleet, seconds: float = 5.0) -> dict[str, float]:
 async def saturate(
     running: Fleet, http: aiohttp.ClientSession, speed: Speed, replicas: int, arguments: argparse.Namespace
 ) -> dict[str, Any]:
-    """A closed loop: tokens a second, and seconds of CPU a request of every role."""
+    """A closed loop: tokens per second, and the CPU seconds per request of every role."""
     places = replicas * (arguments.max_running + max(1, arguments.max_running // 4))
     own = replicas * speed.tokens_per_second(arguments.max_running)
     crowd = Crowd(http, Asked(arguments.tokens, arguments.stream), math.ceil(arguments.clients * places))
@@ -147,7 +145,7 @@ def main() -> int:
     arguments = parse()
     speed = speed_of(arguments)
     settings: dict[str, Any] = {"num_ingresses": arguments.ingresses, "max_running": arguments.max_running}
-    settings |= {"max_waiting": 4096, "max_queue_s": 3600.0}  # nobody is refused
+    settings |= {"max_waiting": 4096, "max_queue_s": 3600.0}  # no request is refused
     settings |= {"routing": arguments.routing} if arguments.routing else {}
     rows = []
     with fleet(speed, max(arguments.replicas), **settings) as running:
@@ -167,7 +165,7 @@ def main() -> int:
 
 
 async def until_ready(running: Fleet, replicas: int) -> None:
-    """Until the ingresses know them all."""
+    """Waits until the ingresses know all replicas."""
     import httpx
 
     async with httpx.AsyncClient(base_url=running.url) as client:

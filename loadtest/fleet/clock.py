@@ -1,9 +1,9 @@
-"""An engine that computes nothing: requests move on as fast as a table of measured step times says.
+"""A simulated engine that computes nothing: requests advance by a table of measured step times.
 
-Continuous batching as the real one does it: up to `max_running` requests share every step, who waits gets in between
-two steps, a step takes as long as its rows. Only the moments at which somebody is to be told something are waited for,
-so a second of decoding costs next to no CPU. Time goes on by the table whatever the process is kept busy with, as on a
-device of its own: what was due while the process slept is told late, but took no longer. Knows no service.
+It does continuous batching as the real engine: up to `max_running` requests share every step, waiting requests join
+between two steps, and the time of a step depends on its rows. The simulation sleeps until the next event for a request,
+so a second of decoding costs almost no CPU. Simulated time does not depend on how busy the process is, as on a separate
+device. An event that was due while the process was busy is reported late, but with its simulated time.
 """
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast a replica decodes.
+    """The speed of a replica.
 
-    `steps`: (rows, milliseconds of a backbone forward, of an MRP forward) in order. Every request has `rows` rows in a
-    step, which makes `tokens_per_forward` tokens and needs `mrp_steps` MRP forwards; it all takes `slowdown` times as
-    long as was measured.
+    `steps`: (rows, milliseconds of a backbone forward, of an MRP forward) in order. In a step, every request has `rows`
+    rows, gets `tokens_per_forward` tokens and needs `mrp_steps` MRP forwards. `slowdown`: factor on the measured times.
     """
 
     steps: Sequence[tuple[int, float, float]]
@@ -38,25 +37,25 @@ class Speed:
     block_size: int = 4
 
     def step_s(self, running: int) -> float:
-        """Seconds of a step of so many requests; between and beyond the measured rows on straight lines."""
+        """Seconds of a step with `running` requests. Linear between and beyond the measured rows."""
         backbone, mrp = self._at(self.rows * running, 1), self.mrp_steps * self._at(running, 2)
         return self.slowdown * (backbone + mrp) / 1e3
 
     def tokens_per_second(self, running: int) -> float:
-        """What so many requests at a time get, all together."""
+        """Tokens per second of `running` requests together."""
         return running * self.tokens_per_forward / self.step_s(running)
 
     def steps_for(self, tokens: float) -> int:
-        """Steps a request needs for so many tokens."""
+        """The steps of a request for `tokens` tokens."""
         return max(0, math.ceil(tokens / self.tokens_per_forward - _ROUNDING))
 
     def save(self, path: Path) -> None:
-        """As JSON."""
+        """Writes the values as JSON."""
         path.write_text(json.dumps(asdict(self)), "utf-8")
 
     @classmethod
     def load(cls, path: Path) -> Speed:
-        """What `save` wrote."""
+        """Reads a file of `save`."""
         return cls(**json.loads(path.read_text("utf-8")))
 
     def _at(self, rows: int, column: int) -> float:
@@ -68,7 +67,7 @@ class Speed:
 
 @dataclass(eq=False)
 class Job:
-    """One request. `every`: tokens after which it wants to be told; times are the engine's."""
+    """One request. `every`: tokens between two events for it. Times are the engine's."""
 
     tokens: int
     every: int
@@ -80,12 +79,12 @@ class Job:
 
     @property
     def due(self) -> int:
-        """Tokens at which it is told next."""
+        """The tokens at the next event."""
         return min(self.tokens, self.told + self.every)
 
 
 class ClockEngine:
-    """The engine. A job runs as long as somebody listens to it. `tokens`: decoded since the start, of all."""
+    """The engine. A job runs as long as its generator is open. `tokens`: decoded since the start, of all jobs."""
 
     def __init__(self, speed: Speed, max_running: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.speed = speed
@@ -99,7 +98,7 @@ class ClockEngine:
         self._task: asyncio.Task[None] | None = None
 
     async def decode(self, tokens: int, every: int) -> AsyncGenerator[tuple[Job, int, float]]:
-        """Tells of the job after every so many tokens, and at its end: how many it has, and when it had them."""
+        """Yields the job after every `every` tokens and at its end, with its tokens and the time of the event."""
         if self._task is None:
             self._task = asyncio.create_task(self._run())
         job = Job(tokens, every, self._clock())
@@ -115,7 +114,7 @@ class ClockEngine:
             self._forget(job)
 
     def advance(self) -> None:
-        """Takes all steps that have ended by now."""
+        """Makes all steps that have ended by now."""
         now = self._clock()
         while True:
             self._admit()
@@ -137,7 +136,7 @@ class ClockEngine:
             self.running.append(job)
 
     def _steps_to_news(self, step: float) -> int:
-        """Steps until somebody is to be told, or somebody new gets in."""
+        """The number of steps until the next event, or until a waiting request joins."""
         speed = self.speed
         count = min(speed.steps_for(job.due) - job.steps for job in self.running)
         if self.waiting and len(self.running) < self._max_running:

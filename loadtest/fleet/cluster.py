@@ -1,4 +1,4 @@
-"""Ray, the real ingresses and replicas of a clock on this machine, and what their processes cost."""
+"""Ray, the real ingresses and simulated replicas on this machine, and the cost of their processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loadtest.fleet.clock import Speed
 from loadtest.harness import free_port
 from service.settings import Settings
 
-#: part of a process's command line -> what it is
+#: part of a process's command line -> its role
 _ROLES = {
     "ServeReplica:mrp:Ingress": "ingress",
     "ServeReplica:mrp:Generator": "replicas",
@@ -27,14 +27,14 @@ _ROLES = {
 
 
 class Fleet:
-    """A running service: `url`, and the replicas it has by now."""
+    """A running service: its `url` and its replicas."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.url = f"http://127.0.0.1:{settings.port}"
 
     def resize(self, replicas: int) -> None:
-        """As many replicas as that; returns when they serve."""
+        """Sets the number of replicas. Returns when they serve."""
         from loadtest.fleet.replica import ClockDeployment
         from service.app import compose
         from service.cli import cluster
@@ -43,7 +43,7 @@ class Fleet:
         cluster.deploy(settings, compose(settings, ClockDeployment))
 
     def processes(self) -> list[tuple[str, psutil.Process]]:
-        """Every process that Ray has started here, with its role."""
+        """Every process that Ray has started here, each with its role."""
         found = []
         for process in psutil.Process().children(recursive=True):
             try:
@@ -56,7 +56,7 @@ class Fleet:
         return found
 
     def cpu_s(self) -> dict[str, float]:
-        """Seconds of CPU by role, since the start."""
+        """CPU seconds by role since the start."""
         total = dict.fromkeys(_ROLES.values(), 0.0)
         for role, process in self.processes():
             try:
@@ -67,7 +67,7 @@ class Fleet:
         return total
 
     def memory_mib(self) -> dict[str, float]:
-        """Resident memory of one process of each role, the largest."""
+        """Resident memory of the largest process of each role."""
         most = dict.fromkeys(_ROLES.values(), 0.0)
         for role, process in self.processes():
             try:
@@ -79,11 +79,11 @@ class Fleet:
 
 @contextmanager
 def fleet(speed: Speed, most_replicas: int, **settings: object) -> Iterator[Fleet]:
-    """The service without replicas yet, of settings as given."""
+    """The service with these settings, at first without replicas."""
     from service.cli import cluster
 
-    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # not a process for every CPU it thinks there is
-    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's is 15; the clients, which share the cores, have 0
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")  # else Ray starts a process for every assumed CPU
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default is 15; the clients, which share the cores, have 0
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "clock.json"
         speed.save(path)

@@ -1,7 +1,7 @@
-"""Clients of a fleet: each asks again as soon as it is answered. Knows HTTP only.
+"""Clients of a fleet: each sends a new request as soon as it has an answer.
 
-aiohttp, since the clients share the machine's few cores with what they measure: a request costs it a fraction of what
-it costs httpx.
+They use aiohttp, whose requests cost a fraction of httpx's, since the clients share the machine's cores with the
+service that they measure.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class Asked:
-    """What clients ask for: `tokens` on average, from half to one and a half times as many, `stream`ed or whole."""
+    """The requests of the clients. `tokens`: the mean; actual numbers are 0.5 to 1.5 times as many."""
 
     tokens: int
     stream: bool
     seed: int = 17
 
     def body(self, draw: random.Random | None) -> dict[str, Any]:
-        """One request; of exactly `tokens` without a draw."""
+        """The body of one request. Without `draw` it asks for exactly `tokens` tokens."""
         tokens = self.tokens if draw is None else draw.randint(max(1, self.tokens // 2), self.tokens + self.tokens // 2)
         prompt = "go on" if draw is None else f"{draw.getrandbits(64):x} " * 20
         return {"prompt": prompt, "max_new_tokens": tokens, "stream": self.stream, "mode": "static"}
@@ -36,7 +36,7 @@ class Asked:
 
 @dataclass
 class Seen:
-    """One answer: seconds to its first block (or all of it), to its end, and what the engine says it took itself."""
+    """One answer: seconds to its first block (or whole answer) and to its end, and the engine's own time."""
 
     status: int
     first_s: float = 0.0
@@ -47,7 +47,7 @@ class Seen:
 
 @dataclass
 class Counted:
-    """What happened in a window. `decoded`: tokens, as the replicas count them; `answered`: of whole answers."""
+    """The counts of a window. `decoded`: tokens counted by the replicas. `answered`: tokens of whole answers."""
 
     seconds: float = 0.0
     answers: int = 0
@@ -60,13 +60,13 @@ class Counted:
 
 
 def session(url: str) -> aiohttp.ClientSession:
-    """As many connections as there are clients."""
+    """A session with as many connections as clients."""
     timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
     return aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0), timeout=timeout)
 
 
 async def ask(http: aiohttp.ClientSession, body: dict[str, Any]) -> Seen:
-    """Asks once and reads the whole answer."""
+    """Sends one request and reads the whole answer."""
     began = time.perf_counter()
     async with http.post("/generate", json=body) as response:
         if response.status != 200:
@@ -80,7 +80,7 @@ async def ask(http: aiohttp.ClientSession, body: dict[str, Any]) -> Seen:
 
 
 async def _streamed(response: aiohttp.ClientResponse, began: float) -> Seen:
-    seen = Seen(0)  # until its end is there
+    seen = Seen(0)  # replaced at the end of the answer
     async for line in response.content:
         if line.startswith(b"event: block"):
             seen.blocks += 1
@@ -95,7 +95,7 @@ async def _streamed(response: aiohttp.ClientResponse, began: float) -> Seen:
 
 
 class Crowd:
-    """So many clients in a closed loop; `window` counts what happens for a while."""
+    """Clients in a closed loop. `window` counts the events of a time span."""
 
     def __init__(self, http: aiohttp.ClientSession, asked: Asked, clients: int) -> None:
         self._http = http
@@ -115,7 +115,7 @@ class Crowd:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def window(self, seconds: float) -> Counted:
-        """What happens in so many seconds."""
+        """The counts of the next `seconds` seconds."""
         before, began = await tokens_decoded(self._http), time.monotonic()
         self._counted, cpu = Counted(), time.thread_time()
         await asyncio.sleep(seconds)
@@ -123,7 +123,7 @@ class Crowd:
         counted.seconds, self._counted = time.monotonic() - began, Counted()
         after = await tokens_decoded(self._http)
         counted.metrics_s = time.monotonic() - began - counted.seconds
-        # Both pages are of the moment at which they came, as far as it can be known.
+        # Each page of metrics counts as of the moment when it arrived.
         counted.decoded = (after - before) * counted.seconds / (counted.seconds + counted.metrics_s)
         return counted
 
@@ -144,7 +144,7 @@ class Crowd:
 
 
 async def tokens_decoded(http: aiohttp.ClientSession) -> float:
-    """Tokens that all replicas have decoded by now."""
+    """The tokens that all replicas have decoded so far."""
     async with http.get("/metrics") as response:
         page = await response.text()
     lines = [line for line in page.splitlines() if line.startswith("mrp_generation_tokens_total{")]

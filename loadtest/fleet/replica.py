@@ -1,6 +1,6 @@
-"""A replica that answers from a clock: what `GeneratorDeployment` is to the ingress, without a model or torch.
+"""A simulated replica with the interface of `GeneratorDeployment`, without a model or torch.
 
-Its checkpoint is a file that says how fast it is (`clock.Speed`). Made by `service.app:compose` as the real one is.
+Its checkpoint is a file with its speed (`clock.Speed`). `service.app:compose` makes it like the real one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from ray import serve
 
 from loadtest.fleet.clock import ClockEngine, Job, Speed
-from service.decode.registry import MODES
+from service.decode.modes import MODES
 from service.engine.request import Forwards, Stats
 from service.quality.presets import Presets
 from service.quality.schema import Plan
@@ -48,11 +48,11 @@ class ClockDeployment:
         return self._decode(work, self._card.block_size)
 
     async def status(self) -> Status:
-        """It can."""
+        """The replica can always generate."""
         return Status(self._name, None, self._card)
 
     async def snapshot(self) -> Snapshot:
-        """Its metrics now; those that the clock does not drive stand still, but are there."""
+        """The current metrics. Metrics that the simulation does not drive are constant."""
         engine = self._engine
         engine.advance()
         tokens, self._counted = int(engine.tokens) - self._counted, int(engine.tokens)
@@ -62,7 +62,7 @@ class ClockDeployment:
         return Snapshot(self._name, self._in_flight, self._registry.families(self._name))
 
     async def check_health(self) -> None:
-        """It is well."""
+        """The replica is always healthy."""
 
     async def _decode(self, work: Work, every: int) -> AsyncGenerator[Chunk]:
         waited_s, index, first = work.arrived.waited_s(), 0, None
@@ -79,7 +79,7 @@ class ClockDeployment:
 
 
 def card(settings: Settings, block_size: int) -> ModelCard:
-    """What it says it serves."""
+    """The replica's model card."""
     return ModelCard(
         name=settings.model_name,
         block_size=block_size,
@@ -96,7 +96,7 @@ def card(settings: Settings, block_size: int) -> ModelCard:
 
 
 def full_registry() -> Registry:
-    """The metrics of a replica that has served requests of every mode, so that a page is as long as it gets."""
+    """The metrics of a replica that has served requests of every mode, so that a page has its full length."""
     registry = Registry("replica")
     labels = {"mode": tuple(MODES), "finished_reason": ("stop", "length"), "source": ("mrp", "backbone")}
     labels |= {"kind": ("prefill", "denoise", "verify", "commit", "mrp"), "position": tuple("0123")}

@@ -1,1 +1,1 @@
-"""What makes the load: locust's users, arrivals, workloads, and the rows they write."""
+"""The load generator: locust's users, arrivals, workloads, and the rows that they write."""

@@ -1,8 +1,8 @@
-"""When requests start: levels over time, Poisson arrivals and recorded ones.
+"""The start times of requests: levels over time, Poisson arrivals and recorded arrivals.
 
-A profile says how much load there is when: users of a closed loop, requests a second of an open one. Ramps, steps,
-spikes and soaks are all profiles. Open arrivals do not depend on answers, and a request's time counts from its arrival,
-sent late or not: a server that stalls is charged for everybody who wanted to come meanwhile. No clock is read here.
+A profile gives the load over time: users of a closed loop, or requests per second of an open loop. Ramps, steps, spikes
+and soaks are profiles. Open arrivals do not depend on answers. A request's time counts from its arrival, even if it is
+sent late, so the times include what a stalled server delays.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Stage:
-    """So many seconds from one level to another."""
+    """A number of seconds during which the load goes from one level to another."""
 
     seconds: float
     first: float
     last: float
 
     def level(self, at: float) -> float:
-        """The level after so many seconds of the stage."""
+        """The level after `at` seconds of the stage."""
         return self.first + (self.last - self.first) * at / self.seconds
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request is due so many seconds after the start, in the stage of that number."""
+    """A request that is due `at` seconds after the start. `stage`: the number of its stage."""
 
     at: float
     stage: int
@@ -37,7 +37,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Profile:
-    """Stages, one after the other."""
+    """A sequence of stages."""
 
     stages: tuple[Stage, ...]
 
@@ -54,7 +54,7 @@ class Profile:
 
     @classmethod
     def recorded(cls, path: Path) -> Profile:
-        """One stage as long as a trace, at its mean rate."""
+        """A profile with one stage, of the length and mean rate of a trace."""
         arrivals = trace(path)
         seconds = max(arrivals[-1].at, 0.001)
         rate = len(arrivals) / seconds
@@ -62,11 +62,11 @@ class Profile:
 
     @property
     def seconds(self) -> float:
-        """How long it takes."""
+        """The length in seconds."""
         return sum(stage.seconds for stage in self.stages)
 
     def stage(self, at: float) -> int | None:
-        """The number of the stage at a time; None behind the end."""
+        """The number of the stage at a time; None after the end."""
         end = 0.0
         for number, stage in enumerate(self.stages):
             end += stage.seconds
@@ -75,7 +75,7 @@ class Profile:
         return None
 
     def level(self, at: float) -> float:
-        """The level at a time; 0 behind the end."""
+        """The level at a time; 0 after the end."""
         number = self.stage(at)
         if number is None:
             return 0.0
@@ -96,19 +96,19 @@ def _stage(text: str) -> Stage:
     first, _, last = levels.partition("-")
     stage = Stage(float(seconds), float(first), float(last or first))
     if stage.seconds <= 0 or min(stage.first, stage.last) < 0:
-        raise ValueError("seconds must be above 0 and levels not below")
+        raise ValueError("seconds must be above 0 and levels 0 or more")
     return stage
 
 
 def poisson(profile: Profile, share: float, draw: random.Random) -> Iterator[Arrival]:
-    """Arrivals at a profile's rate times `share`; independent sources of 1/n each add up to the whole."""
+    """Arrivals at a profile's rate times `share`. n independent sources with the share 1/n add up to the whole."""
     highest = share * max(max(stage.first, stage.last) for stage in profile.stages)
     at = 0.0
     while highest > 0:
         at += draw.expovariate(highest)
         if (stage := profile.stage(at)) is None:
             return
-        # thinning: a candidate at the highest rate stays with the share that the rate is of it
+        # thinning: candidates come at the highest rate; each is kept with the probability rate / highest rate
         if draw.random() * highest < share * profile.level(at):
             yield Arrival(at, stage)
 

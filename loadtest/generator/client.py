@@ -1,7 +1,7 @@
 """An HTTP client for locust's greenlets that sees every block when it arrives.
 
-locust's own FastHttpUser hands a stream out in pieces of a fixed size, so that a block waits for the next ones; this
-one reads the same library's responses line by line. Knows routes and readers, no locust.
+locust's own FastHttpUser returns a stream in pieces of a fixed size, so a block waits for the next ones. This client
+reads the responses of the same library line by line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BLOCK_SIZE = 64 * 1024
 
 
 class Client:
-    """Asks one service; up to `concurrency` requests at once, on connections that stay open."""
+    """A client of one service. It sends up to `concurrency` requests at once, on connections that stay open."""
 
     def __init__(self, url: str, timeout_s: float, concurrency: int = 1, api_key: str = "") -> None:
         parsed = URL(url)
@@ -45,7 +45,7 @@ class Client:
             response.release()
 
     def ask(self, body: dict[str, Any], seen: Observation) -> None:
-        """Asks once; whatever happens is in `seen` afterwards."""
+        """Sends one request. `seen` then holds the answer or the error."""
         response = None
         try:
             response = self._http.request("POST", self._base + seen.route.path, json.dumps(body).encode())

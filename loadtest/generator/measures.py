@@ -1,9 +1,8 @@
-"""What locust shows beside response time, and the raw rows.
+"""Additional measures for locust's statistics, and the raw rows.
 
-Listens to locust's `request` event, whose context has the `Observation`. Time to first block, time between blocks,
-tokens a second and tokens a forward become entries of their own in locust's statistics, hence in its tables, CSV, JSON
-and web page. They are logged beside the event, so that "Aggregated" remains requests alone. Workers send rows to the
-master.
+The listener of locust's `request` event gets an `Observation` in the event's context. Time to first block, time between
+blocks, tokens per second and tokens per forward become separate entries of locust's statistics: in its tables, CSV,
+JSON and web page. They are not `request` events, so "Aggregated" counts requests only. Workers send rows to the master.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _FLUSH_S = 0.5
 
 
 def entries(seen: Observation) -> Iterator[tuple[str, float]]:
-    """Kind and value of every further entry of a request; percentiles of locust's are integers, hence per 100."""
+    """Kind and value of every additional entry of a request. Locust's percentiles are integers, hence "per 100"."""
     if seen.first_block_s is not None:
         yield "TTFB ms", seen.first_block_s * 1000
     for gap in seen.gaps_s:
@@ -39,7 +38,7 @@ def entries(seen: Observation) -> Iterator[tuple[str, float]]:
 
 
 class Measures:
-    """Takes observations and levels in, gives statistics and rows out."""
+    """Turns observations and levels into statistics and rows."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
@@ -53,19 +52,19 @@ class Measures:
         gevent.spawn(self._keep)
 
     def level(self, at: float, stage: int, level: float) -> None:
-        """A new stage begins."""
+        """Notes the begin of a new stage."""
         self._add(Level(round(self._clock.wall(at), 4), stage, level))
 
     def due(self, at: float) -> None:
-        """A request is in flight from when it is due."""
+        """Notes that a request is in progress from the time when it is due."""
         self._flying[at] += 1
 
     def ended(self, at: float) -> None:
-        """A request that was due then is in flight no more."""
+        """Notes the end of a request that was due at `at`."""
         self._flying -= Counter([at])
 
     def unfinished(self, seen: Observation, stage: int | None) -> None:
-        """A request that the end of the run cut: a row, but no failure of the service."""
+        """Writes a row for a request that the end of the run cut. It is no failure of the service."""
         self._add(from_observation(seen, self._clock, stage))
 
     def _request(self, name: str, context: dict[str, Any], **_: object) -> None:

@@ -1,6 +1,6 @@
-"""The load generator's options, beside locust's own, and what they mean.
+"""The load generator's own options in addition to locust's.
 
-They stand on locust's command line and in the form of its web page. `RunOptions` is what users and shape are told.
+They are on locust's command line and in the form of its web page. Users and shape get them as `RunOptions`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LOOPS = ("closed", "open", "trace")
 
 
 def add(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    """Adds the options to locust's; not as a group, which its page would not show. Each by its name."""
+    """Adds the options to locust's, and returns them by name. Locust's page would not show a group of options."""
     make = parser.add_argument
     actions = [
         make("--modes", default="default", help="MODE or QUALITY[@KNOB=VALUE[+…]][:WEIGHT],… (default: the server's)"),
@@ -41,7 +41,7 @@ def add(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What the options say."""
+    """The values of the options."""
 
     workload: Workload
     loop: Literal["closed", "open", "trace"]
@@ -51,7 +51,7 @@ class RunOptions:
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> RunOptions:
-        """Of parsed options; ValueError says which one is wrong."""
+        """The values of parsed options. ValueError names a wrong one."""
         prompts = read_prompts(Path(options.prompts)) if options.prompts else heldout_prompts()
         workload = Workload(
             prompts,
@@ -72,12 +72,12 @@ class RunOptions:
         )
 
     def recorded(self, index: int, count: int) -> list[Arrival]:
-        """The arrivals of one of `count` sources that share a trace."""
+        """The arrivals of source `index` of `count` sources that share a trace."""
         if self.trace is None:
             raise ValueError(f"a loop of kind {self.loop} has no trace")
         return trace(self.trace, index, count)
 
     @property
     def seconds(self) -> float | None:
-        """How long arrivals or levels go on; None: until locust is told to stop."""
+        """The length of the run; None: until locust is stopped."""
         return self.profile.seconds if self.profile else None

@@ -1,7 +1,7 @@
-"""What a client saw of one request: both protocols' answers, whole or streamed, become one `Observation`.
+"""Turns the answers of both protocols, whole or streamed, into an `Observation` of what a client saw.
 
-Bytes come in with the time at which they came; nothing here reads a clock or a socket, nor knows locust. A `Reader`
-never raises on what a server sends: a malformed, broken off or refused answer is an observation with an `error`.
+The caller passes bytes with the time of their arrival. A `Reader` never raises on what a server sends: a malformed,
+incomplete or refused answer is an observation with an `error`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Route:
-    """Where a request goes and how its answer is read."""
+    """The path of a request, and the form of its answer."""
 
     path: str
     stream: bool
@@ -27,15 +27,15 @@ class Route:
 
     @property
     def name(self) -> str:
-        """As statistics show it."""
+        """The name in statistics."""
         return f"{self.path} ({'stream' if self.stream else 'json'})"
 
 
 @dataclass
 class Observation:
-    """What a client saw. Times are seconds of one clock; `due` is when the request was meant to start.
+    """What a client saw of one request. Times are seconds of one clock. `due`: the intended start.
 
-    `blocks` are arrivals with their tokens; `status` 0: there was no answer at all.
+    `blocks`: the arrivals with their tokens. `status` 0: there was no answer.
     """
 
     route: Route
@@ -57,32 +57,32 @@ class Observation:
 
     @property
     def ok(self) -> bool:
-        """It ended as a whole answer."""
+        """Whether the request got a whole answer."""
         return self.status == 200 and not self.error
 
     @property
     def first_block_s(self) -> float | None:
-        """From the intended start to the first block; a whole answer does not show it."""
+        """Seconds from the intended start to the first block. None for an answer that is not streamed."""
         return self.blocks[0][0] - self.due if self.route.stream and self.blocks else None
 
     @property
     def gaps_s(self) -> list[float]:
-        """From each block to the next, of a stream."""
+        """Seconds from each block to the next, of a stream."""
         times = [at for at, _ in self.blocks] if self.route.stream else []
         return [after - before for before, after in itertools.pairwise(times)]
 
     @property
     def total_s(self) -> float:
-        """From the intended start to the end."""
+        """Seconds from the intended start to the end."""
         return self.ended - self.due
 
     @property
     def tokens_per_s(self) -> float | None:
-        """As this client saw it, its waiting included."""
+        """Tokens per second for this client, waiting included."""
         return self.tokens / self.total_s if self.ok and self.tokens and self.total_s > 0 else None
 
     def fail(self, error: str, at: float) -> None:
-        """It ended without a whole answer; the first reason counts."""
+        """Notes an end without a whole answer. The first reason is kept."""
         self.error, self.ended = self.error or error, at
 
 
@@ -94,12 +94,12 @@ class Reader(ABC):
         self._event, self._complete = "", False
 
     def refused(self, body: bytes, retry_after: str | None, at: float) -> None:
-        """An answer whose status is not 200."""
+        """Reads an answer whose status is not 200."""
         self.seen.retry_after = _number(retry_after)
         self.seen.fail(said(body), at)
 
     def whole(self, body: bytes, at: float) -> None:
-        """An answer that is not streamed."""
+        """Reads an answer that is not streamed."""
         self.seen.ended = at
         try:
             self._whole(json.loads(body), at)
@@ -107,7 +107,7 @@ class Reader(ABC):
             self.seen.fail(f"malformed answer: {type(error).__name__}: {error}", at)
 
     def line(self, line: bytes, at: float) -> None:
-        """One line of a stream; what is neither event nor data is a comment or an empty line."""
+        """Reads one line of a stream. A line that is neither event nor data is a comment or empty."""
         line = line.rstrip(b"\r\n")
         if line.startswith(b"event:"):
             self._event = line[6:].strip().decode("utf-8", "replace")
@@ -118,7 +118,7 @@ class Reader(ABC):
                 self.seen.fail(f"malformed frame: {type(error).__name__}: {error}", at)
 
     def end(self, at: float) -> None:
-        """The connection gives no more of the stream."""
+        """Notes the end of the stream."""
         self.seen.ended = at
         if not self._complete:
             self.seen.fail(BROKEN_OFF, at)
@@ -144,7 +144,7 @@ class Reader(ABC):
 
 
 class NativeReader(Reader):
-    """Answers of POST /generate."""
+    """Reads answers of POST /generate."""
 
     def _whole(self, answer: Json, at: float) -> None:
         self._block(answer["token_ids"], answer["text"], at)
@@ -162,7 +162,7 @@ class NativeReader(Reader):
 
 
 class OpenAiReader(Reader):
-    """Answers of OpenAI's routes, from this service or another; counts may come in frames of their own."""
+    """Reads answers of OpenAI's routes, of this service or another one. Counts may come in separate frames."""
 
     def __init__(self, seen: Observation) -> None:
         super().__init__(seen)
@@ -200,7 +200,7 @@ class OpenAiReader(Reader):
         self._finish = choice.get("finish_reason") or self._finish
 
     def _share_tokens(self) -> None:
-        """Servers that send no token ids tell only the sum: every frame counts alike."""
+        """Divides the sum of tokens evenly among the frames, for servers that send no token ids."""
         seen = self.seen
         if seen.blocks and not seen.token_ids:
             share, rest = divmod(seen.tokens, len(seen.blocks))
@@ -214,7 +214,7 @@ def reader(seen: Observation) -> Reader:
 
 
 def said(body: bytes) -> str:
-    """What an error's body says, in the service's shape or as it is."""
+    """The message in an error's body, in the service's shape or as raw text."""
     try:
         return _told(json.loads(body))
     except (ValueError, TypeError, AttributeError):

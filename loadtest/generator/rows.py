@@ -1,7 +1,7 @@
-"""Raw rows: one JSON line for each request, each change of level and each look at the client's own CPU time.
+"""Raw rows: one JSON line for each request, each change of level, and each sample of the client's own CPU time.
 
-What a run leaves behind and every report is made of. Times are wall-clock seconds; those within a request are
-milliseconds from its intended start. Knows no locust.
+A run writes rows, and every report is made from them. Times are wall-clock seconds. Times within a request are
+milliseconds from its intended start.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ UNFINISHED = "unfinished when the run ended"
 
 @dataclass(frozen=True)
 class Clock:
-    """The wall clock without its jumps: what `time.perf_counter` says, moved."""
+    """A wall clock without jumps: `time.perf_counter` plus an offset."""
 
     offset: float = field(default_factory=lambda: time.time() - time.perf_counter())
 
@@ -33,7 +33,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Request:
-    """What became of one request. `blocks`: arrival and tokens of each; `late_ms`: sent after it was due."""
+    """The outcome of one request. `blocks`: arrival and tokens of each. `late_ms`: delay of the sending."""
 
     at: float
     late_ms: float
@@ -53,19 +53,19 @@ class Request:
 
     @property
     def ok(self) -> bool:
-        """It ended as a whole answer."""
+        """Whether the request got a whole answer."""
         return self.status == 200 and not self.error
 
     @property
     def gaps_ms(self) -> list[float]:
-        """From each block to the next; an answer that was not streamed has none."""
+        """Milliseconds from each block to the next. Empty for an answer that was not streamed."""
         times = [at for at, _ in self.blocks]
         return [after - before for before, after in itertools.pairwise(times)]
 
 
 @dataclass(frozen=True)
 class Level:
-    """From here on there are so many users, or requests a second."""
+    """A change of the level: users, or requests per second, from this time on."""
 
     at: float
     stage: int
@@ -74,9 +74,9 @@ class Level:
 
 @dataclass(frozen=True)
 class Client:
-    """The CPU time that a process of the load generator has used so far, and its oldest request in flight.
+    """The CPU time that a process of the load generator has used so far, and its oldest request in progress.
 
-    `oldest`: when that was due; None: no request is in flight.
+    `oldest`: when that request was due; None if none is in progress.
     """
 
     at: float
@@ -112,20 +112,20 @@ def from_observation(seen: Observation, clock: Clock, stage: int | None) -> Requ
 
 
 def to_json(row: Row) -> dict[str, Any]:
-    """A row as it is written."""
+    """A row as a JSON object."""
     kind = next(name for name, kind in _KINDS.items() if isinstance(row, kind))
     return {"row": kind, **asdict(row)}
 
 
 def append(path: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Writes rows behind those that are there."""
+    """Appends rows to a file."""
     text = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
     with path.open("a", encoding="utf-8") as file:
         file.write(text)
 
 
 def from_json(values: dict[str, Any]) -> Row:
-    """A row as it was written."""
+    """The row of a JSON object."""
     return _KINDS[values["row"]](**{name: value for name, value in values.items() if name != "row"})
 
 

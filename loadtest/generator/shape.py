@@ -1,4 +1,4 @@
-"""Levels as a shape of locust's: users of the closed loop, or the sources of an open one until it is over."""
+"""Levels as a locust shape: the users of a closed loop, or the sources of an open loop."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from loadtest.generator.options import RunOptions
 
 Tick = tuple[int, float]
 
-#: requests in flight may end when a run does, else the slowest would never be counted
+#: seconds for requests in progress to finish at the end of a run; without them the slowest would not be counted
 FINISH_S = 30.0
 _AT_ONCE = 100.0  # locust warns above
 
 
 class Levels(LoadTestShape):
-    """Follows a plan; `changed` is told of each new stage with its level."""
+    """Follows the levels of a plan. `changed` gets each new stage with its level."""
 
     abstract = True  # locust would make one without arguments
     use_common_options = True
@@ -32,12 +32,12 @@ class Levels(LoadTestShape):
         self._stage = -1
 
     def reset_time(self) -> None:
-        """A new run begins."""
+        """Begins a new run."""
         super().reset_time()
         self._stage = -1
 
     def tick(self) -> Tick | None:
-        """Users and how many to start a second; None ends the run."""
+        """The number of users, and how many to start per second. None ends the run."""
         at = self.get_run_time()
         if at >= self._options.profile.seconds:
             return self._finish(at - self._options.profile.seconds)
@@ -49,7 +49,10 @@ class Levels(LoadTestShape):
         return (max(1, round(level)) if self._options.loop == "closed" else self._sources()), _AT_ONCE
 
     def _finish(self, since: float) -> Tick | None:
-        """Nobody asks anything new; ends when all are answered. A master that quit sooner would lose their rows."""
+        """Sends nothing new, and ends when all requests are answered.
+
+        If the master ended sooner, the rows of the last requests would be lost.
+        """
         if since > FINISH_S or not self.get_current_user_count():
             return None
         return (0 if self._options.loop == "closed" else self._sources()), _AT_ONCE

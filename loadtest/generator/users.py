@@ -1,7 +1,7 @@
-"""locust's users: one for each way of asking. When they ask, is the plan's matter.
+"""locust's users: one class for each route. The plan decides when they send requests.
 
-In a closed loop a user asks, waits for the answer, thinks and asks again. In an open one each is a source of arrivals:
-a greenlet for every arrival, whatever became of those before.
+In a closed loop, a user sends a request, waits for the answer, pauses and sends the next one. In an open loop, a user
+is a source of arrivals: each arrival has its own greenlet and does not depend on earlier answers.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _LONGEST_PAUSE_S = 30.0
 
 
 class LoadUser(User):
-    """Asks by the plan; subclasses say where."""
+    """Sends requests by the plan. Subclasses name the route."""
 
     abstract = True
     route: ClassVar[Route]
 
     def on_start(self) -> None:
-        """Reads the options, which a web page or a master may have changed since the process began."""
+        """Reads the options, which a web page or a master may have changed since the process started."""
         options = self.environment.parsed_options
         self._plan = RunOptions.of(options)
         self._measures: Measures = self.environment.mrp_measures
@@ -55,13 +55,13 @@ class LoadUser(User):
         self._client.close()
 
     def wait_time(self) -> float:
-        """Thinking: exponential, as in the textbook's closed loop."""
+        """The pause between requests: exponentially distributed, as in the textbook's closed loop."""
         mean = self._plan.think_s
         return self._draw.expovariate(1 / mean) if mean > 0 else 0.0
 
     @task
     def load(self) -> None:
-        """A closed loop's request, or all arrivals of an open one."""
+        """Sends one request of a closed loop, or all arrivals of an open loop."""
         if self._plan.loop == "closed":
             self._measures.due(now := time.perf_counter())
             self._pause_after(self._ask(now, None))
@@ -84,10 +84,10 @@ class LoadUser(User):
                 group.spawn(self._ask, due, arrival.stage)
             group.join()
         finally:
-            group.kill()  # what is left when the run is stopped is recorded as unfinished
+            group.kill()  # the remaining requests are recorded as unfinished
 
     def _pause_after(self, seen: Observation) -> None:
-        """Who is refused waits as told: asking again at once would count one outage often."""
+        """Waits as Retry-After says. Sending again at once would count one outage many times."""
         if not seen.ok:
             gevent.sleep(_PAUSE_S if seen.retry_after is None else min(seen.retry_after, _LONGEST_PAUSE_S))
 
@@ -137,7 +137,7 @@ class _OpenAiUser(LoadUser):
     abstract = True
 
     def on_start(self) -> None:
-        """Asks for the model's name, if none was given."""
+        """Gets the model's name from the service, if none was given."""
         super().on_start()
         self._model = self.environment.parsed_options.model
         if not self._model:
@@ -182,12 +182,12 @@ class CompletionUser(CompletionStreamUser):
 
 
 def as_messages_body(body: Json) -> Json:
-    """The body of a chat, whatever kind of prompt there is."""
+    """The body of a chat, made from any kind of prompt."""
     return {name: value for name, value in body.items() if name != "prompt"} | as_messages(_prompt(body))
 
 
 def as_prompt_body(body: Json) -> Json:
-    """The body of a completion, whatever kind of prompt there is."""
+    """The body of a completion, made from any kind of prompt."""
     return {name: value for name, value in body.items() if name != "messages"} | as_prompt(_prompt(body))
 
 

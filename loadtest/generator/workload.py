@@ -1,7 +1,7 @@
-"""What is asked: prompts, lengths and modes by distribution, the same for the same seed and number.
+"""The requests: prompts, lengths and modes by distribution, a function of seed and number.
 
-Request `n` does not depend on which others were asked before it, so concurrency does not change what is asked.
-Bodies are those of POST /generate; `for_openai` turns one into a body of OpenAI's routes. Knows no HTTP.
+Request `n` does not depend on earlier requests, so concurrency does not change the requests. Bodies are those of
+POST /generate. `for_openai` turns one into a body of OpenAI's routes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from service.quality.schema import QUALITIES
 
 Json = dict[str, Any]
 
-#: asks for no mode: the server's own
+#: stands for requests without a mode, which get the server's default
 DEFAULT_MODE = "default"
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """How many tokens are asked for."""
+    """The distribution of the number of requested tokens."""
 
     kind: Literal["fixed", "uniform", "lognormal"]
     first: float
@@ -43,7 +43,7 @@ class Lengths:
         return lengths
 
     def draw(self, draw: random.Random) -> int:
-        """One length, at least 1."""
+        """Draws one length, at least 1."""
         if self.kind == "fixed":
             return int(self.first)
         if self.kind == "uniform":
@@ -53,7 +53,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Plan:
-    """A mode with its knobs, and how often it is asked for beside others."""
+    """A mode with its knobs, and its weight among the modes."""
 
     label: str
     knobs: tuple[tuple[str, Any], ...]
@@ -61,9 +61,9 @@ class Plan:
 
 
 def plans(text: str) -> tuple[Plan, ...]:
-    """`static:1,speculative@mrp_steps=2:3,fast:1`: modes, knobs behind an @ (several with +), weights behind a colon.
+    """Parses `static:1,speculative@mrp_steps=2:3,fast:1`: modes, knobs after an @ (joined by +), weights after a colon.
 
-    A quality may stand for a mode and its knobs.
+    A quality may be given instead of a mode and its knobs.
     """
     return tuple(_plan(part.strip()) for part in text.split(","))
 
@@ -122,7 +122,7 @@ class Workload:
 
 
 def for_openai(body: Json, model: str) -> Json:
-    """The same request for OpenAI's routes; a prompt goes to completions, messages to chats."""
+    """The same request for OpenAI's routes: completions for a prompt, chats for messages."""
     rest = {name: value for name, value in body.items() if name != "max_new_tokens"}
     return {"model": model, **rest, "max_tokens": body["max_new_tokens"]}
 
@@ -135,14 +135,14 @@ def heldout_prompts() -> tuple[Json, ...]:
 
 
 def read_prompts(path: Path) -> tuple[Json, ...]:
-    """JSON lines, each with `messages` or `prompt` and nothing else that is read."""
+    """Reads JSON lines, each with `messages` or `prompt`. Other fields are ignored."""
     with path.open(encoding="utf-8") as lines:
         values = [json.loads(line) for line in lines if line.strip()]
     return checked_prompts(values, str(path))
 
 
 def checked_prompts(values: Sequence[Json], where: str) -> tuple[Json, ...]:
-    """The part of each that is the prompt."""
+    """The prompt of each value, checked."""
     found = tuple({name: value[name] for name in ("messages", "prompt") if name in value} for value in values)
     if not found:
         raise ValueError(f"{where} holds no prompts")
@@ -153,12 +153,12 @@ def checked_prompts(values: Sequence[Json], where: str) -> tuple[Json, ...]:
 
 
 def as_prompt(prompt: Json) -> Json:
-    """For a route that takes texts: the last message's content."""
+    """The prompt for a route that takes texts: the last message's content."""
     return prompt if "prompt" in prompt else {"prompt": prompt["messages"][-1]["content"]}
 
 
 def as_messages(prompt: Json) -> Json:
-    """For a route that takes chats: the text as the user's message."""
+    """The prompt for a route that takes chats: the text as the user's message."""
     return prompt if "messages" in prompt else _chat(prompt["prompt"])
 
 

@@ -1,1 +1,1 @@
-"""Points become pictures and one page that needs nothing else."""
+"""Turns points into pictures and into one self-contained page."""

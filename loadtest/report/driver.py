@@ -1,6 +1,6 @@
-"""One run of locust as a process of its own, watched: its rows as they come, the service's counters beside them.
+"""Runs locust as a separate process, and reads its rows and the service's counters while it runs.
 
-locust patches Python's sockets and threads for gevent, so it is never imported here. Knows files and HTTP.
+locust patches Python's sockets and threads for gevent, so this process must not import it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class LocustFailed(SystemExit):
 
 @dataclass
 class Record:
-    """What there is of a run so far."""
+    """The data of a run so far."""
 
     run: Run
     rows: list[Row] = field(default_factory=list)
@@ -41,14 +41,14 @@ class Record:
 
 @dataclass(frozen=True)
 class Driver:
-    """Runs locust against one service; files go into `folder`."""
+    """Runs locust against one service. Its files go into `folder`."""
 
     url: str
     folder: Path
     api_key: str = ""
 
     async def drive(self, run: Run, watch: Callable[[Record], None]) -> Record:
-        """One run; `watch` is shown the record about once a second."""
+        """Makes one run. `watch` gets the record about once a second."""
         record, rows = Record(run), _Tail(self.folder / f"{run.name}.jsonl")
         with (self.folder / f"{run.name}.log").open("w", encoding="utf-8") as log:
             process = await asyncio.create_subprocess_exec(
@@ -84,14 +84,14 @@ class Driver:
 
 
 class _Tail:
-    """Reads what has been added to a file since the last time."""
+    """Reads the rows that were added to a file since the last read."""
 
     def __init__(self, path: Path) -> None:
         path.unlink(missing_ok=True)
         self._path, self._read = path, 0
 
     def read(self) -> list[Row]:
-        """The new rows; the file may not be there yet."""
+        """The new rows. The file may not exist yet."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
@@ -103,7 +103,7 @@ class _Tail:
 
 
 async def sample(http: httpx.AsyncClient) -> list[Sample]:
-    """The service's counters of forwards, rows and tokens, if it has them."""
+    """The service's counters of forwards, rows and tokens. Empty if the service has none."""
     try:
         page = (await http.get("/metrics")).text
     except httpx.HTTPError:

@@ -1,4 +1,4 @@
-"""The pictures: throughput, latency, goodput and tokens a forward against load, the mix beside each mode alone."""
+"""The pictures: throughput, latency, goodput and tokens per forward against load, and the mix beside each mode."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Runs = dict[str, list[Point]]
 
 @dataclass(frozen=True)
 class Course:
-    """Memory over time: seconds, and MiB of each process at each."""
+    """Memory over time: seconds, and the MiB of each process at these times."""
 
     at: list[float]
     mib: list[dict[str, float]]
 
 
 def throughput(runs: Runs, slo: Slo, path: Path) -> None:
-    """Tokens a second against users, the saturation point ringed; requests a second within the objective."""
+    """Tokens per second against users, with a ring at saturation, and requests per second within the objective."""
     with style.picture(path, 2) as [tokens, good]:
         for number, (name, found) in enumerate(runs.items()):
             look = series(number)
@@ -69,7 +69,7 @@ def latency(runs: Runs, slo: Slo, path: Path) -> None:
 
 
 def arrivals(runs: Runs, slo: Slo, path: Path) -> None:
-    """What becomes of a rate of arrivals: answered, answered in time, and how long the first block takes."""
+    """Random arrivals: the rate of answers, the rate of answers in time, and the time to the first block."""
     with style.picture(path, 2) as [served, waited]:
         highest = max(_load(point) for found in runs.values() for point in found)
         served.plot([0, highest], [0, highest], color=style.GREY, linestyle="--", linewidth=1, label="all that arrive")
@@ -92,7 +92,7 @@ def arrivals(runs: Runs, slo: Slo, path: Path) -> None:
 
 
 def forwards(runs: Runs, path: Path) -> None:
-    """Tokens a forward of a request (load does not matter) and of the engine (load fills its forwards)."""
+    """Tokens per forward of a request, which does not depend on load, and of the engine, which does."""
     panels = {"tokens_per_forward": "Tokens per forward, of one request"}
     if any(point.tokens_per_engine_forward is not None for found in runs.values() for point in found):
         panels["tokens_per_engine_forward"] = "Tokens per forward of the engine, all requests"
@@ -137,7 +137,7 @@ def _line(axes: Axes, found: Sequence[Point], measure: Measure, look: dict) -> N
 
 
 def _load(point: Point) -> float:
-    """Users; of random arrivals those that came, which in a short time are not those that were meant to."""
+    """The load of a point: users, or the actual rate of random arrivals, which may differ from the intended one."""
     return point.level if point.loop == "closed" else point.requests / point.seconds
 
 
@@ -150,7 +150,7 @@ def _levels(runs: Runs) -> list[float]:
 
 
 def capacity(tried: Sequence[Point], limits: tuple[float, float], rate: float, path: Path) -> None:
-    """Every probed rate with its p95s, the objective and the rate that was found."""
+    """Every probed rate with its p95 times, the objective and the rate that was found."""
     panels = (("Time to first block, p95", "first_block_p95_ms"), ("Time between blocks, p95", "gap_p95_ms"))
     with style.picture(path, 2) as both:
         for axes, (title, measure), limit in zip(both, panels, limits, strict=True):

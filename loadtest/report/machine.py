@@ -1,4 +1,4 @@
-"""What a reader must know of the machine to judge numbers: processor, cores, memory, accelerators, versions."""
+"""The facts of the machine that a reader needs: processor, cores, memory, accelerators, versions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PACKAGES = ("torch", "ray", "locust", "fastapi")
 
 
 def describe() -> dict[str, str]:
-    """One line each."""
+    """The facts, one line each."""
     gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return {
         "processor": f"{_processor()}, {os.cpu_count()} cores",

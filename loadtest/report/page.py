@@ -1,4 +1,4 @@
-"""report.html: the answers in words, the pictures in the page, every point in a table. Needs no other file or host."""
+"""report.html: a self-contained page with answers in words, the pictures, and a table of all points."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from loadtest.report.result import Result
 
 _TEMPLATE = Path(__file__).parent / "report.html.j2"
 
-#: measures (two: a pair of percentiles) and heading
+#: measures of a column (two are a pair of percentiles) and its heading
 _COLUMNS = (
     (("requests",), "requests"),
     (("failed",), "failed"),
@@ -35,19 +35,19 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture with what it shows."""
+    """A picture with its description."""
 
     path: Path
     caption: str
 
     @property
     def data(self) -> str:
-        """For the page itself."""
+        """The picture as data for the page."""
         return base64.b64encode(self.path.read_bytes()).decode()
 
 
 def write(result: Result, folder: Path) -> Path:
-    """Writes PNGs and the page; where the page is."""
+    """Writes the PNGs and the page. Returns the path of the page."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     environment.filters["number"] = words.number
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
@@ -59,7 +59,7 @@ def write(result: Result, folder: Path) -> Path:
 
 
 def pictures(result: Result, folder: Path) -> Iterator[Picture]:
-    """Those that there are points for."""
+    """The pictures for which there are points."""
     slo = result.scenario.slo
     if modes := result.modes:
         yield _drawn(folder / "throughput.png", words.THROUGHPUT, figures.throughput, modes, slo)

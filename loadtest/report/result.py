@@ -1,4 +1,4 @@
-"""What there is to report, in the groups that are shown together."""
+"""The result of a scenario, in the groups that are shown together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from loadtest.report.summary import Point
 
 @dataclass(frozen=True)
 class Result:
-    """A scenario with its points; `model` is what the service says of it."""
+    """A scenario with its points. `model`: the service's description of its model."""
 
     scenario: Scenario
     points: list[Point]
@@ -22,25 +22,25 @@ class Result:
 
     @property
     def modes(self) -> dict[str, list[Point]]:
-        """Closed loops of one mode at several levels, to be compared."""
+        """The closed loops of one mode at several levels."""
         found = self._of(lambda run: run.loop == "closed" and not run.mixed)
         return {name: points for name, points in found.items() if len(points) > 1}
 
     @property
     def arrivals(self) -> dict[str, list[Point]]:
-        """Open loops."""
+        """The open loops."""
         return self._of(lambda run: run.loop != "closed")
 
     @property
     def pairs(self) -> list[tuple[Point, Point]]:
-        """Each mode alone and in the mix, at the same level."""
+        """Pairs of points at the same level: a mode alone, and the mode in the mix."""
         alone = {(p.mode, p.level): p for points in self.modes.values() for p in points}
         mixed = {run.name for run in self.scenario.runs if run.mixed and run.loop == "closed"}
         parts = {(p.mode, p.level): p for p in self.points if p.run in mixed and p.part}
         return [(point, parts[key]) for key, point in alone.items() if key in parts]
 
     def _of(self, choose: Callable[[Run], bool]) -> dict[str, list[Point]]:
-        """The points over all modes of each run that is chosen and was made."""
+        """The points over all modes of each chosen run that was made."""
         runs = [run for run in self.scenario.runs if choose(run)]
         found = {run.name: [p for p in self.points if p.run == run.name and not p.part] for run in runs}
         return {name: points for name, points in found.items() if points}

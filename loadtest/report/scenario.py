@@ -1,7 +1,7 @@
-"""Scenarios: named lists of runs, and what counts as good enough. YAML files, in `loadtest/scenarios` or anywhere.
+"""Scenarios: named lists of runs, and the objective of good requests. YAML files, in `loadtest/scenarios` or elsewhere.
 
-A run is one start of locust; its fields are options of `loadtest/generator/options.py`. Levels of an open loop may be
-multiples of what another run could serve at most (`of`), so that a scenario fits any machine. Unknown keys are errors.
+A run is one start of locust. Its fields are options of `loadtest/generator/options.py`. The levels of an open loop may
+be multiples of the highest rate of another run (`of`), so that a scenario fits any machine. Unknown keys are errors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FOLDER = Path(__file__).parents[1] / "scenarios"
 
 @dataclass(frozen=True)
 class Slo:
-    """A request is good if it is answered, its first block and every further one come within these times."""
+    """The objective: a good request is answered, and its first block and every further one come within these times."""
 
     first_block_ms: float = 1000.0
     gap_ms: float = 500.0
@@ -47,26 +47,26 @@ class Run:
 
     @property
     def profile(self) -> Profile:
-        """Its levels; recorded arrivals are one."""
+        """The levels of the run. Recorded arrivals are one level."""
         return Profile.recorded(Path(self.trace)) if self.loop == "trace" else Profile.parse(self.levels)
 
     @property
     def needs(self) -> set[str]:
-        """The modes that the service must have."""
+        """The modes that the service must have for the run."""
         modes = {part.strip().partition(":")[0].partition("@")[0] for part in self.modes.split(",")}
         return modes - {DEFAULT_MODE}
 
     @property
     def mixed(self) -> bool:
-        """Whether it asks for more than one mode."""
+        """Whether the run uses more than one mode."""
         return "," in self.modes
 
     def scaled(self, rate: float) -> Run:
-        """With its levels as multiples of a rate."""
+        """The run with its levels as multiples of a rate."""
         return replace(self, levels=str(self.profile.scaled(rate)), of="")
 
     def options(self) -> Iterator[str]:
-        """Its part of locust's command line."""
+        """The run's part of locust's command line."""
         yield from self.users.split(",")
         for name in ("modes", "loop", "levels", "lengths", "prompts", "trace"):
             if value := getattr(self, name):
@@ -79,7 +79,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is run, one after the other."""
+    """A sequence of runs."""
 
     title: str
     runs: tuple[Run, ...]
@@ -88,7 +88,7 @@ class Scenario:
 
     @property
     def seconds(self) -> float:
-        """How long its runs take, without starts and ends."""
+        """The length of all runs in seconds, without starts and ends."""
         return sum(run.profile.seconds for run in self.runs)
 
 
@@ -104,7 +104,7 @@ def read(name: str) -> Scenario:
 
 
 def parse(values: dict[str, Any], where: str) -> Scenario:
-    """A scenario of YAML's values; `defaults` are for all its runs."""
+    """A scenario of YAML's values. `defaults` apply to all its runs."""
     values = dict(values)
     defaults = values.pop("defaults", {})
     runs = tuple(_make(Run, defaults | run, where) for run in values.pop("runs", []))

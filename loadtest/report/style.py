@@ -1,4 +1,4 @@
-"""The report's pictures: axes that several of them share."""
+"""Axes that several pictures of the report share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _STYLE = {**STYLE, "grid.color": "#dddddd", "figure.facecolor": "white"}
 
 @contextmanager
 def picture(path: Path, panels: int = 1) -> Iterator[list[Axes]]:
-    """Axes side by side, saved as a PNG. Without pyplot: nothing global, no display."""
+    """Axes side by side, saved as a PNG at the end. Does not use pyplot's global state and needs no display."""
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(6.2 * panels, 4.4), layout="constrained")
         axes = figure.subplots(1, panels, squeeze=False)[0]
@@ -28,7 +28,7 @@ def picture(path: Path, panels: int = 1) -> Iterator[list[Axes]]:
 
 
 def levels(axes: Axes, values: Sequence[float], label: str) -> None:
-    """An axis of concurrency: doubling, with a tick at every level that was measured."""
+    """Sets up a logarithmic axis of concurrency, with a tick at every measured level."""
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_locator(FixedLocator(sorted(set(values))))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -37,7 +37,7 @@ def levels(axes: Axes, values: Sequence[float], label: str) -> None:
 
 
 def milliseconds(axes: Axes, label: str) -> None:
-    """A logarithmic axis of times, with plain numbers."""
+    """Sets up a logarithmic axis of times, with plain numbers."""
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.yaxis.set_minor_formatter(FuncFormatter(_halves))

@@ -1,7 +1,7 @@
-"""Rows become points: what a service did at one level of load. Percentiles are of the nearest rank.
+"""Turns rows into points: the results of a service at one level of load. Percentiles are of the nearest rank.
 
-Latencies are of the requests that were due while the level lasted, less a warm-up; throughput counts blocks by when
-they came. Knows rows and levels, neither locust nor pictures.
+Latencies are of the requests that were due during the level, without a warm-up. Throughput counts blocks by their time
+of arrival.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def percentile(values: Sequence[float], share: float) -> float | None:
 
 @dataclass(frozen=True)
 class Sample:
-    """Three of the service's counters at a time."""
+    """Three of the service's counters at one time."""
 
     at: float
     forwards: float
@@ -32,7 +32,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Window:
-    """A stage of a run as it was: from when to when it is measured."""
+    """The measured part of a stage of a run."""
 
     stage: int
     level: float
@@ -41,13 +41,13 @@ class Window:
 
     @property
     def seconds(self) -> float:
-        """How long."""
+        """The length in seconds."""
         return self.until - self.since
 
 
 @dataclass(frozen=True)
 class Point:
-    """One level of one run; `level` is users of a closed loop, requests a second of an open one. None: not known."""
+    """One level of one run. `level`: users of a closed loop, requests per second of an open one. None: not known."""
 
     run: str
     loop: str
@@ -78,7 +78,7 @@ class Point:
 
 
 def windows(run: Run, rows: Sequence[Row], warm_s: float) -> list[Window]:
-    """The stages that took place. A closed loop warms up, for half of a short stage; open arrivals all count."""
+    """The stages that took place. A closed loop has a warm-up of at most half a stage; open arrivals have none."""
     stages = run.profile.stages
     warm_s = warm_s if run.loop == "closed" else 0.0
     return [
@@ -90,7 +90,7 @@ def windows(run: Run, rows: Sequence[Row], warm_s: float) -> list[Window]:
 
 
 def points(run: Run, rows: Sequence[Row], samples: Sequence[Sample], slo: Slo, warm_s: float) -> list[Point]:
-    """A point for every level, and of a mixed run one for every mode besides."""
+    """A point for every level. A mixed run also has one for every mode."""
     found = []
     for window in windows(run, rows, warm_s):
         requests = [row for row in rows if isinstance(row, Request)]
@@ -102,7 +102,7 @@ def points(run: Run, rows: Sequence[Row], samples: Sequence[Sample], slo: Slo, w
 
 
 def point(run: Run, window: Window, requests: Sequence[Request], slo: Slo, mode: str = "") -> Point:
-    """What these requests say of a window."""
+    """The point of these requests in a window."""
     due = [row for row in requests if _belongs(row, run, window)]
     answered = [row for row in due if row.ok]
     came = [tokens for row in requests for at, tokens in row.blocks if _within(row.at + at / 1000, window)]
@@ -143,13 +143,13 @@ def point(run: Run, window: Window, requests: Sequence[Request], slo: Slo, mode:
 
 
 def is_good(row: Request, slo: Slo) -> bool:
-    """Whether a request was answered within the objective; without a stream the whole answer is its first block."""
+    """Whether a request met the objective. Without a stream, the whole answer counts as its first block."""
     first = row.total_ms if row.first_block_ms is None else row.first_block_ms
     return row.ok and first <= slo.first_block_ms and max(row.gaps_ms, default=0.0) <= slo.gap_ms
 
 
 def client_cpu(rows: Iterable[Row], window: Window) -> float | None:
-    """CPU seconds a second that the load generator took, all its processes together."""
+    """CPU seconds per second of all processes of the load generator together."""
     looks: dict[int, list[Client]] = {}
     for row in rows:
         if isinstance(row, Client) and _within(row.at, window):
@@ -168,10 +168,10 @@ def saturation(found: Sequence[Point]) -> Point | None:
 
 
 def fair_slowdowns(pairs: Sequence[tuple[Point, Point]]) -> list[float | None]:
-    """By how much each mode's blocks should slow down in a mix, if forwards are shared and nobody is put back.
+    """The expected slowdown of each mode's blocks in a mix, if the modes share the forwards evenly.
 
-    Pairs are a mode alone and the same in the mix, at the same concurrency. A forward of the mix should take the mean
-    of what the modes' forwards take alone, weighed by how many of the live requests are of each.
+    `pairs`: a mode alone and in the mix, at the same concurrency. A forward of the mix should take the mean time of the
+    modes' own forwards, weighted by each mode's share of the running requests.
     """
     live = [mixed.requests * (mixed.total_p50_ms or 0.0) for _, mixed in pairs]
     steps = [alone.engine_forward_ms for alone, _ in pairs]
@@ -192,7 +192,7 @@ def _with_surroundings(every: Point, window: Window, rows: Sequence[Row], sample
 
 
 def _belongs(row: Request, run: Run, window: Window) -> bool:
-    """Open arrivals know their stage."""
+    """Whether a request belongs to a window. Open arrivals name their stage."""
     return _within(row.at, window) if run.loop == "closed" else row.stage == window.stage
 
 
@@ -201,7 +201,7 @@ def _within(at: float, window: Window) -> bool:
 
 
 def _tokens_per_forward(rows: Iterable[Request]) -> float | None:
-    """Over all requests: tokens by forwards, not a mean of ratios."""
+    """All tokens divided by all forwards, not a mean of ratios."""
     counted = [(row.tokens, row.tokens / row.tokens_per_forward) for row in rows if row.tokens_per_forward]
     forwards = sum(forwards for _, forwards in counted)
     return sum(tokens for tokens, _ in counted) / forwards if forwards else None

@@ -1,4 +1,4 @@
-"""Thresholds: what must not be, as `[RUN[@LEVEL]:]MEASURE>VALUE` or `<`. They decide the exit status."""
+"""Thresholds that decide the exit status: `[RUN[@LEVEL]:]MEASURE>VALUE` or `<` must not be true."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MEASURES = tuple(field.name for field in fields(Point) if field.name not in {"ru
 
 @dataclass(frozen=True)
 class Threshold:
-    """Points of this run and level (all, if not given) must not have the measure above or below the value."""
+    """A limit on a measure, for the points of one run and level, or for all points."""
 
     text: str
     run: str | None
@@ -25,7 +25,7 @@ class Threshold:
 
     @classmethod
     def parse(cls, text: str) -> Threshold:
-        """ValueError says what is allowed."""
+        """Parses a threshold. ValueError names the allowed form."""
         match = _PATTERN.fullmatch(text.replace(" ", ""))
         if match is None or match["measure"] not in MEASURES:
             raise ValueError(
@@ -35,7 +35,7 @@ class Threshold:
         return cls(text, match["run"], level, match["measure"], match["sign"] == ">", float(match["value"]))
 
     def broken(self, points: Iterable[Point]) -> list[str]:
-        """What broke it; a threshold that no point is measured by is broken, too."""
+        """Descriptions of the points that break the threshold. A threshold without any point is broken, too."""
         measured = [(point, getattr(point, self.measure)) for point in points if self._covers(point)]
         measured = [(point, value) for point, value in measured if value is not None]
         if not measured:

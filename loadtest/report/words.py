@@ -1,4 +1,4 @@
-"""What the report says in words: answers to a user's questions, and what each picture shows."""
+"""The texts of the report: answers to a user's questions, and descriptions of the pictures."""
 
 from __future__ import annotations
 
@@ -18,31 +18,32 @@ FORWARDS = (
     "requests by forwards of the engine, which decodes them together."
 )
 TOGETHER = (
-    "The same concurrency, once with this mode alone, once with all modes in turn: whether slow modes hold others up."
+    "The same concurrency, once with this mode alone, once with all modes in turn. It shows whether slow modes delay "
+    "other modes."
 )
 ARRIVALS = (
-    "Requests arrive at random, whatever becomes of others, and times count from when they were due. Where the dotted "
-    "line leaves the dashed one, the service no longer keeps up; where the full line does, answers come too late."
+    "Requests arrive at random and do not wait for others; times count from when they were due. Where the dotted line "
+    "leaves the dashed one, the service no longer keeps up; where the full line does, answers come too late."
 )
 _GOOD_SHARE = 0.95
 
 
 def answers(result: Result) -> Iterator[tuple[str, str]]:
-    """Question and answer."""
+    """Pairs of a question and its answer."""
     if modes := result.modes:
         yield "How many users at once?", _users(modes)
         yield "Which mode?", _choice(modes)
     if pairs := result.pairs:
-        yield "Does a slow mode hold others up?", _shares(pairs)
+        yield "Does a slow mode delay others?", _shares(pairs)
     if open_loops := result.arrivals:
-        yield "What happens when it is too much?", _too_much(open_loops)
+        yield "What happens under overload?", _too_much(open_loops)
     if shares := [point.client_cpu for point in result.points if point.client_cpu is not None]:
         cost = f"Up to {max(shares) * 100:.0f} % of one core, beside the service."
         yield "What did the load generator itself cost?", cost
 
 
 def number(value: float | str | None) -> str:
-    """For readers: three digits, or a dash for what is not known."""
+    """A number for readers: three digits, or a dash if it is not known."""
     if value is None:
         return "-"
     if isinstance(value, str):

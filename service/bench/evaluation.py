@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
-from service.decode.params import Direct, Dynamic, Entropy, ModeParams, Remask, Sequential, Speculative, Static
+from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
+from service.decode.params import ModeParams
 from service.engine import Completion, Engine, GenerationRequest, SamplingParams
 
 THRESHOLDS = (0.3, 0.5, 0.7, 0.9)

@@ -18,7 +18,7 @@ import torch
 from service.bench.plain_loop import PlainLoop
 from service.bench.shapes import random_checkpoint
 from service.decode.block import MASKED, Block
-from service.decode.params import Static
+from service.decode.modes import Static
 from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import Runner

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from service.decode.params import ModeParams, Static
-from service.decode.registry import MODES, make_params
+from service.decode.modes import MODES, Static
+from service.decode.params import ModeParams
+from service.decode.registry import make_params
 from service.errors import InvalidRequest
 
 

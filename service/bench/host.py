@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from service.decode.params import ModeParams, Static
+from service.decode.modes import Static
+from service.decode.params import ModeParams
 from service.decode.policy import Reading
 from service.engine import Engine, EngineConfig, GenerationRequest, Parts
 from service.engine.drafting.costs import Curve, StepCosts

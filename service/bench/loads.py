@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from service.bench.rounds import Rounds
-from service.decode.params import ModeParams, Speculative, Static
+from service.decode.modes import Speculative, Static
+from service.decode.params import ModeParams
 from service.engine import Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
 from service.engine.drafting.costs import measure
 from service.engine.forward.clock import clock_of

@@ -9,9 +9,9 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from service.decode.params import Static
+from service.decode.modes import Static
 from service.engine import Engine, EngineConfig, GenerationRequest
 from service.model import Checkpoint
 
@@ -33,11 +33,14 @@ def possible_lengths(checkpoint: Checkpoint, lengths: Sequence[int]) -> list[int
     return sorted({min(length, most) for length in lengths})
 
 
-def prefix_times(checkpoint: Checkpoint, lengths: Sequence[int], rounds: int) -> Iterator[PrefixTime]:
+def prefix_times(
+    checkpoint: Checkpoint, lengths: Sequence[int], rounds: int, attention: str = "auto"
+) -> Iterator[PrefixTime]:
     """One request alone, its first block revealed in one forward, at every one of the possible lengths."""
     possible = possible_lengths(checkpoint, lengths)
     tokens = 4 * (possible[-1] + 2 * checkpoint.config.block_size)
-    plain, caching = (Engine(checkpoint, EngineConfig(kv_cache_tokens=tokens, prefix_cache=on)) for on in (False, True))
+    limits = EngineConfig(kv_cache_tokens=tokens, attention=attention)
+    plain, caching = (Engine(checkpoint, replace(limits, prefix_cache=on)) for on in (False, True))
     rng = random.Random(0)
     for length in possible:
         rows = []

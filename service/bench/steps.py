@@ -18,13 +18,21 @@ from service.bench.floor import Rates, forward_need
 from service.bench.host import host_milliseconds
 from service.decode.block import MASKED, Block
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Runner
+from service.engine.forward.runner import Backend, Runner
 from service.engine.request import SamplingParams
 from service.model import Checkpoint
-from service.model.attention import PagedCache
+from service.model.attention import AUTO, PagedCache
 
 #: KV that a bench may hold, in bytes: sequences share pages where theirs together would be more
 _MOST_KV = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """What a device can do, and the attention that is used on it."""
+
+    rates: Rates
+    attention: str = AUTO
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +63,12 @@ class StepTime:
 
 
 def step_times(
-    checkpoint: Checkpoint, counts: Sequence[int], prefix_tokens: int, rounds: int, rates: Rates
+    checkpoint: Checkpoint, counts: Sequence[int], prefix_tokens: int, rounds: int, platform: Platform
 ) -> Iterator[StepTime]:
     """Forwards over rows of masks behind a prefix (in tokens, cut to whole blocks); logits read at every position."""
     size = checkpoint.config.block_size
     prefix = prefix_tokens // size
-    runner = _runner(checkpoint, prefix * max(counts))
+    runner = _runner(checkpoint, prefix * max(counts), platform.attention)
     state = Block((MASKED,) * size)
     for count in counts:
         pages = [[(row * prefix + page) % runner.num_pages for page in range(prefix)] for row in range(count)]
@@ -71,14 +79,16 @@ def step_times(
         mrp = _median(partial(runner.refine, anchored), checkpoint, rounds) if checkpoint.mrp else None
         need = forward_need(checkpoint.config, count, prefix * size, checkpoint.dtype.itemsize)
         host = host_milliseconds(checkpoint, count, rounds)
-        yield StepTime(count, prefix * size, backbone, host, 1e3 * need.seconds(rates), need.bound(rates), mrp)
+        yield StepTime(
+            count, prefix * size, backbone, host, 1e3 * need.seconds(platform.rates), need.bound(platform.rates), mrp
+        )
 
 
-def _runner(checkpoint: Checkpoint, pages: int) -> Runner:
+def _runner(checkpoint: Checkpoint, pages: int, attention: str) -> Runner:
     """With as many pages as there may be."""
     config = checkpoint.config
     page = PagedCache.bytes_per_page(config, checkpoint.dtype)
-    return Runner(checkpoint, num_pages=max(1, min(pages, _MOST_KV // page)))
+    return Runner(checkpoint, num_pages=max(1, min(pages, _MOST_KV // page)), backend=Backend(attention))
 
 
 def _median(run: Callable[[], object], checkpoint: Checkpoint, rounds: int) -> float:

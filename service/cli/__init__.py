@@ -1,1 +1,1 @@
-"""The program `mrp-serve`: one file for each command, `main.py` puts them together."""
+"""The program `mrp-serve`: one file for each command. `main.py` puts them together."""

@@ -21,7 +21,7 @@ QUESTION = "Tom has 5 apples, gets 3, loses 2."
 
 
 def command(
-    out: Annotated[Path, typer.Option(help="The folder that the pictures are written into.")] = Path("docs"),
+    out: Annotated[Path, typer.Option(help="The folder that the pictures are written into.")],
     prompt: Annotated[str, typer.Option(help="What the user says.")] = QUESTION,
     model: Model = None,
     threads: Threads = None,
@@ -31,7 +31,7 @@ def command(
         from service.quality.film import animate, draw_still
     except ModuleNotFoundError as error:
         raise SettingsError(f"animate needs {error.name}: pip install '.[plot]'") from None
-    from service.decode.params import Speculative, Static
+    from service.decode.modes import Speculative, Static
     from service.demo import CHECKPOINT
     from service.library import TextModel
 
@@ -49,16 +49,16 @@ def command(
 
 def shown() -> list[tuple[str, ModeParams]]:
     """Every mode with the knobs that its picture is drawn with."""
-    from service.decode import params
+    from service.decode import modes
 
     return [
-        ("static", params.Static()),
-        ("dynamic, threshold 0.5", params.Dynamic(0.5)),
-        ("sequential, bound 0.1", params.Sequential(entropy_bound=0.1)),
-        ("entropy, bound 0.1", params.Entropy(0.1)),
-        ("direct, 2 MRP steps", params.Direct(2)),
-        ("speculative, 4 MRP steps", params.Speculative(mrp_steps=4)),
-        ("remask, threshold 0.5", params.Remask(0.5)),
+        ("static", modes.Static()),
+        ("dynamic, threshold 0.5", modes.Dynamic(0.5)),
+        ("sequential, bound 0.1", modes.Sequential(entropy_bound=0.1)),
+        ("entropy, bound 0.1", modes.Entropy(0.1)),
+        ("direct, 2 MRP steps", modes.Direct(2)),
+        ("speculative, 4 MRP steps", modes.Speculative(mrp_steps=4)),
+        ("remask, threshold 0.5", modes.Remask(0.5)),
     ]
 
 
@@ -71,9 +71,9 @@ def _decode(model: TextModel, prompt: str, params: ModeParams, title: str) -> An
     size = model.checkpoint.config.block_size
     length = len(model.codec.encode_chat(messages))
     completion = answer.completion
-    return Answer(
-        title, [block.steps for block in completion.blocks], size, length % size, completion.stats.forwards.mrp
-    )
+    steps = [block.steps for block in completion.blocks]
+    stats = completion.stats
+    return Answer(title, steps, size, length % size, stats.decoded_tokens, stats.forwards.mrp)
 
 
 class _Texts:

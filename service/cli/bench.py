@@ -1,4 +1,4 @@
-"""`mrp-serve bench`: the engine beside the plain published loop, the time of a step at many rows, the prefix cache."""
+"""`mrp-serve bench`: the engine compared with the plain published loop, the time of a step, the prefix cache."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from service.cli.options import (
+    Attention,
     BlockSize,
     Device,
     Dtype,
@@ -39,39 +40,40 @@ def command(
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")] = 5,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of every completion.")] = 64,
     prefix_tokens: Annotated[int, typer.Option(min=0, help="Tokens before the rows of a step.")] = 256,
-    prompt_tokens: Annotated[list[int], typer.Option(min=1, help="Prompts; may be given again.")] = [64, 256, 1000],  # noqa: B006
+    prompt_tokens: Annotated[list[int], typer.Option(min=1, help="Prompt lengths; repeatable.")] = [64, 256, 1000],  # noqa: B006
     device: Device = "auto",
     dtype: Dtype = "auto",
+    attention: Attention = "auto",
     block_size: BlockSize = None,
     threads: Threads = None,
     output: Output = None,
 ) -> None:
-    """Tokens per second beside a plain transformers loop, a step over its floor, and what the prefix cache saves."""
+    """Measures tokens per second beside a transformers loop, steps over their floor, and prefix cache savings."""
     from service.bench.floor import measure_rates
     from service.bench.machine import machine_name
     from service.bench.plain_loop import PlainLoop
     from service.bench.prefix import possible_lengths, prefix_times
     from service.bench.rounds import Rounds
     from service.bench.speed import Workload, compare_with_plain_loop
-    from service.bench.steps import step_times
-    from service.decode.params import Static
+    from service.bench.steps import Platform, step_times
+    from service.decode.modes import Static
     from service.engine import Engine, EngineConfig
 
     use_threads(threads)
     checkpoint = load_in_shape(model, shape, device, dtype, block_size)
     workload = Workload(Static(), new_tokens=new_tokens)
     tokens = max(concurrency) * workload.longest(checkpoint.config.block_size)
-    engine = Engine(checkpoint, EngineConfig(max_running=max(concurrency), kv_cache_tokens=tokens))
+    engine = Engine(checkpoint, EngineConfig(max_running=max(concurrency), kv_cache_tokens=tokens, attention=attention))
     parts = len(concurrency) * rounds + len(rows) + len(possible_lengths(checkpoint, prompt_tokens))
     with Counter(parts) as counter:
         beside = Rounds(concurrency, rounds, counter.next)
         speed = list(compare_with_plain_loop(engine, PlainLoop(checkpoint), workload, beside))
         del engine  # and its cache
         steps, prefix, rates = [], [], measure_rates(checkpoint.device, checkpoint.dtype)
-        for step in step_times(checkpoint, rows, prefix_tokens, rounds, rates):
+        for step in step_times(checkpoint, rows, prefix_tokens, rounds, Platform(rates, attention)):
             steps.append(step)
             counter.next(f"a step of {step.rows} rows")
-        for time in prefix_times(checkpoint, prompt_tokens, rounds):
+        for time in prefix_times(checkpoint, prompt_tokens, rounds, attention):
             prefix.append(time)
             counter.next(f"the first block behind {time.prompt_tokens} tokens")
     measured = f"{rates.bytes_per_s / 1e9:,.0f} GB/s, {rates.flops_per_s / 1e9:,.0f} GFLOP/s"

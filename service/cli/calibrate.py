@@ -1,4 +1,4 @@
-"""`mrp-serve calibrate`: which plans `lossless`, `balanced` and `fast` are for a checkpoint, measured on prompts."""
+"""`mrp-serve calibrate`: finds a checkpoint's plans for `lossless`, `balanced` and `fast` by measuring on prompts."""
 
 from __future__ import annotations
 
@@ -30,43 +30,57 @@ if TYPE_CHECKING:
     from service.text import TextCodec
 
 _HOW = {
-    "cpu": "tokens a second of CPU time: the one thread's, which other work on the machine does not lengthen",
-    "wall": "tokens a second by the clock on the wall; the machine must have nothing else to do",
+    "cpu": "tokens a second of CPU time of one thread; other work on the machine does not change it",
+    "wall": "tokens a second of wall-clock time; the machine must have no other work",
 }
 
 
 def command(
     model: Model = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="JSON lines with `prompt` and, if the scorer needs it, `answer`. Demo: its own.")
+        Path | None,
+        typer.Option(
+            help="JSON lines with `prompt` and, if the scorer needs it, `answer`. Default for the demo: its own."
+        ),
     ] = None,
     scorer: Annotated[
-        str | None, typer.Option(help="demo, exact, contains, number, regex:PATTERN or module:function. Demo: demo.")
+        str | None,
+        typer.Option(
+            help="demo, exact, contains, number, regex:PATTERN or module:function. Default for the demo: demo."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Default: quality.json in the checkpoint's folder.")] = None,
     plan: Annotated[
         list[str] | None, typer.Option(help="Such as 'dynamic threshold=0.5'; may be given again. Default: a grid.")
     ] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="So many of the prompts, from the first on.")] = None,
+    count: Annotated[
+        int | None, typer.Option(min=1, help="Number of prompts, from the first on. Default: all.")
+    ] = None,
     concurrency: Annotated[
         list[int] | None,
-        typer.Option(min=1, help="Requests together, at most half of --timed; may be given again. Default: 1 and 16."),
+        typer.Option(
+            min=1, help="Concurrent requests, at most half of --timed; may be given again. Default: 1 and 16."
+        ),
     ] = None,
-    chosen_at: Annotated[int | None, typer.Option(help="Presets are fastest at this one. Default: the most.")] = None,
+    chosen_at: Annotated[
+        int | None, typer.Option(help="The --concurrency whose speeds choose the presets. Default: the largest.")
+    ] = None,
     timed: Annotated[
         int,
         typer.Option(
-            min=2, help="Prompts that are timed, twice --concurrency at least; lossless plans answer no others."
+            min=2, help="Timed prompts, at least twice --concurrency. Lossless plans answer only these prompts."
         ),
     ] = 128,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
-    raw: Annotated[bool, typer.Option("--raw", help="Prompts are continued as they stand, not sent as chats.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Continue prompts as plain text instead of sending them as chats.")
+    ] = False,
     plot: Annotated[Path | None, typer.Option(help="Draws the frontier into this folder.")] = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
     threads: Threads = None,
 ) -> None:
-    """Measures accuracy and speed of every mode and writes quality.json. Interrupted, the same command goes on."""
+    """Measures accuracy and speed of every mode and writes quality.json. Run it again to resume."""
     from service.bench.calibration import Calibration, Scope
     from service.bench.prompts import read_prompts
     from service.bench.scorers import check_lines, find_scorer
@@ -100,21 +114,21 @@ def command(
 
 
 def _asked(model: str | None, prompts: Path | None, scorer: str | None) -> tuple[Path, str]:
-    """The prompts and the name of their scorer; the demo has its own."""
+    """The file of prompts and the name of the scorer. The demo has its own."""
     from service.demo import CHECKPOINT
     from service.demo.problems import HELDOUT_FILE
 
     is_demo = model is None or Path(model).resolve() == CHECKPOINT.resolve()
     if not is_demo and (prompts is None or scorer is None):
         missing = "prompts" if prompts is None else "scorer"
-        raise SettingsError(f"{missing} is missing, which every checkpoint but the demo needs", param=missing)
+        raise SettingsError(f"{missing} is missing; only the demo has a default", param=missing)
     return prompts or HELDOUT_FILE, scorer or "demo"
 
 
 def _plans(given: list[ModeParams], checkpoint: Checkpoint) -> list[ModeParams]:
-    """Those given, or all; static, which the others are compared with, first."""
+    """The given plans, or the default grid. Static comes first: the others are compared with it."""
     from service.bench.grid import grid
-    from service.decode.params import Static
+    from service.decode.modes import Static
 
     if not given:
         return grid(checkpoint.config.block_size, has_mrp=checkpoint.mrp is not None)
@@ -139,7 +153,10 @@ def _is_right(codec: TextCodec, scorer: Scorer, line: Mapping[str, Any], answer:
 
 
 def _engine(checkpoint: Checkpoint, tasks: Sequence[Task], scope: Scope) -> Any:
-    """An engine with pages for the longest prompts at the highest concurrency. Every plan pays for its prefill."""
+    """An engine with pages for the longest prompts at the highest concurrency.
+
+    It has no prefix cache, so that every plan pays for its prefill.
+    """
     from service.engine import Engine, EngineConfig
 
     longest = max(len(task.prompt_token_ids) for task in tasks) + scope.max_new_tokens
@@ -171,13 +188,13 @@ def _measured(checkpoint: Checkpoint, scope: Scope, asked: Mapping[str, Any]) ->
 
 @contextmanager
 def _notebook(target: Path, about: Mapping[str, Any]) -> Iterator[Notebook]:
-    """What was measured so far, beside the file that it will be; gone once that is written."""
+    """The results so far, in a file beside `target`. The file is removed once `target` is written."""
     from service.bench.records import Notebook
 
     try:
         notebook = Notebook(target.with_name(target.name + ".partial"), about)
     except OSError as error:
-        raise SettingsError(f"{target} cannot be written: {error.strerror}; name another place", param="out") from None
+        raise SettingsError(f"{target} cannot be written: {error.strerror}; choose another path", param="out") from None
     yield notebook
     notebook.remove()
 
@@ -188,5 +205,5 @@ def _run(calibration: Calibration, notebook: Notebook) -> None:
             for job in calibration.run(notebook):
                 counter.next(f"{job.together} together, {job.plan}")
     except KeyboardInterrupt:
-        notes().print("interrupted; the same command goes on from here")
+        notes().print("interrupted; run the same command again to resume")
         raise typer.Exit(130) from None

@@ -1,4 +1,4 @@
-"""`mrp-serve check PATH`: what a checkpoint is, whether all that is served of it loads, what it needs."""
+"""`mrp-serve check PATH`: the facts of a checkpoint, and whether everything that serving needs loads."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def command(
     dtype: Dtype = "auto",
     block_size: BlockSize = None,
 ) -> None:
-    """Loads a checkpoint as serving does, decodes a block with it, and says what it is.
+    """Loads a checkpoint as serving does, decodes a block with it, and prints its facts.
 
-    What of it cannot be used, though the rest can, is a warning.
+    A part that cannot be used is a warning if the rest can be served.
     """
     from service.text import TextCodec
 
@@ -64,7 +64,7 @@ def _memory(checkpoint: Checkpoint) -> dict[str, str]:
 
 
 def _facts(checkpoint: Checkpoint) -> dict[str, str]:
-    from service.decode.registry import MODES
+    from service.decode.modes import MODES
     from service.model.attention import PagedCache
 
     config, mrp = checkpoint.config, checkpoint.config.mrp
@@ -99,7 +99,7 @@ def _quality(checkpoint: Checkpoint) -> str:
 
 
 def _decode_a_block(checkpoint: Checkpoint) -> float:
-    from service.decode.params import Speculative, Static
+    from service.decode.modes import Speculative, Static
     from service.engine import Engine, EngineConfig, GenerationRequest
 
     size = checkpoint.config.block_size

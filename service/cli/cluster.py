@@ -1,7 +1,7 @@
-"""Ray and Serve on this machine, for one service: started, deployed to, stopped.
+"""Starts Ray and Serve on this machine for one service, deploys it, and stops them.
 
-Serve's proxy listens on the settings' address, what Ray opens for itself on loopback, but for a port of every
-replica, which asks for Ray's token (docs/security.md). Knows nothing of the program's flags and prints nothing.
+Serve's proxy listens on the settings' address. Ray's own ports are on loopback, except one port per replica, which
+requires Ray's token (docs/security.md). This module prints nothing.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from service.settings import Settings
 if TYPE_CHECKING:
     from ray.serve import Application
 
-#: its name in Serve
+#: name of the application in Serve
 APPLICATION = "mrp"
 _OBJECT_STORE_BYTES = 200 * 2**20
-#: how often Serve's controller is asked whether it answers
+#: seconds between two checks whether Serve's controller answers
 _POLL_S = 0.1
 
-#: what Ray and Serve read when they are imported
+#: environment variables that Ray and Serve read when they are imported
 _ENVIRONMENT = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-    "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",  # for load balancers: a port for every replica, 30 s to shut down
-    "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",  # a replica that hangs never drains
+    "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",  # off: it opens a port for every replica and takes 30 s to shut down
+    "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",  # a replica that hangs never finishes draining
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "service.hooks:proxy_middleware",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_AUTH_MODE": "token",  # replicas listen on all addresses; who has no token is refused
+    "RAY_AUTH_MODE": "token",  # replicas listen on all addresses and refuse clients without the token
 }
-#: What they read in this program alone. Serve kills a proxy that does not answer three checks of its start. 5 s each,
-#: the default, are too short on a busy machine for a proxy that starts beside replicas.
+#: Variables for this program only. Serve kills a proxy that does not answer three checks of its start. The default of
+#: 5 s per check is too short for a proxy that starts beside replicas on a busy machine.
 _STARTING = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20"}
 
 
 def start(settings: Settings, num_cpus: int | None = None) -> None:
-    """Starts Ray and Serve's proxy. Nothing of the model is loaded yet. `num_cpus`: what Ray is to believe there is.
+    """Starts Ray and Serve's proxy. Loads nothing of the model. `num_cpus`: the number of CPUs that Ray assumes.
 
-    SettingsError where one of them does not start, or this machine has no room for the replicas.
+    SettingsError if one of them does not start, or if this machine has no room for the replicas.
     """
     proxy = begin(settings, num_cpus)
     with _named("Serve"):
@@ -53,7 +53,10 @@ def start(settings: Settings, num_cpus: int | None = None) -> None:
 
 
 def begin(settings: Settings, num_cpus: int | None = None) -> Future[None]:
-    """As `start`, but returns when something can be deployed. The result: the proxy has started, or why it has not."""
+    """As `start`, but returns when an application can be deployed.
+
+    The future is done when the proxy has started, or holds the error if it has not.
+    """
     for name, value in (_ENVIRONMENT | _STARTING).items():
         os.environ.setdefault(name, value)
     talkative = settings.log_level == "debug" and settings.log_format == "text"
@@ -66,8 +69,8 @@ def begin(settings: Settings, num_cpus: int | None = None) -> Future[None]:
 
 @contextmanager
 def _imported(module: str) -> Iterator[None]:
-    """Imports a module beside what is done in the block: while Ray's processes start, this one has nothing to do."""
-    import ray  # noqa: F401 - two threads that import its parts would wait for each other
+    """Imports a module on another thread during the block, while this process waits for Ray's processes."""
+    import ray  # noqa: F401 - two threads that import parts of ray at once would wait for each other
 
     thread = threading.Thread(target=import_module, args=[module], daemon=True)
     thread.start()
@@ -99,7 +102,7 @@ def _check_room(settings: Settings) -> None:
 
 
 def _begin_serve(settings: Settings, talkative: bool) -> Future[None]:
-    """Returns when Serve's controller answers, which then starts the proxy."""
+    """Returns when Serve's controller answers. The controller then starts the proxy."""
     from ray import serve
 
     proxy: Future[None] = Future()
@@ -108,7 +111,7 @@ def _begin_serve(settings: Settings, talkative: bool) -> Future[None]:
         try:
             _start_serve(settings, talkative)
             proxy.set_result(None)
-        except BaseException as error:  # noqa: BLE001 - told to whoever waits
+        except BaseException as error:  # noqa: BLE001 - raised where the future is awaited
             proxy.set_exception(error)
 
     threading.Thread(target=start, daemon=True).start()
@@ -136,15 +139,15 @@ def _start_serve(settings: Settings, talkative: bool) -> None:
 
 @contextmanager
 def _named(what: str) -> Iterator[None]:
-    """Makes one line of whatever keeps a part from starting: Ray raises many unrelated types."""
+    """Turns any error of starting a part into a one-line SettingsError. Ray raises many unrelated types."""
     try:
         yield
     except Exception as error:
         from service.rayserve.serve_state import last_line, place
 
         text = str(error)
-        said = last_line(text) if place(text) else f"{type(error).__name__}: {next(iter(text.splitlines()), '')}"
-        raise SettingsError(f"{what} did not start: {said}") from error
+        reason = last_line(text) if place(text) else f"{type(error).__name__}: {next(iter(text.splitlines()), '')}"
+        raise SettingsError(f"{what} did not start: {reason}") from error
 
 
 def deploy(
@@ -153,10 +156,10 @@ def deploy(
     say: Callable[[str], None] | None = None,
     proxy: Future[None] | None = None,
 ) -> None:
-    """Deploys the application, or a changed one over it, or the one that is given; returns when it serves.
+    """Deploys an application, in place of an earlier one if there is any. Returns when it serves.
 
-    `say` is told what it waits for, `proxy` is what `begin` has returned. SettingsError when it cannot serve, with what
-    a replica failed of.
+    `application`: None for that of the settings. `say`: called with lines on the progress. `proxy`: the result of
+    `begin`. SettingsError, with the failure of a replica, if the application cannot serve.
     """
     from ray import serve
 
@@ -172,10 +175,10 @@ def deploy(
 
 
 def stop() -> None:
-    """Ends all processes of the service. Nothing is waited for: `drain` has done so.
+    """Ends all processes of the service at once. `drain` has waited for the requests before.
 
-    Serve's own shutdown would take the replicas down one tier after the other, which takes seconds and
-    serves nobody: what it tidies up goes with the cluster.
+    Serve's own shutdown stops the deployments one after the other, which takes seconds. It is not needed, since the
+    cluster ends, too.
     """
     import ray
 

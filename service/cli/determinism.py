@@ -1,4 +1,4 @@
-"""`mrp-serve determinism`: how often a batch changes an answer, and what the setting `deterministic` costs."""
+"""`mrp-serve determinism`: how often a batch changes an answer, and the cost of the setting `deterministic`."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 def command(
     model: Model = None,
-    prompts: Annotated[int, typer.Option(min=1, help="Prompts; each is asked at three temperatures.")] = 100,
-    dtype: Annotated[list[str], typer.Option(help="Types to count in; may be given again.")] = ["float32", "bfloat16"],  # noqa: B006
+    prompts: Annotated[int, typer.Option(min=1, help="Prompts; each is decoded at three temperatures.")] = 100,
+    dtype: Annotated[list[str], typer.Option(help="Data types; repeatable.")] = ["float32", "bfloat16"],  # noqa: B006
     concurrency: Several = [1, 8, 32],  # noqa: B006
-    rounds: Annotated[int, typer.Option(min=0, help="Interleaved rounds of the price; 0: none.")] = 5,
+    rounds: Annotated[int, typer.Option(min=0, help="Interleaved rounds that measure the cost; 0: none.")] = 5,
     device: Device = "auto",
     threads: Threads = None,
     output: Output = None,
 ) -> None:
-    """Answers that differ from those of the same request alone, without and with `deterministic`, and its price."""
+    """Counts answers that a batch changes, without and with `deterministic`, and measures what the setting costs."""
     from service.model.options import pick_device, pick_dtype
 
     place = pick_device(device)
@@ -57,11 +57,11 @@ def command(
 def _measure(
     checkpoint: Checkpoint, prompts: int, concurrency: list[int], rounds: int
 ) -> tuple[list[tuple[bool, Differences]], list[Price]]:
-    """Without and with `deterministic`: the differences of each, and the price of the second beside the first."""
+    """The differences without and with `deterministic`, and the cost of the setting."""
     from service.bench.determinism import answers_to, count_differences, prices
     from service.bench.rounds import Rounds
     from service.bench.speed import Workload
-    from service.decode.params import Speculative, Static
+    from service.decode.modes import Speculative, Static
     from service.engine import Engine, EngineConfig
 
     free, fixed = (Engine(checkpoint, EngineConfig(deterministic=on, prefix_cache=False)) for on in (False, True))
@@ -81,7 +81,7 @@ def _measure(
 
 
 def _prompts(engine: Engine, path: Path, count: int) -> list[tuple[int, ...]]:
-    """The demo's held-out problems for the demo, random tokens for any other checkpoint."""
+    """The prompts: held-out problems for the demo, random tokens for any other checkpoint."""
     from service.bench.determinism import random_prompts
     from service.demo import CHECKPOINT
     from service.text import TextCodec

@@ -1,6 +1,6 @@
-"""The end of a service: every ingress is asked to take nothing new, and what is in hand is waited for.
+"""Drains a service: every ingress refuses new requests, and the requests in progress are waited for.
 
-Knows Serve's handles; starts and stops nothing (`cluster.py`).
+`cluster.py` starts and stops the processes.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Any
 
 from service.cli.cluster import APPLICATION
 
-#: how often ingresses are asked what they have in hand
+#: seconds between two queries for the requests in progress
 _POLL_S = 0.1
-#: how long an ingress may take to answer, and requests that were cut to end
+#: seconds that an ingress may take to answer, and that requests have to end after a cut
 _CONTROL_S = 5.0
-#: for the last bytes of answers on their way through Serve's proxy
+#: seconds for the last bytes of answers to pass Serve's proxy
 _SETTLE_S = 0.2
 
 
 async def drain(timeout_s: float) -> bool:
-    """No new requests; waits until those in flight are answered. False: some had to be cut after `timeout_s`."""
+    """Refuses new requests and waits for those in progress. False if some had to be cut after `timeout_s`."""
     in_time = await _answered(timeout_s)
     if not in_time:
         with suppress(TimeoutError):
@@ -31,11 +31,11 @@ async def drain(timeout_s: float) -> bool:
 
 
 async def _answered(timeout_s: float) -> bool:
-    """Waits until no ingress has a request in hand; False if that took longer."""
+    """Waits until no ingress has a request in progress. False after `timeout_s`."""
     try:
         async with asyncio.timeout(timeout_s) as limit:
             while await _busy():
-                if limit.expired():  # and not noticed: Python 3.11's `wait_for` drops what comes along with its result
+                if limit.expired():  # Python 3.11's `wait_for` may drop a cancellation that comes with its result
                     return False
                 await asyncio.sleep(_POLL_S)
     except TimeoutError:
@@ -44,7 +44,7 @@ async def _answered(timeout_s: float) -> bool:
 
 
 async def _busy() -> bool:
-    """Whether an ingress has requests in hand, or does not say."""
+    """Whether an ingress has requests in progress, or does not answer."""
     try:
         return any(await _ask_ingresses("drain"))
     except TimeoutError:
@@ -52,7 +52,7 @@ async def _busy() -> bool:
 
 
 async def _ask_ingresses(method: str) -> list[Any]:
-    """What all ingresses answer; nothing if there is none yet."""
+    """The answers of all ingresses. Empty if none runs yet."""
     import ray
     from ray import serve
     from ray.serve.exceptions import RayServeException

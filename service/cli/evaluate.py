@@ -28,26 +28,26 @@ def command(
     plan: Annotated[
         list[str] | None,
         typer.Option(
-            help="Such as 'speculative mrp_steps=4'; may be given again. With `zero` behind it MRP's output is"
-            " set to 0, with `block` MRP sees the block alone, as in the published loops. Default: all."
+            help="Such as 'speculative mrp_steps=4'; may be given again. With `zero` at the end, MRP's output is set"
+            " to 0. With `block`, MRP sees only the block, as in the published loops. Default: all."
         ),
     ] = None,
     text: Annotated[
-        Path | None, typer.Option(help="JSON lines whose `prompt` is continued instead; nothing is judged then.")
+        Path | None, typer.Option(help="JSON lines whose `prompt` is continued instead. No accuracy is measured then.")
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
     together: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 8,
     temperature: Annotated[float, typer.Option(min=0)] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the problems' choice and of sampling.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the choice of problems and of sampling.")] = 0,
     device: Device = "auto",
     dtype: Dtype = "auto",
     threads: Threads = None,
     draft_candidates: Annotated[
-        int | None, typer.Option(min=0, help="Tokens a draft is chosen from, 0: the whole vocabulary.")
+        int | None, typer.Option(min=0, help="Tokens from which a draft is chosen. 0: the whole vocabulary.")
     ] = None,
     output: Output = None,
 ) -> None:
-    """Accuracy, tokens per forward and time of every mode, with MRP and with its output set to zero."""
+    """Measures accuracy, tokens per forward and time of every mode, with MRP and with its output set to zero."""
     from service.bench.evaluation import default_plans, evaluate
     from service.bench.prompts import read_prompts
     from service.bench.variants import block_only
@@ -58,7 +58,7 @@ def command(
     use_threads(threads)
     checkpoint = load(model, device, dtype, None)
     plans = given or default_plans(checkpoint.mrp is not None)
-    # Every plan decodes the same prompts and shall pay for them.
+    # Every plan decodes the same prompts. Without the prefix cache, every plan pays for them.
     limits = EngineConfig(prefix_cache=False, draft_candidates=draft_candidates)
     engines, used = {"mrp": Engine(checkpoint, limits)}, {plan.engine for plan in plans}
     if "zero" in used:
@@ -77,7 +77,7 @@ def command(
 
 
 def _plan(text: str) -> Plan:
-    """`mode knob=value …`, perhaps with another engine than `mrp` at the end."""
+    """Parses `mode knob=value …`, with `zero` or `block` at the end if the engine is not `mrp`."""
     from service.bench.evaluation import Plan
 
     plan, _, last = text.rpartition(" ")
@@ -96,7 +96,7 @@ def _tasks(path: Path, problems: Sequence[Problem]) -> list[Task]:
 
 
 def _continuations(path: Path, lines: Sequence[Mapping[str, Any]]) -> list[Task]:
-    """One for every line of a file."""
+    """One task for every line of a file."""
     from service.bench.evaluation import Task
     from service.text import TextCodec
 

@@ -1,4 +1,4 @@
-"""`mrp-serve forward`: what forwards cost where prompts are long or lengths differ, beside transformers."""
+"""`mrp-serve forward`: the cost of forwards with long prompts or mixed lengths, compared with transformers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def command(
     threads: Threads = None,
     output: Annotated[Path | None, typer.Option(help="Writes the rows as JSON.")] = None,
 ) -> None:
-    """Ratios of forwards with random weights: long prompts, mixed lengths, prompts beside decoding, many states."""
+    """Compares forwards with random weights: long prompts, mixed lengths, prompts beside decoding, many states."""
     from service.bench.forward import ratios
 
     use_threads(threads)

@@ -5,43 +5,32 @@ from __future__ import annotations
 import json
 import secrets
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.options import BlockSize, Device, Dtype, Model, Threads, load, use_threads
+from service.cli.knobs import Knobs, with_knobs
+from service.cli.options import Attention, BlockSize, Device, Dtype, Model, Threads, load, use_threads
 from service.cli.output import notes
+from service.decode.modes import MODES
 
 if TYPE_CHECKING:
-    from service.decode.params import Knob, ModeParams
+    from service.decode.params import ModeParams
     from service.engine import Engine, GenerationRequest
     from service.engine.request import BlockEvent
     from service.model import Checkpoint, MrpConfig
 
 
+@with_knobs
 def command(
-    prompt: Annotated[str, typer.Argument(help="What the user says (or the raw text with --raw).")],
+    prompt: Annotated[str, typer.Argument(help="The user's message, or with --raw the text to continue.")],
     model: Model = None,
-    mode: Annotated[
-        str | None, typer.Option(help="static, dynamic, sequential, entropy, direct, speculative or remask.")
+    mode: Annotated[str | None, typer.Option(help=f"{', '.join(MODES)}; default: speculative.")] = None,
+    quality: Annotated[
+        str | None, typer.Option(help="lossless, balanced or fast, instead of a mode and its knobs.")
     ] = None,
-    quality: Annotated[str | None, typer.Option(help="lossless, balanced or fast, instead of mode and knobs.")] = None,
-    tokens_per_step: Annotated[
-        int | None, typer.Option(help="static, sequential, speculative: tokens revealed per forward.")
-    ] = None,
-    threshold: Annotated[
-        float | None,
-        typer.Option(help="dynamic, remask, speculative: confidence needed; speculative verifies dynamic."),
-    ] = None,
-    mrp_steps: Annotated[str | None, typer.Option(help="direct, speculative: MRP steps per forward; or auto.")] = None,
-    max_drafts: Annotated[int | None, typer.Option(help="speculative: states verified per forward, a tree.")] = None,
-    entropy_bound: Annotated[
-        float | None, typer.Option(help="sequential, entropy, speculative: nats revealed together.")
-    ] = None,
-    verify: Annotated[
-        str | None,
-        typer.Option(help="speculative: mode whose output comes out, static, dynamic, sequential or entropy."),
-    ] = None,
+    knobs: Knobs = MappingProxyType({}),
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
     temperature: Annotated[float, typer.Option(min=0)] = 0.0,
     top_p: float = 1.0,
@@ -51,11 +40,12 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    attention: Attention = "auto",
     block_size: BlockSize = None,
     threads: Threads = None,
 ) -> None:
-    """Decodes one prompt; text goes to stdout, statistics and progress to stderr."""
-    from service.engine import Engine, GenerationRequest, SamplingParams
+    """Decodes one prompt. Prints the text on stdout, statistics and progress on stderr."""
+    from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
     from service.errors import InvalidRequest
     from service.text import TextCodec
 
@@ -64,11 +54,6 @@ def command(
     use_threads(threads)
     checkpoint = load(model, device, dtype, block_size)
     codec = TextCodec.load(checkpoint.path)
-    given = {
-        "tokens_per_step": tokens_per_step, "threshold": threshold, "mrp_steps": _count_or_auto(mrp_steps),
-        "max_drafts": max_drafts, "entropy_bound": entropy_bound, "verify": verify,
-    }  # fmt: skip
-    knobs = {name: value for name, value in given.items() if value is not None}
     ids = codec.encode(prompt) if raw else codec.encode_chat([{"role": "user", "content": prompt}])
     request = GenerationRequest(
         "cli",
@@ -78,29 +63,23 @@ def command(
         max_new_tokens,
         frozenset(checkpoint.config.eos_token_ids),
     )
-    events = _run(Engine(checkpoint), request)
+    events = _run(Engine(checkpoint, EngineConfig(attention=attention)), request)
     text = codec.decode([token for event in events for token in event.token_ids])
     _print(request, events, text, as_json)
 
 
-def _count_or_auto(text: str | None) -> int | str | None:
-    try:
-        return text and int(text)
-    except ValueError:
-        return text
-
-
-def _params(mode: str | None, knobs: dict[str, Knob], mrp: MrpConfig | None) -> ModeParams:
-    """The mode asked for, or the server's default; MRP steps default to the checkpoint's."""
-    from service.decode.registry import MODES, default_knobs, default_params, make_params
+def _params(mode: str | None, knobs: Knobs, mrp: MrpConfig | None) -> ModeParams:
+    """The params of the given mode, or of the server's default mode. MRP steps default to the checkpoint's."""
+    from service.decode.modes import MODES
+    from service.decode.registry import default_knobs, default_params, make_params
 
     name = mode or default_params().mode
     defaults = default_knobs(name, mrp.default_steps if mrp else 0) if name in MODES else {}
     return make_params(name, {**defaults, **knobs})
 
 
-def _preset(quality: str, mode: str | None, knobs: dict[str, Knob], checkpoint: Checkpoint) -> ModeParams:
-    """What a quality stands for, which allows no mode and no knobs beside it."""
+def _preset(quality: str, mode: str | None, knobs: Knobs, checkpoint: Checkpoint) -> ModeParams:
+    """The params of a quality. InvalidRequest if a mode or knobs are given, too."""
     from service.errors import InvalidRequest
     from service.quality.presets import presets_of
     from service.quality.schema import QUALITIES
@@ -116,13 +95,13 @@ def _preset(quality: str, mode: str | None, knobs: dict[str, Knob], checkpoint: 
 def _run(engine: Engine, request: GenerationRequest) -> list[BlockEvent]:
     """Decodes with a progress line on stderr.
 
-    What forwards cost is measured before, where drafts are to be those that pay: it is no part of the answer's time.
+    The engine measures the cost of forwards before, if drafts depend on it. That time is no part of the answer's time.
     """
     from service.decode.registry import leaves_drafts_open
 
     events: list[BlockEvent] = []
     engine.validate(request)
-    with notes().status("measuring forwards, for the drafts that pay …") as status:
+    with notes().status("measuring the cost of forwards …") as status:
         if leaves_drafts_open(request.params):
             engine.prepare()
         status.update("prefill …")

@@ -1,4 +1,4 @@
-"""`mrp-serve key [NAME]`: makes an API key. It is shown once; the service is given its hash."""
+"""`mrp-serve key [NAME]`: makes an API key. The key is shown once; the service gets only its hash."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Annotated
 import typer
 
 
-def command(name: Annotated[str, typer.Argument(help="Whose key it is; the name of its limits.")] = "me") -> None:
-    """Makes an API key: the key itself, and the line of api_keys_file that lets it in."""
+def command(
+    name: Annotated[str, typer.Argument(help="Name of the key, which names its owner and its limits.")] = "me",
+) -> None:
+    """Makes an API key. Prints the key, and its line for api_keys_file."""
     from service.admission.keys import check_name
 
     check_name(name)

@@ -1,4 +1,4 @@
-"""`mrp-serve loads`: what `mrp_steps: "auto"` gains on static and on fixed drafts at several loads."""
+"""`mrp-serve loads`: compares `mrp_steps: "auto"` with static and with fixed drafts at several loads."""
 
 from __future__ import annotations
 
@@ -23,24 +23,25 @@ def command(
     concurrency: Several = [1, 4, 16, 64],  # noqa: B006
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")] = 7,
     plan: Annotated[
-        list[str] | None, typer.Option(help="Beside static, such as 'speculative mrp_steps=auto'; may be given again.")
+        list[str] | None,
+        typer.Option(help="Compared with static, such as 'speculative mrp_steps=auto'; may be given again."),
     ] = None,
     temperature: Annotated[float, typer.Option(min=0)] = 0.0,
-    problems: Annotated[int, typer.Option(min=1, help="Held-out problems that rounds draw from.")] = 256,
+    problems: Annotated[int, typer.Option(min=1, help="Held-out problems from which rounds draw.")] = 256,
     requests: Annotated[int, typer.Option(min=1, help="Requests of a round, at least.")] = 48,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = 96,
     device: Device = "auto",
     dtype: Dtype = "auto",
     threads: Annotated[
-        int, typer.Option(min=1, help="CPU threads for torch. With one, CPU time is that of the forwards alone.")
+        int, typer.Option(min=1, help="CPU threads for torch. With one, the CPU time is that of the forwards only.")
     ] = 1,
     output: Output = None,
 ) -> None:
-    """Speculative decoding with automatic and with fixed drafts beside static, on the held-out problems."""
+    """Compares speculative decoding, with automatic and with fixed drafts, with static on the held-out problems."""
     from service.bench.loads import Workload, compare_at_loads, parts, plans_at_load
     from service.bench.machine import machine_name
     from service.bench.rounds import Rounds
-    from service.decode.params import Static
+    from service.decode.modes import Static
     from service.text import TextCodec
 
     chosen = [Static(), *(parse_plan(text) for text in plan)] if plan else None

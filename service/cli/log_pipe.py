@@ -1,8 +1,8 @@
-"""The replicas' log lines on the terminal of `mrp-serve serve`, as they are.
+"""Copies the replicas' log lines unchanged to the terminal of `mrp-serve serve`.
 
-Ray would show them with a prefix, among lines of its own. So replicas write to a named pipe, and this process copies
-it to its stderr. A terminal that is paused stops this process; replicas go on and drop lines then
-(`telemetry/pipe_handler.py`). Knows nothing of what a line holds.
+Ray would add a prefix and mix the lines with its own. Replicas therefore write to a named pipe, and this process
+copies the pipe to its stderr. A paused terminal stops this process. Replicas then go on and drop lines
+(`telemetry/pipe_handler.py`).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _END = b"\0\n"
 
 
 class LogPipe:
-    """`path` may be written to while the context is open."""
+    """A named pipe at `path`, which may be written to while the context is open."""
 
     def __enter__(self) -> LogPipe:
         self._folder = tempfile.TemporaryDirectory(prefix="mrp-serve-")
         self.path = Path(self._folder.name) / "log"
         os.mkfifo(self.path, 0o600)
-        # Open for both, it is there before the first writer and does not end with the last.
+        # Opened for reading and writing: the pipe then exists before the first writer and stays after the last one.
         self._descriptor = os.open(self.path, os.O_RDWR)
         self._thread = threading.Thread(target=self._copy, name="log-pipe", daemon=True)
         self._thread.start()

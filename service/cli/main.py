@@ -1,7 +1,7 @@
 """`mrp-serve`: the program and its commands.
 
-Parses arguments and turns this package's errors into one line on stderr; every command lives in its own
-file and imports what it needs only when it runs, so that `--help` is instant.
+It parses arguments and turns this package's errors into one line on stderr. Every command has its own file and
+imports its dependencies only when it runs, so `--help` is instant.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _say_version(asked: bool) -> None:
 @app.callback()
 def _program(
     _version: Annotated[
-        bool, typer.Option("--version", help="Says which version this is.", callback=_say_version, is_eager=True)
+        bool, typer.Option("--version", help="Prints the version.", callback=_say_version, is_eager=True)
     ] = False,
 ) -> None:
     pass
@@ -75,9 +75,9 @@ app.command("reference")(reference.command)
 
 
 def main() -> None:
-    """The console script's entry."""
+    """The entry point of the console script."""
     if not is_on_a_terminal():
-        os.environ.setdefault("TERMINAL_WIDTH", str(WIDE))  # of help and of usage errors: typer reads it
+        os.environ.setdefault("TERMINAL_WIDTH", str(WIDE))  # typer reads it for help and usage errors
     try:
         app()
     except MrpServeError as error:

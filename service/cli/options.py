@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they load."""
+"""Options that several commands share, and the functions that load what they name."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ Shape = Annotated[
     ),
 ]
 BlockSize = Annotated[int | None, typer.Option(help="Overrides the checkpoint's block size.")]
+Attention = Annotated[str, typer.Option(help="auto (triton on CUDA if it is installed), eager or triton.")]
 Several = Annotated[list[int], typer.Option(min=1, help="Concurrent requests; may be given again.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads for torch. Default: half the cores.")]
 
 
 def _in_a_folder(output: Path | None) -> Path | None:
-    """What is written at the end is known to have a place before the work begins."""
+    """Checks, before the work begins, that the output can be written at the end."""
     if output and output.is_dir():
         raise SettingsError(f"output is {output}, which is a folder, not a file", param="output")
     if output and not output.parent.is_dir():
-        raise SettingsError(f"output is {output}, but {output.parent} is no folder", param="output")
+        raise SettingsError(f"output is {output}, but {output.parent} is not a folder", param="output")
     return output
 
 
@@ -42,7 +43,7 @@ Output = Annotated[Path | None, typer.Option(callback=_in_a_folder, help="Writes
 
 
 def heldout(count: int, option: str, seed: int) -> list[Problem]:
-    """So many of the demo's held-out problems. SettingsError, with the option's name, where there are fewer."""
+    """`count` of the demo's held-out problems. SettingsError, which names `option`, if there are fewer."""
     from service.demo import heldout_problems
 
     if count > (known := len(heldout_problems())):
@@ -51,7 +52,7 @@ def heldout(count: int, option: str, seed: int) -> list[Problem]:
 
 
 def load(model: str | None, device: str, dtype: str, block_size: int | None, *, zero_mrp: bool = False) -> Checkpoint:
-    """Loads the named checkpoint, or the demo. Raises CheckpointError or SettingsError."""
+    """Loads the named checkpoint, None for the demo. Raises CheckpointError or SettingsError."""
     from service.demo import CHECKPOINT
     from service.model import load_checkpoint
 
@@ -81,7 +82,7 @@ def load_options(device: str, dtype: str, block_size: int | None = None, *, zero
 
 
 def use_threads(threads: int | None) -> None:
-    """Sets torch's CPU threads: the number given, or the default of `pick_threads`."""
+    """Sets the number of torch's CPU threads. None: the default of `pick_threads`."""
     import torch
 
     from service.model.options import pick_threads

@@ -1,4 +1,4 @@
-"""What the commands print on: consoles that have the width of the terminal, and a bar or lines for what takes long."""
+"""The output of the commands: consoles with the width of the terminal, tables, and progress bars or lines."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-#: columns where no terminal says how many there are; rich would take 80 and break help and tables
+#: columns without a terminal, of text and of tables; rich's default of 80 would break help and tables
 WIDE, OF_TABLES = 140, 250
-#: lines, at most, that tell of the progress where there is no terminal
+#: the most progress lines without a terminal
 _LINES = 20
 
 
@@ -20,29 +20,29 @@ def results() -> Console:
 
 
 def notes() -> Console:
-    """The console of everything that is no result, on stderr."""
+    """The console of progress and notes, on stderr."""
     return Console(stderr=True, width=None if sys.stderr.isatty() else WIDE, highlight=False)
 
 
 def is_on_a_terminal() -> bool:
-    """Whether one of the standard streams is a terminal: rich asks it for its width, even for a pipe beside it."""
+    """Whether one of the standard streams is a terminal. Rich then uses its width, even for a pipe."""
     return any(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
 
 
 def table(*names: str) -> Table:
-    """A table of these columns. However narrow the terminal, no cell is cut short."""
+    """A table with these columns. No cell is cut, however narrow the terminal is."""
     return Table(*(Column(name, overflow="fold") for name in names), box=None, pad_edge=False)
 
 
 class Counter:
-    """Parts of a whole, counted as they are done: on a terminal a bar with the time left, else lines."""
+    """Shows the progress in parts of a whole: on a terminal a bar with the time left, else lines."""
 
     def __init__(self, total: int, done: int = 0) -> None:
         self._total, self._done = total, done
         self._console = notes()
         what = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=1))
         columns = BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn(), what
-        # Rich's last picture of a bar is no line of a log.
+        # Without a terminal the bar is off, since rich would write its last state into the log.
         self._bar = Progress(*columns, console=self._console, disable=not self._console.is_terminal, expand=True)
         self._task = self._bar.add_task("", total=total, completed=done)
 
@@ -54,11 +54,11 @@ class Counter:
         self._bar.stop()
 
     def next(self, what: str, parts: int = 1) -> None:
-        """One more part is done, or several."""
+        """Counts `parts` more parts as done."""
         self.reach(self._done + parts, what)
 
     def reach(self, done: int, what: str) -> None:
-        """So many parts are done, of which the last was this."""
+        """Sets the number of parts done. `what`: the last one."""
         lines, self._done = self._done * _LINES // self._total, done
         self._bar.update(self._task, completed=done, description=what)
         if not self._console.is_terminal and done * _LINES // self._total > lines:

@@ -1,4 +1,4 @@
-"""How a plan is written on a command line: a mode and its knobs."""
+"""Parses plans of the command line: a mode and its knobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def parse_plan(text: str) -> ModeParams:
-    """Params of `mode knob=value …`."""
+    """The params of `mode knob=value …`."""
     from service.decode.registry import make_params
 
     mode, *words = text.split() or [""]
@@ -20,5 +20,5 @@ def parse_plan(text: str) -> ModeParams:
         pairs = [word.split("=") for word in words]
         knobs = {name: value if value.isalpha() else json.loads(value) for name, value in pairs}
     except ValueError as error:
-        raise InvalidRequest(f"plan is {text!r}, expected such as 'remask threshold=0.5'") from error
+        raise InvalidRequest(f"plan is {text!r}, expected is text such as 'remask threshold=0.5'") from error
     return make_params(mode, knobs)

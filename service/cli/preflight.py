@@ -1,6 +1,7 @@
-"""What can be known to fail before a service is started, so that its program says so at once.
+"""Checks before a service is started, so that the program reports errors at once.
 
-Settings, files, the device, the port; once Ray runs, whether there is room. Loads no weights, and torch only for CUDA.
+It checks settings, files, the device and the port; once Ray runs, also whether there is room for the replicas. It
+loads no weights, and imports torch only for CUDA.
 """
 
 from __future__ import annotations
@@ -13,19 +14,20 @@ from service.settings import Settings
 
 
 def check(settings: Settings) -> None:
-    """Raises SettingsError or CheckpointError for a service that could not start. Fetches a checkpoint from the hub."""
+    """SettingsError or CheckpointError if the service could not start. Downloads a checkpoint of the hub."""
     _check_settings(settings)
     _check_device(settings.device)
+    _check_attention(settings)
     _check_checkpoint(settings)
     _check_port(settings.host, settings.port)
 
 
 def check_room(settings: Settings, found: Mapping[str, float], units: tuple[str, ...]) -> None:
-    """Raises SettingsError where Ray has found fewer of a unit (CPU, GPU) than there shall be replicas."""
+    """SettingsError if Ray has found fewer of a unit (CPU, GPU) than there are replicas to start."""
     for unit in units:
         if found.get(unit, 0) < settings.num_replicas:
             raise SettingsError(
-                f"num_replicas is {settings.num_replicas} and every replica wants a {unit}, "
+                f"num_replicas is {settings.num_replicas} and every replica needs a {unit}, "
                 f"but Ray finds {found.get(unit, 0):g} on this machine",
                 param="num_replicas",
             )
@@ -53,15 +55,27 @@ def _check_settings(settings: Settings) -> None:
 
 
 def _check_device(device: str) -> None:
-    """Asks torch, but not for the names that it always takes: importing it takes seconds."""
+    """Checks the device with torch, whose import takes seconds. Names that torch always accepts are not checked."""
     if device not in {"auto", "cpu"}:
         from service.model.options import pick_device
 
         pick_device(device)
 
 
+def _check_attention(settings: Settings) -> None:
+    """Whether an implementation that is asked for by name can run here; the usual ones always can."""
+    if settings.attention not in {"auto", "eager"}:
+        import torch
+
+        from service.model.attention.registry import check_available
+        from service.model.options import pick_device, pick_dtype
+
+        device = pick_device(settings.device)
+        check_available(settings.attention, torch.device(device), pick_dtype(settings.dtype, device))
+
+
 def _check_checkpoint(settings: Settings) -> None:
-    """Its config, its calibration, and whether the files of weights and of the tokenizer are whole."""
+    """Checks the checkpoint's config and calibration, and that the files of weights and tokenizer are whole."""
     from service.model import parse_config, read_config, resolve
     from service.model.files import check_weights
     from service.quality.presets import file_of

@@ -1,4 +1,4 @@
-"""`mrp-serve quality`: a checkpoint's calibration as a table, and its picture."""
+"""`mrp-serve quality`: a checkpoint's calibration as a table and as a picture."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def command(
     model: Annotated[str | None, typer.Argument(help="A folder, a hub name or a file. Default: the demo.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draws the frontier into this folder.")] = None,
 ) -> None:
-    """Shows what lossless, balanced and fast are for a checkpoint, and every plan that was measured."""
+    """Shows a checkpoint's plans for lossless, balanced and fast, and every plan that was measured."""
     from service.demo import CHECKPOINT
     from service.quality.presets import HOW_TO_MAKE
     from service.quality.schema import FILE_NAME, read_quality
@@ -52,20 +52,20 @@ def show(file: QualityFile) -> None:
         console.print(f"{name}: {plan.name}")
     console.print(file.measured.how, style="dim")
     for warning in file.warnings:
-        console.print(f"mind: {warning}", style="yellow")
+        console.print(f"warning: {warning}", style="yellow")
 
 
 def drawer() -> Callable[[QualityFile, Path], list[Path]]:
-    """What draws a file into a folder. SettingsError where matplotlib is not installed."""
+    """The function that draws a file into a folder. SettingsError if matplotlib is not installed."""
     try:
         from service.quality.picture import draw_frontier
     except ModuleNotFoundError as error:
-        raise SettingsError(f"plot needs {error.name}: pip install 'mrp-serve[plot]'", param="plot") from None
+        raise SettingsError(f"plot needs {error.name}: pip install '.[plot]'", param="plot") from None
     return draw_frontier
 
 
 def draw(file: QualityFile, folder: Path) -> None:
-    """Writes the pictures. SettingsError where matplotlib is not installed."""
+    """Writes the pictures. SettingsError if matplotlib is not installed."""
     draw_frontier = drawer()
     folder.mkdir(parents=True, exist_ok=True)
     for path in draw_frontier(file, folder):

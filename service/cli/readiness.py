@@ -1,6 +1,6 @@
-"""Until an application serves: what Serve says of it, told as it changes; why it never will, as an error.
+"""Waits until an application serves. Reports changes of its status, and raises an error if it cannot serve.
 
-Looks at what `serve.status()` gives. Knows no flags and starts nothing.
+The status is that of `serve.status()`.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from service.errors import SettingsError
 from service.rayserve.scaling import GENERATOR
 from service.rayserve.serve_state import counted, last_line, place
 
-#: says a line to whoever waits
+#: prints a line for the user
 Say = Callable[[str], None]
 
-#: How often Serve is asked how far it is. Asking takes 40 ms of the CPU time that the replica wants.
+#: seconds between two queries of the status; a query takes 40 ms of CPU time, which the replica needs
 _POLL_S = 0.5
-#: a state without a failure is told after so long without a word
+#: a status without a failure is reported after so many seconds without a line
 _QUIET_S = 10.0
-#: errors of ours, which another try would only repeat: a checkpoint or a setting does not get better
+#: our errors that every further try would repeat, since the checkpoint or setting stays the same
 _OURS = ("CheckpointError", "SettingsError")
-#: what Serve says of its tries
+#: Serve's messages about further and failed tries
 _LEFT = re.compile(r"Retrying (\d+) more time")
 _IN_VAIN = re.compile(r"failed to start (\d+) times in a row")
 
 
 def wait_until_running(application: str, say: Say) -> None:
-    """Returns when the application serves. SettingsError when it cannot, with what a replica failed of."""
+    """Returns when the application serves. SettingsError, with the failure of a replica, if it cannot."""
     news = News(say, time.monotonic)
     while (seen := serve.status().applications[application]).status != "RUNNING":
         refuse(seen)
@@ -40,18 +40,18 @@ def wait_until_running(application: str, say: Say) -> None:
 
 
 def refuse(seen: Any) -> None:
-    """Raises SettingsError for an application for which waiting is in vain."""
+    """SettingsError if the application will never serve."""
     for deployment in seen.deployments.values():
         if deployment.status == "DEPLOY_FAILED" or last_line(deployment.message).startswith(_OURS):
             tries = _IN_VAIN.search(deployment.message)
-            said = _failure(deployment.message) + (f", {tries[1]} times in a row" if tries else "")
-            raise SettingsError(f"the service did not start: {said}")
+            reason = _failure(deployment.message) + (f", {tries[1]} times in a row" if tries else "")
+            raise SettingsError(f"the service did not start: {reason}")
     if seen.status == "DEPLOY_FAILED":
         raise SettingsError(f"the service did not start: {last_line(seen.message)}")
 
 
 class News:
-    """Says what is new of deployments: a failure at once, all else when nothing was said for a while."""
+    """Reports changes of deployments: a failure at once, other changes after a while without a line."""
 
     def __init__(self, say: Say, clock: Callable[[], float]) -> None:
         self._say, self._clock = say, clock
@@ -59,7 +59,7 @@ class News:
         self._said_at = clock()
 
     def look(self, deployments: Mapping[str, Any]) -> None:
-        """Looks at them as they are now."""
+        """Compares the deployments with the last report."""
         waiting = [(name, one) for name, one in deployments.items() if one.status != "HEALTHY"]
         if not waiting:
             return
@@ -68,7 +68,7 @@ class News:
         if tries := _LEFT.search(deployment.message):
             failure += f"; {tries[1]} more tries"
         found = counted(deployment)
-        known = (found.split()[0], failure)  # how many run; what the others do passes
+        known = (found.split()[0], failure)  # the number of running replicas, without the states of the others
         quiet = self._clock() - self._said_at >= _QUIET_S
         if known != self._known and (quiet or failure not in ("", self._known[1])):
             self._known, self._said_at = known, self._clock()
@@ -77,6 +77,6 @@ class News:
 
 
 def _failure(message: str) -> str:
-    """What a replica failed of and, of an error that is not ours, where."""
+    """The failure of a replica. For an error that is not ours, also its place."""
     failure, where = last_line(message), place(message)
     return failure if not where or failure.startswith(_OURS) else f"{failure} ({where})"

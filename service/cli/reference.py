@@ -56,7 +56,7 @@ _COMMANDS = """# Commands
 
 
 def command(
-    out: Annotated[Path, typer.Option(help="The folder that the pages are written into.")] = Path("docs"),
+    out: Annotated[Path, typer.Option(help="The folder that the pages are written into.")],
 ) -> None:
     """Writes the reference pages of the documentation: settings, metrics and commands."""
     out.mkdir(parents=True, exist_ok=True)
@@ -88,19 +88,27 @@ def _default(value: object) -> str:
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
+#: a JSON schema's types, in words
+_KINDS = {
+    "array": "texts",
+    "boolean": "`true`, `false`",
+    "integer": "whole number",
+    "number": "number",
+    "string": "text",
+}
+
+
 def _values(schema: dict[str, Any]) -> str:
     """Which values a JSON schema allows, in words."""
     if "anyOf" in schema:
         return ", ".join(_values(one) for one in schema["anyOf"] if one.get("type") != "null")
-    if "const" in schema or "enum" in schema:
-        return ", ".join(f"`{value}`" for value in schema.get("enum", [schema.get("const")]))
-    if schema["type"] == "boolean":
-        return "`true`, `false`"
-    if schema["type"] == "array":
-        return "texts"
-    if schema["type"] == "string":
-        return {"path": "path"}.get(schema.get("format", ""), "text")
-    return {"integer": "whole number", "number": "number"}[schema["type"]] + _bounds(schema)
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    if schema.get("format") == "path":
+        return "path"
+    return _KINDS[schema["type"]] + _bounds(schema)
 
 
 def _bounds(schema: dict[str, Any]) -> str:

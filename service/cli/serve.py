@@ -1,6 +1,6 @@
-"""`mrp-serve serve`: one machine's service. Starts Ray and Serve here, waits, shuts both down.
+"""`mrp-serve serve`: the service on one machine. It starts Ray and Serve, waits, and shuts both down.
 
-Every setting of `service.settings` is a flag. Clusters do not need this: they deploy `service.app:build`.
+Every setting of `service.settings` is a flag. Clusters do not need this program: they deploy `service.app:build`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def command(**given: Any) -> None:
 
 
 def run(settings: Settings) -> None:
-    """Starts the service, says where it is, and returns after SIGINT or SIGTERM, when it has drained."""
+    """Starts the service and prints its address. Returns after SIGINT or SIGTERM, when the service has drained."""
     started = time.monotonic()
     preflight.check(settings)
     _say(f"loading {settings.model_name} …")
@@ -69,7 +69,7 @@ def _say(text: str) -> None:
 
 
 def _listen_to_signals() -> None:
-    """The next signal interrupts. Ray has put handlers of its own there."""
+    """Makes the next signal raise KeyboardInterrupt. Ray has installed its own handlers."""
     for number in _SIGNALS:
         signal.signal(number, _interrupt)
 
@@ -95,7 +95,7 @@ def _ready(settings: Settings, seconds: float) -> str:
 
 
 def _option(name: str, field: FieldInfo) -> inspect.Parameter:
-    """A setting as an option; None means not given, so that environment and file still count."""
+    """A setting as an option. The default None means not given, so that environment and file still count."""
     default = "" if field.default in (None, ()) else f" (default: {_short(field.default)})"
     kind, flag = _plain_type(field.annotation), name.replace("_", "-")
     names = f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}"
@@ -104,7 +104,7 @@ def _option(name: str, field: FieldInfo) -> inspect.Parameter:
 
 
 def _plain_type(annotation: Any) -> Any:
-    """The type a flag's text is turned into: the first plain type in the annotation, text otherwise."""
+    """The type into which a flag's text is converted: the first plain type of the annotation, else text."""
     if annotation in (bool, int, float, str, Path):
         return annotation
     plain = [_plain_type(part) for part in get_args(annotation) if part is not type(None)]

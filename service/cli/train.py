@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from training.session import Start, Watcher
     from training.trainer import Report
 
-#: how often the log of other processes is looked at
+#: seconds between two looks at the log of other processes
 _LOOK_S = 0.5
 
 
@@ -34,41 +34,48 @@ def command(
     data: Annotated[
         Path, typer.Option(help="JSONL: `messages`, or `prompt` and `completion`, or `text` on every line.")
     ],
-    out: Annotated[Path, typer.Option(help="Folder for the result; a training that is in it goes on.")],
-    steps: Annotated[int, typer.Option(min=1, help="Updates in all.")] = 2000,
+    out: Annotated[Path, typer.Option(help="Folder for the result. A training that it contains is resumed.")],
+    steps: Annotated[int, typer.Option(min=1, help="Total number of updates.")] = 2000,
     layers: Annotated[int, typer.Option(min=1, help="Depth of the module.")] = 1,
-    unroll: Annotated[int, typer.Option(min=1, help="Applications of MRP in a row that are trained, at the end.")] = 2,
-    direct: Annotated[bool, typer.Option("--direct", help="MRP gives the logits, not their change.")] = False,
+    unroll: Annotated[
+        int, typer.Option(min=1, help="Consecutive applications of MRP that are trained in the last phase.")
+    ] = 2,
+    direct: Annotated[
+        bool, typer.Option("--direct", help="MRP predicts the logits themselves, not their change.")
+    ] = False,
     trajectories: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of the batches on the backbone's own decodes, the rest on noise.")
+        float,
+        typer.Option(min=0, max=1, help="Share of batches with the backbone's own decodes; the others have noise."),
     ] = 0.0,
     next_pick: Annotated[float, typer.Option(min=0, help="Extra weight of the backbone's next pick.")] = 0.0,
     order: Annotated[float, typer.Option(min=0, help="Weight of the order loss, for `speculative`.")] = 0.0,
     revision: Annotated[float, typer.Option(min=0, help="Weight of the revision loss, for `remask`.")] = 0.0,
-    reveals: Annotated[int, typer.Option(min=1, help="Noise: most tokens of a block revealed at once.")] = 4,
-    copies: Annotated[int, typer.Option(min=1, help="States of an example beside each other.")] = 4,
-    batch: Annotated[int, typer.Option(min=1, help="Examples a forward.")] = 8,
-    accumulate: Annotated[int, typer.Option(min=1, help="Forwards of a worker before an update.")] = 1,
+    reveals: Annotated[
+        int, typer.Option(min=1, help="Noise: the most tokens of a block that are revealed at once.")
+    ] = 4,
+    copies: Annotated[int, typer.Option(min=1, help="States of one example in a forward.")] = 4,
+    batch: Annotated[int, typer.Option(min=1, help="Examples per forward.")] = 8,
+    accumulate: Annotated[int, typer.Option(min=1, help="Forwards of a worker per update.")] = 1,
     workers: Annotated[int, typer.Option(min=1, help="Processes that share an update, by Ray Train.")] = 1,
     rate: Annotated[float, typer.Option("--lr", callback=_above_zero, help="Peak learning rate.")] = 3e-3,
     warmup: Annotated[
         int | None, typer.Option(min=0, help="Updates to the peak. Default: a tenth, at most 150.")
     ] = None,
-    clip: Annotated[float, typer.Option(callback=_above_zero, help="Longest gradient.")] = 1.0,
+    clip: Annotated[float, typer.Option(callback=_above_zero, help="Largest norm of the gradient.")] = 1.0,
     fp32: Annotated[bool, typer.Option("--fp32", help="No bfloat16 in the losses' matrix products.")] = False,
-    max_length: Annotated[
-        int, typer.Option(min=1, help="Tokens of a conversation; what is behind them is cut.")
-    ] = 2048,
-    window: Annotated[int, typer.Option(min=1, help="Taught tokens of one example; longer answers are several.")] = 256,
+    max_length: Annotated[int, typer.Option(min=1, help="Most tokens of a conversation; longer ones are cut.")] = 2048,
+    window: Annotated[int, typer.Option(min=1, help="Target tokens of one example; longer answers are split.")] = 256,
     heldout: Annotated[float, typer.Option(min=0, max=0.5, help="Share of the lines kept for the evaluation.")] = 0.05,
-    judged: Annotated[int, typer.Option(min=1, help="Most held-out batches judged at the end.")] = 8,
-    save_every: Annotated[int, typer.Option(min=1, help="Updates between two states to go on from.")] = 100,
-    seed: Annotated[int, typer.Option(help="Of the module's start, of the examples' order and of all noise.")] = 0,
+    judged: Annotated[int, typer.Option(min=1, help="The most held-out batches evaluated at the end.")] = 8,
+    save_every: Annotated[int, typer.Option(min=1, help="Updates between two saved states.")] = 100,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the module's weights, of the examples' order and of the noise.")
+    ] = 0,
     block_size: BlockSize = None,
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Trains an MRP module for a frozen SDAR backbone; the folder can be served at once."""
+    """Trains an MRP module for a frozen SDAR backbone. The resulting folder can be served at once."""
     from service.model import resolve
     from service.model.options import pick_device
     from training.config import Budget, Keeping, Module, Source, TrainingConfig
@@ -110,18 +117,18 @@ def _alone(plan: TrainingConfig, device: str, watcher: Watcher) -> None:
 
 @contextmanager
 def _goes_on(plan: TrainingConfig) -> Iterator[None]:
-    """Says what becomes of a training that is interrupted."""
+    """Prints, after an interruption, how the training can be resumed."""
     try:
         yield
     except KeyboardInterrupt:
         every = f"which is written every {plan.keeping.save_every} updates"
-        notes().print(f"interrupted; the same command goes on from the last state, {every}")
+        notes().print(f"interrupted; the same command resumes from the last state, {every}")
         raise typer.Exit(130) from None
 
 
 @contextmanager
 def shown(plan: TrainingConfig) -> Iterator[Watcher]:
-    """A watcher that counts the updates. It shows nothing before the first, for the data may be wrong."""
+    """A watcher that counts the updates. It shows nothing before the first one, since the data may be invalid."""
     from training.session import Watcher
 
     with ExitStack() as stack:
@@ -144,7 +151,7 @@ def shown(plan: TrainingConfig) -> Iterator[Watcher]:
 
 @contextmanager
 def _following(plan: TrainingConfig, watcher: Watcher) -> Iterator[None]:
-    """Tells the watcher of updates that other processes write into the log."""
+    """Passes the updates that other processes write into the log to the watcher."""
     from training.state import latest
 
     over = threading.Event()
@@ -167,7 +174,7 @@ def _following(plan: TrainingConfig, watcher: Watcher) -> Iterator[None]:
 
 
 def described(start: Start) -> str:
-    """What a run found, in a line."""
+    """The corpus, the module and the state of a run, in one line."""
     corpus = start.corpus
     words = [
         f"{corpus.lines} lines: {len(corpus.train)} examples to train on, {len(corpus.heldout)} held out",
@@ -176,12 +183,12 @@ def described(start: Start) -> str:
     if corpus.cut:
         words.append(f"{corpus.cut} lines were too long and are cut (--max-length)")
     if start.step:
-        words.append(f"goes on after update {start.step}")
+        words.append(f"resumes after update {start.step}")
     return "; ".join(words)
 
 
 def losses(report: Report) -> str:
-    """An update's losses, in a line."""
+    """The losses of an update, in one line."""
     return f"K={report.applications} KL {report.chain:.4f}  revision {report.revision:.4f}"
 
 

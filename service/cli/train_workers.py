@@ -1,7 +1,7 @@
-"""A training spread over several workers by Ray Train: the same updates as one worker would make.
+"""Trains with several workers by Ray Train. The updates are those that one worker would make.
 
-Every worker has the whole backbone and a part of each update's batches; only MRP's gradients travel. A worker that
-dies has all of them start again from the last state. Knows nothing of the program's flags.
+Every worker has the whole backbone and a part of each update's batches. The workers exchange only MRP's gradients. If
+a worker dies, all workers start again from the last state.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",
-    "RAY_worker_niceness": "0",  # the workers are the work; Ray would put them behind everything else
+    "RAY_worker_niceness": "0",  # Ray's default gives workers the lowest priority on the machine
     "RAY_TRAIN_V2_ENABLED": "1",
     "RAY_TRAIN_METRICS_ENABLED": "0",
 }
 _OBJECT_STORE_BYTES = 200 * 2**20
-#: how often a training is started again after a worker died
+#: how many times a training is started again after a worker died
 _RESTARTS = 3
-#: what a worker refused to do, for the program that asked
+#: file with the error of a worker, for the program that started the training
 REFUSAL = Path("training", "refused.txt")
 
 
 def train_together(plan: TrainingConfig, device: str, workers: int, threads: int | None) -> None:
-    """Trains with so many workers, on the Ray cluster that RAY_ADDRESS names or on this machine.
+    """Trains with `workers` workers, on the Ray cluster that RAY_ADDRESS names or on this machine.
 
-    SettingsError where Ray Train is not installed, or with what a worker failed of.
+    SettingsError if Ray Train is not installed, or if a worker fails; it then has the worker's error.
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -41,7 +41,7 @@ def train_together(plan: TrainingConfig, device: str, workers: int, threads: int
         from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError
         from ray.train.torch import TorchTrainer
     except ImportError as error:
-        raise SettingsError("--workers needs Ray Train: pip install 'mrp-serve[train]'") from error
+        raise SettingsError("--workers needs Ray Train: pip install '.[train]'") from error
 
     gpu = device.startswith("cuda")
     _start_ray(workers)
@@ -81,13 +81,13 @@ def _start_ray(workers: int) -> None:
         include_dashboard=False,
         object_store_memory=_OBJECT_STORE_BYTES,
         _node_ip_address="127.0.0.1",
-        log_to_driver=False,  # Ray Train's own actors miss the dashboard, at length
+        log_to_driver=False,  # Ray Train's own actors log at length that there is no dashboard
         logging_level=logging.ERROR,
     )
 
 
 def work(config: dict[str, Any]) -> None:
-    """One worker."""
+    """Runs one worker."""
     import ray.train
     import ray.train.torch
 
@@ -102,7 +102,7 @@ def work(config: dict[str, Any]) -> None:
     use_threads(config["threads"])
     try:
         train(plan, TextCodec.load, str(device), team, Watcher())
-    except MrpServeError as error:  # another try would end the same, so Ray is not to know
+    except MrpServeError as error:  # not raised to Ray, since another try would fail in the same way
         refusal = plan.keeping.out / REFUSAL
         refusal.parent.mkdir(parents=True, exist_ok=True)
         refusal.write_text(error.message, encoding="utf-8")

@@ -1,7 +1,7 @@
-"""One block of tokens while it is being decoded, and the record of how.
+"""One block of tokens while it is decoded, and the record of its decoding steps.
 
-Pure Python: no tensors, no vocabulary, no mode. A position not decoded yet holds `MASKED`; the engine
-puts the checkpoint's mask token there. Positions are relative to the block.
+A position that is not decoded yet holds `MASKED`, which the engine replaces by the checkpoint's mask token. Positions
+are relative to the block.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Pick(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """The tokens of one block; `MASKED` where nothing is decoded yet."""
+    """The tokens of one block. Positions that are not decoded yet hold `MASKED`."""
 
     tokens: tuple[int, ...]
 
@@ -43,34 +43,34 @@ class Block:
 
     @property
     def num_revealed(self) -> int:
-        """How many positions hold a token, the prompt's own included."""
+        """The number of positions that hold a token, the prompt's tokens included."""
         return len(self.tokens) - self.tokens.count(MASKED)
 
     @property
     def num_leading(self) -> int:
-        """How many positions before the first masked one."""
+        """The number of positions before the first masked one."""
         return self.tokens.index(MASKED) if MASKED in self.tokens else len(self.tokens)
 
     def reveal(self, picks: Iterable[Pick]) -> Block:
-        """This block with the picks' tokens at their positions."""
+        """A copy of this block with the picks' tokens at their positions."""
         tokens = list(self.tokens)
         for position, token, _ in picks:
             tokens[position] = token
         return Block(tuple(tokens))
 
     def mask(self, positions: Iterable[int]) -> Block:
-        """This block with the positions masked again."""
+        """A copy of this block with the positions masked again."""
         hidden = set(positions)
         return Block(tuple(MASKED if p in hidden else token for p, token in enumerate(self.tokens)))
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one decision did to a block: the unit of traces, and what all statistics are folded from.
+    """What one decision did to a block. Traces and statistics are made from steps.
 
-    `kind`: whose output was decided on (`denoise`: one backbone row, `verify`: several, `mrp`).
-    `drafted`: picks that were put to verification; the first `accepted` of them are the first of `revealed`.
-    `promises`: of a tree's states, the tokens that its likelihood promised of each and those that it kept.
+    `kind`: the output that the decision used (`denoise`: one backbone row, `verify`: several backbone rows, `mrp`).
+    `drafted`: the picks that were verified; the first `accepted` of them are the first of `revealed`.
+    `promises`: for each state of a tree of drafts, the expected tokens and the tokens that were kept.
     """
 
     kind: StepKind
@@ -82,7 +82,7 @@ class Step:
 
     @property
     def proposed(self) -> int:
-        """How many of the revealed tokens did not come from the forward of the backbone: MRP's, and accepted drafts."""
+        """The number of revealed tokens that were proposed before the forward: MRP's picks and accepted drafts."""
         return len(self.revealed) if self.kind == "mrp" else self.accepted
 
 
@@ -92,22 +92,23 @@ def _complete(block: Block) -> bool:
 
 @dataclass(slots=True)
 class Canvas:
-    """The block a policy works on: its present state and the steps that led there.
+    """The block on which a policy works: its current state and the steps that led to it.
 
-    `terms`: asked when drafts are made, what they may cost by then. `ends`: whether nothing is wanted beyond a state.
+    `budget`: called when drafts are made; returns what they may cost now. `ends`: whether the answer ends in a state,
+    so that nothing after it is needed.
     """
 
     block: Block
     steps: list[Step] = field(default_factory=list)
-    terms: Callable[[], DraftBudget] = DraftBudget
+    budget: Callable[[], DraftBudget] = DraftBudget
     ends: Callable[[Block], bool] = _complete
 
     def reveal(self, kind: StepKind, picks: Iterable[Pick]) -> None:
-        """Fixes the picks and records the step."""
+        """Reveals the picks and records the step."""
         self.record(Step(kind, tuple(picks)))
 
     def record(self, step: Step) -> None:
-        """Fixes what a step reveals."""
+        """Reveals the picks of a step and records it."""
         self.block = self.block.reveal(step.revealed)
         self.steps.append(step)
 

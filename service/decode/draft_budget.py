@@ -1,4 +1,4 @@
-"""What `speculative` may spend on drafts where it is to choose by itself. The engine sets it."""
+"""The draft budget that the engine gives to `speculative` with `mrp_steps: auto`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DraftBudget:
-    """`row`: what a further row of the next forward costs, in tokens that could be decoded in its time.
+    """What the drafts of one round may cost.
 
-    `states`: the most that may be verified. `mrp_steps`: the MRP forwards that their drafts may take. By default
-    nothing is drafted.
+    `row`: the cost of one more row in the next forward, as the number of tokens that could be decoded in its time.
+    `states`: the most states to verify. `mrp_steps`: the most MRP forwards for drafting them. By default nothing is
+    drafted.
     """
 
     row: float = 1.0
@@ -18,5 +19,5 @@ class DraftBudget:
     mrp_steps: int = 0
 
     def at_most(self, states: int) -> DraftBudget:
-        """The same with no more states."""
+        """The budget with at most `states` states."""
         return self if self.states <= states else DraftBudget(self.row, states, self.mrp_steps)

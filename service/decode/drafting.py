@@ -1,9 +1,9 @@
-"""What `speculative` puts to verification: states that a block's decoding is likely to pass through.
+"""Drafts for `speculative`: states that the decoding of a block is likely to pass through, to be verified.
 
-`chain` is the published way: one draft after the other, each from MRP (MRP paper, speculative decoding). `tree`
-spends states and MRP forwards where a model of the likelihood says that they pay (`terms.py`); without
-MRP it drafts from the backbone's last reading alone, as FreeDave's self-drafting does. Neither touches what comes
-out: drafts are only ever compared with what the backbone says.
+`chain` is the published method: one draft after the other, each from MRP (MRP paper, speculative decoding). `tree`
+chooses the states with the highest estimated likelihood that are worth their cost (`draft_budget.py`). Without MRP it
+drafts from the backbone's last reading only, as FreeDave's self-drafting does. Drafts do not change the output: they
+are only compared with the backbone's own picks.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from service.decode.rules import MostConfident, Rule
 
 
 class Draft(NamedTuple):
-    """A state put to verification: the picks that lead to it from the state before.
+    """A state to be verified: the picks that lead to it from the state before.
 
-    `promise`: how many tokens it is likely to be worth; nothing is known of a chain's.
+    `promise`: the expected number of tokens gained by verifying it; 0 in a chain, where it is not estimated.
     """
 
     picks: tuple[Pick, ...]
@@ -32,25 +32,27 @@ class Draft(NamedTuple):
 
 
 Drafts = Mapping[Block, Draft]
-#: whether nothing is wanted beyond a state, so that there is nothing to verify
+#: whether the answer ends in a state, so that the state need not be verified
 Ends = Callable[[Block], bool]
 Drafting = Generator[Query, tuple[Reading, ...], Drafts]
 
-#: A pick is the likelier the next one the higher the power of its odds: of the state that was read, and of a later one
-#: that nothing has been said of yet. Tuned on held-out problems of the demo that no reported number uses.
+#: The weight of a pick as the next one is odds ** sharpness: _FRESH if MRP has read this very state, _STALE if the
+#: reading is of an earlier state. Tuned on held-out problems of the demo that no reported number uses.
 _FRESH, _STALE = 4.0, 2.0
-#: Several picks at once are the same in the next state: measured for `threshold` .5 and .9 and `tokens_per_step` 2.
+#: Likelihood that several picks at once are the rule's next picks, measured for `threshold` .5 and .9 and
+#: `tokens_per_step` 2.
 _SEVERAL = 0.45
-#: picks that are tried after a state
+#: the most picks that are tried after a state
 _WIDTH = 4
-#: Confidences outside these bounds count as the bound: a cold temperature rounds them to 0 and 1.
+#: Confidences are clipped to these bounds, since a low temperature rounds them to 0 and 1.
 _DOUBTFUL, _SURE = 1e-12, 1 - 1e-7
 
 
 def chain(block: Block, reading: Reading, steps: int, rule: Rule, *, first: bool) -> Drafting:
-    """`steps` states, or up to a complete one, each the one before and a draft; `reading`: of the state before `block`.
+    """A chain of up to `steps` states, each with one more draft than the one before. Ends at a complete state.
 
-    The first draft of a block is MRP's (`first`), later rounds begin with what `reading` says is next.
+    `reading`: of the state before `block`. `first`: the first round of a block, whose first draft is MRP's. Later
+    rounds begin with the picks of `reading`.
     """
     drafts: dict[Block, Draft] = {}
     picks = () if first else rule(reading.of(block))
@@ -63,29 +65,36 @@ def chain(block: Block, reading: Reading, steps: int, rule: Rule, *, first: bool
     return drafts
 
 
-def tree(block: Block, reading: Reading, rule: Rule, terms: DraftBudget, ends: Ends) -> Drafting:
-    """The likeliest states after `block`, as many as the terms allow and as are worth their price.
+def tree(block: Block, reading: Reading, rule: Rule, budget: DraftBudget, ends: Ends) -> Drafting:
+    """The likeliest states after `block` that the budget allows and that are worth their cost.
 
-    `reading` is of the state before. Every forward of MRP looks at the likeliest state that it has not seen; a state
-    that it has not seen goes on by what was said of the one before. No state `ends` the block.
+    `reading`: of the state before `block`. Each MRP forward reads the likeliest state that MRP has not read yet. The
+    successors of a state without its own reading are taken from the reading of the state before. No returned state
+    `ends` the answer.
+
+    Example: the picks of `block` have the weights a 0.6 and b 0.4. The states {a} and {b} have the likelihoods 0.6 and
+    0.4. After {a} only b is left, and after {b} only a, so {a, b} is reached in both ways: likelihood 0.6 + 0.4 = 1.
     """
-    if (terms.row >= 1 and rule == MostConfident(1)) or _first_promise(block, reading, rule) < terms.row:
+    if (budget.row >= 1 and rule == MostConfident(1)) or _first_promise(block, reading, rule) < budget.row:
         return {}
     sources = {block: _Source.of(block, reading, _STALE)}
-    nodes, seen = _grow(block, sources, rule, terms, ends), set[Block]()
-    for _ in range(terms.mrp_steps if len(nodes) > 1 else 0):
+    nodes, seen = _grow(block, sources, rule, budget, ends), set[Block]()
+    for _ in range(budget.mrp_steps if len(nodes) > 1 else 0):
         unseen = next((node for node in nodes if node.state not in seen), None)
         if unseen is None:
             break
         (refined,) = yield Refine(unseen.source.reading, unseen.state)
         sources[unseen.state] = _Source.of(unseen.state, refined, _FRESH)
         seen.add(unseen.state)
-        nodes = _grow(block, sources, rule, terms, ends)
+        nodes = _grow(block, sources, rule, budget, ends)
     return {node.state: Draft(node.picks, node.promise) for node in nodes[1:]}
 
 
 def _first_promise(block: Block, reading: Reading, rule: Rule) -> float:
-    """What the likeliest state right after the block promises. A full machine mostly learns here that nothing pays."""
+    """The expected tokens of the likeliest state right after the block.
+
+    Under full load this is mostly below the cost of a row, and the search for drafts ends here.
+    """
     if rule != MostConfident(1):
         return _SEVERAL * len(rule(reading.of(block)))
     tokens = block.tokens
@@ -96,7 +105,7 @@ def _first_promise(block: Block, reading: Reading, rule: Rule) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What was said of a state. `ranked`: weights of its picks to be the next, highest first."""
+    """The reading of a state. `ranked`: its picks with their weights, highest first."""
 
     reading: Reading
     ranked: tuple[tuple[float, Pick], ...]
@@ -109,7 +118,7 @@ class _Source:
         return cls(reading, tuple(weighted))
 
     def after(self, state: Block, rule: Rule) -> Iterator[tuple[float, tuple[Pick, ...]]]:
-        """What may be revealed next in a state that goes on from the one that was read, and how likely that is."""
+        """The likely next picks in `state`, a successor of the state that was read, each with its likelihood."""
         if rule != MostConfident(1):
             yield _SEVERAL, rule(self.reading.of(state))
             return
@@ -122,9 +131,10 @@ class _Source:
 
 @dataclass(slots=True)
 class _Node:
-    """A state that may be met. `likelihood` adds up over the chosen ways to it; `picks` ends the likeliest of them.
+    """A state that decoding may pass through.
 
-    `source`: what its future is read from; inherited if nothing was said of the state itself.
+    `likelihood`: the sum over all chosen ways to the state. `picks`: the last step of the likeliest way. `source`: the
+    reading for its successors, inherited if the state itself was not read.
     """
 
     state: Block
@@ -135,11 +145,11 @@ class _Node:
 
     @property
     def promise(self) -> float:
-        """Tokens it is likely to be worth: a step more of plain decoding, of about as many as led here."""
+        """The expected tokens gained: one step of plain decoding, of about as many tokens as the last step had."""
         return self.likelihood * len(self.picks)
 
     def met_by(self, likelihood: float, picks: tuple[Pick, ...], source: _Source) -> None:
-        """Another way leads here."""
+        """Adds another way that leads to this state."""
         self.likelihood += likelihood
         if likelihood > self._best:
             self._best = likelihood
@@ -147,17 +157,17 @@ class _Node:
             self.source = source
 
 
-def _grow(root: Block, sources: Mapping[Block, _Source], rule: Rule, terms: DraftBudget, ends: Ends) -> list[_Node]:
-    """The root and the likeliest states after it that the terms allow, each behind one that leads to it."""
+def _grow(root: Block, sources: Mapping[Block, _Source], rule: Rule, budget: DraftBudget, ends: Ends) -> list[_Node]:
+    """The root and the likeliest states after it that the budget allows. Every state follows one that leads to it."""
     nodes = {root: _Node(root, sources[root], likelihood=1.0)}
     number, chosen = count(), dict[Block, _Node]()
     heap = [(-1.0, next(number), root)]
-    while heap and len(chosen) <= terms.states:
+    while heap and len(chosen) <= budget.states:
         _, _, state = heapq.heappop(heap)
         node = nodes[state]
         if state in chosen:
             continue
-        if node.promise < terms.row and state != root:
+        if node.promise < budget.row and state != root:
             break
         chosen[state] = node
         source = sources.get(state, node.source)
@@ -172,6 +182,6 @@ def _grow(root: Block, sources: Mapping[Block, _Source], rule: Rule, terms: Draf
 
 
 def _odds(confidence: float) -> float:
-    """Positive and finite for every float, not a number included."""
+    """The odds of a confidence: positive and finite for every float, even for NaN."""
     bounded = min(max(_DOUBTFUL, confidence), _SURE)
     return bounded / (1 - bounded)

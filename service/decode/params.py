@@ -1,223 +1,52 @@
-"""The knobs of every mode: one frozen class each, checked when made.
-
-The API's schemas are built from these; a knob a mode does not use does not exist on its class.
-"""
+"""A decoding mode: a frozen class whose fields are the knobs a request may set."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, fields
-from typing import ClassVar, Final, Literal
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
 
-from service.decode.rules import Above, Leftmost, LowestEntropy, MostConfident, Rule
-from service.errors import InvalidRequest
-
-#: the value of a knob that is chosen while decoding
-AUTO: Final = "auto"
+from service.decode.block import Canvas
+from service.decode.knobs import knobs_in
+from service.decode.policy import Decoding, Evaluate
+from service.decode.rules import Rule
 
 
 @dataclass(frozen=True, slots=True)
-class Static:
-    """Reveal the `tokens_per_step` most confident positions of every forward."""
+class ModeParams(ABC):
+    """The base of all modes. `mode`: its name. `served_without_mrp`: a checkpoint without MRP can serve it."""
 
-    mode: ClassVar[str] = "static"
+    mode: ClassVar[str]
     served_without_mrp: ClassVar[bool] = True
-    needs_mrp: ClassVar[bool] = False
-    tokens_per_step: int = 1
-
-    @property
-    def rule(self) -> Rule:
-        """What a forward reveals."""
-        return MostConfident(self.tokens_per_step)
-
-    def check(self, block_size: int) -> None:
-        """Raises InvalidRequest where a knob is out of range for this block size."""
-        _check_count("tokens_per_step", self.tokens_per_step, block_size)
-
-
-@dataclass(frozen=True, slots=True)
-class Dynamic:
-    """Reveal every position with confidence > `threshold`; if none, the most confident."""
-
-    mode: ClassVar[str] = "dynamic"
-    served_without_mrp: ClassVar[bool] = True
-    needs_mrp: ClassVar[bool] = False
-    threshold: float = 0.9
-
-    @property
-    def rule(self) -> Rule:
-        """What a forward reveals."""
-        return Above(self.threshold)
-
-    def check(self, block_size: int) -> None:
-        """Raises InvalidRequest where a knob is out of range for this block size."""
-        _check_threshold(self.threshold)
-
-
-@dataclass(frozen=True, slots=True)
-class Sequential:
-    """Reveal the `tokens_per_step` leftmost positions of every forward, and more of them as `entropy_bound` allows."""
-
-    mode: ClassVar[str] = "sequential"
-    served_without_mrp: ClassVar[bool] = True
-    needs_mrp: ClassVar[bool] = False
-    tokens_per_step: int = 1
-    entropy_bound: float = 0.0
-
-    @property
-    def rule(self) -> Rule:
-        """What a forward reveals."""
-        return Leftmost(self.tokens_per_step, self.entropy_bound)
-
-    def check(self, block_size: int) -> None:
-        """Raises InvalidRequest where a knob is out of range for this block size."""
-        _check_count("tokens_per_step", self.tokens_per_step, block_size)
-        _check_bound(self.entropy_bound)
-
-
-@dataclass(frozen=True, slots=True)
-class Entropy:
-    """Reveal the positions of lowest entropy, as many as `entropy_bound` allows, at least one."""
-
-    mode: ClassVar[str] = "entropy"
-    served_without_mrp: ClassVar[bool] = True
-    needs_mrp: ClassVar[bool] = False
-    entropy_bound: float = 0.1
-
-    @property
-    def rule(self) -> Rule:
-        """What a forward reveals."""
-        return LowestEntropy(self.entropy_bound)
-
-    def check(self, block_size: int) -> None:
-        """Raises InvalidRequest where a knob is out of range for this block size."""
-        _check_bound(self.entropy_bound)
-
-
-#: modes that are nothing but a rule
-Plain = Static | Dynamic | Sequential | Entropy
-
-
-@dataclass(frozen=True, slots=True)
-class Direct:
-    """Static by the backbone, then `mrp_steps` unverified picks of MRP."""
-
-    mode: ClassVar[str] = "direct"
-    served_without_mrp: ClassVar[bool] = False
-    needs_mrp: ClassVar[bool] = True
-    rule: ClassVar[Rule] = MostConfident(1)
-    mrp_steps: int = 1
-
-    def check(self, block_size: int) -> None:
-        """Raises InvalidRequest where a knob is out of range for this block size."""
-        _check_count("mrp_steps", self.mrp_steps, block_size)
-
-
-@dataclass(frozen=True, slots=True)
-class Speculative:
-    """Drafts, verified by one backbone forward. Output identical to the mode `verify`.
-
-    `verify`: static, dynamic, sequential or entropy, whose knobs may be given; by default dynamic if a threshold is
-    given, else static.
-
-    `mrp_steps`: MRP forwards that a verification's drafts may take. "auto": as many as pay, and a tree of the states
-    that pay at the present load, none where none does; never more than `max_drafts`. A number: a tree of `max_drafts`
-    states, by default a chain of `mrp_steps`. With 0 the backbone's last logits draft alone, which needs no MRP.
-    """
-
-    mode: ClassVar[str] = "speculative"
-    served_without_mrp: ClassVar[bool] = True
-    mrp_steps: int | Literal["auto"] = AUTO
-    max_drafts: int | None = None
-    tokens_per_step: int | None = None
-    threshold: float | None = None
-    entropy_bound: float | None = None
-    verify: str | None = None
-
-    def __post_init__(self) -> None:
-        """Sets `verify` wherever it is not the default, so that whoever shows the knobs shows what runs."""
-        if self.verify is None and self.threshold is not None:
-            object.__setattr__(self, "verify", Dynamic.mode)
 
     @property
     def needs_mrp(self) -> bool:
         """Whether a checkpoint must have MRP."""
-        return isinstance(self.mrp_steps, int) and self.mrp_steps > 0
+        return False
 
     @property
+    @abstractmethod
     def rule(self) -> Rule:
-        """What the drafts are verified against."""
-        return self.plain.rule
+        """What a forward of the backbone reveals."""
 
-    @property
-    def plain(self) -> Plain:
-        """The mode whose output comes out. Raises InvalidRequest if there is none that has the knobs given."""
-        kinds: dict[str, type[Plain]] = {kind.mode: kind for kind in (Static, Dynamic, Sequential, Entropy)}
-        name = self.verify or Static.mode
-        if name not in kinds:
-            raise InvalidRequest(f"verify is {name!r}, allowed are {', '.join(kinds)}", param="verify")
-        knobs = ("tokens_per_step", "threshold", "entropy_bound")
-        given = {knob: value for knob in knobs if (value := getattr(self, knob)) is not None}
-        used = [field.name for field in fields(kinds[name])]
-        for knob, value in given.items():
-            if knob not in used:
-                raise InvalidRequest(
-                    f"{knob} is {value}, drafts are verified against {name}, whose knobs are {', '.join(used)}",
-                    param=knob,
-                )
-        return kinds[name](**given)
+    @abstractmethod
+    def decode(self, canvas: Canvas) -> Decoding:
+        """The policy: decodes the canvas's block and asks for forwards (policy.py)."""
 
     def check(self, block_size: int) -> None:
         """Raises InvalidRequest where a knob is out of range for this block size."""
-        if self.mrp_steps != AUTO:
-            self._check_steps(self.mrp_steps, block_size)
-        if self.max_drafts is not None:
-            _check_count("max_drafts", self.max_drafts, block_size)
-        self.plain.check(block_size)
-
-    def _check_steps(self, steps: int | str, block_size: int) -> None:
-        if steps == 0 and self.max_drafts is None:
-            raise InvalidRequest(
-                "mrp_steps is 0, then max_drafts is needed: without MRP a tree drafts", param="mrp_steps"
-            )
-        if isinstance(steps, str) or not 0 <= steps <= block_size:
-            allowed = f"0 (with max_drafts), 1 to {block_size} (the block size) and {AUTO!r}"
-            raise InvalidRequest(f"mrp_steps is {steps}, allowed are {allowed}", param="mrp_steps")
+        for name, knob in knobs_in(type(self)).items():
+            if (value := getattr(self, name)) is not None:
+                knob.check(name, value, block_size)
 
 
 @dataclass(frozen=True, slots=True)
-class Remask:
-    """Dynamic, then MRP revokes fresh reveals whose corrected probability is < `threshold`."""
+class RuleParams(ModeParams):
+    """A mode that is nothing but a rule. `speculative` gives the same output in fewer forwards."""
 
-    mode: ClassVar[str] = "remask"
-    served_without_mrp: ClassVar[bool] = False
-    needs_mrp: ClassVar[bool] = True
-    threshold: float = 0.9
-
-    @property
-    def rule(self) -> Rule:
-        """What a forward reveals."""
-        return Above(self.threshold)
-
-    def check(self, block_size: int) -> None:
-        """Raises InvalidRequest where a knob is out of range for this block size."""
-        _check_threshold(self.threshold)
-
-
-ModeParams = Plain | Direct | Speculative | Remask
-Knob = int | float | str
-
-
-def _check_count(name: str, value: int | str, block_size: int) -> None:
-    if isinstance(value, str) or not 1 <= value <= block_size:
-        raise InvalidRequest(f"{name} is {value}, allowed are 1 to {block_size} (the block size)", param=name)
-
-
-def _check_threshold(value: float) -> None:
-    if not 0 < value <= 1:
-        raise InvalidRequest(f"threshold is {value}, allowed is 0 < threshold <= 1", param="threshold")
-
-
-def _check_bound(value: float) -> None:
-    if not 0 <= value < math.inf:
-        raise InvalidRequest(f"entropy_bound is {value}, allowed is 0 or more", param="entropy_bound")
+    def decode(self, canvas: Canvas) -> Decoding:
+        """Every forward reveals what the rule says."""
+        rule = self.rule
+        while not canvas.block.complete:
+            (reading,) = yield Evaluate((canvas.block,))
+            canvas.reveal("denoise", rule(reading))

@@ -1,10 +1,9 @@
-"""What a policy is: a generator that decodes one block by asking for readings.
+"""The protocol of policies: a policy is a generator that decodes one block by asking for readings.
 
-A policy yields `Evaluate` (the backbone looks at states of the block) or `Refine` (MRP predicts what
-the backbone would say of a newer state) and is sent one `Reading` per state. It reveals on the canvas
-it was given and returns when the block is complete. At every `Evaluate` the canvas must hold only
-final tokens: the engine may stop a policy there. Policies know no tensors; tests drive them with a
-scripted oracle.
+A policy yields `Evaluate` (the backbone reads states of the block) or `Refine` (MRP predicts the backbone's reading of
+a newer state). It is sent one `Reading` per state. It reveals tokens on its canvas and returns when the block is
+complete. At every `Evaluate` the canvas must hold only final tokens, since the engine may stop a policy there.
+Policies use no tensors; tests drive them with a scripted oracle.
 """
 
 from __future__ import annotations
@@ -18,12 +17,13 @@ from service.decode.block import MASKED, Block, Canvas, Pick
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What the model says of one state of a block.
+    """The model's output for one state of a block.
 
     `picks`: for every masked position, ascending, the chosen token and its probability.
-    `judged`: for the positions a Refine asked about, the token that stands there and its probability.
-    `handle`: the hidden states behind it, for a later Refine; `candidates`: tokens that may do for one. Opaque here.
-    `entropies`: by position, of the full softmax, in nats; only where the mode's params need them.
+    `judged`: for each position of `Refine.judge`, the state's token there and its probability.
+    `handle`: the hidden states, for a later Refine. `candidates`: the tokens that a later Refine may choose. Both are
+    opaque to policies.
+    `entropies`: position -> entropy of the full softmax, in nats. Empty if the mode's params do not need it.
     """
 
     picks: tuple[Pick, ...]
@@ -39,11 +39,11 @@ class Reading:
         return tuple(sorted(self.picks, key=lambda pick: -pick.confidence)[:count])
 
     def above(self, threshold: float) -> tuple[Pick, ...]:
-        """The picks of confidence > `threshold`; if there is none, the most confident."""
+        """The picks of confidence > `threshold`. If there is none, the most confident pick."""
         return tuple(pick for pick in self.picks if pick.confidence > threshold) or self.most_confident()
 
     def of(self, block: Block) -> Reading:
-        """What it says of the positions that are masked in `block`, a later state than the one that was read."""
+        """The reading restricted to the masked positions of `block`, a later state than the one that was read."""
         tokens = block.tokens
         return replace(self, picks=tuple(pick for pick in self.picks if tokens[pick.position] == MASKED))
 
@@ -59,7 +59,7 @@ class Evaluate:
 class Refine:
     """Asks MRP for the Reading of `state`, anchored on an earlier one.
 
-    `judge`: revealed positions of `state` whose token's probability is wanted too.
+    `judge`: revealed positions of `state` for whose tokens MRP also gives probabilities.
     """
 
     after: Reading

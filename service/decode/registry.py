@@ -1,74 +1,51 @@
-"""The modes there are: adding one is a params class, a policy file (or a rule) and a line here."""
+"""Modes by name, as requests name them, and the defaults."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict
 
-from service.decode import params as modes
-from service.decode.block import Canvas
-from service.decode.by_rule import by_rule
-from service.decode.direct import direct
-from service.decode.params import AUTO, Knob, ModeParams
-from service.decode.policy import Decoding, Policy
-from service.decode.remask import remask
-from service.decode.speculative import speculative
+from service.decode.knobs import AUTO, KnobValue, knobs_in
+from service.decode.modes import MODES, Direct, Speculative
+from service.decode.params import ModeParams
 from service.errors import InvalidRequest
 
-POLICIES: dict[type[ModeParams], Policy] = {
-    modes.Static: by_rule,
-    modes.Dynamic: by_rule,
-    modes.Sequential: by_rule,
-    modes.Entropy: by_rule,
-    modes.Direct: direct,
-    modes.Speculative: speculative,
-    modes.Remask: remask,
-}
 
-#: mode name -> its params class
-MODES: dict[str, type[ModeParams]] = {params.mode: params for params in POLICIES}
-
-
-def decode_block(canvas: Canvas, params: ModeParams) -> Decoding:
-    """Starts the policy of the params' mode on a canvas."""
-    return POLICIES[type(params)](canvas, params)
-
-
-def make_params(mode: str, knobs: Mapping[str, Knob]) -> ModeParams:
-    """The params of a mode by name. Raises InvalidRequest for an unknown mode or a knob it does not use."""
+def make_params(mode: str, knobs: Mapping[str, KnobValue]) -> ModeParams:
+    """The params of a mode by name. InvalidRequest for an unknown mode, or for a knob that the mode does not use."""
     if mode not in MODES:
         raise InvalidRequest(f"mode is {mode!r}, allowed are {', '.join(MODES)}", param="mode")
-    used = [field.name for field in fields(MODES[mode])]
+    used = knobs_in(MODES[mode])
     for knob in knobs:
         if knob not in used:
             raise InvalidRequest(f"mode {mode!r} does not use {knob}; its knobs are {', '.join(used)}", param=knob)
-    return MODES[mode](**knobs)  # type: ignore[arg-type]
+    return MODES[mode](**knobs)
 
 
 def only_drafts(params: ModeParams) -> bool:
-    """Whether what MRP says decides only how fast the answer comes, not what comes."""
-    return isinstance(params, modes.Speculative)
+    """Whether MRP changes only the speed of decoding, not the output."""
+    return isinstance(params, Speculative)
 
 
 def leaves_drafts_open(params: ModeParams) -> bool:
-    """Whether how much is drafted is to be chosen while decoding."""
-    return isinstance(params, modes.Speculative) and params.mrp_steps == modes.AUTO
+    """Whether the number of drafts is chosen while decoding."""
+    return isinstance(params, Speculative) and params.mrp_steps == AUTO
 
 
 def served_without_mrp() -> list[str]:
-    """What a checkpoint without MRP serves, as errors say it: modes, with the knob that one needs for it."""
+    """The modes of a checkpoint without MRP, for error messages; with the knob values that a mode needs for it."""
     served = [name for name, params in MODES.items() if params.served_without_mrp]
-    return [f"{name} with mrp_steps {AUTO} or 0" if name == modes.Speculative.mode else name for name in served]
+    return [f"{name} with mrp_steps {AUTO} or 0" if name == Speculative.mode else name for name in served]
 
 
-def default_knobs(mode: str, mrp_steps: int) -> dict[str, Knob]:
+def default_knobs(mode: str, mrp_steps: int) -> dict[str, KnobValue]:
     """The knobs of a mode when a request names none. `mrp_steps`: the checkpoint's, 0 if it has no MRP."""
     knobs = {name: value for name, value in asdict(make_params(mode, {})).items() if value is not None}
-    if mode == modes.Direct.mode and mrp_steps:
+    if mode == Direct.mode and mrp_steps:
         knobs["mrp_steps"] = mrp_steps
     return knobs
 
 
 def default_params() -> ModeParams:
-    """What is served when a request names no mode: lossless, the fastest the checkpoint can."""
-    return modes.Speculative()
+    """The params of requests that name no mode: the fastest lossless mode."""
+    return Speculative()

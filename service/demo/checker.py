@@ -1,8 +1,8 @@
-"""The strict checker: is this text a right answer to this problem, and does it agree with itself?
+"""The strict checker of the demo: whether a text is a right and coherent answer to a problem.
 
-Wanted are the grammar (spaces and capitals too), the arithmetic of every step, and coherence: letters,
-brackets, names and things that refer to each other must match. Pure Python: nothing is executed, no
-torch. Called by `service/cli eval` and by training.
+It checks the grammar (spaces and capitals, too), the arithmetic of every step, and coherence: letters, brackets,
+names and things that refer to each other must match. It executes no code of the answer. `mrp-serve eval` and training
+call it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class CodeTask:
 
 
 def parse(prompt: str) -> Story | CodeTask:
-    """Reads a problem. ValueError for text that is none."""
+    """Parses a problem. ValueError for a text that is not a problem."""
     story = _STORY.fullmatch(prompt)
     if story:
         events = tuple((_SIGNS[verb], int(number)) for verb, number in _EVENT.findall(story["events"]))
@@ -63,7 +63,7 @@ def parse(prompt: str) -> Story | CodeTask:
 
 
 def check(prompt: str, answer: str) -> bool:
-    """Whether `answer` is right, to the letter, for the problem `prompt`."""
+    """Whether `answer` is a right answer, to the letter, to the problem `prompt`."""
     problem = parse(prompt)
     return _check_story(problem, answer) if isinstance(problem, Story) else _check_code(problem, answer)
 

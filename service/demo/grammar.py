@@ -1,8 +1,8 @@
-"""The demo's language: what problems look like and in which phrasings an answer may be written.
+"""The demo's language: the form of problems, and the phrasings of answers.
 
-Templates are text with `{field}` holes. The same hole twice in a template means the same text twice;
-an opening bracket `{o}` wants its closing one `{c}`. Training draws answers from these templates,
-`checker.py` accepts nothing else. Pure Python, no torch.
+Templates are texts with `{field}` holes. The same hole twice in a template means the same text twice. An opening
+bracket `{o}` needs its closing bracket `{c}`. Training draws answers from these templates, and `checker.py` accepts
+only these.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LETTER_WEIGHTS = (0.28, 0.20, 0.16, 0.13, 0.12, 0.11)
 BRACKETS = (("(", ")"), ("[", "]"), ("{", "}"), ("<", ">"))
 VERBS = {"+": "gets", "-": "loses"}
 
-#: Words before a step; without them the step starts with a capital.
+#: Words before a step. Without them the step starts with a capital letter.
 LEADS = ("", "First, ", "Now, ", "Well, ", "Then ", "OK so ")
 LEAD_WEIGHTS = (0.40, 0.12, 0.12, 0.12, 0.12, 0.12)
 
@@ -70,14 +70,14 @@ _FIELDS = {
 
 
 def with_lead(lead: str, template: str) -> str:
-    """A step template behind its lead; capitalised when there is none."""
+    """A step template after its lead. Without a lead the template is capitalised."""
     starts_with_word = template[0].isalpha()
     return lead + (template[0].upper() + template[1:] if not lead and starts_with_word else template)
 
 
 @cache
 def pattern(template: str) -> re.Pattern[str]:
-    """The regular expression of a template; a hole's second use refers back to the first."""
+    """The regular expression of a template. The second use of a hole refers back to the first."""
     seen: set[str] = set()
     parts: list[str] = []
     for index, piece in enumerate(re.split(r"\{(\w+)\}", template)):

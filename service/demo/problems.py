@@ -1,7 +1,6 @@
-"""The demo's held-out problems: never seen in training, shipped as text beside the checkpoint.
+"""The demo's held-out problems: not used in training, shipped as text beside the checkpoint.
 
-Which problems are held out is decided by a hash of the problem's text alone, so training and this
-file cannot disagree. Pure Python, no torch.
+A hash of a problem's text decides whether the problem is held out. Training and this file therefore always agree.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _HELDOUT_OF_256 = 26
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem: `prompt` is what the user writes."""
+    """One problem. `prompt`: the user's message."""
 
     prompt: str
 
@@ -30,12 +29,12 @@ class Problem:
 
 
 def is_heldout(prompt: str) -> bool:
-    """Whether a problem is kept out of training (about one in ten)."""
+    """Whether a problem is held out of training (about one in ten)."""
     return hashlib.sha256(prompt.encode()).digest()[0] < _HELDOUT_OF_256
 
 
 def heldout_problems(count: int | None = None, seed: int = 0) -> list[Problem]:
-    """`count` shipped problems drawn without repetition; None gives all, in file order.
+    """`count` of the shipped problems, drawn without repetition. None: all, in the order of the file.
 
     ValueError if the file holds fewer.
     """
@@ -44,5 +43,5 @@ def heldout_problems(count: int | None = None, seed: int = 0) -> list[Problem]:
     if count is None:
         return problems
     if not 0 < count <= len(problems):
-        raise ValueError(f"{count} problems were asked for, allowed are 1 to {len(problems)}")
+        raise ValueError(f"count is {count}, allowed are 1 to {len(problems)}")
     return random.Random(seed).sample(problems, count)

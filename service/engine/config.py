@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from service.fair_queue import AGING_S
 
-#: Tokens a draft is chosen from, and the vocabulary from which on that is cheaper (docs/performance.md).
+#: Tokens a draft is chosen from, and the vocabulary from which on that is cheaper (dev/lab/performance-log.md).
 _CANDIDATES, _LARGE_VOCABULARY = 32, 16384
 
-#: Prompt tokens that make a step a few times as long as one of some requests that decode (docs/performance.md).
+#: Prompt tokens that make a step a few times as long as one of some requests that decode (dev/lab/performance-log.md).
 _PREFILL_TOKENS = {"cpu": 64}
 _PREFILL_TOKENS_ELSEWHERE = 512
 
@@ -26,6 +26,7 @@ class EngineConfig:
     `prefix_cache`: whether requests share the KV of leading blocks that are the same.
     `deterministic`: a request with a seed gets the same numbers to the last bit, and thus the same
     tokens, whatever it is decoded with, on any machine of the same kind; slower.
+    `attention`: the implementation's name (`service/model/attention/registry.py`); `auto` is the best there is.
     `draft_candidates`: tokens of each position that MRP's drafts are chosen from, 0: the whole vocabulary. None: by the
     vocabulary's size. What comes out is the same.
     """
@@ -38,6 +39,7 @@ class EngineConfig:
     prefix_cache: bool = True
     deterministic: bool = False
     draft_candidates: int | None = None
+    attention: str = "auto"
     max_prefill_tokens: int | None = None
 
     def prefill_tokens(self, device: str) -> int:

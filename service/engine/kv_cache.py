@@ -1,7 +1,6 @@
-"""Who holds which KV pages. All pages of a request are reserved when it is admitted.
+"""The bookkeeping of KV pages. All pages of a request are reserved when it is admitted.
 
-A page holds one block over all layers, MRP's included. Knows no tensors: the memory itself is
-`service.model.attention.PagedCache`.
+A page holds one block over all layers, MRP's included. The memory itself is `service.model.attention.PagedCache`.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ class PagePool:
         return self.capacity - len(self._free)
 
     def reserve(self, count: int) -> list[int] | None:
-        """Takes `count` pages, or none at all (None) when fewer are free."""
+        """Takes `count` pages. None, and no page is taken, if fewer are free."""
         if count > len(self._free):
             return None
         return [self._free.pop() for _ in range(count)]
 
     def release(self, pages: list[int]) -> None:
-        """Gives pages back and empties the list, so that nothing is given back twice."""
+        """Returns pages to the pool and empties the list, so that no page is returned twice."""
         self._free.extend(reversed(pages))
         pages.clear()

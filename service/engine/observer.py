@@ -1,4 +1,4 @@
-"""What the engine tells whoever measures it. The metrics of the API implement `Observer`."""
+"""The reports of the engine to an observer. The replica's metrics implement `Observer`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """What the engine holds right now. Pages that only the prefix cache holds are free."""
+    """The current state of the engine. Pages that only the prefix cache holds count as free."""
 
     num_running: int
     num_waiting: int
@@ -30,10 +30,10 @@ class EngineState:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """One engine step. `forwards`: for each kind, how many requests had a row in a forward of it.
+    """One engine step. `forwards`: kind of forward -> number of requests that had a row in it.
 
-    `tokens_looked_up`: prompt tokens of the requests admitted in this step that asked the prefix cache;
-    it had `tokens_cached` of them.
+    `tokens_looked_up`: prompt tokens that the requests admitted in this step looked up in the prefix cache.
+    `tokens_cached`: those of them that were in it.
     """
 
     seconds: float
@@ -45,17 +45,17 @@ class StepReport:
 
 
 class Observer(Protocol):
-    """Called on the engine's thread; must be quick. What it raises is logged and changes nothing."""
+    """The engine's thread calls it, so it must be quick. Its errors are logged and change nothing."""
 
     def on_step(self, report: StepReport) -> None:
         """After every engine step."""
 
     def on_event(self, request: GenerationRequest, event: BlockEvent) -> None:
-        """For every finished block and every end of a request (aborts too)."""
+        """After every finished block and every end of a request, aborts included."""
 
 
 class SilentObserver:
-    """Measures nothing."""
+    """An observer that does nothing."""
 
     def on_step(self, report: StepReport) -> None:
         """Ignored."""
@@ -65,7 +65,7 @@ class SilentObserver:
 
 
 class HarmlessObserver:
-    """Passes everything on to an observer and logs what that raises: measuring must not end requests."""
+    """Calls another observer and logs its errors, since an error of measuring must not end requests."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
@@ -74,7 +74,7 @@ class HarmlessObserver:
         """Passed on."""
         try:
             self._observer.on_step(report)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is about measuring
+        except Exception as error:  # noqa: BLE001 - any error of an observer concerns only the measurement
             _log.error("an observer failed after a step: %s", kind_and_place(error))
 
     def on_event(self, request: GenerationRequest, event: BlockEvent) -> None:

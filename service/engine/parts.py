@@ -1,7 +1,7 @@
-"""What an engine can be handed instead of making it: the clock, the costs of forwards, the runner.
+"""The parts of an engine that a caller may provide: the clock, the costs of forwards, the runner.
 
-A test hands a clock that stands still, costs that no machine has to measure, or a runner that fails. A runner over
-several devices is handed in the same way.
+A test provides a clock that stands still, fixed costs, or a runner that fails. A runner over several devices can be
+provided in the same way.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from service.engine.forward.runner import RowRunner, Runner
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of an engine that have a usual one.
+    """The parts of an engine, with their defaults.
 
-    `clock`: monotonic seconds. `costs`: of the forwards, for `mrp_steps: "auto"`; None: measured for the first request
-    that needs them. `runner`: makes the runner; called as `Runner` is.
+    `clock`: monotonic seconds. `costs`: costs of forwards for `mrp_steps: "auto"`; None: measured for the first request
+    that needs them. `runner`: makes the runner, with the arguments of `Runner`.
     """
 
     clock: Callable[[], float] = time.monotonic

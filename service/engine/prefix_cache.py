@@ -1,10 +1,10 @@
-"""Which KV pages requests hold, and which ones they share: pages by the tokens they were computed from.
+"""The prefix cache: the KV pages of requests, and the pages that requests share.
 
-A block's KV depends on its sequence's tokens up to its end and on nothing else, so sequences that begin with the
-same blocks may read the same pages. A tree has a node for every block that is written: its path from the root is
-the sequence's tokens, compared one by one and never by a hash alone. A request holds the nodes of its leading
-blocks; what nobody holds stays until its page is needed, least recently used first. Pages in the tree are never
-written again. Knows pages and tokens; no tensors, no requests, no modes.
+The KV of a finished block depends only on the tokens up to the end of that block. Sequences with the same leading
+blocks can therefore read the same pages. A tree has a node for every written block. The path from the root to a node is
+the sequence's tokens, which are compared one by one, never by a hash only. A request holds the nodes of its leading
+blocks. A node that no request holds stays until its page is needed, the least recently used first. Pages in the tree
+are never written again.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _Nodes: TypeAlias = "dict[tuple[str, Tokens], _Node]"
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """What a request asks the cache for: its prompt's whole blocks, and whose pages it may share.
+    """The lookup of a request: the whole blocks of its prompt, and the requests with which it may share pages.
 
-    `salt`: only requests with the same one share. `mrp`: whether it needs MRP's part of a page.
+    `salt`: only requests with the same salt share pages. `mrp`: whether the request needs MRP's part of a page.
     """
 
     blocks: Sequence[Tokens] = ()
@@ -34,9 +34,9 @@ class Prefix:
 
 @dataclass(eq=False, slots=True)
 class _Node:
-    """A written block, found by `key` among its `siblings`, the blocks that follow the same prefix.
+    """A written block, found by `key` among its `siblings`, the blocks after the same prefix.
 
-    `holders`: live requests; `outdated`: the page it had before it got one with MRP's part.
+    `holders`: number of running requests that hold it. `outdated`: its earlier page, without MRP's part.
     """
 
     siblings: _Nodes = field(repr=False)
@@ -50,9 +50,9 @@ class _Node:
 
 @dataclass(eq=False, slots=True)
 class Lease:
-    """The pages of one live request, in order, for its whole length.
+    """The pages of one running request, in order, for its whole length.
 
-    The first `num_shared` are the tree's and must not be written, the others are the request's own.
+    The first `num_shared` pages belong to the tree and must not be written. The others belong to the request.
     """
 
     pages: list[int]
@@ -61,32 +61,32 @@ class Lease:
 
     @property
     def num_shared(self) -> int:
-        """Leading pages that are written and in the tree."""
+        """The number of leading pages that are written and in the tree."""
         return len(self.nodes)
 
 
 class PrefixCache:
-    """Hands out the pages of a pool. `shares`: whether written pages outlive and may be read beside their request."""
+    """Gives the pages of a pool to requests. `shares`: whether other requests may use written pages, now and later."""
 
     def __init__(self, pool: PagePool, shares: bool = True) -> None:
         self._pool, self.shares = pool, shares
         self._first: _Nodes = {}
-        # Nodes that nobody holds. Holders hold whole paths and let go of the deepest node first, so children stand
-        # before their parents here: the first node is always a leaf.
+        # Nodes that no request holds. Requests hold whole paths and release the deepest node first, so children come
+        # before their parents here and the first node is always a leaf.
         self._idle: OrderedDict[_Node, None] = OrderedDict()
 
     @property
     def num_used(self) -> int:
-        """Pages that live requests hold."""
+        """The number of pages that running requests hold."""
         return self._pool.num_used - len(self._idle)
 
     @property
     def capacity(self) -> int:
-        """Pages there are."""
+        """The number of all pages."""
         return self._pool.capacity
 
     def reserve(self, count: int, prefix: Prefix) -> Lease | None:
-        """`count` pages, the leading ones shared as far as the tree has them; None when too few can be had."""
+        """A lease of `count` pages. The leading ones are shared if the tree has them. None if too few are free."""
         nodes = list(self._match(prefix))
         missing = count - len(nodes)
         idle = sum(not node.holders for node in nodes)
@@ -100,9 +100,9 @@ class PrefixCache:
         return None if own is None else Lease([node.page for node in nodes] + own, prefix, nodes)
 
     def publish(self, lease: Lease, tokens: Tokens) -> None:
-        """Shares the request's next block, which is written and final: MRP's part too if the request needs it.
+        """Shares the request's next block, which is written and final (MRP's part included if it is needed).
 
-        If the tree has the block already, the request goes on with the tree's page and its own is free.
+        If the tree already has the block, the request uses the tree's page and its own page becomes free.
         """
         if not self.shares:
             return
@@ -121,7 +121,7 @@ class PrefixCache:
         lease.nodes.append(node)
 
     def release(self, lease: Lease) -> None:
-        """Takes back what a request holds and empties the lease, so that nothing is given back twice."""
+        """Releases the pages of a request and empties the lease, so that no page is released twice."""
         self._pool.release(lease.pages[lease.num_shared :])
         for node in reversed(lease.nodes):
             self._let_go(node)
@@ -129,7 +129,7 @@ class PrefixCache:
         lease.pages.clear()
 
     def _match(self, prefix: Prefix) -> Iterator[_Node]:
-        """The nodes of the leading blocks that are there with all that is needed."""
+        """The nodes of the leading blocks that the tree has with all parts that are needed."""
         nodes = self._first
         for tokens in prefix.blocks:
             node = nodes.get((prefix.salt, tokens))
@@ -151,7 +151,7 @@ class PrefixCache:
                 node.outdated = None
 
     def _replace(self, node: _Node, page: int) -> None:
-        """Gives a node a page that has MRP's part; who reads the old page may go on until nobody holds the node."""
+        """Gives a node a page with MRP's part. The old page stays readable until no request holds the node."""
         if node.holders:
             node.outdated = node.page
         else:

@@ -1,6 +1,6 @@
-"""What goes into the engine and what comes out: requests, block events, statistics.
+"""The input and output of the engine: requests, block events, statistics.
 
-Plain frozen data, picklable, shared by everybody from the scheduler to the API.
+These are frozen, picklable dataclasses, used from the scheduler to the API.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from service.decode.block import Step
-from service.decode.params import ModeParams, Static
+from service.decode.modes import Static
+from service.decode.params import ModeParams
 from service.errors import InvalidRequest, MrpServeError
 from service.fair_queue import DEFAULT_PRIORITY, HIGHEST_PRIORITY, LOWEST_PRIORITY
 
@@ -44,11 +45,11 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One prompt to be continued. `timeout_s` counts from submission; None waits for ever.
+    """One prompt to continue. `timeout_s` counts from submission; None: no limit.
 
-    `priority` (0 is soonest), `tenant` and `weight` order those that wait; `waited_s`: how long it has by submission.
-    Only requests with the same `cache_salt` share pages. `num_continued`: of the prompt, tokens that another engine
-    has decoded for this very request.
+    `priority` (0 is served first), `tenant` and `weight` order waiting requests. `waited_s`: its wait before the
+    submission. Only requests with the same `cache_salt` share pages. `num_continued`: the last tokens of the prompt
+    that another engine has decoded for this request.
     """
 
     request_id: str
@@ -75,9 +76,9 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class Forwards:
-    """In how many forwards of each kind a request had a row.
+    """The number of forwards of each kind in which a request had a row.
 
-    A commit that rides with a denoise or verify row of its own request is not counted.
+    A commit that shares a forward with a denoise or verify row of its own request is not counted.
     """
 
     prefill: int = 0
@@ -98,11 +99,11 @@ class Forwards:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Running statistics of one request; times in seconds since submission.
+    """The statistics of one request so far. Times are in seconds since submission.
 
-    `mrp_steps`: the request's own number of them, or what `auto` chose; None for modes that have none.
-    `cached_tokens`: of the prompt, not prefilled because the prefix cache had them.
-    `prefill_s`: when the last of the prompt's whole blocks was stored; None without one.
+    `mrp_steps`: as requested, or as chosen by `auto`; None for modes that have none.
+    `cached_tokens`: tokens of the prompt that were in the prefix cache.
+    `prefill_s`: when the last whole block of the prompt was stored; None if the prompt has none.
     """
 
     forwards: Forwards = Forwards()
@@ -119,17 +120,17 @@ class Stats:
 
     @property
     def tokens_per_forward(self) -> float:
-        """Tokens decoded (a stop token included) per denoise or verify forward; the papers' measure."""
+        """Tokens decoded (a stop token included) per denoise or verify forward, as in the papers."""
         return self.decoded_tokens / max(1, self.forwards.denoise + self.forwards.verify)
 
     @property
     def tokens_per_forward_total(self) -> float:
-        """The same over every backbone forward, prefill and commit included."""
+        """Tokens decoded per backbone forward of any kind, prefill and commit included."""
         backbone = self.forwards.prefill + self.forwards.denoise + self.forwards.verify + self.forwards.commit
         return self.decoded_tokens / max(1, backbone)
 
     def with_steps(self, steps: list[Step]) -> Stats:
-        """These statistics and what the steps add to them."""
+        """These statistics with the counts of `steps` added."""
         return replace(
             self,
             drafts_proposed=self.drafts_proposed + sum(len(step.drafted) for step in steps),
@@ -149,7 +150,7 @@ class Stats:
         )
 
     def continued(self, rest: Stats) -> Stats:
-        """Those of a request of which `rest` decoded what was left. Times of both count from one moment."""
+        """These statistics with those of the rest of the answer. Times of both must count from the same moment."""
         return Stats(
             forwards=self.forwards + rest.forwards,
             decoded_tokens=self.decoded_tokens + rest.decoded_tokens,
@@ -169,10 +170,9 @@ class Stats:
 class BlockEvent:
     """One finished block, or the end of a request.
 
-    `token_ids`: the completion's new tokens; a stop token is not among them. `index`: 0 for the
-    first generated block. `finish_reason` is set on a request's last event. `steps`: how the block
-    was decoded. The concatenation of all events' tokens is the completion. `error`: why the engine
-    gave the request up, when it did (the finish reason is then "abort").
+    `token_ids`: the completion's new tokens, without a stop token. The tokens of all events together are the
+    completion. `index`: 0 for the first generated block. `finish_reason`: set on a request's last event. `steps`: how
+    the block was decoded. `error`: why the engine ended the request (the finish reason is then "abort"), else None.
     """
 
     request_id: str
@@ -186,7 +186,7 @@ class BlockEvent:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Completion:
-    """A whole answer: what `Engine.generate` returns. `service.text.TextCodec` makes text of its tokens."""
+    """A whole answer, as `Engine.generate` returns it. `service.text.TextCodec` makes text of its tokens."""
 
     request_id: str
     token_ids: tuple[int, ...]

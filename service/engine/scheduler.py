@@ -1,7 +1,6 @@
-"""Who runs: admission in the order of a fair queue, and who gets rows in the next forward.
+"""The scheduler: admits requests in the order of a fair queue, and assigns the rows of the next forward.
 
-A long prompt is stored in chunks beside those that decode, so that it stops nobody. Knows pages and row budgets; no
-tensors, no modes.
+A long prompt is stored in chunks beside decoding requests, so that it does not delay them much.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from service.fair_queue import Claim, FairQueue
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A request in the queue and when it came (clock of the engine, seconds)."""
+    """A request in the queue, and the time when it came (engine's clock, seconds)."""
 
     request: GenerationRequest
     submitted: float
@@ -29,7 +28,7 @@ class Waiting:
 class Scheduler:
     """The waiting queue and the running sequences of one engine.
 
-    `prompt_rows`: rows of prompts in a step in which others decode.
+    `prompt_rows`: the most rows of prompts in a step in which other requests decode.
     """
 
     def __init__(
@@ -45,7 +44,7 @@ class Scheduler:
         self._pricing = pricing
 
     def enqueue(self, waiting: Waiting) -> None:
-        """Puts a request into the queue."""
+        """Adds a request to the queue."""
         request = waiting.request
         cost = -(-request.max_new_tokens // self._block_size)
         arrived = waiting.submitted - request.waited_s
@@ -54,7 +53,7 @@ class Scheduler:
     def admit(self) -> list[Sequence]:
         """Moves requests from the queue to the running set while pages and places are free.
 
-        Whoever's turn it is holds up the others until its pages are free, so that no long request starves.
+        The next request blocks those after it until its pages are free, so that long requests are served, too.
         """
         admitted = []
         while len(self.running) < self._max_running and (first := self.waiting.peek()) is not None:
@@ -73,14 +72,17 @@ class Scheduler:
         return admitted
 
     def take_lookups(self) -> tuple[int, int]:
-        """Prompt tokens that the prefix cache was asked for, and had, since the last call."""
+        """Prompt tokens looked up in the prefix cache, and found in it, since the last call."""
         taken, self._lookups = self._lookups, (0, 0)
         return taken
 
     def plan(self) -> list[tuple[Sequence, list[Row]]]:
-        """The rows of the next forward: of those that decode, then chunks of prompts. Who is left out is next first."""
+        """The rows of the next forward: those of decoding requests, then chunks of prompts.
+
+        A request that gets no rows is the first one in the next forward.
+        """
         self._pricing.begin(len(self.running))
-        live = [sequence for sequence in self.running if sequence.finish_reason is None]  # others failed at their start
+        live = [sequence for sequence in self.running if sequence.finish_reason is None]  # others failed at once
         first = [sequence for sequence in self._left_out if sequence in live]
         others = [sequence for sequence in live if sequence not in first]
         order = first + sorted(others, key=lambda sequence: sequence.num_prompt_rows > 0)
@@ -97,24 +99,24 @@ class Scheduler:
         return served
 
     def _chunks(self, order: list[Sequence]) -> dict[Sequence, int]:
-        """How many rows of each prompt may ride: all that fit while nobody decodes, else as many as are allowed."""
+        """The rows of each prompt in this step: `prompt_rows` if any request decodes, else all that fit."""
         prompts = {sequence: rows for sequence in order if (rows := sequence.num_prompt_rows)}
         total = self._max_rows if len(prompts) == len(order) else self._prompt_rows
         return dict(zip(prompts, equal_shares(list(prompts.values()), total), strict=True))
 
     def publish(self, sequences: Iterable[Sequence]) -> None:
-        """Shares the pages that the sequences have written since the last time."""
+        """Shares the pages that the sequences have written since the last call."""
         for sequence in sequences:
             while sequence.written:
                 self._pages.publish(sequence.lease, sequence.written.popleft())
 
     def remove(self, sequence: Sequence) -> None:
-        """Takes a sequence out and frees its pages."""
+        """Removes a sequence and frees its pages."""
         self.running.remove(sequence)
         self._pages.release(sequence.lease)
 
     def drop_waiting(self, request_id: str) -> Waiting | None:
-        """Takes a request out of the queue; None when it is not there."""
+        """Removes a request from the queue. None if it is not there."""
         for waiting in self.waiting:
             if waiting.request.request_id == request_id:
                 self.waiting.remove(waiting)
@@ -129,7 +131,7 @@ class Scheduler:
 
 
 def equal_shares(wanted: list[int], total: int) -> list[int]:
-    """A total divided equally, but to nobody more than is wanted. If it is less than one each, the first get one."""
+    """A total divided equally, with no share above what is wanted. If it is below one each, the first ones get one."""
     if total < len(wanted):
         return [int(place < total) for place in range(len(wanted))]
     shares = [0] * len(wanted)
@@ -140,7 +142,7 @@ def equal_shares(wanted: list[int], total: int) -> list[int]:
 
 
 def _prefix_of(request: GenerationRequest, block_size: int, mrp: bool) -> Prefix:
-    """What a request may share with others: its prompt in whole blocks."""
+    """The lookup of a request's prompt in whole blocks."""
     prompt = request.prompt_token_ids
     blocks = [prompt[end - block_size : end] for end in range(block_size, len(prompt) + 1, block_size)]
     return Prefix(blocks, request.cache_salt, mrp)

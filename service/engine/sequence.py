@@ -1,8 +1,8 @@
-"""One live request: which rows it wants next, and what becomes of the readings it gets.
+"""One running request: the rows that it needs next, and the handling of the readings that it gets.
 
-A request prefills its prompt's whole blocks, then decodes block after block by its mode's policy. A
-final block is stored (`unwritten`) by a row that rides with the next block's first evaluation. Knows
-no tensors but opaque handles, no other request and no budget.
+A request prefills its prompt's whole blocks, then decodes block after block by its mode's policy. A finished block
+(`unwritten`) is stored by a row in the same forward as the next block's first evaluation. Tensors occur only as opaque
+handles.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import islice
 
 from service.decode.block import MASKED, Block, Canvas
 from service.decode.policy import Decoding, Evaluate, Query, Reading, Refine
-from service.decode.registry import decode_block, only_drafts
+from service.decode.registry import only_drafts
 from service.engine.drafting.pricing import Account
 from service.engine.forward.rows import Row
 from service.engine.prefix_cache import Lease, Tokens
@@ -22,15 +22,15 @@ from service.errors import MrpServeError
 
 
 def pages_needed(request: GenerationRequest, block_size: int) -> int:
-    """KV pages a request can ever use: its prompt and completion in whole blocks."""
+    """The most KV pages that a request can use: its prompt and completion in whole blocks."""
     return -(-(len(request.prompt_token_ids) + request.max_new_tokens) // block_size)
 
 
 class Sequence:
-    """A request in flight. `lease`: pages for its whole length; the shared ones of the prompt are written already.
+    """A running request. `lease`: pages for its whole length. Its shared pages, of the prompt, are already written.
 
     `account`: what its drafts may cost.
-    `written`: the blocks that have been written since, all layers that the request needs, in order.
+    `written`: the blocks written since then, in order, in all layers that the request needs.
     """
 
     def __init__(
@@ -56,21 +56,21 @@ class Sequence:
         self._prefill()
 
     def start(self) -> None:
-        """Asks the policy of the present block for its first query, which may raise."""
+        """Gets the first query of the current block's policy, which may raise."""
         self._query = next(self._decoding)
 
-    # --- what it wants -----------------------------------------------------------------------------
+    # --- the rows it needs -------------------------------------------------------------------------
 
     @property
     def num_prompt_rows(self) -> int:
-        """Blocks of its prompt that are not stored yet."""
+        """The number of blocks of its prompt that are not stored yet."""
         return max(0, self._prompt_blocks - self._unwritten[0].index) if self._unwritten else 0
 
     def next_rows(self, budget: int, prompt_budget: int | None = None) -> list[Row]:
-        """Rows for the next backbone forward, at most `budget`, of them at most `prompt_budget` of the prompt.
+        """Rows for the next backbone forward: at most `budget`, and at most `prompt_budget` of the prompt.
 
-        Blocks to be stored come first; the evaluation joins when it fits whole behind them. Empty
-        when nothing fits. Must be answered by `accept` with as many readings.
+        Blocks to store come first. The evaluation follows if all of it fits. Empty if nothing fits. The caller must
+        call `accept` with as many readings.
         """
         if prompt_budget is not None and prompt_budget < self.num_prompt_rows:
             return list(islice(self._unwritten, min(budget, prompt_budget)))
@@ -81,7 +81,7 @@ class Sequence:
         return rows
 
     def next_refinement(self) -> list[Row]:
-        """Rows for the next MRP forward: final blocks MRP has not seen, then the pending Refine."""
+        """Rows for the next MRP forward: finished blocks that MRP has not read, then the pending Refine."""
         if self.finish_reason is not None:
             return []
         rows = list(self._for_mrp)
@@ -96,10 +96,10 @@ class Sequence:
         """Whether its policy waits for MRP."""
         return isinstance(self._query, Refine)
 
-    # --- what it gets ------------------------------------------------------------------------------
+    # --- the readings it gets ----------------------------------------------------------------------
 
     def accept(self, rows: list[Row], readings: list[Reading]) -> tuple[ForwardKind, ...]:
-        """Takes the backbone's readings of the rows that `next_rows` gave; the kinds it counts the forward as."""
+        """Takes the backbone's readings of the rows of `next_rows`. Returns the kinds of forward that it counts."""
         stored = sum(row.keeps for row in rows)
         for row, reading in zip(rows[:stored], readings[:stored], strict=True):
             self._unwritten.popleft()
@@ -115,7 +115,7 @@ class Sequence:
         return kinds
 
     def accept_refinement(self, readings: list[Reading]) -> None:
-        """Takes MRP's readings of the rows that `next_refinement` gave."""
+        """Takes MRP's readings of the rows of `next_refinement`."""
         self.written.extend(row.state.tokens for row in self._for_mrp)
         self._for_mrp.clear()
         self._count("mrp")
@@ -123,7 +123,7 @@ class Sequence:
             self._answer((readings[-1],))
 
     def _kinds(self, rows: list[Row]) -> tuple[ForwardKind, ...]:
-        """The kinds of backbone forward these rows are counted as."""
+        """The kinds of backbone forward that these rows count as."""
         stored = sum(row.keeps for row in rows)
         evaluated = len(rows) - stored
         kinds: list[ForwardKind] = []
@@ -136,12 +136,12 @@ class Sequence:
         return tuple(kinds)
 
     def expire(self, reason: FinishReason) -> None:
-        """Ends the request where it stands; the tokens final by now are its last event. Not one that has ended."""
+        """Ends the request now, unless it has already ended. Its last event has the tokens that are final."""
         if self.finish_reason is None:
             self._end_block(reason)
 
     def fail(self, error: MrpServeError) -> None:
-        """Ends the request with an error; its present block and what it has not shared yet are lost."""
+        """Ends the request with an error. Its current block and its unshared pages are lost."""
         self._decoding.close()
         self._query = None
         self.written.clear()
@@ -161,13 +161,13 @@ class Sequence:
         self._head = len(head)
         self._account.pages = self._prompt_blocks + self._num_blocks
         self._canvas = Canvas(
-            Block(head + (MASKED,) * (self._block_size - len(head))), terms=self._account.terms, ends=self._settled
+            Block(head + (MASKED,) * (self._block_size - len(head))), budget=self._account.budget, ends=self._settled
         )
         self._num_noted = 0
-        self._decoding = decode_block(self._canvas, self.request.params)
+        self._decoding = self.request.params.decode(self._canvas)
 
     def _answer(self, readings: tuple[Reading, ...]) -> None:
-        """Lets the policy go on; ends the block when it is complete or nothing more of it is wanted."""
+        """Sends readings to the policy. Ends the block when it is complete or the answer ends in it."""
         asked = isinstance(self._query, Evaluate)
         try:
             self._query = self._decoding.send(readings)
@@ -186,7 +186,7 @@ class Sequence:
             self._end_block(None)
 
     def _new_tokens(self, block: Block) -> tuple[tuple[int, ...], FinishReason | None]:
-        """The tokens of a state of the block that belong to the completion, and why it ends there if it does."""
+        """The tokens of a state of the block that belong to the completion, and the finish reason if it ends there."""
         leading = block.tokens[self._head : block.num_leading]
         room = self.request.max_new_tokens - self._num_output
         for count, token in enumerate(leading[:room]):
@@ -195,7 +195,7 @@ class Sequence:
         return leading[:room], "length" if len(leading) >= room else None
 
     def _settled(self, block: Block) -> bool:
-        """Whether nothing more is wanted of the block in a state."""
+        """Whether the answer ends in this state of the block."""
         return block.complete or self._new_tokens(block)[1] is not None
 
     def _end_block(self, expired: FinishReason | None) -> None:

@@ -1,4 +1,4 @@
-"""What a request must be for an engine to serve it. Needs the model's shape only, no engine."""
+"""Checks whether an engine can serve a request. Needs only the model's shape."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from service.model.config import ModelConfig
 
 
 def validate(request: GenerationRequest, model: ModelConfig, max_model_len: int) -> None:
-    """Raises InvalidRequest, or a subclass, saying what was received and what is allowed."""
+    """InvalidRequest, or a subclass, which names the value received and the allowed values."""
     if request.params.needs_mrp and model.mrp is None:
         served = ", ".join(served_without_mrp())
         raise ModeNotAvailable(
@@ -40,6 +40,6 @@ def _check_prompt(prompt: tuple[int, ...], model: ModelConfig) -> None:
         )
     if model.mask_token_id in prompt:
         raise InvalidRequest(
-            f"prompt_token_ids has the mask token {model.mask_token_id}, which no prompt may hold",
+            f"prompt_token_ids has the mask token {model.mask_token_id}, which prompts must not contain",
             param="prompt_token_ids",
         )

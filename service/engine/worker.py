@@ -1,9 +1,9 @@
-"""The engine on its own thread, an asyncio stream of block events for every request.
+"""Runs the engine on its own thread, with an asyncio stream of block events for every request.
 
-The loop side submits and cancels; the thread steps. They share an inbox under one lock, and events go
-back by one `call_soon_threadsafe` a step. A stream that is closed early (a client that left) aborts
-its request before the next step. An unexpected error in a step fails all requests in flight and
-makes the worker unhealthy, with the reason; a step that takes too long makes it unhealthy while it lasts.
+The event loop submits and cancels requests; the thread makes the steps. They share an inbox under one lock. Events go
+back by one `call_soon_threadsafe` per step. If a stream is closed early (the client left), its request is aborted
+before the next step. An unexpected error in a step fails all requests in progress, and the worker stays unhealthy with
+that reason. A step that takes too long makes the worker unhealthy while it lasts.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class EngineWorker:
         self._inbox = _Inbox()
         self._streams: dict[str, _Stream] = {}
         self._state = engine.state()
-        self._on_the_way = 0  # taken out of the inbox and not in `_state` yet
+        self._on_the_way = 0  # requests taken out of the inbox that `_state` does not count yet
         self._stopping = False
         self._failure: str | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -68,7 +68,7 @@ class EngineWorker:
         self._thread.start()
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """Stops after the step at hand; requests in flight end with ReplicaStopping."""
+        """Stops after the current step. Requests in progress end with ReplicaStopping."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -77,29 +77,29 @@ class EngineWorker:
 
     @property
     def failure(self) -> str | None:
-        """Why the engine stopped or does not get on, or None while it is healthy."""
+        """Why the engine stopped or does not make progress. None while it is healthy."""
         if self._failure is None and not self._stopping and not self._thread.is_alive():
             return "the engine's thread is not running"
         return self._failure or self._stall
 
     @property
     def _stall(self) -> str | None:
-        """How long the step at hand takes, when that is too long. No thread watches: who asks compares clocks."""
-        began = self._step_began  # once: the step may end meanwhile
+        """The message for a current step that takes too long. The caller compares clocks; no thread watches."""
+        began = self._step_began  # read once, since the step may end meanwhile
         if began is None or (seconds := self._clock() - began) <= self._stall_timeout_s:
             return None
         return f"the engine's step has taken {seconds:.0f} s, allowed are {self._stall_timeout_s:g}"
 
     def state(self) -> EngineState:
-        """What the engine held after its last step."""
+        """The state of the engine after its last step."""
         return self._state
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[BlockEvent]:
-        """The request's block events; the last one has a finish reason.
+        """The request's block events. The last one has a finish reason.
 
-        Close the generator to abort. Raises InvalidRequest and its subclasses, QueueFull when
-        `max_waiting` requests wait already, ReplicaStopping while stopping, stalled or stopped,
-        EngineFailed, and OutOfMemory when the device had none for this request.
+        Closing the generator aborts the request. Raises InvalidRequest and its subclasses; QueueFull if `max_waiting`
+        requests wait; ReplicaStopping while the engine is stopping, stalled or stopped; EngineFailed; OutOfMemory if
+        the device had no memory for this request.
         """
         self._engine.validate(request)
         stream = _Stream(request, asyncio.get_running_loop())
@@ -135,7 +135,7 @@ class EngineWorker:
             self._changed.notify()
 
     def _abort(self, stream: _Stream) -> None:
-        """Asks for the stream's end; its id stays in use until the engine has let go of it."""
+        """Requests the end of a stream. Its id stays in use until the engine has removed the request."""
         with self._changed:
             if self._streams.get(stream.request.request_id) is stream:
                 self._inbox.aborted.append(stream.request.request_id)
@@ -165,7 +165,7 @@ class EngineWorker:
             self._step_began = None
 
     def _wait(self) -> _Inbox | None:
-        """The inbox, as soon as there is anything to do; None when stopping."""
+        """The inbox, as soon as there is work. None when stopping."""
         with self._changed:
             while not (self._stopping or self._inbox.submitted or self._inbox.aborted or self._engine.has_work):
                 self._changed.wait()
@@ -183,16 +183,16 @@ class EngineWorker:
             with self._changed:
                 self._streams.pop(request_id, None)
         self._engine.admit()
-        with self._changed:  # a step may be long: who waits during it is counted before
+        with self._changed:  # counted before the step, since the step may be long
             self._state, self._on_the_way = self._engine.state(), 0
 
     def _fail(self, error: MrpServeError) -> None:
         with self._changed:
             failed = list(self._streams)
-        self._send([(request_id, copy(error)) for request_id in failed])  # one each: raising it grows its traceback
+        self._send([(request_id, copy(error)) for request_id in failed])  # raising an error extends its traceback
 
     def _send(self, items: list[tuple[str, BlockEvent | MrpServeError]]) -> None:
-        """Hands items to their streams, one wake-up for every event loop."""
+        """Passes items to their streams, with one wake-up per event loop."""
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, BlockEvent | MrpServeError]]] = {}
         with self._changed:
             for request_id, item in items:
@@ -203,7 +203,7 @@ class EngineWorker:
         for loop, pairs in by_loop.items():
             try:
                 loop.call_soon_threadsafe(_put, pairs)
-            except RuntimeError:  # the loop is closed: nobody listens any more
+            except RuntimeError:  # the loop is closed, so no client is left
                 _log.debug("an event loop closed before its events came")
 
 

@@ -1,1 +1,1 @@
-"""What `quality` means for a checkpoint: the calibration file, how presets are chosen, its picture. No torch."""
+"""The quality presets of a checkpoint: the calibration file, the choice of presets, the picture."""

@@ -1,4 +1,4 @@
-"""Rows into the calibration file: the frontier marked, presets chosen, what is uncertain said. Knows no engine."""
+"""Makes the calibration file of measured rows: marks the frontier, chooses the presets, adds warnings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from service.quality.schema import Identity, Margins, Measured, QualityFile, Row
 def assemble(
     checkpoint: Identity, measured: Measured, rows: Sequence[Row], margins: Margins | None = None
 ) -> QualityFile:
-    """The file of a calibration."""
+    """The calibration file of the measured `rows`."""
     margins = margins or Margins()
     marked = with_frontier(rows, measured.chosen_at)
     presets = choose(marked, measured.chosen_at, margins)

@@ -42,12 +42,17 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One decoded answer: its mode, the steps of each block `[B]`, and the prompt's positions in the first block."""
+    """One decoded answer: its mode and the steps of each block `[B]`.
+
+    `prompt`: positions of the first block that hold the prompt. `length`: positions of the answer, with its end token.
+    What was revealed behind the end is not shown.
+    """
 
     title: str
     blocks: Sequence[Sequence[Step]]
     block_size: int
     prompt: int
+    length: int
     mrp_forwards: int = 0
 
     @property
@@ -60,7 +65,7 @@ def moments(answer: Answer, text_of: Callable[[int], str]) -> list[Moment]:
     """Every moment of an answer, from empty blocks to full ones. `text_of`: the text of a token id."""
     empty = [[Cell() for _ in range(answer.block_size)] for _ in answer.blocks]
     empty[0][: answer.prompt] = [Cell("prompt")] * answer.prompt
-    film = _Film(empty, text_of)
+    film = _Film(empty, answer.prompt + answer.length, text_of)
     return [film.now(), *(moment for number, steps in enumerate(answer.blocks) for moment in film.run(number, steps))]
 
 
@@ -76,8 +81,9 @@ def at(moments: Sequence[Moment], forwards: int, *, drafted: bool = False) -> Mo
 class _Film:
     """The blocks while they are filled."""
 
-    def __init__(self, blocks: list[list[Cell]], text_of: Callable[[int], str]) -> None:
+    def __init__(self, blocks: list[list[Cell]], end: int, text_of: Callable[[int], str]) -> None:
         self._blocks = blocks
+        self._end = end
         self._text_of = text_of
         self._forwards = 0
 
@@ -112,6 +118,8 @@ class _Film:
         """Puts tokens into cells. The first `by_mrp` picks are drafts or MRP's own."""
         block = self._blocks[number]
         for rank, (position, token, _) in enumerate(picks):
+            if number * len(block) + position >= self._end:
+                continue
             source: Source = "mrp" if rank < by_mrp else "backbone"
             when = block[position].when if state == "draft" else (*block[position].when, self._forwards)
             block[position] = Cell(state, self._text_of(token), source, when)

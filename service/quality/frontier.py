@@ -1,15 +1,16 @@
-"""Which plans are worth having: the frontier of accuracy and speed, and the presets on it.
+"""The frontier of accuracy and speed, and the presets on it.
 
-Works on rows alone. Point estimates decide, on the prompts that a plan and static both answered; what the noise allows
-to be otherwise is said in `warnings_of`. Two speeds within the margin `tie` count as equal: then the more accurate plan
-is taken, then the one with more tokens per forward, which is what pays on another device.
+Point estimates decide, on the prompts that both a plan and static answered. `warnings_of` names what the noise leaves
+open. Two speeds within the margin `tie` count as equal. Among equal plans the more accurate one is chosen, then the one
+with more tokens per forward, which is likely to be faster on another device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from service.decode.params import ModeParams, Speculative, Static
+from service.decode.modes import Speculative, Static
+from service.decode.params import ModeParams
 from service.quality.schema import Margins, QualityName, Row
 
 
@@ -19,12 +20,15 @@ def is_lossless(params: ModeParams) -> bool:
 
 
 def with_frontier(rows: Sequence[Row], at: int) -> list[Row]:
-    """The rows, marked that no other one beats: as accurate and faster, or as fast and more accurate."""
+    """The rows, with a mark on each that no other row beats. A row beats another one if it is as accurate and faster.
+
+    It also does if it is as fast and more accurate.
+    """
     return [row.model_copy(update={"on_frontier": not any(_beats(other, row, at) for other in rows)}) for row in rows]
 
 
 def choose(rows: Sequence[Row], at: int, margins: Margins) -> Mapping[QualityName, Row]:
-    """The presets. Static is always among the rows, so that there always is one."""
+    """The presets. Static is always among the rows, so every preset exists."""
     lossless = [row for row in rows if row.lossless]
     return {
         "lossless": _fastest(lossless, at, margins.tie),
@@ -34,7 +38,7 @@ def choose(rows: Sequence[Row], at: int, margins: Margins) -> Mapping[QualityNam
 
 
 def warnings_of(rows: Sequence[Row], presets: Mapping[QualityName, Row], at: int, margins: Margins) -> list[str]:
-    """What a reader must know of the noise in what was chosen."""
+    """Warnings about the noise in the choice of presets."""
     found = []
     for name, margin in (("balanced", margins.balanced), ("fast", margins.fast)):
         found += _accuracy_warnings(name, presets[name], margin)  # type: ignore[index]
@@ -70,7 +74,7 @@ def _points(share: float) -> str:
 
 
 def _within(rows: Sequence[Row], margin: float) -> list[Row]:
-    """At most so much less accurate than static, which counting in floating point shall not decide."""
+    """The rows that are at most `margin` less accurate than static. A small tolerance covers rounding."""
     return [row for row in rows if row.difference >= -margin - 1e-9]
 
 

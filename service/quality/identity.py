@@ -1,6 +1,6 @@
-"""Which checkpoint a calibration is of: what its answers hang on, and a fingerprint that does not read all weights.
+"""The identity of a calibrated checkpoint: the values on which its answers depend, and a fingerprint of its weights.
 
-Knows files and some fields of a configuration; called where a checkpoint is loaded.
+The fingerprint reads only samples of the weights.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ _BYTES = 4096
 
 
 class Mrp(Protocol):
-    """What is needed of an MRP's configuration."""
+    """The parts of an MRP's configuration that this module needs."""
 
     @property
     def residual(self) -> bool:
-        """Whether its output is added."""
+        """Whether MRP's output is added to the logits."""
 
     @property
     def scale(self) -> float:
-        """What its output is multiplied with."""
+        """The factor on MRP's output."""
 
     @property
     def default_steps(self) -> int:
-        """Its steps where none are named."""
+        """The default number of MRP steps."""
 
 
 class Config(Protocol):
-    """What is needed of a checkpoint's configuration."""
+    """The parts of a checkpoint's configuration that this module needs."""
 
     @property
     def block_size(self) -> int:
@@ -40,17 +40,17 @@ class Config(Protocol):
 
     @property
     def mrp(self) -> Mrp | None:
-        """None without MRP."""
+        """The configuration of MRP; None without MRP."""
 
 
 def identity_of(folder: Path, config: Config) -> Identity:
-    """The identity of a checkpoint as it is loaded, its overridden values included."""
+    """The identity of a checkpoint as it is loaded, with its overridden values."""
     mrp = None if config.mrp is None else {"residual": config.mrp.residual, "scale": float(config.mrp.scale)}
     return Identity(block_size=config.block_size, mrp=mrp, weights=weights_fingerprint(folder))
 
 
 def weights_fingerprint(folder: Path) -> str:
-    """Hash of names, sizes and evenly spread samples of the safetensors files: other training, other fingerprint."""
+    """Hash of names, sizes and evenly spread samples of the safetensors files. Further training changes it."""
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.safetensors")):
         size = path.stat().st_size

@@ -1,7 +1,7 @@
-"""Where the labels of points go: beside their points, inside the axes, over no other label and no mark.
+"""Places labels beside their points, inside the axes and over no other label or mark.
 
-Of the places around a point the first that crosses the fewest lines is taken. A label for which there is none is left
-out, unless it is needed. Knows matplotlib and no calibration.
+Of the places around a point, the one that crosses the fewest lines is chosen. A label without a free place is left
+out, unless it is marked as needed.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from matplotlib.path import Path
 from matplotlib.text import Annotation
 from matplotlib.transforms import Bbox
 
-#: the side of a point: how far right and up, in units of the label's distance
+#: the places around a point: distances to the right and up, in units of the label's distance
 _SIDES = ((0, 1.4), (1, -1), (1, 1), (-1, -1), (-1, 1), (0, -1.4), (1.6, 0), (-1.6, 0))
 _FARTHER = (1.0, 2.2)
 _ACROSS = {1: "left", 0: "center", -1: "right"}
 _UP = {1: "bottom", 0: "center", -1: "top"}
-#: what a label over another label or a mark costs, and one that leaves the axes; one over a line costs 1
+#: the cost of a place over another label or mark, and of a place outside the axes; a crossed line costs 1
 _COVERS, _LEAVES = 100, 1000
 _POINTS_PER_INCH = 72
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A text for a point of the data, so many points of type away from it. `style`: matplotlib's, of the text."""
+    """A text for a point of the data. `away`: its distance in typographic points. `style`: matplotlib's text style."""
 
     text: str
     point: tuple[float, float]
@@ -40,7 +40,7 @@ class Label:
 
 
 def place(axes: Axes, labels: Iterable[Label], renderer: RendererBase) -> list[Annotation]:
-    """Writes the labels, those that are needed first. The figure's layout must be done."""
+    """Writes the labels, the needed ones first. The layout of the figure must be done before."""
     ground, written = _Ground(axes, renderer), []
     shown = [label for label in labels if label.needed or ground.shows(axes.transData.transform(label.point))]
     for label in sorted(shown, key=lambda label: not label.needed):
@@ -71,7 +71,7 @@ def _sign(number: float) -> int:
 
 
 class _Ground:
-    """What is drawn already, in pixels: boxes of marks and texts, paths of lines."""
+    """What is already drawn, in pixels: boxes of marks and texts, paths of lines."""
 
     def __init__(self, axes: Axes, renderer: RendererBase) -> None:
         self._bounds = axes.get_window_extent(renderer)
@@ -83,7 +83,7 @@ class _Ground:
         return bool(self._bounds.contains(*point))
 
     def cost(self, box: Bbox) -> int:
-        """How bad a place for a label is."""
+        """The cost of a place for a label."""
         inside = self.shows(box.min) and self.shows(box.max)
         covered = sum(bool(box.overlaps(other)) for other in self.boxes)
         crossed = sum(bool(path.intersects_bbox(box, filled=False)) for path in self._paths)

@@ -1,6 +1,6 @@
 """The picture of a calibration: accuracy against tokens a second and tokens per forward, a curve for every mode.
 
-Drawn for light and dark pages, as PNG and SVG. Knows the calibration file alone; needs matplotlib.
+Drawn for light and dark pages, as PNG. Knows the calibration file alone; needs matplotlib.
 """
 
 from __future__ import annotations
@@ -49,16 +49,14 @@ def draw_frontier(file: QualityFile, folder: Path) -> list[Path]:
     for page in PAGES:
         with mpl.rc_context(_style(page)):
             figure = frontier_figure(file, page)
-            for kind, more in (("png", {"dpi": 130}), ("svg", {"metadata": {"Date": None}})):
-                paths.append(folder / f"{STEM}{page.suffix}.{kind}")
-                figure.savefig(paths[-1], **more)
+            paths.append(folder / f"{STEM}{page.suffix}.png")
+            figure.savefig(paths[-1], dpi=130)
     return paths
 
 
 def _style(page: Page) -> dict[Any, Any]:
     return {
         **STYLE,
-        "svg.hashsalt": STEM,
         "grid.color": page.faint,
         "axes.edgecolor": page.ink,
         "axes.labelcolor": page.ink,

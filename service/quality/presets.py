@@ -1,6 +1,6 @@
-"""What a served checkpoint makes of `quality`: the plans of its calibration file, or why there are none.
+"""The presets of a served checkpoint: the plans of its calibration file, or the reason why it has none.
 
-Replicas find the file when they load, the ingress resolves requests with what they tell it. Knows no HTTP, no torch.
+Replicas read the file when they load. The ingress gets the presets from them and resolves requests by `quality`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from service.quality.schema import FILE_NAME, Identity, Plan, QualityFile, Quali
 
 _log = logging.getLogger(__name__)
 
-#: what to do where a checkpoint has no calibration
+#: the advice for a checkpoint without a calibration
 HOW_TO_MAKE = "make one with `mrp-serve calibrate --model CHECKPOINT --prompts FILE.jsonl --scorer …` (docs/quality.md)"
 
 
 @dataclass(frozen=True, slots=True)
 class Presets:
-    """The plans there are by name. `measured`, `frontier`: of their file, as plain data, since every card carries them.
+    """The plans by name. `measured`, `frontier`: those parts of the calibration file, as plain data.
 
-    `missing`: why there is no file.
+    `missing`: why there is no calibration file, None if there is one. Every model card carries the presets.
     """
 
     plans: Mapping[QualityName, Plan]
@@ -35,7 +35,7 @@ class Presets:
     missing: str | None = None
 
     def plan(self, name: QualityName) -> Plan:
-        """What is run for a quality. QualityNotAvailable says how to get it."""
+        """The plan of a quality. QualityNotAvailable says how to make a calibration."""
         if name not in self.plans:
             raise QualityNotAvailable(
                 f"quality is {name!r}, allowed are {', '.join(self.plans)}: {self.missing}", param="quality"
@@ -44,13 +44,13 @@ class Presets:
 
 
 def file_of(folder: Path, named: Path | None) -> QualityFile | None:
-    """The calibration file: the one named, else the checkpoint's if it has one. CheckpointError if it is broken."""
+    """The calibration file: `named`, else the checkpoint's file if it has one. CheckpointError if it is broken."""
     path = named or folder / FILE_NAME
     return read_quality(path) if named or path.is_file() else None
 
 
 def presets_of(folder: Path, config: Config, named: Path | None = None) -> Presets:
-    """Those of a checkpoint. CheckpointError if its file is broken; one of another checkpoint only is not used."""
+    """The presets of a checkpoint. CheckpointError if its file is broken. A file of another checkpoint is not used."""
     mode = default_params().mode
     knobs = default_knobs(mode, config.mrp.default_steps if config.mrp else 0)
     fallback: dict[QualityName, Plan] = {"lossless": Plan(mode=mode, knobs=knobs)}

@@ -1,6 +1,6 @@
 """The calibration file, `quality.json`: its fields, reading it, writing it. docs/quality.md explains them.
 
-`mrp-serve calibrate` writes it, replicas read it beside the checkpoint. Knows no engine and no HTTP.
+`mrp-serve calibrate` writes the file into the checkpoint's folder, where replicas read it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from service.decode.params import Knob, ModeParams
+from service.decode.knobs import KnobValue
+from service.decode.params import ModeParams
 from service.decode.registry import make_params
 from service.errors import CheckpointError, InvalidRequest
 
-#: lies in the checkpoint's folder
+#: name of the file in the checkpoint's folder
 FILE_NAME = "quality.json"
 VERSION = 1
 
@@ -29,8 +30,8 @@ Positive = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0)]
 
 
-def knobs_of(params: ModeParams) -> dict[str, Knob]:
-    """The knobs of params that are set."""
+def knobs_of(params: ModeParams) -> dict[str, KnobValue]:
+    """The knobs of `params` that are set."""
     return {name: value for name, value in asdict(params).items() if value is not None}
 
 
@@ -39,29 +40,29 @@ class _Part(BaseModel):
 
 
 class Plan(_Part):
-    """A mode and its knobs; a knob that is not named has the default of its params class."""
+    """A mode and its knobs. A knob that is not named has the default of its params class."""
 
     mode: str
-    knobs: dict[str, Knob] = Field(default_factory=dict)
+    knobs: dict[str, KnobValue] = Field(default_factory=dict)
 
     @classmethod
     def of(cls, params: ModeParams) -> Plan:
-        """The plan that these params are."""
+        """The plan of these params."""
         return cls(mode=params.mode, knobs=knobs_of(params))
 
     @property
     def params(self) -> ModeParams:
-        """As the engine takes them. InvalidRequest for what there is not."""
+        """The params for the engine. InvalidRequest for an unknown mode or knob."""
         return make_params(self.mode, self.knobs)
 
     @property
     def name(self) -> str:
-        """Such as `remask threshold=0.5`."""
+        """The plan as text, such as `remask threshold=0.5`."""
         return " ".join([self.mode, *(f"{knob}={value}" for knob, value in self.knobs.items())])
 
 
 class Identity(_Part):
-    """Which checkpoint was measured: what its answers hang on."""
+    """The checkpoint that was measured: the values on which its answers depend."""
 
     block_size: Positive
     mrp: dict[str, bool | float] | None = Field(description="residual and scale; null without MRP")
@@ -80,9 +81,9 @@ class Measured(_Part):
     device: str
     dtype: str
     threads: Positive
-    clock: Literal["cpu", "wall"] = Field(description="tokens_per_second: CPU time of the one thread, or the wall's")
+    clock: Literal["cpu", "wall"] = Field(description="tokens_per_second is of CPU time of one thread, or of wall time")
     concurrency: list[Positive] = Field(min_length=1)
-    chosen_at: Positive = Field(description="the concurrency whose tokens a second order frontier and presets")
+    chosen_at: Positive = Field(description="the concurrency whose speeds decide frontier and presets")
     how: str = Field(description="the same in words")
 
     @model_validator(mode="after")
@@ -93,7 +94,7 @@ class Measured(_Part):
 
 
 class Margins(_Part):
-    """How much less accurate than static presets may be, and which differences of speed count as none."""
+    """How much less accurate than static the presets may be. `tie`: differences of speed that count as none."""
 
     balanced: Share = 0.01
     fast: Share = 0.05
@@ -101,7 +102,7 @@ class Margins(_Part):
 
 
 class Speed(_Part):
-    """Tokens a second at one concurrency, prefill included. `speedup`: over static, on the same chunks of prompts."""
+    """Tokens per second at one concurrency, prefill included. `speedup`: over static, on the same prompts."""
 
     concurrency: Positive
     tokens_per_second: Rate
@@ -112,10 +113,10 @@ class Speed(_Part):
 
 
 class Row(_Part):
-    """One plan. `prompts`, `right`, `gained`, `lost`, `identical` count answers; the rest is estimated from them.
+    """One plan. `prompts`, `right`, `gained`, `lost`, `identical` count answers. The rest is estimated from them.
 
-    A `lossless` plan gives static's answers by construction: it answers the timed prompts only, and its accuracy
-    is static's.
+    A `lossless` plan gives static's answers by construction. It answers only the timed prompts, and its accuracy is
+    static's.
     """
 
     plan: Plan
@@ -123,20 +124,20 @@ class Row(_Part):
     on_frontier: bool = False
     prompts: Positive
     right: Count
-    gained: Count = Field(description="right here and wrong in static")
-    lost: Count = Field(description="wrong here and right in static")
-    identical: Count = Field(description="answers equal, token for token, to static's")
+    gained: Count = Field(description="answers that are right here and wrong in static")
+    lost: Count = Field(description="answers that are wrong here and right in static")
+    identical: Count = Field(description="answers with the same tokens as static's")
     accuracy: Share
     accuracy_low: Share
     accuracy_high: Share
-    difference: Difference = Field(description="of accuracy, from static's, on the same prompts")
+    difference: Difference = Field(description="accuracy less static's on the same prompts")
     difference_low: Difference
     difference_high: Difference
     tokens_per_forward: Rate = Field(description="up to the end token, per denoise or verify forward")
     speed: list[Speed]
 
     def speed_at(self, concurrency: int) -> Speed:
-        """Its speed at one of the concurrencies that were measured."""
+        """The plan's speed at one of the measured concurrencies."""
         return next(one for one in self.speed if one.concurrency == concurrency)
 
 
@@ -157,7 +158,7 @@ class QualityFile(_Part):
             raise ValueError(f"presets lack {', '.join(sorted(missing))}")
         for row in self.rows:
             if {speed.concurrency for speed in row.speed} != set(self.measured.concurrency):
-                raise ValueError(f"row {row.plan.name!r} has not the concurrencies {self.measured.concurrency}")
+                raise ValueError(f"row {row.plan.name!r} lacks some of the concurrencies {self.measured.concurrency}")
         for name, plan in self.presets.items():
             try:
                 plan.params.check(self.checkpoint.block_size)
@@ -167,13 +168,13 @@ class QualityFile(_Part):
 
     @property
     def frontier(self) -> list[Row]:
-        """The rows that no other one beats, fastest last."""
+        """The rows that no other row beats, the fastest last."""
         at = self.measured.chosen_at
         return sorted((row for row in self.rows if row.on_frontier), key=lambda row: row.speed_at(at).tokens_per_second)
 
 
 def read_quality(path: Path) -> QualityFile:
-    """The file at a path. CheckpointError says what of it is wrong."""
+    """Reads the file at a path. CheckpointError says what is wrong with it."""
     try:
         return QualityFile.model_validate_json(path.read_bytes())
     except OSError as error:
@@ -185,7 +186,7 @@ def read_quality(path: Path) -> QualityFile:
 
 
 def write_quality(file: QualityFile, path: Path) -> None:
-    """Writes the file whole or not at all."""
+    """Writes the file atomically."""
     beside = path.with_name(path.name + ".new")
     beside.write_text(file.model_dump_json(indent=1) + "\n", encoding="utf-8")
     beside.replace(path)

@@ -1,7 +1,4 @@
-"""95 % intervals of what a calibration counts: shares, differences of paired answers, ratios of rates.
-
-Knows nothing of modes or files.
-"""
+"""95 % intervals for the counts of a calibration: shares, differences of paired answers, ratios of rates."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ _Z = NormalDist().inv_cdf(0.975)
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value and its interval."""
+    """A value and its 95 % interval."""
 
     value: float
     low: float
@@ -23,7 +20,7 @@ class Estimate:
 
 
 def share(count: int, of: int) -> Estimate:
-    """`count` of `of`, with Wilson's interval."""
+    """The share `count` / `of`, with Wilson's interval."""
     value, weight = count / of, _Z * _Z / of
     middle = (value + weight / 2) / (1 + weight)
     half = _Z * math.sqrt(value * (1 - value) / of + weight / (4 * of)) / (1 + weight)
@@ -31,9 +28,9 @@ def share(count: int, of: int) -> Estimate:
 
 
 def paired_difference(gained: int, lost: int, of: int) -> Estimate:
-    """The difference of two shares of the same `of` problems, of which they differ in `gained` and `lost`.
+    """The difference of two shares of the same `of` problems: (`gained` - `lost`) / `of`.
 
-    Interval: Agresti and Min (2005), which adds half a problem to each of the four kinds.
+    Interval: Agresti and Min (2005). It adds half a problem to each of the four kinds of pairs.
     """
     more, less, total = gained + 0.5, lost + 0.5, of + 2
     middle = (more - less) / total
@@ -44,24 +41,24 @@ def paired_difference(gained: int, lost: int, of: int) -> Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Amounts and the seconds they took, piece by piece; two or more."""
+    """Two or more amounts, and the seconds that each took."""
 
     amounts: Sequence[float]
     seconds: Sequence[float]
 
     @property
     def rate(self) -> float:
-        """Of all pieces together."""
+        """The rate of all pieces together."""
         return sum(self.amounts) / sum(self.seconds)
 
     def without(self, piece: int) -> float:
-        """The rate of all others."""
+        """The rate of all pieces but one."""
         amount, time = sum(self.amounts), sum(self.seconds)
         return (amount - self.amounts[piece]) / (time - self.seconds[piece])
 
 
 def ratio_of_rates(one: Pieces, other: Pieces) -> Estimate:
-    """How many times faster one is than the other on the same pieces, with the jackknife's interval."""
+    """The ratio of two rates on the same pieces, with the jackknife's interval."""
     value, count = one.rate / other.rate, len(one.amounts)
     left = [one.without(piece) / other.without(piece) for piece in range(count)]
     mean = sum(left) / count

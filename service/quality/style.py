@@ -1,16 +1,16 @@
-"""How every picture looks: Okabe and Ito's colours, which colour-blind readers tell apart, and own markers.
+"""The style of all pictures: Okabe and Ito's colours, which colour-blind readers can tell apart, and markers.
 
-They show on white and on black.
+The colours are visible on white and on black.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from service.decode.registry import MODES
+from service.decode.modes import MODES
 
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#999999")
-#: one more than colours, so that no two of many series look the same
+#: one more marker than colours, so that many series differ from each other
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p")
 
 #: matplotlib's settings that all pictures share
@@ -34,6 +34,6 @@ def series(number: int) -> dict[str, str]:
 
 
 def look_of(mode: str) -> dict[str, str]:
-    """Colour and marker of a mode: the same in every picture, whichever other modes are in it."""
+    """Colour and marker of a mode, the same in every picture."""
     names = list(MODES)
     return series(names.index(mode) if mode in names else len(names))

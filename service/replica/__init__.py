@@ -1,1 +1,1 @@
-"""What a replica process runs: the engine behind plain data, its card and its metrics. No HTTP and no Ray."""
+"""The code of a replica process: the engine behind plain data, the model card and the metrics."""

@@ -1,6 +1,6 @@
-"""Block events of one request as the chunks of its answer: text, stop texts, statistics, the ending.
+"""Turns the block events of one request into the chunks of its answer: text, stop texts, statistics, the ending.
 
-An answer that another replica has begun goes on where it stopped. Knows no engine, no prompt and no clock.
+An answer that another replica has begun continues where that replica stopped.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from service.wire import Chunk, Ending, Work
 
 @dataclass(slots=True)
 class AnswerBlocks:
-    """The answer to one `work`, which needed `waited_s` from the ingress to the engine.
+    """The answer to one `work`. `waited_s`: seconds from its arrival at the ingress to the engine.
 
-    `pieces`: what names its tokens, if they are to be named.
-    `stats`: what the answer has cost by now, over all replicas. `ending`: set by the event that ends it.
+    `pieces`: names the tokens, None if the request does not need names. `stats`: the statistics so far, over all
+    replicas. `ending`: set by the last event.
     """
 
     work: Work
@@ -33,18 +33,20 @@ class AnswerBlocks:
 
     def __post_init__(self) -> None:
         resume = self.work.resume
-        self.text.push(resume.token_ids)  # its text is out; what was held back of it is held back again
+        self.text.push(resume.token_ids)  # this text is already sent, except the end that is held back again
         if self.pieces is not None:
             self.pieces.push(resume.token_ids)
-        self.stats, self._num_tokens = resume.stats, len(resume.token_ids)
+        self.stats = resume.stats
+        self._num_tokens = len(resume.token_ids)
 
     def take(self, event: BlockEvent) -> Chunk | None:
-        """What an event adds to the answer; nothing is to be taken after the ending."""
+        """The chunk that an event adds to the answer, None if it adds nothing. Not to be called after the ending."""
         piece, token_ids = self.text.push(event.token_ids)
         reason = "stop" if self.text.stopped else event.finish_reason
         if reason is not None:
             piece += self.text.finish()
-        self.stats, self._num_tokens = self._stats(event.stats), self._num_tokens + len(token_ids)
+        self.stats = self._stats(event.stats)
+        self._num_tokens += len(token_ids)
         self.ending = self._ending(reason)
         event = replace(event, index=event.index + self.work.resume.num_blocks)
         trace = trace_steps(event) if self.work.return_trace else ()

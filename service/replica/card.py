@@ -1,10 +1,11 @@
-"""What a loaded checkpoint can serve, told in a `ModelCard`."""
+"""Makes the `ModelCard` of a loaded checkpoint: what it can serve."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 
-from service.decode.registry import MODES, default_knobs, default_params
+from service.decode.modes import MODES
+from service.decode.registry import default_knobs, default_params
 from service.engine import Engine
 from service.errors import SettingsError
 from service.model import Checkpoint
@@ -14,7 +15,7 @@ from service.wire import ModelCard
 
 
 def make_card(settings: Settings, checkpoint: Checkpoint, engine: Engine, chat: bool) -> ModelCard:
-    """The card of a replica. SettingsError when the default mode needs an MRP that is not there."""
+    """The card of a replica. SettingsError if the default mode needs MRP and the checkpoint has none."""
     config = checkpoint.config
     modes = tuple(name for name, params in MODES.items() if config.mrp or params.served_without_mrp)
     default = settings.default_mode or default_params().mode

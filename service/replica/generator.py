@@ -1,7 +1,7 @@
-"""One replica: a checkpoint, its tokenizer and its engine, answering `Work`.
+"""One replica: a checkpoint, its tokenizer and its engine. It answers `Work`.
 
-Encodes prompts and decodes answers beside the engine's thread, keeps the replica's metrics. Knows no HTTP
-and no Ray: `deployments.py` puts it behind a Serve handle, tests call it directly.
+It encodes prompts and decodes answers outside the engine's thread, and keeps the replica's metrics.
+`rayserve/deployments.py` puts it behind a Serve handle; tests call it directly.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from service.wire import Answer, Chunk, Ending, Failure, Snapshot, Status, Work,
 
 _log = logging.getLogger(__name__)
 
-#: characters from which on a prompt is encoded on another thread
+#: a prompt of at least so many characters is encoded on another thread
 _LONG = 4096
 
 _T = TypeVar("_T")
 
 
 def load_generator(replica: str, settings: Settings, parts: Parts | None = None) -> Generator:
-    """Loads the checkpoint and starts its engine. Takes as long as reading the weights takes."""
+    """Loads the checkpoint and starts its engine. Blocks until the weights are read."""
     device = pick_device(settings.device)
     options = LoadOptions(
         pick_dtype(settings.dtype, device),
@@ -53,7 +53,7 @@ def load_generator(replica: str, settings: Settings, parts: Parts | None = None)
 
 
 class Generator:
-    """Answers requests over one running engine. `replica` names it in metrics; `parts` are its engine's."""
+    """Answers requests with one running engine. `replica`: its name in metrics. `parts`: the engine's parts."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Generator:
         self._engine = engine = Engine(checkpoint, limits, self._metrics, parts)
         self._card = make_card(settings, checkpoint, engine, self._codec.chat_problem is None)
         self._eos = frozenset(checkpoint.config.eos_token_ids)
-        # The ingress bounds what waits; here is room for all that it lets through.
+        # The ingress limits the waiting requests. The worker has room for all that the ingress admits.
         room = settings.max_waiting + max(settings.places, self._card.places)
         self._worker = EngineWorker(engine, room, settings.stall_timeout_s)
         self._in_flight = 0
@@ -81,7 +81,7 @@ class Generator:
     # --- requests ----------------------------------------------------------------------------------
 
     async def complete(self, work: Work) -> Answer | Failure:
-        """The whole answer. Cancel the task to abort the request."""
+        """The whole answer. Cancelling the task aborts the request."""
         chunks: list[Chunk] = []
         async with aclosing(self.stream(work)) as items:
             async for item in items:
@@ -95,7 +95,7 @@ class Generator:
         raise AssertionError("a stream ended without an ending")
 
     async def stream(self, work: Work) -> AsyncGenerator[Chunk | Ending | Failure]:
-        """The blocks of an answer and its ending. Close it, or cancel its task, to abort the request."""
+        """The blocks of an answer and its ending. Closing the stream, or cancelling its task, aborts the request."""
         self._in_flight += 1
         try:
             async with aclosing(self._decode(work)) as items:
@@ -103,7 +103,7 @@ class Generator:
                     yield item
         except MrpServeError as error:
             yield Failure(error)
-        except Exception as error:  # noqa: BLE001 - Serve would log what it says
+        except Exception as error:  # noqa: BLE001 - Serve would log the message, which may quote the request
             yield Failure(unexpected_error(error, work.origin.request_id))
         finally:
             self._in_flight -= 1
@@ -136,7 +136,7 @@ class Generator:
         yield chunk or ending
 
     def _counted(self, work: Work, answer: AnswerBlocks) -> Ending:
-        """Counts an answer before its last item is sent: who leaves now has had it all."""
+        """Counts a finished answer. Called before the last item is sent: a client that leaves then has all of it."""
         ending = answer.ending
         if ending is None:
             raise AssertionError("a request's events ended without a finish reason")
@@ -178,20 +178,20 @@ class Generator:
     # --- the replica -------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Does what the first request would wait for. Before any is taken."""
+        """Does the work that the first request would wait for. Called before the first request."""
         self._engine.prepare()
 
     def status(self) -> Status:
-        """Whether it can generate, and what."""
+        """Whether the replica can generate, and its card."""
         return Status(self._replica, self._worker.failure, self._card)
 
     def snapshot(self) -> Snapshot:
-        """Its metrics now."""
+        """The current metrics."""
         families = self._metrics.families(self._worker.state(), self._replica)
         return Snapshot(self._replica, self._in_flight, families)
 
     def close(self) -> None:
-        """Stops the engine; requests in flight fail with ReplicaStopping."""
+        """Stops the engine. Requests in progress fail with ReplicaStopping."""
         self._worker.stop()
         if self._tracing:
             self._tracing.close()
@@ -217,6 +217,7 @@ def _limits(settings: Settings, checkpoint: Checkpoint) -> EngineConfig:
         settings.priority_aging_s,
         prefix_cache=settings.prefix_cache,
         deterministic=settings.deterministic,
+        attention=settings.attention,
         draft_candidates=settings.draft_candidates,
         max_prefill_tokens=settings.max_prefill_tokens,
     )
@@ -227,7 +228,7 @@ def _number(setting: int | Literal["auto"]) -> int | None:
 
 
 async def _aside(length: int, work: Callable[[], _T]) -> _T:
-    """Runs short work here and long work on another thread, so that the event loop goes on."""
+    """Runs short work on this thread and long work on another one, so that the event loop is not blocked."""
     return await asyncio.to_thread(work) if length >= _LONG else work()
 
 

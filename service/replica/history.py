@@ -1,4 +1,4 @@
-"""A request's denoising history as JSON: one object a step. Positions are relative to the block."""
+"""The denoising history of a request as JSON: one object per step. Positions are relative to the block."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What a replica counts: the engine's steps and events, and how its requests ended.
+"""The metrics of a replica: the engine's steps and events, and the ends of requests.
 
-`on_step` and `on_event` are called on the engine's thread, `finished` on the event loop; prometheus_client
-locks each metric. Knows no HTTP and no other replica.
+The engine's thread calls `on_step` and `on_event`, the event loop calls `finished`. prometheus_client locks each
+metric.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from service.wire import Family
 
 
 class ReplicaMetrics:
-    """Implements the engine's `Observer` over a registry of its own."""
+    """Implements the engine's `Observer` with its own registry."""
 
     def __init__(self) -> None:
         self._registry = Registry("replica")
         self._last_block: dict[str, float] = {}
 
     def on_step(self, report: StepReport) -> None:
-        """One engine step: its time, its rows, the forwards of its requests."""
+        """Counts one engine step: its time, its rows, the forwards of its requests."""
         self._registry.observe("engine_step_seconds", report.seconds)
         if report.rows:
             self._registry.observe("rows_per_forward", report.rows)
@@ -30,12 +30,12 @@ class ReplicaMetrics:
         self._registry.add("prefix_cache_hits_total", report.tokens_cached)
 
     def on_event(self, request: GenerationRequest, event: BlockEvent) -> None:
-        """One block of a request: its tokens, its steps, its latency."""
+        """Counts one block of a request: its tokens, its steps, its latency."""
         mode = request.params.mode
         previous = self._last_block.pop(request.request_id, None)
         if event.finish_reason is None:
             self._last_block[request.request_id] = event.stats.total_s
-        begins = previous is None and not request.num_continued  # the first block of all, on whatever replica
+        begins = previous is None and not request.num_continued  # the request's first block on any replica
         if begins and event.stats.forwards.denoise + event.stats.forwards.verify:
             self._registry.add("prompt_tokens_total", len(request.prompt_token_ids))
         if event.token_ids:
@@ -48,9 +48,9 @@ class ReplicaMetrics:
         self._steps(mode, event)
 
     def finished(self, mode: str, reason: FinishReason, stats: Stats) -> None:
-        """A request ended; its times count from the arrival at the ingress.
+        """Counts the end of a request. Its times count from the arrival at the ingress.
 
-        Of one whose client left (abort), what is known is from its last block: those times would flatter.
+        The times of an aborted request are left out: they end at its last block and would be too short.
         """
         self._registry.add("request_success_total", mode=mode, finished_reason=reason)
         if reason == "abort":
@@ -61,7 +61,7 @@ class ReplicaMetrics:
             self._registry.observe("tokens_per_forward", stats.tokens_per_forward, mode=mode)
 
     def families(self, state: EngineState, replica: str) -> tuple[Family, ...]:
-        """All metrics now, of the replica of that name; the gauges are read off the engine's state."""
+        """The current metrics of the replica named `replica`. The gauges are read from the engine's state."""
         self._registry.set("num_requests_running", state.num_running)
         self._registry.set("num_requests_waiting", state.num_waiting)
         self._registry.set("kv_cache_usage_perc", state.kv_usage)

@@ -1,4 +1,4 @@
-"""The spans of one request in a replica, from the engine's own times, made when the request has ended."""
+"""The spans of one request in a replica. They are made from the engine's times when the request has ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """What became of a request in a replica: its events, and how long it took from the ingress to the engine."""
+    """The times of a request in a replica. `waited_s`: seconds from the arrival at the ingress to the engine."""
 
     waited_s: float
     prompt_tokens: int
@@ -26,7 +26,7 @@ class Timeline:
 
 
 def trace_request(tracing: Tracing, replica: str, work: Work, timeline: Timeline) -> None:
-    """The spans of one request in a replica, as children of the ingress's."""
+    """Makes the spans of one request in a replica, as children of the ingress's span."""
     ended, events = time.time(), timeline.events
     arrived = ended - work.arrived.waited_s()
     start = arrived + timeline.waited_s
@@ -56,7 +56,7 @@ def trace_request(tracing: Tracing, replica: str, work: Work, timeline: Timeline
 
 
 def _block(event: BlockEvent, before: Stats) -> dict[str, Any]:
-    """What one block added to its request's statistics."""
+    """The attributes of one block: what it added to the request's statistics."""
     now, then = event.stats.forwards, before.forwards
     attributes: dict[str, Any] = {
         "mrp.block.index": event.index,

@@ -1,1 +1,1 @@
-"""What both processes tell of themselves: logs, metrics, spans."""
+"""Logs, metrics and tracing of both kinds of processes."""

@@ -1,6 +1,6 @@
-"""What becomes of an error that no one foresaw: the log gets where it was raised, the client where to look.
+"""Unexpected errors: the log gets the place where the error was raised, the client gets the request's id.
 
-What such an error says is in neither: it may quote a prompt. Knows no HTTP.
+Neither gets the error's message, which may quote a prompt.
 """
 
 from __future__ import annotations
@@ -14,6 +14,6 @@ _log = logging.getLogger(__name__)
 
 
 def unexpected_error(error: BaseException, request_id: str) -> MrpServeError:
-    """Logs it under the request's id and gives what the client is told."""
+    """Logs the error under the request's id. Returns the error for the client."""
     _log.error("request failed", extra={"request_id": request_id, "exception": without_message(error)})
     return MrpServeError("an unexpected error; the server's log has it under the request's id")

@@ -1,8 +1,8 @@
-"""The log lines of one process: text or JSON, of the loggers `service.*` alone.
+"""The log lines of one process, as text or JSON, of the loggers `service.*` only.
 
-Serve has its own loggers and files; these lines go to the process's stderr, or to the file of the setting
-`log_file`. A line never holds a prompt, an answer or a key: whoever logs gives named fields (`extra`), and
-errors that no one foresaw are logged without their message, which may quote the request.
+The lines go to the process's stderr, or to the file of the setting `log_file`. Serve has its own loggers and files. A
+line never holds a prompt, an answer or a key: data is logged as named fields (`extra`), and unexpected errors are
+logged without their message, which may quote the request.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ _LEVELS = logging.getLevelNamesMapping()
 
 
 def install_logs(settings: Settings) -> None:
-    """Sends the lines of this process where the settings say; the last call counts. SettingsError if it cannot."""
-    # Serve puts its own file in the place of sys.stderr; the process's own is `sys.__stderr__`.
+    """Sends the lines of this process to the place that the settings name. The last call counts.
+
+    SettingsError if `log_file` cannot be written.
+    """
+    # Serve replaces sys.stderr by its own file. `sys.__stderr__` is the process's stderr.
     handler = file_handler(settings.log_file) if settings.log_file else logging.StreamHandler(sys.__stderr__)
     handler.setFormatter(log_formatter(settings.log_format))
     logger = logging.getLogger(_ROOT)
@@ -40,9 +43,9 @@ def install_logs(settings: Settings) -> None:
 
 
 def file_handler(path: Path) -> logging.Handler:
-    """Appends, and opens the file anew when it was rotated away. A named pipe holds nobody up.
+    """A handler that appends to a file, and reopens the file when it was rotated. Never blocks on a named pipe.
 
-    SettingsError if it cannot be written.
+    SettingsError if the file cannot be written.
     """
     try:
         return PipeHandler(path) if path.is_fifo() else WatchedFileHandler(path, encoding="utf-8")
@@ -52,7 +55,7 @@ def file_handler(path: Path) -> logging.Handler:
 
 
 def log_formatter(kind: str) -> logging.Formatter:
-    """Records as lines: `text` for people, `json` one object a line. The fields are those given as `extra`."""
+    """The formatter of lines: `text` for people, `json` for one object per line. Includes the fields of `extra`."""
     shared: list[Processor] = [
         structlog.stdlib.add_log_level,
         structlog.stdlib.add_logger_name,
@@ -68,11 +71,11 @@ def log_formatter(kind: str) -> logging.Formatter:
 
 
 def _without_private(_: Any, __: str, event: EventDict) -> EventDict:
-    """Ray gives every record a field of its own, `_ray_timestamp_ns`."""
+    """Drops private fields, such as Ray's `_ray_timestamp_ns`."""
     return {name: value for name, value in event.items() if name[:1] != "_" or name in _STRUCTLOGS}
 
 
-#: fields of the event itself, which structlog takes out later
+#: private fields of structlog, which structlog removes later
 _STRUCTLOGS = frozenset({"_record", "_from_structlog"})
 
 _JSON: tuple[Processor, ...] = (

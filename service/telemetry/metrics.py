@@ -1,7 +1,7 @@
-"""Every metric there is, declared once, and a registry of them for one process.
+"""The table of all metrics, and the registry of one process.
 
-docs/metrics.md is made from `METRICS`; dashboards are tested against it. `replica/metrics.py` fills a replica's
-registry, the ingress its own. `gateway/exposition.py` merges the snapshots of all processes into one page.
+Tests compare the documentation and the dashboards with `METRICS`. `replica/metrics.py` fills a replica's registry, the
+ingress fills its own. `gateway/exposition.py` joins the snapshots of all processes to one page.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from service.wire import Family
 
 PREFIX = "mrp_"
 
-#: which process counts it
+#: the process that counts a metric
 Place = Literal["replica", "ingress"]
 
 _SECONDS = (
@@ -32,7 +32,7 @@ _ROWS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0)
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric: `name` as it is exposed, less the prefix `mrp_`."""
+    """One metric. `name`: the exposed name without the prefix `mrp_`. `where`: the process that counts it."""
 
     name: str
     kind: Literal["gauge", "counter", "histogram"]
@@ -43,36 +43,36 @@ class Metric:
 
 
 METRICS: tuple[Metric, ...] = (
-    Metric("num_requests_running", "gauge", "Requests that are decoded"),
-    Metric("num_requests_waiting", "gauge", "Requests that wait, in an engine or (replica=queue) for a place at one"),
+    Metric("num_requests_running", "gauge", "Requests being decoded"),
+    Metric("num_requests_waiting", "gauge", "Requests waiting in an engine or (replica=queue) for a place"),
     Metric("kv_cache_usage_perc", "gauge", "Share of the KV pages in use, 0 to 1"),
     Metric(
         "request_success_total",
         "counter",
-        "Requests that a replica ended, aborts too",
+        "Requests that a replica ended, including aborts",
         ("mode", "finished_reason"),
     ),
     Metric("request_rejected_total", "counter", "Requests answered with an error", ("reason",), where="ingress"),
-    Metric("request_failovers_total", "counter", "Further attempts at a request, by why", ("reason",), where="ingress"),
-    Metric("request_routed_total", "counter", "Requests by what their replica was chosen by", ("by",), where="ingress"),
-    Metric("queue_blocks_left", "gauge", "Blocks still to decode for all who are in, estimated", where="ingress"),
+    Metric("request_failovers_total", "counter", "Further attempts, by reason", ("reason",), where="ingress"),
+    Metric("request_routed_total", "counter", "Requests by how their replica was chosen", ("by",), where="ingress"),
+    Metric("queue_blocks_left", "gauge", "Blocks left to decode for all requests, estimated", where="ingress"),
     Metric("queue_blocks_per_second", "gauge", "Blocks a second while all places are taken", where="ingress"),
     Metric(
         "replicas_wanted",
         "gauge",
-        "Replicas that would do what is asked for in good time; sum over ingresses",
+        "Replicas needed for the current requests; sum over ingresses",
         where="ingress",
     ),
     Metric("replicas_least", "gauge", "Setting num_replicas", where="ingress"),
-    Metric("replicas_most", "gauge", "Setting max_replicas, num_replicas without it", where="ingress"),
+    Metric("replicas_most", "gauge", "Setting max_replicas, or num_replicas if it is not set", where="ingress"),
     Metric("prompt_tokens_total", "counter", "Prompt tokens, cached ones included"),
     Metric("prefix_cache_queries_total", "counter", "Prompt tokens looked up in the prefix cache"),
-    Metric("prefix_cache_hits_total", "counter", "Prompt tokens that the prefix cache had"),
+    Metric("prefix_cache_hits_total", "counter", "Prompt tokens found in the prefix cache"),
     Metric("generation_tokens_total", "counter", "Tokens decoded", ("mode",)),
     Metric("forwards_total", "counter", "Forwards in which a request had a row, over all requests", ("kind",)),
-    Metric("tokens_revealed_total", "counter", "Positions revealed, by whose proposal", ("mode", "source")),
+    Metric("tokens_revealed_total", "counter", "Positions revealed, by the source of the token", ("mode", "source")),
     Metric("tokens_remasked_total", "counter", "Revealed positions masked again"),
-    Metric("spec_decode_num_draft_tokens_total", "counter", "Drafts put to verification"),
+    Metric("spec_decode_num_draft_tokens_total", "counter", "Drafts verified"),
     Metric("spec_decode_num_accepted_tokens_total", "counter", "Drafts accepted"),
     Metric(
         "spec_decode_num_accepted_tokens_per_pos_total",
@@ -81,21 +81,21 @@ METRICS: tuple[Metric, ...] = (
         ("position",),
     ),
     Metric(
-        "tokens_per_forward", "histogram", "Tokens a denoise or verify forward, by request", ("mode",), _PER_FORWARD
+        "tokens_per_forward", "histogram", "Tokens per denoise or verify forward, per request", ("mode",), _PER_FORWARD
     ),
     Metric("time_to_first_block_seconds", "histogram", "Arrival to first block", ("mode",), _SECONDS),
     Metric("inter_block_latency_seconds", "histogram", "One block to the next", ("mode",), _SECONDS),
     Metric(
         "e2e_request_latency_seconds",
         "histogram",
-        "Arrival to end, of all but aborts",
+        "Arrival to end, without aborts",
         ("mode",),
         _SECONDS,
     ),
     Metric(
         "request_queue_time_seconds",
         "histogram",
-        "Arrival to admission by an engine, of all but aborts",
+        "Arrival to admission by an engine, without aborts",
         (),
         _SECONDS,
     ),
@@ -105,7 +105,7 @@ METRICS: tuple[Metric, ...] = (
 
 
 class Registry:
-    """The metrics of one process. A name that is not in the table is a KeyError."""
+    """The metrics of one process. KeyError for a name that is not in the table."""
 
     def __init__(self, where: Place) -> None:
         self._registry = CollectorRegistry()
@@ -136,17 +136,17 @@ class Registry:
         self._gauges[name].set(value)
 
     def observe(self, name: str, value: float, **labels: str) -> None:
-        """Puts a value into a histogram."""
+        """Adds a value to a histogram."""
         histogram = self._histograms[name]
         (histogram.labels(**labels) if labels else histogram).observe(value)
 
     def families(self, replica: str) -> tuple[Family, ...]:
-        """All metrics with their present values, told apart by the label `replica`."""
+        """All metrics with their current values and the label `replica`."""
         return tuple(_family(metric, replica) for metric in self._registry.collect())
 
 
 class _One(Collector):
-    """One metric, as a registry of its own."""
+    """A collector of one metric."""
 
     def __init__(self, metric: Exposed) -> None:
         self._metric = metric
@@ -156,7 +156,7 @@ class _One(Collector):
 
 
 def _family(metric: Exposed, replica: str) -> Family:
-    """The metric in text, less the times at which its samples were made."""
+    """The metric as text, without the creation times of its samples."""
     named = Exposed(metric.name, metric.documentation, metric.type)
     for sample in metric.samples:
         if not sample.name.endswith("_created"):

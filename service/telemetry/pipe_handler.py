@@ -1,7 +1,7 @@
-"""Log lines to a named pipe, by a handler that never waits for whoever reads them.
+"""A log handler for a named pipe that never waits for the reader of the pipe.
 
-A pipe is full when its reader stops, as `mrp-serve serve` does while its terminal is paused. Then lines are dropped.
-Once there is room again, a line says how many.
+The pipe fills up if its reader stops, as `mrp-serve serve` does while its terminal is paused. Lines are then dropped.
+Once the pipe has room again, a line says how many were dropped.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 _CLOSED = -1
-#: how often a full pipe is tried while nothing else is logged
+#: seconds between two attempts to write to a full pipe while nothing else is logged
 _AGAIN_S = 0.2
 
 
@@ -22,9 +22,9 @@ class PipeHandler(logging.Handler):
 
     def __init__(self, path: Path) -> None:
         super().__init__()
-        # Open for reading too, it needs no reader now, and its process survives a reader that is gone.
+        # Opened for reading, too: opening then needs no reader, and a lost reader does not end this process.
         self._pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK)
-        self._rest = b""  # of a line that the pipe has taken a part of
+        self._rest = b""  # the rest of a line of which the pipe has taken a part
         self._dropped = 0
         self._watched = False
 
@@ -36,11 +36,11 @@ class PipeHandler(logging.Handler):
             if (self._dropped or self._rest) and not self._watched:
                 self._watched = True
                 threading.Thread(target=self._watch, name="log-pipe-watch", daemon=True).start()
-        except Exception:  # noqa: BLE001 - the library's handlers do the same
+        except Exception:  # noqa: BLE001 - the handlers of `logging` do the same
             self.handleError(record)
 
     def close(self) -> None:
-        """Says what was dropped if there is room for it, and closes the pipe."""
+        """Writes how many lines were dropped, if the pipe has room, and closes the pipe."""
         self.acquire()
         try:
             if self._pipe != _CLOSED:
@@ -52,7 +52,7 @@ class PipeHandler(logging.Handler):
             self.release()
 
     def _watch(self) -> None:
-        """Writes what is left as soon as there is room."""
+        """Writes what is left as soon as the pipe has room."""
         while self._watched:
             time.sleep(_AGAIN_S)
             self.acquire()
@@ -65,15 +65,15 @@ class PipeHandler(logging.Handler):
         return f"{self.format(record)}\n".encode("utf-8", "backslashreplace")
 
     def _what_was_dropped(self) -> bytes:
-        """A line that says so; nothing if nothing was."""
+        """A line with the number of dropped lines. Empty if none was dropped."""
         if not self._dropped:
             return b""
         level = {"levelno": logging.WARNING, "levelname": "WARNING"}
-        said = {"name": __name__, "msg": "log lines were dropped, for nobody read them in time", **level}
-        return self._line(logging.makeLogRecord({**said, "dropped": self._dropped}))
+        fields = {"name": __name__, "msg": "log lines were dropped because they were not read in time", **level}
+        return self._line(logging.makeLogRecord({**fields, "dropped": self._dropped}))
 
     def _wrote(self, line: bytes) -> bool:
-        """Whether the pipe took the line, or a part of it, after all that was left before it."""
+        """Writes what is left of earlier lines, then the line. False if the pipe took nothing of the line."""
         self._rest = self._rest[self._put(self._rest) :]
         content = self._what_was_dropped() + line
         if self._rest or not content:
@@ -84,7 +84,7 @@ class PipeHandler(logging.Handler):
         return written > 0
 
     def _put(self, content: bytes) -> int:
-        """How many bytes the pipe took: a short line as a whole or not at all."""
+        """The number of bytes that the pipe took. It takes a short line as a whole or not at all."""
         try:
             return os.write(self._pipe, content)
         except BlockingIOError:

@@ -1,8 +1,8 @@
-"""OpenTelemetry in one process, where the setting `otlp_endpoint` names a collector; nothing at all otherwise.
+"""OpenTelemetry in one process, if the setting `otlp_endpoint` names a collector.
 
-The ingress describes a request's span (`gateway/spans.py`). Its context travels in `Work.origin` to the replica, which
-makes the spans of the queue, the prefill and every block (`replica/spans.py`). No span holds a prompt or an answer.
-The SDK reads its own variables (`OTEL_…`). A thread of its own sends the spans.
+The ingress adds attributes to a request's span (`gateway/spans.py`). The span's context travels in `Work.origin` to
+the replica. The replica makes the spans of the queue, the prefill and every block (`replica/spans.py`). No span holds
+a prompt or an answer. The SDK reads its own environment variables (`OTEL_…`) and sends the spans on its own thread.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ class Tracing:
         self.tracer = self.provider.get_tracer("mrp-serve")
 
     def close(self) -> None:
-        """Sends what has not been sent and stops."""
+        """Sends the remaining spans and stops."""
         self.provider.shutdown()
 
 
 def start_tracing(settings: Settings) -> Tracing | None:
-    """The tracing of this process, if the settings ask for it. SettingsError if what it needs is missing."""
+    """The tracing of this process, None if it is not configured. SettingsError if a package is missing."""
     if settings.otlp_endpoint is None:
         return None
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError:
         raise SettingsError(
-            f"otlp_endpoint is {settings.otlp_endpoint!r}, which needs `pip install 'mrp-serve[tracing]'`",
+            f"otlp_endpoint is {settings.otlp_endpoint!r}, which needs `pip install '.[tracing]'`",
             param="otlp_endpoint",
         ) from None
     return Tracing(OTLPSpanExporter(f"{settings.otlp_endpoint.rstrip('/')}/v1/traces"))
 
 
 def current_trace() -> tuple[tuple[str, str], ...]:
-    """The context of the current span as headers; none without one."""
+    """The context of the current span as headers. Empty without a span."""
     if not trace.get_current_span().get_span_context().is_valid:
         return ()
     carrier: dict[str, str] = {}
@@ -66,10 +66,10 @@ def current_trace() -> tuple[tuple[str, str], ...]:
 
 
 def traced() -> bool:
-    """Whether the current request has a span to be described."""
+    """Whether the current request has a span that is recorded."""
     return trace.get_current_span().is_recording()
 
 
 def context_of(carried: Mapping[str, str]) -> Context:
-    """The context that another process's `current_trace` carried over."""
+    """The context that another process's `current_trace` returned."""
     return _PROPAGATOR.extract(dict(carried))

@@ -1,6 +1,7 @@
-"""Text to token ids and back, by a checkpoint's own tokenizer and chat template. For the service and for libraries.
+"""Text to token ids and back, with a checkpoint's own tokenizer and chat template.
 
-The tokenizer's libraries are imported when the codec is first asked for: an ingress, which knows pieces only, has none.
+The tokenizer's libraries are imported on the first use of `TextCodec`. An ingress uses only `TokenPiece` and therefore
+does not load them.
 """
 
 from importlib import import_module

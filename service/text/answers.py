@@ -1,7 +1,7 @@
-"""Where a rendered chat has what the assistants said. Training teaches this and nothing else.
+"""Finds the assistants' contents in a rendered chat. Training uses only these parts as targets.
 
-The messages are rendered a second time, with marks in the assistants' contents. The marks show where contents are.
-Without them the second text must be the first one: then the marks changed nothing of what the template does.
+The messages are rendered a second time with marks in the assistants' contents. The marks show where the contents are.
+The second text without its marks must equal the first one. Then the marks did not change the work of the template.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from jinja2 import Environment
 from service.errors import InvalidRequest
 from service.text.template import ChatTemplate, Messages
 
-#: marks are private-use characters from here on, one for each message
+#: marks are private-use characters of this range, one for each message
 _MARKS: Final = range(0xF0000, 0x10FFFE)
 
-#: a mark, and its place in the text without marks
+#: marks, each with its place in the text without marks
 _Found = list[tuple[str, int]]
 
 
 class Span(NamedTuple):
-    """A part of the text that comes from an assistant's message, by the message's number."""
+    """A part of the rendered text that comes from an assistant's message. `number`: the message's index."""
 
     number: int
     start: int
@@ -38,17 +38,17 @@ class _Way(Protocol):
         """The content with its marks."""
 
     def spans(self, found: _Found, marked: Mapping[str, str], rendered: str) -> list[tuple[str, int, int]] | None:
-        """The spans by their marks, None if they cannot be told. `marked`: the contents with their marks."""
+        """The spans with their marks, None if they cannot be found. `marked`: mark -> content with its marks."""
 
 
 def spans_of_answers(template: ChatTemplate, messages: Messages, rendered: str, *, answer: bool) -> list[Span]:
     """The spans of assistants' contents in the rendered messages, in order.
 
-    A content that the template cuts in parts may have several spans; one that it leaves out has none. InvalidRequest
-    if the template changes contents so that their places cannot be found.
+    A content that the template cuts into parts may have several spans. A content that it leaves out has none.
+    InvalidRequest if the template changes contents so that their places cannot be found.
     """
-    said = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
-    numbers = dict(zip(_unused([rendered, template.source, *(m["content"] for m in messages)]), said, strict=False))
+    answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
+    numbers = dict(zip(_unused([rendered, template.source, *(m["content"] for m in messages)]), answers, strict=False))
     ways: tuple[_Way, ...] = (_Ends(), _Letters(template))
     for way in ways:
         marked = {mark: way.put(messages[number]["content"], mark) for mark, number in numbers.items()}
@@ -58,11 +58,11 @@ def spans_of_answers(template: ChatTemplate, messages: Messages, rendered: str, 
         text, found = _without_marks(template.render(changed, answer=answer), "".join(numbers))
         if text == rendered and (spans := way.spans(found, marked, rendered)) is not None:
             return [Span(numbers[mark], start, end) for mark, start, end in spans]
-    raise InvalidRequest("the chat template changes what assistants say beyond recognition", param="messages")
+    raise InvalidRequest("the chat template changes assistants' contents beyond recognition", param="messages")
 
 
 def _unused(texts: Sequence[str]) -> Iterator[str]:
-    """Private-use characters that no text has."""
+    """Private-use characters that are in none of the texts."""
     used = set().union(*texts)
     return (letter for letter in map(chr, _MARKS) if letter not in used)
 
@@ -77,23 +77,23 @@ def _without_marks(text: str, marks: str) -> tuple[str, _Found]:
 
 
 class _Ends:
-    """Marks before and behind a content. Exact, but a template that looks at the ends of contents sees the marks."""
+    """Marks before and after a content. Exact, but a template that looks at the ends of contents sees the marks."""
 
     def put(self, content: str, mark: str) -> str:
         return f"{mark}{content}{mark}"
 
     def spans(self, found: _Found, marked: Mapping[str, str], rendered: str) -> list[tuple[str, int, int]] | None:  # noqa: ARG002
         starts, ends = found[::2], found[1::2]
-        if [mark for mark, _ in starts] != [mark for mark, _ in ends]:  # one of two is lost
+        if [mark for mark, _ in starts] != [mark for mark, _ in ends]:  # the template dropped one mark of a pair
             return None
         return [(mark, start, end) for (mark, start), (_, end) in zip(starts, ends, strict=True)]
 
 
 class _Letters:
-    """Marks behind the letters of a content, but not in what the template may look for.
+    """Marks after the letters of a content, except in texts that the template may look for.
 
-    That is white space and every text in quotes in its source. At the ends of a content, white space counts as the
-    template's.
+    Those are white space, and every quoted text of the template's source. White space at the ends of a content counts
+    as part of the template.
     """
 
     def __init__(self, template: ChatTemplate) -> None:
@@ -118,7 +118,10 @@ class _Letters:
 
 
 def _wider(span: tuple[str, int, int], marked: str, rendered: str) -> tuple[str, int, int]:
-    """The span with what the content has before its first mark and behind its last, as far as the text has it."""
+    """The span, extended by the parts of the content before its first mark and after its last one.
+
+    Only letters that the rendered text has at these places are added.
+    """
     mark, start, end = span
     before, behind = marked[: marked.index(mark) - 1], marked[marked.rindex(mark) + 1 :]
     start -= _same(reversed(before), reversed(rendered[max(0, start - len(before)) : start]))
@@ -128,5 +131,5 @@ def _wider(span: tuple[str, int, int], marked: str, rendered: str) -> tuple[str,
 
 
 def _same(one: Iterable[str], other: Iterable[str]) -> int:
-    """How many letters are the same from the beginning on."""
+    """The length of the common beginning of two texts."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

@@ -1,7 +1,7 @@
-"""Text to token ids and back, by the checkpoint's own tokenizer.
+"""Text to token ids and back, with the checkpoint's own tokenizer. Thread-safe.
 
-What a user writes is text: a literal `<|MASK|>` in a prompt never becomes the control token. Only the
-chat template's own control tokens are special. Knows no requests and no engine; thread-safe.
+A prompt is plain text: a literal `<|MASK|>` in it never becomes the control token. Only the chat template's own
+control tokens are special.
 """
 
 from __future__ import annotations
@@ -30,50 +30,50 @@ class TextCodec:
         self._unknown: int | None = tokenizer.unk_token_id
         self._control = special.keys() - {self._unknown}
         self._template = ChatTemplate(tokenizer, [added.content for added in special.values()])
-        # In the template's text a private name is what the control token is in transformers: it parts what is beside
-        # it in the same way, but no text is taken for it.
+        # In a rendered chat, a private name has the role of a control token in transformers. It separates its
+        # neighbours in the same way, but no user text can become it.
         names = {token: self._template.names.of[added.content] for token, added in special.items()}
         self._literal.add_tokens([_named(added, names[token]) for token, added in special.items()])
         self._own = {self._literal.token_to_id(name): token for token, name in names.items()}
 
     @classmethod
     def load(cls, folder: str | Path) -> TextCodec:
-        """Loads tokenizer.json (or what AutoTokenizer finds). Never remote code. CheckpointError if there is none."""
+        """Loads tokenizer.json, or what AutoTokenizer finds. Runs no remote code. CheckpointError if loading fails."""
         path = Path(folder)
         kind = PreTrainedTokenizerFast if (path / "tokenizer.json").is_file() else AutoTokenizer
         try:
             tokenizer: Any = kind.from_pretrained(str(path), trust_remote_code=False, local_files_only=True)
             return cls(tokenizer)
         except Exception as error:  # the libraries raise many unrelated types
-            said = next(iter(str(error).splitlines()), "")
-            raise CheckpointError(f"{path}: the tokenizer cannot be loaded: {type(error).__name__}: {said}") from error
+            reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+            raise CheckpointError(f"{path}: the tokenizer cannot be loaded: {reason}") from error
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens there are, those added to the vocabulary included."""
+        """The number of tokens, added tokens included."""
         return self._special.get_vocab_size()
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether there is a chat template, be it one that can be used or not."""
+        """Whether the checkpoint has a chat template, usable or not."""
         return self._template.source != ""
 
     @property
     def chat_problem(self) -> str | None:
-        """Why messages are refused: there is no chat template, or it cannot be used. None: they are not."""
+        """Why messages are refused: there is no chat template, or it cannot be used. None if they are accepted."""
         return self._template.problem
 
     @property
     def chat_warning(self) -> str | None:
-        """What an operator should know: that the chat template cannot be used, or how it differs from transformers."""
+        """A warning for operators: the chat template cannot be used, or differs from transformers. None: no warning."""
         return self._template.warning
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text. InvalidRequest where the vocabulary has no way to write it."""
+        """Ids of plain text. InvalidRequest if the vocabulary cannot write it."""
         ids: list[int] = self._literal.encode(text, add_special_tokens=False).ids
         if self._control.isdisjoint(ids):
             return ids
-        # A vocabulary of whole words may hold a control token as a word: there its literal is unknown.
+        # A vocabulary of whole words may have a control token as a word. Its literal text is then an unknown word.
         if self._unknown is None:
             raise InvalidRequest("the prompt holds a control token that this vocabulary cannot write as text")
         return [self._unknown if token in self._control else token for token in ids]
@@ -81,16 +81,16 @@ class TextCodec:
     def encode_chat(self, messages: Messages) -> list[int]:
         """Ids of messages (`role`, `content`) in the chat template, ready for the assistant's answer.
 
-        The ids of transformers' `apply_chat_template`, less control tokens that contents would make. InvalidRequest
-        if the checkpoint has no template, or if the template refuses the messages.
+        The same ids as transformers' `apply_chat_template`, except that contents never make control tokens.
+        InvalidRequest if the checkpoint has no template, or if the template refuses the messages.
         """
         return self._encode_rendered(self._template.render(messages))
 
     def chat_pieces(self, messages: Messages, *, answer: bool = True) -> list[tuple[list[int], int | None]]:
-        """As `encode_chat`, in pieces: ids of what an assistant said (the message's number) or of all else (None).
+        """As `encode_chat`, in pieces: each has its ids and the index of its assistant's message, None for all else.
 
-        What an assistant said begins and ends with a token, as it does when it is decoded. Without `answer` the
-        template writes no beginning of an answer after the last message.
+        An assistant's content begins and ends with a whole token, as it does when it is decoded. `answer`: whether the
+        template writes the beginning of an answer after the last message.
         """
         rendered = self._template.render(messages, answer=answer)
         pieces: list[tuple[list[int], int | None]] = []
@@ -102,7 +102,7 @@ class TextCodec:
         return [*pieces, (self._encode_rendered(rendered[end:]), None)]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids; control tokens are left out."""
+        """The text of ids, without control tokens."""
         return self._special.decode(list(ids), skip_special_tokens=True)
 
     def stream(self, stop: Sequence[str] = ()) -> TextStream:
@@ -110,7 +110,7 @@ class TextCodec:
         return TextStream(self._special, tuple(stop))
 
     def pieces(self) -> TokenPieces:
-        """What each token of one answer is by itself."""
+        """A decoder that names each token of one answer."""
         return TokenPieces(self._special)
 
     def _encode_rendered(self, text: str) -> list[int]:
@@ -118,7 +118,7 @@ class TextCodec:
 
 
 def _copy(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
-    """The tokenizer itself, which cuts and pads nothing."""
+    """A copy of the backend tokenizer that neither truncates nor pads."""
     copy = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     copy.no_truncation()
     copy.no_padding()
@@ -126,5 +126,5 @@ def _copy(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
 
 
 def _named(token: AddedToken, name: str) -> AddedToken:
-    """A token of another name that takes the same white space with it. Beside any letter it is one."""
+    """A copy of the token with another name that strips the same white space. It matches beside any letter."""
     return AddedToken(name, special=False, lstrip=token.lstrip, rstrip=token.rstrip, normalized=token.normalized)

@@ -1,4 +1,4 @@
-"""Whether a checkpoint's tokenizer can be read, asked without transformers, whose import takes seconds."""
+"""Checks a checkpoint's tokenizer without importing transformers, whose import takes seconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from service.errors import CheckpointError
 
 
 def check_tokenizer(folder: Path) -> None:
-    """CheckpointError if tokenizer.json cannot be read. A folder without one is left to `TextCodec.load`."""
+    """CheckpointError if tokenizer.json cannot be read. `TextCodec.load` checks folders without that file."""
     file = folder / "tokenizer.json"
     if file.is_file():
         try:

@@ -1,7 +1,7 @@
-"""Token ids in, one at a time; their text out, as soon as it holds whole characters.
+"""Decodes token ids one at a time, and returns text as soon as it consists of whole characters.
 
-tokenizers' DecodeStream, and what to do where it gives up: with byte-fallback vocabularies a byte that belongs to no
-character changes the text of the bytes before it, which is out already. Knows no stop texts.
+It uses tokenizers' DecodeStream and handles the case where that raises. With byte-fallback vocabularies, a byte that
+belongs to no character changes the text of earlier bytes, which is already returned.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class IncrementalDecoder:
         self._length = 0
 
     def step(self, token: int) -> str:
-        """The text that this token completes; empty within a character."""
+        """The text that this token completes. Empty within a character."""
         self._ids.append(token)
         try:
             text = self._stream.step(self._tokenizer, token) or ""
@@ -31,7 +31,7 @@ class IncrementalDecoder:
         return text
 
     def rest(self) -> str:
-        """What was held back, at the end of the answer."""
+        """The text held back so far. Called at the end of the answer."""
         return self._beyond()
 
     def _beyond(self) -> str:

@@ -1,4 +1,4 @@
-"""One token of an answer as data, which crosses from a replica to the ingress. Imports no tokenizer."""
+"""One token of an answer as data that crosses from a replica to the ingress."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class TokenPiece:
-    """One token of an answer. `text`: its own, or `token_id:N` if it is no whole character; `added`: what it adds.
+    """One token of an answer.
 
-    `data`: its bytes, where they are known.
+    `text`: the token's own text, or `token_id:N` if it is not a whole character. `data`: its bytes, None if unknown.
+    `added`: what it adds to the answer's text.
     """
 
     text: str = field(repr=False)

@@ -1,7 +1,7 @@
-"""What each token of an answer is by itself: its text, its bytes, and what it adds to the text.
+"""Names each token of an answer: its text, its bytes, and what it adds to the answer's text.
 
-For log-probabilities, which name tokens. A token that is no whole character has no text of its own; its bytes are
-read off the vocabulary, as byte-level and byte-fallback tokenizers write them. Knows no requests.
+Log-probabilities need these names. A token that is not a whole character has no text. Its bytes are read from the
+vocabulary, in the forms of byte-level and byte-fallback tokenizers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class TokenPieces:
         self._within = False
 
     def push(self, token_ids: Sequence[int]) -> tuple[TokenPiece, ...]:
-        """Those of the next tokens."""
+        """The pieces of the next tokens."""
         return tuple(self._piece(token) for token in token_ids)
 
     def _piece(self, token: int) -> TokenPiece:

@@ -1,8 +1,8 @@
-"""Finds the first of several stop texts in a text that comes in pieces, in a time that grows with the text alone.
+"""Finds the first of several stop texts in a text that comes in pieces.
 
-Each stop text is matched by its own automaton (Knuth, Morris, Pratt: the table of a text says how much of it still
-matches after a letter that does not). Tables grow only as far as the text has matched, so a stop text of a megabyte
-costs nothing until an answer follows it.
+The time grows only with the text. Each stop text has its own automaton (Knuth, Morris, Pratt). The automaton's table
+says how much of a stop text still matches after a mismatch. A table grows only as far as its stop text has matched,
+so a stop text of a megabyte costs nothing before it matches.
 """
 
 from __future__ import annotations
@@ -11,23 +11,23 @@ from collections.abc import Sequence
 
 
 class StopTexts:
-    """`take` letters until one of the texts, none of them empty, is complete."""
+    """Matches all stop texts, none of them empty. `take` gets one letter after the other."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._matches = [_Match(text) for text in texts]
 
     @property
     def pending(self) -> int:
-        """How many of the last letters may be the beginning of a stop text."""
+        """The number of last letters that may be the beginning of a stop text."""
         return max((match.length for match in self._matches), default=0)
 
     def take(self, letter: str) -> int:
-        """One more letter. The length of the stop text that it completes, of several the longest; 0 for none."""
+        """Takes the next letter. Returns the length of the longest stop text that it completes, 0 for none."""
         return max((match.take(letter) for match in self._matches), default=0)
 
 
 class _Match:
-    """One stop text. `length`: how many of its letters are the last ones taken."""
+    """One stop text. `length`: how many of its first letters the last letters match."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -45,7 +45,7 @@ class _Match:
         return length + (self._text[length] == letter)
 
     def _shorter(self, length: int) -> int:
-        """The longest shorter beginning of the text that the first `length` letters end with."""
+        """The length of the longest shorter beginning of the text that its first `length` letters end with."""
         while len(self._table) < length:
             at = len(self._table)
             shorter = self._table[at - 1]

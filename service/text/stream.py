@@ -1,4 +1,4 @@
-"""Token ids in, text out, until a stop text is found. Knows no requests and no engine."""
+"""Decodes token ids to text until a stop text is found."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from service.text.stops import StopTexts
 
 
 class TextStream:
-    """Token ids in, text out: never half a character, never a part of a stop text.
+    """Decodes the token ids of one answer. Never returns a part of a character or of a stop text.
 
-    `stopped` is set once a stop text is found; what follows is ignored. The pieces together are the whole answer's text
-    up to the stop text that is complete first, of several the longest.
+    `stopped` is set once a stop text is found; later ids are ignored. The returned pieces together are the answer's
+    text up to the first complete stop text. If several are complete at once, the longest one counts.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
@@ -24,7 +24,7 @@ class TextStream:
         self.stopped = False
 
     def push(self, ids: Sequence[int]) -> tuple[str, tuple[int, ...]]:
-        """The text that is certain after these ids, and how many of them belong to the answer (the ids)."""
+        """The text that is certain after these ids, and the ids among them that belong to the answer."""
         ready = ""
         for count, token in enumerate(ids):
             if self.stopped:
@@ -33,7 +33,7 @@ class TextStream:
         return ready, tuple(ids)
 
     def finish(self) -> str:
-        """What was held back, at the end of the answer."""
+        """The text held back so far. Called at the end of the answer."""
         if self.stopped:
             return ""
         return self._add(self._decoder.rest()) + self._flush()

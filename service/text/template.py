@@ -1,12 +1,13 @@
 """A checkpoint's chat template, rendered so that its own control tokens differ from those that a user writes.
 
-In the template's source every control token gets a private name, which nobody can guess. The template then sees the
-real contents, and a control token in the rendered text comes from a content unless it has its private name. This holds
-whatever the template does to contents (trim, split, replace, reverse). transformers has `sanitize_control_tokens`
-for it, which loses characters of contents, misses tokens that a template joins of pieces, and is not thread-safe.
+In the template's source, every control token is replaced by a private name that cannot be guessed. The template sees
+the real contents. In the rendered text, a control token with a private name comes from the template, any other one
+from a content. This holds whatever the template does to contents (trim, split, replace, reverse). transformers'
+`sanitize_control_tokens` loses characters of contents, misses tokens that a template joins from parts, and is not
+thread-safe.
 
-Some templates join control tokens of pieces themselves (`'<|' + role + '|>'`). Probes find out which tokens. There,
-contents have other names in the place of these tokens until the template is rendered.
+Some templates join control tokens from parts (`'<|' + role + '|>'`). Probes find these tokens. In contents, other
+names replace them until the template is rendered.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from service.errors import InvalidRequest
 Messages = Sequence[Mapping[str, str]]
 
 _THOUGHTS: Final = "<think>\na\n</think>\n\nb"
-#: conversations without control tokens, of which a template must render at least one: roles and contents in turn
+#: conversations without control tokens as (role, content) pairs; a template must render at least one of them
 _PROBES: Final = (
     (("user", "a"),),
     (("system", "a"), ("user", "b")),
@@ -31,7 +32,7 @@ _PROBES: Final = (
     (("system", "a"), ("user", "b"), ("assistant", _THOUGHTS), ("user", " c\n")),
     (("user", "a"), ("assistant", _THOUGHTS)),
 )
-#: a template that writes the time may give two texts; three times in a row it does not
+#: a template that writes the time may give two different texts, but hardly three times in a row
 _TRIES: Final = 3
 
 
@@ -47,15 +48,15 @@ class Names:
         self._named = re.compile(f"\ue000{nonce}[0-9]+\ue001")
 
     def put(self, text: str) -> str:
-        """The text with names in the place of tokens."""
+        """The text with tokens replaced by their names."""
         return self.rename(text, self)
 
     def rename(self, text: str, other: Names) -> str:
-        """The text with the other's names in the place of these tokens."""
+        """The text with tokens replaced by the names of `other`."""
         return self._written.sub(lambda found: other.of[found[0]], text)
 
     def back(self, text: str) -> str:
-        """The text with tokens in the place of names."""
+        """The text with names replaced by their tokens."""
         return self._named.sub(lambda found: self._tokens[found[0]], text)
 
     def are_in(self, text: str) -> bool:
@@ -63,15 +64,15 @@ class Names:
         return self._named.search(text) is not None
 
     def tokens_in(self, text: str) -> set[str]:
-        """The tokens that stand in a text by themselves."""
+        """The tokens that are in a text under their own names."""
         return set(self._written.findall(text))
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer that has these control tokens.
+    """The chat template of a tokenizer with the control tokens `control`.
 
-    `source`: empty if there is none. `problem`: why it cannot be used, None if it can. `warning`: what an
-    operator should know of it, None if there is nothing.
+    `source`: the template, empty if there is none. `problem`: why the template cannot be used, None if it can.
+    `warning`: a warning for operators, None if there is none.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, control: Sequence[str]) -> None:
@@ -89,21 +90,21 @@ class ChatTemplate:
             self._options = {**named, "chat_template": self.names.put(self.source)}
             self._probe()
         except Exception as error:  # noqa: BLE001 - a template is a program, which may raise anything
-            self.warning = self.problem = f"the chat template cannot be used: {self._said(error)}"
+            self.warning = self.problem = f"the chat template cannot be used: {self._reason(error)}"
 
     def render(self, messages: Messages, *, answer: bool = True) -> str:
-        """The messages as text, in which the template's control tokens have their private names.
+        """The messages as text, with private names for the template's control tokens.
 
-        With `answer` the beginning of an answer follows. InvalidRequest if no template can be used, or if it refuses
-        the messages.
+        `answer`: whether the beginning of an answer follows. InvalidRequest if there is no usable template, or if it
+        refuses the messages.
         """
         if self.problem is not None:
             raise InvalidRequest(self.problem, param="messages")
         try:
             return self._render(messages, answer)
         except Exception as error:
-            said = f"the chat template refuses these messages: {self._said(error)}"
-            raise InvalidRequest(said, param="messages") from error
+            message = f"the chat template refuses these messages: {self._reason(error)}"
+            raise InvalidRequest(message, param="messages") from error
 
     def _render(self, messages: Messages, answer: bool) -> str:
         hidden = [{**message, "content": self._joined.put(message["content"])} for message in messages]
@@ -117,42 +118,42 @@ class ChatTemplate:
     def _named(self, value: Any) -> Any:
         return self.names.put(value) if isinstance(value, str) else [self._named(one) for one in value]
 
-    def _said(self, error: Exception) -> str:
+    def _reason(self, error: Exception) -> str:
         return self.names.back(str(error)) or type(error).__name__
 
-    # --- what is found out when it is loaded -------------------------------------------------------
+    # --- probes at load time -----------------------------------------------------------------------
 
     def _probe(self) -> None:
-        """Finds the control tokens that it joins of pieces. Raises what keeps it from being used."""
+        """Finds the control tokens that the template joins from parts. Raises if the template cannot be used."""
         joined: set[str] = set()
         taken, refusals = [], []
         for probe in _PROBES:
             messages = [{"role": role, "content": content} for role, content in probe]
             try:
                 self._apply(messages, answer=True)
-            except Exception as error:  # noqa: BLE001 - it may refuse some conversations, such as those with a system
+            except Exception as error:  # noqa: BLE001 - it may refuse some probes, such as those with a system message
                 refusals.append(error)
                 continue
             if not self._is_followed(messages):
-                raise ValueError("it does more with control tokens than to write them")
+                raise ValueError("it does more with control tokens than write them")
             joined |= self.names.tokens_in(self._render(messages, answer=True))
             taken.append(messages)
         if not taken:
             raise refusals[0]
         self._joined = Names(sorted(joined))
         if not all(map(self._is_blind, taken)):
-            self.warning = "the chat template looks for control tokens in contents, where it finds none: they are text"
+            self.warning = "the chat template looks for control tokens in contents; it finds none, since they are text"
 
     def _is_blind(self, messages: list[dict[str, str]]) -> bool:
-        """Whether its own control tokens in contents change nothing of what it does."""
+        """Whether control tokens in contents do not change the work of the template."""
         tokens = "a".join(sorted(self.names.tokens_in(self.source)))
         try:
             return self._is_followed([{**message, "content": f"a{tokens}a"} for message in messages])
-        except Exception:  # noqa: BLE001 - it refuses them
+        except Exception:  # noqa: BLE001 - the template refuses them
             return False
 
     def _is_followed(self, messages: list[dict[str, str]]) -> bool:
-        """Whether the text is that of transformers. One that tells the time is tried again."""
+        """Whether the text equals that of transformers. A template that writes the time gets several tries."""
         for _ in range(_TRIES):
             expected = self._apply(messages, answer=True)
             if self.names.back(self._render(messages, answer=True)) == expected:

@@ -12,7 +12,7 @@ from typing import Any
 from service.admission.controller import Admission, AdmissionController, Visit
 from service.admission.keys import ApiKey
 from service.arrival import Arrival
-from service.decode.params import Static
+from service.decode.modes import Static
 from service.engine.request import SamplingParams
 from service.errors import QueueFull
 from service.settings import Settings

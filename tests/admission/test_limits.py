@@ -74,7 +74,7 @@ class TestLimits:
             limits.check(key, 0)
             limits.count_request("a")
         clock.now += 5
-        with pytest.raises(RateLimited, match=r"key 'a' may have 3 requests a minute; in 15\.0 s") as caught:
+        with pytest.raises(RateLimited, match=r"key 'a' may have 3 requests a minute; try again in 15\.0 s") as caught:
             limits.check(key, 0)
         assert caught.value.retry_after == pytest.approx(15)
         clock.now += math.ceil(caught.value.retry_after or 0)

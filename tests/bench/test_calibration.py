@@ -9,8 +9,7 @@ from service.bench.calibration import Calibration, Scope, Task
 from service.bench.grid import grid
 from service.bench.records import Job, Notebook, Record
 from service.bench.rows import make_rows
-from service.decode.params import Dynamic, Remask, Speculative, Static
-from service.decode.registry import MODES
+from service.decode.modes import MODES, Dynamic, Remask, Speculative, Static
 from service.engine import Engine, EngineConfig
 from service.errors import SettingsError
 from service.model import load_checkpoint

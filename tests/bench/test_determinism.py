@@ -6,7 +6,7 @@ import torch
 from service.bench.determinism import TEMPERATURES, count_differences, prices, random_prompts
 from service.bench.rounds import Rounds
 from service.bench.speed import Workload
-from service.decode.params import Static
+from service.decode.modes import Static
 from service.engine import Engine, EngineConfig
 from service.model import LoadOptions, load_checkpoint
 from tests.runners import Around, engine_over

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from service.bench.evaluation import Plan, Task, default_plans, evaluate
-from service.decode.params import Dynamic, Speculative, Static
-from service.decode.registry import MODES
+from service.decode.modes import MODES, Dynamic, Speculative, Static
 from service.engine import Engine, SamplingParams
 from service.model import LoadOptions, load_checkpoint
 

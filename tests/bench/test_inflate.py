@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from service.bench.inflate import InflatedWeights, inflate
 from service.bench.shapes import Shape
-from service.decode.params import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
+from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.demo import CHECKPOINT, heldout_problems
 from service.engine import Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
 from service.errors import InvalidRequest

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from service.bench.loads import PlanAtLoad, Sample, Workload, compare_at_loads, plans_at_load
 from service.bench.rounds import Rounds
-from service.decode.params import Speculative, Static
+from service.decode.modes import Speculative, Static
 from tests.tiny import tiny_checkpoint
 
 

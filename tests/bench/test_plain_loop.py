@@ -8,7 +8,7 @@ import pytest
 from service.bench.plain_loop import PlainLoop
 from service.bench.rounds import Rounds
 from service.bench.speed import Workload, compare_with_plain_loop
-from service.decode.params import Static
+from service.decode.modes import Static
 from service.engine import Engine
 from service.model import load_checkpoint
 

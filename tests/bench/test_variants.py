@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from service.bench.variants import block_only
-from service.decode.params import Direct, Speculative, Static
+from service.decode.modes import Direct, Speculative, Static
 from service.engine import Engine, GenerationRequest
 from service.errors import CheckpointError
 from service.model import load_checkpoint

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from service.cli import animate
-from service.decode.registry import MODES
+from service.decode.modes import MODES
 
 DOCS = Path(__file__).parents[2] / "docs"
 MODE_PICTURES = [f"modes/{mode}.png" for mode in MODES]

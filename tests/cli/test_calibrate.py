@@ -44,7 +44,7 @@ def test_writes_the_file_that_the_checkpoint_is_then_served_with(run, capsys, mo
     assert any("take more prompts" in warning for warning in file.warnings) or file.presets["fast"].mode != "dynamic"
     assert {path.name for path in model.parent.iterdir()} == {"model", "pictures", "prompts.jsonl"}
     assert not list(model.glob("*.partial"))
-    assert len(list((tmp_path / "pictures").iterdir())) == 4
+    assert len(list((tmp_path / "pictures").iterdir())) == 2
 
     assert (
         run("generate", "w1 w7 w9", "--raw", "--model", model, "--quality", "fast", "--max-new-tokens", 8, "--json")
@@ -81,7 +81,7 @@ def test_goes_on_where_it_was_interrupted(run, capsys, model, options, monkeypat
 
     monkeypatch.setattr(Calibration, "_measure", interrupted)
     assert run("calibrate", *options) == 130
-    assert "the same command goes on from here" in capsys.readouterr().err
+    assert "run the same command again to resume" in capsys.readouterr().err
     partial = model / "quality.json.partial"
     assert len(partial.read_text("utf-8").splitlines()) == 1 + 7
     asked = []
@@ -136,7 +136,7 @@ def test_the_demo_too_is_told_of_the_rule_before_it_is_loaded(run, capsys, monke
 
 def test_every_checkpoint_but_the_demo_needs_prompts_and_a_scorer(run, capsys, model):
     assert run("calibrate", "--model", model) == 1
-    assert "prompts is missing, which every checkpoint but the demo needs" in capsys.readouterr().err
+    assert "prompts is missing; only the demo has a default" in capsys.readouterr().err
     assert run("calibrate", "--model", model, "--prompts", "p.jsonl") == 1
     assert "scorer is missing" in capsys.readouterr().err
 
@@ -146,7 +146,7 @@ def test_pictures_need_matplotlib(run, capsys, options, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr("service.cli.calibrate.load", lambda *_: pytest.fail("the checkpoint was loaded"))
     assert run("calibrate", *options, "--plot", tmp_path / "pictures") == 1
-    assert "pip install 'mrp-serve[plot]'" in capsys.readouterr().err
+    assert "pip install '.[plot]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

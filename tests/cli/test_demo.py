@@ -63,7 +63,7 @@ def test_generate_refuses_an_empty_prompt_with_and_without_a_template(run, capsy
             ("--mode", "fast"),
             "mode is 'fast', allowed are static, dynamic, sequential, entropy, direct, speculative, remask",
         ),
-        (("--mrp-steps", 99), "mrp_steps is 99, allowed are 0 (with max_drafts), 1 to 16 (the block size) and 'auto'"),
+        (("--mrp-steps", 99), "mrp_steps is 99, allowed are 0 to 16 (the block size) and 'auto'"),
         (("--max-new-tokens", 5000), "allowed are 1024"),
         (("--top-p", 0), "top_p is 0.0, allowed is 0 < top_p <= 1"),
     ],
@@ -88,4 +88,4 @@ def test_eval_compares_plans_and_writes_rows(run, capsys, tmp_path):
 
 def test_eval_names_a_plan_it_cannot_read(run, capsys):
     assert run("eval", "--plan", "remask threshold") == 1
-    assert "plan is 'remask threshold', expected such as 'remask threshold=0.5'" in capsys.readouterr().err
+    assert "plan is 'remask threshold', expected is text such as 'remask threshold=0.5'" in capsys.readouterr().err

@@ -9,9 +9,10 @@ import pytest
 
 from service.bench.evaluation import default_plans
 from service.cli import calibrate, generate, loads
-from service.decode.registry import MODES
+from service.decode.knobs import knobs_in
+from service.decode.modes import KNOBS, MODES
 
-README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+PERFORMANCE = (Path(__file__).parents[2] / "docs" / "performance.md").read_text("utf-8")
 
 
 def helps(command):
@@ -31,7 +32,13 @@ def test_a_knobs_help_begins_with_the_modes_that_use_it(knob):
 
 
 def test_generate_names_all_modes():
-    assert set(re.findall(r"\w+", helps(generate.command)["mode"])) == {*MODES, "or"}
+    assert helps(generate.command)["mode"].startswith(", ".join(MODES))
+
+
+def test_generate_has_an_option_for_every_knob_and_says_whose_it_is():
+    for name in KNOBS:
+        modes = [mode for mode, params in MODES.items() if name in knobs_in(params)]
+        assert helps(generate.command)[name].startswith(", ".join(modes) + ": ")
 
 
 def test_loads_says_one_default_of_threads():
@@ -45,7 +52,7 @@ def test_calibrate_says_how_many_prompts_must_be_timed(option):
 
 
 def test_the_table_of_modes_has_the_rows_that_eval_prints():
-    table = README.split("| mode | accuracy | tokens/forward | ms/token |", 1)[1].split("\n\n", 1)[0]
+    table = PERFORMANCE.split("| mode | accuracy | tokens/forward | ms/token |", 1)[1].split("\n\n", 1)[0]
     rows = re.findall(r"^\| `(\w+)`(.*?) \|", table, re.MULTILINE)
     plans = [plan for plan in default_plans(with_mrp=True) if plan.engine == "mrp"]
     assert [mode for mode, _ in rows] == [plan.params.mode for plan in plans]

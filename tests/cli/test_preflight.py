@@ -98,9 +98,9 @@ def test_a_settings_file_that_is_no_yaml(run: Run, tmp_path: Path, capsys: pytes
 @pytest.mark.parametrize(
     ("found", "units", "words"),
     [
-        ({"CPU": 2.0}, ("CPU",), "every replica wants a CPU, but Ray finds 2 on"),
-        ({"CPU": 8.0}, ("CPU", "GPU"), "every replica wants a GPU, but Ray finds 0 on"),
-        ({"CPU": 8.0, "GPU": 2.0}, ("CPU", "GPU"), "every replica wants a GPU, but Ray finds 2 on"),
+        ({"CPU": 2.0}, ("CPU",), "every replica needs a CPU, but Ray finds 2 on"),
+        ({"CPU": 8.0}, ("CPU", "GPU"), "every replica needs a GPU, but Ray finds 0 on"),
+        ({"CPU": 8.0, "GPU": 2.0}, ("CPU", "GPU"), "every replica needs a GPU, but Ray finds 2 on"),
     ],
 )
 def test_more_replicas_than_the_machine_has_room_for(

@@ -42,7 +42,7 @@ def test_cut_lines_and_an_earlier_state_are_mentioned(run, capsys, data, tmp_pat
     assert run("train-mrp", *words) == 0
     assert "8 lines were too long and are cut (--max-length)" in " ".join(capsys.readouterr().err.split())
     assert run("train-mrp", *words) == 0
-    assert "goes on after update 3" in " ".join(capsys.readouterr().err.split())
+    assert "resumes after update 3" in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_bad_line_is_one_line_on_stderr(run, capsys, tmp_path):
@@ -84,5 +84,5 @@ def test_an_interrupted_training_says_that_it_goes_on(run, capsys, data, tmp_pat
     monkeypatch.setattr("training.state.RunFolder.log", interrupted)
     assert run("train-mrp", *options(data, tmp_path / "out")) == 130
     assert capsys.readouterr().err.splitlines()[-1] == (
-        "interrupted; the same command goes on from the last state, which is written every 100 updates"
+        "interrupted; the same command resumes from the last state, which is written every 100 updates"
     )

@@ -19,7 +19,7 @@ from training.lessons import Objective, phases_up_to
 from training.losses import Weights
 from training.optim import Schedule
 
-pytest.importorskip("pandas", reason="Ray Train is an extra: pip install 'mrp-serve[train]'")
+pytest.importorskip("pandas", reason="Ray Train is an extra: pip install '.[train]'")
 pytestmark = pytest.mark.timeout(300)
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "sdar-mrp-random-a"

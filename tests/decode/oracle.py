@@ -10,7 +10,6 @@ from service.decode.block import MASKED, Block, Canvas, Pick
 from service.decode.draft_budget import DraftBudget
 from service.decode.params import ModeParams
 from service.decode.policy import Evaluate, Query, Reading, Refine
-from service.decode.registry import decode_block
 
 #: what is said of a state: position -> (token, confidence[, entropy])
 Says = Callable[[Block], Mapping[int, tuple[int, float] | tuple[int, float, float]]]
@@ -46,11 +45,11 @@ def masked_block(size: int, head: tuple[int, ...] = ()) -> Block:
 
 
 def run(
-    block: Block, params: ModeParams, backbone: Says, mrp: Says | None = None, terms: DraftBudget | None = None
+    block: Block, params: ModeParams, backbone: Says, mrp: Says | None = None, budget: DraftBudget | None = None
 ) -> Run:
-    """Decodes a block. Checks on the way what the engine relies on. `terms`: for drafts that are left to the engine."""
-    result = Run(Canvas(block, terms=lambda: terms or DraftBudget()))
-    policy = decode_block(result.canvas, params)
+    """Decodes a block. Checks what the engine relies on. `budget`: for drafts that the engine chooses."""
+    result = Run(Canvas(block, budget=lambda: budget or DraftBudget()))
+    policy = params.decode(result.canvas)
     readings: tuple[Reading, ...] | None = None
     handles: set[object] = set()
     while True:

@@ -12,9 +12,9 @@ PROGRAM = """
 import sys
 from service.decode.block import MASKED, Block, Canvas, Pick
 from service.decode.policy import Reading
-from service.decode.registry import MODES, decode_block
+from service.decode.modes import MODES
 canvas = Canvas(Block((MASKED,)))
-policy = decode_block(canvas, MODES["static"]())
+policy = MODES["static"]().decode(canvas)
 next(policy)
 try:
     policy.send((Reading((Pick(0, 5, 1.0),)),))

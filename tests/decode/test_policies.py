@@ -6,9 +6,8 @@ import pytest
 
 from service.decode.block import MASKED, Block, Canvas, Pick
 from service.decode.draft_budget import DraftBudget
-from service.decode.params import Direct, Dynamic, Remask, Speculative, Static
+from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
 from service.decode.policy import Reading
-from service.decode.registry import decode_block
 from tests.decode.oracle import fixed, masked_block, random_oracle, run
 
 M = MASKED
@@ -168,8 +167,8 @@ class TestTree:
 
     def test_no_state_is_drafted_beyond_the_end_that_the_engine_knows(self) -> None:
         """Where two tokens are all that is wanted, a state that has both has nothing to verify."""
-        canvas = Canvas(masked_block(4), terms=lambda: DraftBudget(0.0, 9), ends=lambda block: block.num_leading >= 2)
-        policy = decode_block(canvas, Speculative("auto"))
+        canvas = Canvas(masked_block(4), budget=lambda: DraftBudget(0.0, 9), ends=lambda block: block.num_leading >= 2)
+        policy = Speculative("auto").decode(canvas)
         next(policy)
         said = {0: (10, 0.9), 1: (11, 0.8), 2: (12, 0.7), 3: (13, 0.6)}
         query = policy.send((Reading(tuple(Pick(p, *said[p]) for p in range(4))),))

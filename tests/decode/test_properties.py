@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from service.decode.block import Block, Pick
 from service.decode.draft_budget import DraftBudget
-from service.decode.params import Direct, Dynamic, Entropy, ModeParams, Plain, Remask, Sequential, Speculative, Static
+from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
+from service.decode.params import ModeParams, RuleParams
 from service.decode.policy import Refine
 from tests.decode.oracle import Run, Says, fixed, masked_block, mostly, random_oracle, run
 
@@ -63,7 +64,7 @@ def test_speculative_is_static_for_any_model_in_no_more_forwards(
     PLAIN,
 )  # fmt: skip
 def test_any_drafts_verified_against_any_rule_give_what_the_rule_gives(
-    block: Block, seed: int, other: int, steps: int, drafts: int, quality: str, plain: Plain
+    block: Block, seed: int, other: int, steps: int, drafts: int, quality: str, plain: RuleParams
 ) -> None:
     truth, wild = random_oracle(seed), random_oracle(other)
     drafter = {"right": truth, "mostly": mostly(truth, wild, seed), "wild": wild}[quality]
@@ -88,20 +89,20 @@ def test_any_drafts_verified_against_any_rule_give_what_the_rule_gives(
     st.one_of(st.builds(Static, st.integers(1, 3)), st.builds(Dynamic, st.floats(0.05, 1))),
 )  # fmt: skip
 def test_on_any_terms_drafts_give_what_the_rule_gives(
-    block: Block, seed: int, other: int, terms: DraftBudget, plain: Static | Dynamic
+    block: Block, seed: int, other: int, budget: DraftBudget, plain: Static | Dynamic
 ) -> None:
     truth = random_oracle(seed)
     drafter = mostly(truth, random_oracle(other), seed)
     wanted = run(block, plain, truth)
-    done = run(block, Speculative("auto", **asdict(plain)), truth, drafter, terms)
+    done = run(block, Speculative("auto", **asdict(plain)), truth, drafter, budget)
     assert picks(done) == picks(wanted)
     assert len(done.evaluations) <= len(wanted.evaluations)
-    assert all(len(query.states) <= 1 + terms.states for query in done.evaluations)
+    assert all(len(query.states) <= 1 + budget.states for query in done.evaluations)
     promised = [promised for step in done.canvas.steps for promised, _ in step.promises]
-    assert all(promise >= terms.row for promise in promised)
+    assert all(promise >= budget.row for promise in promised)
     kept = sum(kept for step in done.canvas.steps for _, kept in step.promises)
     assert kept == sum(step.accepted for step in done.canvas.steps)
-    if terms.row >= 1 and plain == Static(1):
+    if budget.row >= 1 and plain == Static(1):
         assert not done.refinements
         assert all(len(query.states) == 1 for query in done.evaluations)
 
@@ -115,7 +116,7 @@ EXTREME = (0.0, 5e-324, 1e-300, 1e-30, 1e-12, 0.5, math.nextafter(1.0, 0.0), 1.0
     st.lists(st.sampled_from(EXTREME), min_size=12, max_size=12), st.integers(0, 12), st.integers(1, 12), PLAIN,
 )  # fmt: skip
 def test_drafting_survives_any_confidences(
-    block: Block, seed: int, said: list[float], drafted: list[float], steps: int, drafts: int, plain: Plain
+    block: Block, seed: int, said: list[float], drafted: list[float], steps: int, drafts: int, plain: RuleParams
 ) -> None:
     """A cold temperature rounds confidences to 0 and 1; half precision may give what is no number."""
 
@@ -126,12 +127,12 @@ def test_drafting_survives_any_confidences(
     truth, drafter = extreme(said), extreme(drafted)
     wanted = [pick[:2] for pick in picks(run(block, plain, truth))]
     knobs = {**asdict(plain), "verify": plain.mode}
-    for params, terms in (
+    for params, budget in (
         (Speculative(steps, drafts, **knobs), None),
         (Speculative("auto", **knobs), DraftBudget(0.0, drafts, steps)),
         (Speculative("auto", **knobs), DraftBudget(0.4, drafts, steps)),
     ):
-        assert [pick[:2] for pick in picks(run(block, params, truth, drafter, terms))] == wanted
+        assert [pick[:2] for pick in picks(run(block, params, truth, drafter, budget))] == wanted
 
 
 @settings(max_examples=50)

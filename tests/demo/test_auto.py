@@ -2,7 +2,7 @@
 
 import pytest
 
-from service.decode.params import Speculative, Static
+from service.decode.modes import Speculative, Static
 from service.demo import CHECKPOINT, heldout_problems
 from service.engine import Engine, EngineConfig, GenerationRequest, Parts
 from service.engine.drafting.costs import Curve, StepCosts

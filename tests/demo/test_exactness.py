@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from service.decode.params import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
+from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.demo import CHECKPOINT, heldout_problems
 from service.engine import Engine, GenerationRequest, Parts, SamplingParams
 from service.model import load_checkpoint
@@ -91,7 +91,7 @@ def test_speculative_equals_static_on_the_demo(engine, codec):
 def differing_by_rule(engine, codec, count, temperature):
     """How many answers of each rule's drafted requests were compared with the rule's own, and which differed.
 
-    Plain and drafted requests of all rules, and companions, wait together for 64 places. Also the forwards saved.
+    RuleParams and drafted requests of all rules, and companions, wait together for 64 places. Also the forwards saved.
     """
     rng, mixed = random.Random(9), []
     for one in requests(engine, codec, count, temperature):

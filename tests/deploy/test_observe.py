@@ -19,7 +19,7 @@ DASHBOARD = json.loads((OBSERVE / "grafana" / "dashboards" / "mrp-serve.json").r
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 GROUPS = yaml.safe_load((OBSERVE / "rules.yaml").read_text())["groups"]
 RULES = [rule for group in GROUPS for rule in group["rules"]]
-RUNBOOK = (ROOT / "docs" / "runbook.md").read_text()
+RUNBOOK = (ROOT / "docs" / "operations.md").read_text()
 
 
 def expressions(panel):
@@ -102,13 +102,13 @@ def test_the_dashboard_finds_its_data_source():
 def test_an_alert_asks_for_what_exists_and_has_its_part_of_the_runbook(rule):
     assert problems(rule["expr"]) == []
     assert rule["labels"]["severity"] in {"page", "ticket"}
-    assert rule["annotations"]["runbook"] == f"docs/runbook.md#{rule['alert'].lower()}"
-    assert f"\n## {rule['alert']}\n" in RUNBOOK
+    assert rule["annotations"]["runbook"] == f"docs/operations.md#{rule['alert'].lower()}"
+    assert f"\n### {rule['alert']}\n" in RUNBOOK
     assert rule["for"]
 
 
 def test_the_runbook_speaks_of_no_other_alert():
-    assert set(re.findall(r"^## (MrpServe\w+)$", RUNBOOK, re.MULTILINE)) == {rule["alert"] for rule in RULES}
+    assert set(re.findall(r"^### (MrpServe\w+)$", RUNBOOK, re.MULTILINE)) == {rule["alert"] for rule in RULES}
 
 
 def test_reasons_in_the_rules_are_codes_of_errors():

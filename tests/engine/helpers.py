@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from service.decode.params import Direct, Dynamic, Entropy, ModeParams, Plain, Remask, Sequential, Speculative, Static
+from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
+from service.decode.params import ModeParams, RuleParams
 from service.decode.policy import Reading
 from service.engine import BlockEvent, Engine, GenerationRequest, Parts, SamplingParams, StepReport
 from service.engine.drafting.costs import Curve, StepCosts
@@ -144,7 +145,7 @@ def random_params(rng: random.Random, block_size: int) -> ModeParams:
     return rng.choice([plain, Direct(count), Speculative(count), drafted(rng, plain, block_size), Remask(threshold)])
 
 
-def drafted(rng: random.Random, plain: Plain, block_size: int) -> Speculative:
+def drafted(rng: random.Random, plain: RuleParams, block_size: int) -> Speculative:
     """`speculative` whose output is that of `plain`: a chain or a tree of any size, with and without MRP."""
     tree = rng.random() < 0.7
     steps, states = rng.randint(0 if tree else 1, block_size), rng.randint(1, block_size)

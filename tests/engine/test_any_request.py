@@ -1,6 +1,6 @@
 """Any valid request, in any company, on an engine of any limits: nothing fails, and nothing of it stays behind.
 
-The normal run takes a minute's worth; `-m slow` an hour's. Faults found by it are listed in docs/reliability.md.
+The normal run takes a minute's worth; `-m slow` an hour's. Faults found by it are listed in dev/lab/reliability.md.
 """
 
 from __future__ import annotations

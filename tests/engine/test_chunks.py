@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.decode.params import Speculative, Static
+from service.decode.modes import Speculative, Static
 from service.decode.policy import Reading
 from service.engine import Engine, EngineConfig, GenerationRequest
 from service.engine.forward.rows import Row

@@ -12,7 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.decode.params import Speculative, Static
+from service.decode.modes import Speculative, Static
 from service.decode.policy import Reading
 from service.demo import CHECKPOINT
 from service.engine import Engine, EngineConfig, GenerationRequest, Parts

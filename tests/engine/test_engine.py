@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from service.decode.params import Direct, Dynamic, ModeParams, Remask, Speculative, Static
+from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
+from service.decode.params import ModeParams
 from service.engine import (
     BlockEvent,
     Engine,

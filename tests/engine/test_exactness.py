@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.decode.params import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
+from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.engine import Completion, Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from tests.engine.helpers import (

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from service.decode.params import Speculative, Static
+from service.decode.modes import Speculative, Static
 from service.decode.registry import make_params
 from service.engine import Completion, Engine, EngineConfig, GenerationRequest, Parts
 from service.engine.drafting.costs import StepCosts

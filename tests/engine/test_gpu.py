@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from service.decode.params import Direct, Dynamic, Remask, Speculative, Static
+from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
 from service.decode.registry import make_params
 from service.demo import CHECKPOINT
 from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams

@@ -7,10 +7,8 @@ import random
 
 import pytest
 
-from service.decode import registry
 from service.decode.block import Canvas
-from service.decode.direct import direct
-from service.decode.params import Direct, Static
+from service.decode.modes import Direct, Static
 from service.decode.policy import Decoding
 from service.engine import BlockEvent, Engine, EngineWorker, GenerationRequest, StepReport
 from service.errors import DecodingFailed
@@ -40,7 +38,7 @@ def faulty(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         begun.append(canvas)
         if moment == MOMENTS[0]:
             raise Fault("a prompt may stand here")
-        decoding = direct(canvas, params)
+        decoding = decode(params, canvas)
         query = next(decoding)
         while True:
             readings = yield query
@@ -52,7 +50,8 @@ def faulty(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
             except StopIteration:
                 return
 
-    monkeypatch.setitem(registry.POLICIES, Direct, policy)
+    decode = Direct.decode
+    monkeypatch.setattr(Direct, "decode", lambda params, canvas: policy(canvas, params))
 
 
 def bad(name: str) -> GenerationRequest:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from service.decode.params import Speculative, Static
+from service.decode.modes import Speculative, Static
 from service.engine import Engine, EngineConfig
 from service.engine.drafting.pricing import Pricing
 from service.engine.kv_cache import PagePool

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.decode.params import Direct, ModeParams, Remask, Speculative, Static
+from service.decode.modes import Direct, Remask, Speculative, Static
+from service.decode.params import ModeParams
 from service.engine import Completion, Engine, EngineConfig, GenerationRequest, Parts
 from service.model import Checkpoint
 from tests.engine.helpers import (

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = """
 import sys
-from service.decode.params import Speculative
+from service.decode.modes import Speculative
 from service.engine import Engine, GenerationRequest, SamplingParams
 from service.model import load_checkpoint
 engine = Engine(load_checkpoint("tests/golden/sdar-mrp-random-a"))

@@ -11,7 +11,7 @@ from contextlib import aclosing
 
 import pytest
 
-from service.decode.params import Dynamic, Speculative
+from service.decode.modes import Dynamic, Speculative
 from service.engine import BlockEvent, Engine, EngineConfig, EngineWorker, GenerationRequest
 from service.errors import EngineFailed, InvalidRequest, MrpServeError, QueueFull, ReplicaStopping
 from service.model import Checkpoint

@@ -11,7 +11,7 @@ import pytest
 
 from service import arrival
 from service.arrival import Arrival
-from service.decode.params import Static
+from service.decode.modes import Static
 from service.engine.request import SamplingParams, Stats
 from service.errors import (
     DeadlineExceeded,

@@ -3,111 +3,24 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from service.errors import SettingsError
 from service.model import parse_config
 from service.model.attention import PagedCache, attention_for, eager, parts, registry
 from service.model.attention.cache import NUM_SPARE
-from service.model.attention.eager import EagerForward
 from service.model.attention.shared import SharedBatch
 from service.model.attention.single import SingleBatch
 from service.model.attention.units import Limits, Unit, batches, units
-from tests.reference import block_causal_mask, dense_attention
+from tests.model.attention_world import Kind, Shape, World, place
 from tests.tiny import tiny_config
 
 DIM = 8
-QKV = tuple[Tensor, Tensor, Tensor]
 HEADS = [(1, 1), (4, 4), (4, 2), (6, 2), (4, 1)]
-
-
-@dataclass(frozen=True, eq=False)
-class Place:
-    """A row, its queries, keys and values, and what attention by its definition gives, `[L, heads * D]`."""
-
-    pages: Sequence[int]
-    index: int
-    keeps: bool
-    qkv: QKV = field(repr=False)
-    wanted: Tensor = field(repr=False)
-
-
-def place(pages: Sequence[int], index: int, *, keeps: bool) -> Place:
-    """A row of which only its place matters."""
-    return Place(pages, index, keeps, (torch.empty(0),) * 3, torch.empty(0))
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A sequence: blocks written before the forward, final blocks that are rows of it, and states behind them."""
-
-    before: int
-    final: int
-    states: int
-
-
-class World:
-    """A cache full of NaN but for what is written, and the rows of some sequences."""
-
-    def __init__(self, size: int, heads: tuple[int, int], shapes: Sequence[Shape], seed: int) -> None:
-        self.size, self.heads = size, heads
-        self.generator = torch.Generator().manual_seed(seed)
-        config = parse_config(
-            tiny_config(block_size=size, num_attention_heads=heads[0], num_key_value_heads=heads[1], head_dim=DIM)
-        )
-        total = sum(shape.before + shape.final + 1 for shape in shapes)
-        self.cache = PagedCache(config, total, torch.device("cpu"), torch.float64)
-        self.cache.keys.fill_(torch.nan)  # a row that reads what nobody has written for it is spoilt
-        self.cache.values.fill_(torch.nan)
-        free = torch.randperm(total, generator=self.generator).tolist()
-        self.sequences = [self.rows(shape, free) for shape in shapes]
-
-    def rows(self, shape: Shape, free: list[int]) -> list[Place]:
-        """The rows of a sequence; what lies before them is written at once."""
-        num_final = shape.before + shape.final
-        pages = [free.pop() for _ in range(num_final + 1)]
-        blocks = [self.block() for _ in range(num_final)]
-        for page, (_, k, v) in zip(pages, blocks[: shape.before], strict=False):
-            self.cache.keys[1, page], self.cache.values[1, page] = k, v
-        rows = [
-            Place(pages, index, True, blocks[index], self.dense(blocks[: index + 1]))
-            for index in range(shape.before, num_final)
-        ]
-        for _ in range(shape.states):
-            state = self.block()
-            rows.append(Place(pages, num_final, False, state, self.dense([*blocks, state])))
-        return rows
-
-    def block(self) -> QKV:
-        heads, kv_heads = self.heads
-        shapes = ((self.size, heads, DIM), (self.size, kv_heads, DIM), (self.size, kv_heads, DIM))
-        q, k, v = (torch.randn(shape, generator=self.generator, dtype=torch.float64) for shape in shapes)
-        return q, k, v
-
-    def dense(self, blocks: Sequence[QKV]) -> Tensor:
-        """Attention of the last block over all of them."""
-        q, k, v = (torch.cat([block[part] for block in blocks])[None] for part in range(3))
-        return dense_attention(block_causal_mask(q.shape[1], self.size))(0, q, k, v)[0, -self.size :]
-
-    def check(self, rows: Sequence[Place], width: int | None = None) -> EagerForward:
-        """Computes the rows in one forward and compares each; that prepared it."""
-        forward = attention_for(self.cache).prepare(rows, width)
-        assert sorted(forward.order) == list(range(len(rows)))
-        ordered = [rows[number] for number in forward.order]
-        # The layers' tensors are views of one projection.
-        q, k, v = torch.cat([torch.stack([row.qkv[part] for row in ordered]) for part in range(3)], 2).split(
-            (self.heads[0], self.heads[1], self.heads[1]), 2
-        )
-        out = forward(1, q, k, v)
-        torch.testing.assert_close(out, torch.stack([row.wanted for row in ordered]), rtol=0, atol=1e-10)
-        return forward
 
 
 shapes = st.builds(Shape, st.integers(0, 9), st.integers(0, 7), st.integers(0, 4)).filter(
@@ -128,15 +41,15 @@ def test_rows_see_their_own_sequence_as_in_dense_attention(
     size: int, heads: tuple[int, int], of: list[Shape], limits: tuple[int, int], spare: int, seed: int
 ) -> None:
     """However rows are shared, batched and cut into forwards, and however few spare pages there are."""
-    world, rng = World(size, heads, of, seed), random.Random(seed)
+    world, rng = World(Kind(size, heads), of, seed), random.Random(seed)
     world.cache.spare = world.cache.spare[: rng.choice([spare, rng.randint(0, 3)])]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(eager, "_TILE", limits[0] * size)
         patch.setattr(eager, "_WASTE", {"cpu": limits[1] * size})
-        rows = [row for sequence in world.sequences for row in sequence]
+        rows = world.all_rows
         while rows:  # halves and any other parts in order find what those before them wrote
             count = rng.choice([len(rows), rng.randint(1, len(rows))])
-            world.check(rows[:count])
+            world.check(attention_for(world.cache), rows[:count])
             del rows[:count]
 
 
@@ -145,10 +58,10 @@ def test_rows_see_their_own_sequence_as_in_dense_attention(
 def test_with_a_width_every_row_is_computed_in_one_shape(
     size: int, heads: tuple[int, int], of: list[Shape], seed: int
 ) -> None:
-    world = World(size, heads, of, seed)
-    rows = [row for sequence in world.sequences for row in sequence]
+    world = World(Kind(size, heads), of, seed)
+    rows = world.all_rows
     width = max(row.index for row in rows) + 1 + seed
-    forward = world.check(rows, width)
+    forward, _ = world.check(attention_for(world.cache), rows, width)
     assert list(forward.order) == list(range(len(rows)))
     (batch,) = forward._batches
     assert isinstance(batch, SingleBatch)
@@ -283,6 +196,23 @@ def test_memory_of_a_page() -> None:
 
 def test_an_unknown_implementation_says_which_there_are() -> None:
     cache = PagedCache(parse_config(tiny_config()), 1, torch.device("cpu"), torch.float32)
-    with pytest.raises(SettingsError, match="attention is 'flash', allowed are eager"):
+    with pytest.raises(SettingsError, match="attention is 'flash', allowed are auto, eager, triton"):
         attention_for(cache, "flash")
-    assert sorted(registry.IMPLEMENTATIONS) == ["eager"]
+    assert sorted(registry.IMPLEMENTATIONS) == ["eager", "triton"]
+
+
+def test_auto_on_a_cpu_is_eager() -> None:
+    cache = PagedCache(parse_config(tiny_config()), 1, torch.device("cpu"), torch.float32)
+    assert isinstance(attention_for(cache), eager.EagerAttention)
+
+
+@pytest.mark.parametrize(
+    ("installed", "message"),
+    [(False, "the package triton is not installed here"), (True, "its kernels need a CUDA device, not cpu")],
+)
+def test_triton_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch, installed: bool, message: str) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(registry, "find_spec", lambda _: object() if installed else None)
+    cache = PagedCache(parse_config(tiny_config()), 1, torch.device("cpu"), torch.float32)
+    with pytest.raises(SettingsError, match=f"attention is 'triton', but {message}.*; auto and eager work here"):
+        attention_for(cache, "triton")

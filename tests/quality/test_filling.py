@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from service.decode.block import Pick, Step
 from service.quality.filling import Answer, Cell, Moment, at, moments
 
@@ -17,7 +19,7 @@ STEPS = (
         Step("denoise", (Pick(2, 29, 0.9),)),
     ),
 )
-ANSWER = Answer("made up", STEPS, 4, 1)
+ANSWER = Answer("made up", STEPS, 4, 1, 7)
 
 
 def written(moment: Moment) -> list[str]:
@@ -46,3 +48,9 @@ def test_answers_are_shown_at_the_same_number_of_forwards() -> None:
     assert [film.index(at(film, forwards)) for forwards in range(5)] == [0, 1, 3, 4, 6]
     assert [film.index(at(film, forwards, drafted=True)) for forwards in range(5)] == [0, 2, 3, 5, 6]
     assert at(film, 9) is film[-1]
+
+
+def test_what_was_revealed_behind_the_end_is_not_shown() -> None:
+    film = moments(replace(ANSWER, length=6), str)
+    assert [written(moment)[1] for moment in film[4:]] == ["n20 n21 n22 m", "o20 o21 m m", "o20 o21 n29 m"]
+    assert film[-1].fixed == 6

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from service.decode.params import Speculative
+from service.decode.modes import Speculative
 from service.errors import CheckpointError, QualityNotAvailable
 from service.model import ModelConfig, parse_config, read_config
 from service.quality.identity import identity_of, weights_fingerprint

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from service.decode.params import Remask, Speculative, Static
+from service.decode.modes import Remask, Speculative, Static
 from service.errors import CheckpointError
 from service.quality.schema import Plan, read_quality, write_quality
 from tests.quality.made_up import made_up_file
@@ -57,7 +57,7 @@ def broken(change: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]]
         (broken(lambda file: file["presets"]["fast"]["knobs"].update(speed=1)), "does not use speed"),
         (broken(lambda file: file["presets"]["fast"]["knobs"].update(threshold=2)), "threshold is 2"),
         (broken(lambda file: file["rows"][0].update(accuracy=1.5)), "rows.0.accuracy"),
-        (broken(lambda file: file["rows"][0]["speed"].pop()), "has not the concurrencies [1, 16]"),
+        (broken(lambda file: file["rows"][0]["speed"].pop()), "lacks some of the concurrencies [1, 16]"),
         (broken(lambda file: file["measured"].update(chosen_at=4)), "chosen_at is 4, measured were [1, 16]"),
         (broken(lambda file: file.update(more=1)), "more: Extra inputs are not permitted"),
         (lambda file: [file], "the file: Input should be an object"),

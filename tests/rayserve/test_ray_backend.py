@@ -13,7 +13,7 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from service.arrival import Arrival
-from service.decode.params import Static
+from service.decode.modes import Static
 from service.engine.request import SamplingParams, Stats
 from service.errors import Asleep, DeadlineExceeded, EngineFailed, MrpServeError, NotReady, QueueFull, ReplicaLost
 from service.rayserve import ray_backend, serve_state
@@ -250,7 +250,7 @@ async def test_the_time_limit_counts_from_the_arrival(monkeypatch: pytest.Monkey
     """A continued request has no more time than its first attempt had."""
     monkeypatch.setattr(ray_backend, "_GRACE_S", 0.0)
     begun = replace(work(60.0), arrived=Arrival.ago(61.0), resume=Resume((1,), 1))
-    with pytest.raises(DeadlineExceeded, match="no replica went on by then"):
+    with pytest.raises(DeadlineExceeded, match="no replica continued in time"):
         await anext(backend(Handle(None)).stream(begun))
 
 

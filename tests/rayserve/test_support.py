@@ -83,5 +83,5 @@ def test_another_ray_routes_by_load_and_says_why(
     router = generator._bound_deployment._deployment_config.request_router_config
     assert router.is_default_request_router()
     [record] = caplog.records
-    assert record.getMessage().startswith("requests are routed by load, as with routing: load. Ray ")
+    assert record.getMessage().startswith("requests are routed by load, as with `routing: load`. Ray ")
     assert named in record.getMessage()

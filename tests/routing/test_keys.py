@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.arrival import Arrival
-from service.decode.params import Static
+from service.decode.modes import Static
 from service.engine.request import SamplingParams
 from service.routing.keys import PrefixKeys, boundaries, prefix_keys
 from service.wire import Work

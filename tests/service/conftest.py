@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from service.routing.loads import _SAID_S
-from tests.service.reading import until
+from tests.service.reading import eventually, sample, until
 from tests.service.running import Service, Services
 
 _HERE = Path(__file__).parent
@@ -61,10 +61,11 @@ def calm(house: Service) -> None:
 
 @pytest.fixture
 def visitor(house: Service) -> Iterator[httpx.Client]:
-    """A client of that house, in which everybody is well."""
+    """A client of that house, in which both replicas are well and have nothing to do."""
     limits = httpx.Limits(max_connections=64)
     with httpx.Client(base_url=house.url, timeout=120, limits=limits) as opened:
         until(opened, 200, replicas=2)
+        eventually(lambda: sample(opened, "num_requests_running") == 0, "requests of the last test go on")
         yield opened
 
 

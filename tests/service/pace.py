@@ -6,6 +6,8 @@ Beside it each replica leaves a file with its name, for its process.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 #: the environment's name of that file, and what it says when no forward is to be begun
@@ -25,6 +27,14 @@ class Pace:
     def slow(self, seconds: float) -> None:
         """So much longer."""
         self._say(str(seconds))
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """In the end forwards take as long as they take. Else a failed test would wait for answers that never come."""
+        try:
+            yield
+        finally:
+            self.full()
 
     def hold(self) -> None:
         """No forward is begun, and no replica comes up."""

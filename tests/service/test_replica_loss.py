@@ -49,7 +49,7 @@ def hit_one_of_two(client: httpx.Client, house: Service, number: int, expected: 
     before = failovers(client)
     house.pace.slow(SLOW)
     streams = [Streamed(client, request) for request in REQUESTS]
-    with ThreadPoolExecutor(16) as pool:
+    with ThreadPoolExecutor(16) as pool, house.pace.released():
         streamed = [pool.submit(stream.read) for stream in streams]
         unary = [pool.submit(whole, client, request) for request in REQUESTS]
         assert all(stream.began.wait(60) for stream in streams)
@@ -87,7 +87,7 @@ def test_all_replicas_die_and_a_stream_goes_on_with_the_next(
     answer, before = undisturbed(visitor, expected, request), failovers(visitor)
     house.pace.slow(SLOW)
     stream = Streamed(visitor, request)
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(1) as pool, house.pace.released():
         streamed = pool.submit(stream.read)
         assert stream.began.wait(60)
         house.pace.hold()  # no replica comes up meanwhile either
@@ -122,7 +122,7 @@ def test_a_dead_ingress_takes_its_own_connections_with_it_and_no_others(visitor:
     eventually(lambda: len(by_holder(visitor, "queue_blocks_left")) == 2, "two ingresses never came")
     house.pace.slow(SLOW)
     streams, reading = list[Streamed](), []
-    with ThreadPoolExecutor(32) as pool:
+    with ThreadPoolExecutor(32) as pool, house.pace.released():
         while not streams or not all(by_holder(visitor, "queue_blocks_left").values()):
             assert len(streams) < 32, "all requests come to one ingress"
             streams += [Streamed(visitor, {**LONG, "mode": "static"}) for _ in range(4)]

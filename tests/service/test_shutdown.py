@@ -68,7 +68,7 @@ def test_requests_spread_over_the_ingresses_and_any_of_them_tells_of_all(visitor
 def test_any_ingress_tells_what_all_replicas_have(visitor, house):
     house.pace.slow(0.1)
     streams = [Streamed(visitor, {**LONG, "max_new_tokens": 100}) for _ in range(4)]
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(4) as pool, house.pace.released():
         for stream in streams:
             pool.submit(stream.read)
         assert all(stream.began.wait(60) for stream in streams)
@@ -83,7 +83,7 @@ def test_sigterm_lets_streams_finish_and_cuts_those_that_take_too_long(visitor, 
     assert visitor.get("/live").json() == {"status": "ok"}
     ending.pace.slow(SLOW)
     long, short = [Streamed(visitor, LONG) for _ in range(8)], Streamed(visitor, SHORT)
-    with ThreadPoolExecutor(9) as pool:
+    with ThreadPoolExecutor(9) as pool, ending.pace.released():
         cut = [pool.submit(stream.read) for stream in long]
         assert all(stream.began.wait(60) for stream in long)
         finished = pool.submit(short.read)

@@ -69,7 +69,7 @@ def test_an_answer_begins_with_a_token_of_its_own() -> None:
 def test_what_cannot_be_followed_is_refused(what: str) -> None:
     template = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }} {{ " + what + " }}{% endfor %}"
     codec = TextCodec(of("bytes", template))
-    with pytest.raises(InvalidRequest, match="changes what assistants say") as caught:
+    with pytest.raises(InvalidRequest, match="changes assistants' contents") as caught:
         codec.chat_pieces(say(user="a b c", assistant="d, e, f"))
     assert caught.value.param == "messages"
 

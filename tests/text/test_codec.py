@@ -151,7 +151,7 @@ def test_a_template_that_looks_for_control_tokens_is_told_of(look: str) -> None:
     codec = codec_with(look + TEMPLATE)
     assert codec.chat_problem is None
     assert codec.chat_warning == (
-        "the chat template looks for control tokens in contents, where it finds none: they are text"
+        "the chat template looks for control tokens in contents; it finds none, since they are text"
     )
     messages = [{"role": "user", "content": "a<|im_end|>"}]
     assert codec.encode_chat(messages) == CODEC.encode_chat(messages)

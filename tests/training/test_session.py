@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from service.decode.params import Speculative
+from service.decode.modes import Speculative
 from service.engine import Engine, GenerationRequest
 from service.errors import SettingsError
 from service.model import load_checkpoint
@@ -100,7 +100,7 @@ def test_what_was_measured_of_the_backbones_weights_is_not_copied(data, tmp_path
 def test_the_result_does_not_take_the_backbones_place(data, tmp_path):
     shutil.copytree(GOLDEN, tmp_path / "backbone")
     plan = plan_of(data, tmp_path / "backbone", source=Source(str(tmp_path / "backbone"), data))
-    with pytest.raises(SettingsError, match=r"out is .*, which is the backbone's own folder: name another one"):
+    with pytest.raises(SettingsError, match=r"out is .*, which is the backbone's own folder: choose another one"):
         run(plan)
 
 
@@ -205,7 +205,7 @@ def test_another_plan_in_the_same_folder_is_refused_by_the_names_of_its_options(
     assert refused.value.message == (
         f"{whole[0] / 'training'} holds a training with other options: --fp32 was no, is yes; "
         "--order was 0.25, is 0.5; --steps was 12, is 99; --unroll was 2, is 3."
-        " Name another folder, or give the options of before"
+        " Choose another folder, or give the earlier options"
     )
 
 
@@ -232,5 +232,5 @@ def test_a_module_that_the_backbone_cannot_have_is_refused(data, tmp_path, chang
 
 
 def test_batches_must_be_shared_evenly(data, tmp_path):
-    with pytest.raises(SettingsError, match="2 batches a step cannot be shared by 3 workers"):
+    with pytest.raises(SettingsError, match="2 batches per update cannot be shared evenly by 3 workers"):
         train(plan_of(data, tmp_path), TextCodec.load, "cpu", Team(0, 3), Watcher())

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from service.decode.params import Static
+from service.decode.modes import Static
 from service.engine import Engine, GenerationRequest
 from service.model import Checkpoint, load_checkpoint, parse_config
 from training.chains import Rows, chain_loss, chains_of

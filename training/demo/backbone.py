@@ -1,8 +1,8 @@
 """Trains an SDAR backbone on block-wise masked answers.
 
-Each example gives two noisy copies with complementary masks, so every answer token is a target once.
-The tail behind the end token is always masked and taught to be unsure (uniform): a decoder that
-reveals the surest position first then never spends a forward on it before the answer is complete.
+Each example gives two noisy copies with complementary masks, so every answer token is a target once. The tail after
+the end token is always masked, and its target is the uniform distribution. A decoder that reveals the most confident
+position first then spends no forward on the tail before the answer is complete.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _LOG_EVERY = 100
 def new_backbone(config: ModelConfig) -> Sdar:
     """A backbone with fresh weights.
 
-    Embeddings start large and every layer's output at zero: a token's identity is not drowned by
-    random layers, and copying from the prompt is learnt in 500 steps (3,500 did not do without).
+    Embeddings start large and every layer's output starts at zero, so random layers do not hide a token's identity.
+    With this, the model learns to copy from the prompt in 500 steps; without it, 3,500 steps were not enough.
     """
     backbone = Sdar(config)
     for name, parameter in backbone.named_parameters():
@@ -44,7 +44,7 @@ def new_backbone(config: ModelConfig) -> Sdar:
 
 
 def complementary_masks(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Two masks over the answer, together all of it; and each position's noise rate. Both `[2, B, N]`."""
+    """Two complementary masks of the answer, and each position's noise rate, both `[2, B, N]`."""
     rows, layout = len(batch.tokens), batch.layout
     rate = torch.rand(rows, layout.blocks).repeat_interleave(layout.block, 1)
     first = torch.rand(rows, layout.noisy) < rate
@@ -71,7 +71,7 @@ def backbone_loss(backbone: Sdar, batch: Batch) -> Tensor:
 def train_backbone(
     backbone: Sdar, batches: Batches, clock: Clock, save: Callable[[Sdar], None], save_every: int = 500
 ) -> None:
-    """Trains until the clock is over; `save` is called now and then."""
+    """Trains until the clock is over. Calls `save` every `save_every` updates."""
     optimiser = Optimiser(backbone.named_parameters(), RATE)
     total = torch.zeros(())
     for batch in batches:

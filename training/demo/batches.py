@@ -1,4 +1,4 @@
-"""The demo's training examples as batches: bucketed by their number of blocks, so no row is padded."""
+"""The demo's training examples as batches. The rows of a batch have the same number of blocks, so none is padded."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from training.demo.text import PROMPT, WINDOW, Windows
 from training.demo.tokenizer import END, MASK, PAD, control, encode_prompt
 from training.layout import Layout
 
-#: Of all examples, how many are windows of text.
+#: the share of examples that are windows of text
 TEXT_SHARE = 0.35
 _DRAWN_AT_ONCE = 8192
 
 
 class Batches:
-    """An endless, seeded stream of batches of fresh training examples: tasks, and windows of text if given."""
+    """An endless, seeded stream of batches of new training examples: tasks, and windows of text if given."""
 
     def __init__(self, tokenizer: Tokenizer, block: int, size: int, seed: int, text: Windows | None = None) -> None:
         self._tokenizer = tokenizer
@@ -55,7 +55,7 @@ class Batches:
         return batches
 
     def collate(self, rows: list[tuple[list[int], int]]) -> Batch:
-        """rows: tokens and prompt length, all of one number of blocks, answer and prompt alike."""
+        """A batch of `rows`: tokens and prompt length. All rows have equal numbers of prompt and answer blocks."""
         tokens, prompt = rows[0]
         layout = Layout(-(-len(tokens) // self._block) * self._block, prompt // self._block * self._block, self._block)
         return collate(rows, layout, control(self._tokenizer, PAD), control(self._tokenizer, MASK))

@@ -1,4 +1,4 @@
-"""What docs/training.md measures beside `train-mrp`: the demo's tasks as a file, and MRP as the published loops use it.
+"""The experiments of dev/lab/training-log.md: the demo's tasks as a file, and MRP as the published loops use it.
 
 `python -m training.demo.experiments tasks FILE --count N` and `… published CHECKPOINT FILE`.
 """
@@ -29,15 +29,15 @@ _DRAFTS = 4
 
 
 class WithoutPrefix(Rows):
-    """MRP whose layers see the block alone, as the published speculative and remask loops have it."""
+    """MRP whose layers read only the block, as in the published speculative and remask loops."""
 
     def reads(self, layout: Layout, copies: int) -> Tensor:
-        """Nothing."""
+        """No position of the clean part."""
         return torch.zeros_like(layout.reads(copies))
 
 
 class DemoCodec:
-    """The demo's tokenizer and chat template, without the libraries of the service."""
+    """The demo's tokenizer and chat template without the libraries of the service."""
 
     def __init__(self, folder: str) -> None:
         self._tokenizer: Tokenizer = Tokenizer.from_file(str(Path(folder) / "tokenizer.json"))
@@ -49,7 +49,7 @@ class DemoCodec:
     def chat_pieces(
         self, messages: Sequence[Mapping[str, str]], *, answer: bool = True
     ) -> list[tuple[list[int], int | None]]:
-        """As the service's codec."""
+        """As `chat_pieces` of the service's codec."""
         pieces: list[tuple[list[int], int | None]] = []
         for number, message in enumerate(messages):
             before, after = (ASSISTANT, [END]) if message["role"] == "assistant" else (USER, [])
@@ -60,7 +60,7 @@ class DemoCodec:
 
 
 def write_tasks(file: Path, count: int) -> None:
-    """Conversations from the training side of the demo's tasks."""
+    """Writes conversations from the training side of the demo's tasks."""
     rng = random.Random(7)
     with file.open("w", encoding="utf-8") as out:
         for example in (tasks.draw(rng) for _ in range(count)):
@@ -69,10 +69,10 @@ def write_tasks(file: Path, count: int) -> None:
 
 
 def compare_published(name: str, file: Path, codec: Codec, batches: int) -> None:
-    """Prints held-out measures of zero, and of MRP without and with what the published loops leave out.
+    """Prints held-out scores of zero, and of MRP without and with the parts that the published loops leave out.
 
-    They call it without its prefix context, and make the first draft of later rounds from logits that predate the
-    last pick.
+    The published loops call MRP without its prefix. They make the first draft of later rounds from logits that are
+    older than the last pick.
     """
     checkpoint = load_checkpoint(name)
     config = checkpoint.config
@@ -96,12 +96,12 @@ def compare_published(name: str, file: Path, codec: Codec, batches: int) -> None
 
 
 def main() -> None:
-    """Reads the command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["tasks", "published"])
     parser.add_argument("names", nargs="+", help="tasks: FILE; published: CHECKPOINT FILE")
     parser.add_argument("--count", type=int, default=8000, help="tasks to write")
-    parser.add_argument("--batches", type=int, default=8, help="batches to judge")
+    parser.add_argument("--batches", type=int, default=8, help="batches to evaluate")
     given = parser.parse_args()
     if given.what == "tasks":
         write_tasks(Path(given.names[0]), given.count)

@@ -1,9 +1,9 @@
-"""The demo's way of training an MRP module: on the frozen backbone's own static decodes.
+"""Trains the demo's MRP module on static decodes of the frozen backbone.
 
-Phases: one application of MRP, then two and more in a row (each from the state one pick later, the
-anchor passed on), the later ones with an order loss, so that drafts come in the backbone's order.
-Beside it a revision loss for `remask`: of picks made in parallel, what would the backbone say of one
-of them with the others in place?
+In the first phase MRP is applied once, later twice and more in a row. Each application reads the state one pick later
+and passes its anchor on. The later phases have an order loss, so that drafts come in the backbone's order. A revision
+loss trains MRP for `remask`: it compares picks that were made in parallel with the backbone's opinion of each one when
+the others are in place.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PHASES = (
 def train_mrp(
     models: tuple[Sdar, Mrp], batches: Batches, clock: Clock, save: Callable[[Sdar, Mrp], None], end_id: int
 ) -> None:
-    """Trains until the clock is over; `save` is called now and then."""
+    """Trains until the clock is over. Calls `save` from time to time."""
     trainer = Trainer(Teacher(models, Objective(PHASES), end_id), Optimiser(models[1].named_parameters(), RATE))
     logged = torch.zeros(2)
 

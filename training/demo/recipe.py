@@ -1,8 +1,8 @@
 """The whole recipe of the demo checkpoint: `python -m training.demo.recipe --out DIR`.
 
-Stages: tokenizer, backbone, MRP. Each keeps its checkpoint and its clock in DIR, so a run that was cut
-short goes on where it was (with fresh optimiser state). The result stands in DIR/demo. Best run with
-GLIBC_TUNABLES=glibc.malloc.hugetlb=1 in the environment.
+The stages are tokenizer, backbone and MRP. Each stage keeps its checkpoint and its clock in DIR, so an interrupted run
+resumes there (with new optimiser state). The result is in DIR/demo. The environment variable
+GLIBC_TUNABLES=glibc.malloc.hugetlb=1 makes it faster.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HIDDEN = {"hidden_size": 128, "head_dim": 32, "intermediate_size": 384}
 
 @dataclass(frozen=True, slots=True)
 class RecipeConfig:
-    """What one run was asked for. `minutes`: of both trainings; `mrp_share`: MRP's part of them."""
+    """The configuration of one run. `minutes`: of both trainings together. `mrp_share`: MRP's share of them."""
 
     out: Path
     minutes: float
@@ -77,7 +77,7 @@ def shape(tokenizer: Tokenizer, mrp_layers: int = 0) -> dict[str, Any]:
 
 
 class Stage:
-    """A stage's folder: its weights so far and the seconds it has had."""
+    """The folder of a stage: its weights so far, and the seconds that it has used."""
 
     def __init__(self, folder: Path, raw: dict[str, Any], minutes: float) -> None:
         self._folder = folder
@@ -94,9 +94,9 @@ class Stage:
 
 
 def backbone_stage(plan: RecipeConfig, tokenizer: Tokenizer) -> Sdar:
-    """A trained backbone, from the stage's folder where it is finished already.
+    """The trained backbone, loaded from the stage's folder if the stage is finished.
 
-    Its weights are rounded to half precision, so that MRP learns from exactly what will be served.
+    Its weights are rounded to half precision, so that MRP learns from the weights that will be served.
     """
     raw, folder = shape(tokenizer), plan.out / "backbone"
     stage = Stage(folder, raw, plan.minutes * (1 - plan.mrp_share))
@@ -112,7 +112,7 @@ def backbone_stage(plan: RecipeConfig, tokenizer: Tokenizer) -> Sdar:
 
 
 def mrp_stage(plan: RecipeConfig, tokenizer: Tokenizer, backbone: Sdar) -> Mrp:
-    """A trained MRP module for this backbone, from the stage's folder where it is finished already."""
+    """The trained MRP module for this backbone, loaded from the stage's folder if the stage is finished."""
     raw, folder = shape(tokenizer, plan.mrp_layers), plan.out / "mrp"
     stage = Stage(folder, raw, plan.minutes * plan.mrp_share)
     mrp = new_mrp(parse_config(raw), backbone)
@@ -143,7 +143,7 @@ def tokenizer_stage(plan: RecipeConfig) -> Tokenizer:
 
 
 def run(plan: RecipeConfig) -> None:
-    """All stages."""
+    """Runs all stages."""
     torch.manual_seed(plan.seed)
     tokenizer = tokenizer_stage(plan)
     backbone = backbone_stage(plan, tokenizer)
@@ -153,12 +153,12 @@ def run(plan: RecipeConfig) -> None:
 
 
 def main() -> None:
-    """Reads the command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for checkpoints and the result")
     parser.add_argument("--minutes", type=float, default=58.0, help="training time of all stages together")
     parser.add_argument(
-        "--mrp-share", type=float, default=MRP_SHARE, help="of the minutes; the backbone has the others"
+        "--mrp-share", type=float, default=MRP_SHARE, help="MRP's share of the minutes; the rest is for the backbone"
     )
     parser.add_argument("--mrp-layers", type=int, default=MRP_LAYERS)
     parser.add_argument("--threads", type=int, default=2)

@@ -1,8 +1,7 @@
 """Draws problems and their worked answers from the demo's grammar.
 
-Every answer draws its phrasing afresh: what follows then has to agree with what was drawn, which is
-what a parallel decoder gets wrong. Whether a problem may be trained on is decided by
-`service.demo.is_heldout`. Knows no tokens.
+Every answer draws a new phrasing, and the rest of the answer must agree with it. A parallel decoder makes errors just
+there. `service.demo.is_heldout` decides whether a problem may be used in training.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from pathlib import Path
 from service.demo import grammar, is_heldout
 
 CODE_SHARE = 0.25
-#: of stories with one, two and three events
+#: shares of stories with one, two and three events
 STEP_SHARES = (0.3, 0.4, 0.3)
 REUSE_SHARE = 0.4
 

@@ -2,8 +2,8 @@
 
 `python -m training.demo.text --out FILE` writes beginnings of held-out passages, for `mrp-serve eval --text FILE`.
 
-It lies on every machine that can run the recipe. Whole files are held out, by a hash of their names. Knows
-no model. The corpus is that of the running Python, so another minor version trains on slightly other text.
+Every machine that can run the recipe has these sources. Whole files are held out, by a hash of their names. The corpus
+is that of the running Python, so another minor version trains on slightly different text.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def library_files(*, heldout: bool) -> Iterator[str]:
 
 
 def is_heldout(name: str) -> bool:
-    """Whether a file is kept out of training (about one in ten)."""
+    """Whether a file is held out of training (about one in ten)."""
     return hashlib.sha256(name.encode()).digest()[0] < _HELDOUT_OF_256
 
 
 class Windows:
-    """Windows of `WINDOW` tokens of running text, drawn at random places of files that are long enough."""
+    """Draws windows of `WINDOW` tokens of text, at random places of files that are long enough."""
 
     def __init__(self, tokenizer: Tokenizer, texts: Iterable[str]) -> None:
         encoded = (encode_text(tokenizer, text) for text in texts)
@@ -51,14 +51,14 @@ class Windows:
         self._lengths = [len(tokens) for tokens in self._files]
 
     def draw(self, rng: random.Random) -> list[int]:
-        """One window; long files are drawn more often."""
+        """Draws one window. Long files are drawn more often."""
         tokens = rng.choices(self._files, self._lengths)[0]
         start = rng.randrange(len(tokens) - WINDOW + 1)
         return tokens[start : start + WINDOW]
 
 
 def passages(count: int, seed: int, texts: Iterable[str]) -> list[str]:
-    """Beginnings of passages, `PROMPT` characters times four, each from a random line of a random text."""
+    """Beginnings of passages of 4 * `PROMPT` characters, each from a random line of a random text."""
     rng, length, written = random.Random(seed), 4 * PROMPT, [text for text in texts if len(text) > _LEAST_TEXT]
     weights, drawn = [len(text) for text in written], list[str]()
     while len(drawn) < count:
@@ -69,7 +69,7 @@ def passages(count: int, seed: int, texts: Iterable[str]) -> list[str]:
 
 
 def main() -> None:
-    """Reads the command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="JSON lines with `prompt`")
     parser.add_argument("--count", type=int, default=300)

@@ -1,7 +1,7 @@
-"""The demo's tokenizer: byte-level BPE, digits one by one, control tokens of its own.
+"""The demo's tokenizer: byte-level BPE with single digits and its own control tokens.
 
-Trained on the tasks' text, so that their words are single tokens, and on Python text.
-Saved as tokenizer.json and tokenizer_config.json with a chat template, as transformers reads them.
+It is trained on the tasks' text, so that their words are single tokens, and on Python text. It is saved in the form of
+transformers: tokenizer.json, and tokenizer_config.json with a chat template.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PAD, USER, ASSISTANT, END, MASK = SPECIALS = ("<|pad|>", "<|user|>", "<|assistan
 VOCAB_SIZE = 1024
 MAX_LENGTH = 1024
 
-#: Words with the space before them, single digits, single signs, runs of spaces.
+#: splits text into words with the space before them, single digits, single signs, and runs of spaces
 _SPLIT = r" ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]|\s+(?!\S)|\s+"
 
 CHAT_TEMPLATE = (
@@ -33,7 +33,7 @@ CHAT_TEMPLATE = (
 
 
 def train_tokenizer(seed: int = 0, examples: int = 20000, texts: Iterable[str] = ()) -> Tokenizer:
-    """Learns the vocabulary from the tasks' training side and from other texts."""
+    """Learns the vocabulary from the training side of the tasks and from `texts`."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -72,14 +72,14 @@ def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
 
 
 def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
-    """The tokens of plain text: a control token's name in it is text, not control."""
+    """The tokens of plain text. The name of a control token in it stays text."""
     tokenizer.encode_special_tokens = True
     ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
     return ids
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str) -> list[int]:
-    """One user turn as the chat template writes it, ready for the answer."""
+    """One user turn in the form of the chat template, with the beginning of the answer."""
     return [control(tokenizer, USER), *encode_text(tokenizer, prompt), control(tokenizer, ASSISTANT)]
 
 

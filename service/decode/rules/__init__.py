@@ -1,7 +1,7 @@
-"""Reveal rules, one a file: which picks of a reading are fixed next.
+"""Reveal rules, one per file. A rule chooses the picks of a reading that are revealed next.
 
-A mode may be nothing but a rule (`by_rule.py`); `speculative` gives any rule's output in fewer forwards. A rule sees
-one reading and keeps nothing.
+A mode may consist of a rule only (`RuleParams`). `speculative` gives any rule's output in fewer forwards. A rule sees
+one reading and keeps no state.
 """
 
 from service.decode.rules.above import Above

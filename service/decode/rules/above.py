@@ -11,11 +11,11 @@ from service.decode.policy import Reading
 
 @dataclass(frozen=True, slots=True)
 class Above:
-    """Every pick of confidence > `threshold`; if there is none, the most confident."""
+    """Every pick of confidence > `threshold`. If there is none, the most confident pick."""
 
     needs_entropy: ClassVar[bool] = False
     threshold: float
 
     def __call__(self, reading: Reading) -> tuple[Pick, ...]:
-        """What is revealed after the reading."""
+        """The picks to reveal after the reading."""
         return reading.above(self.threshold)

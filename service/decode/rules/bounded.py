@@ -1,8 +1,8 @@
-"""How many positions may be revealed together: the bound of EB-Sampler (arXiv 2505.24857, section 4).
+"""The number of positions that may be revealed together: the bound of EB-Sampler (arXiv 2505.24857, section 4).
 
-The sum of the positions' entropies less their largest bounds what is lost by drawing them independently. SDAR's
-generate.py (`entropy_bounded`) bounds the whole sum instead, and cannot run: it takes the entropy of the chosen
-tokens' probabilities over the block, and never makes the index that it writes to.
+The sum of the positions' entropies less the largest one bounds the error of drawing the tokens independently. SDAR's
+generate.py (`entropy_bounded`) bounds the whole sum instead, and cannot run. It takes the entropy of the chosen
+tokens' probabilities over the block, and it never makes the index to which it writes.
 """
 
 from __future__ import annotations

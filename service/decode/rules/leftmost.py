@@ -1,7 +1,7 @@
 """The rule of `sequential`: from left to right (`sequential` of SDAR's generate.py, which reveals a fixed number).
 
-With a bound the run goes on as EB-Sampler's (arXiv 2505.24857) would, but in the order of the text: our own
-combination.
+With a bound, further positions are revealed as in EB-Sampler (arXiv 2505.24857), but in the order of the text. This
+combination is our own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from service.decode.rules.bounded import bounded
 
 @dataclass(frozen=True, slots=True)
 class Leftmost:
-    """The `count` leftmost picks, and those that follow as long as `bound` allows; 0: none."""
+    """The `count` leftmost picks, and further ones as long as `bound` (nats) allows. With bound 0 there are none."""
 
     count: int = 1
     bound: float = 0.0
@@ -26,7 +26,7 @@ class Leftmost:
         return self.bound > 0
 
     def __call__(self, reading: Reading) -> tuple[Pick, ...]:
-        """What is revealed after the reading."""
+        """The picks to reveal after the reading."""
         if not self.needs_entropy:
             return reading.picks[: self.count]
         return bounded(reading, reading.picks, self.bound, least=self.count)

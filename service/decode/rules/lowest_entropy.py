@@ -1,4 +1,4 @@
-"""The rule of `entropy`: the positions of lowest entropy, as many as a bound allows (EB-Sampler, arXiv 2505.24857)."""
+"""The rule of `entropy`: as many positions of lowest entropy as a bound allows (EB-Sampler, arXiv 2505.24857)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from service.decode.rules.bounded import bounded
 
 @dataclass(frozen=True, slots=True)
 class LowestEntropy:
-    """The picks of lowest entropy within `bound`; ties go to the lowest position."""
+    """The picks of lowest entropy within `bound` (nats). Ties go to the lowest position."""
 
     needs_entropy: ClassVar[bool] = True
     bound: float
 
     def __call__(self, reading: Reading) -> tuple[Pick, ...]:
-        """What is revealed after the reading."""
+        """The picks to reveal after the reading."""
         ordered = sorted(reading.picks, key=lambda pick: reading.entropies[pick.position])
         return bounded(reading, ordered, self.bound)

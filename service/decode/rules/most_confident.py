@@ -17,5 +17,5 @@ class MostConfident:
     count: int = 1
 
     def __call__(self, reading: Reading) -> tuple[Pick, ...]:
-        """What is revealed after the reading."""
+        """The picks to reveal after the reading."""
         return reading.most_confident(self.count)

@@ -1,1 +1,1 @@
-"""How much to draft: what forwards cost, how often drafts come true, and what pays."""
+"""The choice of drafts for `mrp_steps: "auto"`: costs of forwards, reliability of drafts, prices."""

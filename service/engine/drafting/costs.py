@@ -1,7 +1,6 @@
-"""What a forward costs by its rows and the pages they read: measured once on the engine's own networks.
+"""The cost of a forward by its rows and the pages that they read, measured once on the engine's own networks.
 
-Only ratios of these times are used (`pricing.py`), so a machine that is slowed as a whole changes nothing. Knows rows
-and a runner; no requests, no modes.
+`pricing.py` uses only ratios of these times, so a machine that is slower as a whole makes the same choices.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from service.engine.forward.rows import Row
 from service.engine.forward.runner import RowRunner
 from service.engine.request import SamplingParams
 
-#: blocks before the rows that are measured: some context, as live requests have
+#: blocks before the measured rows: a context, as running requests have
 _PREFIX = 16
 #: Forwards of all sizes take so many turns, of which the last only if there is time left within so many seconds. Of
 #: each size the fastest counts: what else the machine does only ever adds, and the first run of a size is a cold one.
 _TURNS, _BUDGET_S = 3, 0.5
 #: seconds of a turn in which a short forward is repeated
 _SLICE_S = 0.005
-#: Blocks before the rows by which the price of reading is measured, and how many states of one block these rows are.
+#: For the cost of reading pages: the number of blocks before the rows, and the number of states of one block.
 _LONG, _STATES = 256, 8
 #: states of the tree whose drafting is measured
 _DRAFTS = 2
@@ -43,12 +42,12 @@ _TOO_LONG_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Time of a forward over rows: straight lines between (rows, time), ascending, and on beyond the last."""
+    """The time of a forward by its rows: linear between the points (rows, time) and beyond the last one."""
 
     points: tuple[tuple[int, float], ...]
 
     def at(self, rows: float) -> float:
-        """The time at a number of rows, whole or not."""
+        """The time at a number of rows, which may be a fraction."""
         if len(self.points) == 1:
             return self.points[0][1]
         after = min(max(1, bisect_right(self.points, (rows, 0.0))), len(self.points) - 1)
@@ -56,16 +55,16 @@ class Curve:
         return fast + (slow - fast) * (max(rows, self.points[0][0]) - low) / (high - low)
 
     def slope(self, low: float, high: float) -> float:
-        """The time of a row more, on average from `low` to `high`."""
+        """The mean time of one more row, from `low` to `high` rows."""
         return (self.at(high) - self.at(low)) / (high - low)
 
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """Times of the backbone's forwards and of MRP's, None without one, in any unit.
+    """The times of forwards of the backbone and of MRP (None without MRP), in any one unit.
 
-    The rows of the curves read `prefix` pages each. `page`: what a page more costs a row that shares it with other
-    states of its block. `draft`: the time a policy takes to find a state, over and above the forwards.
+    The rows of the curves read `prefix` pages each. `page`: the time of one more page for a row that shares it with
+    other states of its block. `draft`: the time in which a policy finds one state, without forwards.
     """
 
     backbone: Curve
@@ -75,18 +74,18 @@ class StepCosts:
     prefix: int = 0
 
     def reading(self, pages: float) -> float:
-        """What a row that reads so many pages costs more than those of the curves."""
+        """The additional time of a row that reads `pages` pages, compared with the rows of the curves."""
         return self.page * max(0.0, pages - self.prefix)
 
     def behind(self, pages: float) -> StepCosts:
-        """The costs of rows that read so many pages each."""
+        """The costs of rows that read `pages` pages each."""
         more = self.reading(pages)
         backbone = Curve(tuple((rows, seconds + rows * more) for rows, seconds in self.backbone.points))
         return replace(self, backbone=backbone)
 
 
 def lower_hull(times: Sequence[tuple[int, float]]) -> Curve:
-    """The convex curve below the times, by ascending rows: what lies above it was disturbed while it was measured."""
+    """The convex curve below the measured times, by ascending rows. Times above it were disturbed by other work."""
     points: list[tuple[int, float]] = []
     for rows, seconds in times:
         # more rows never take less
@@ -126,7 +125,7 @@ def measure(
 
 
 def _row(runner: RowRunner, prefix: int) -> Row:
-    """A row of masks behind so many pages, or as many as there may be."""
+    """A row of masks after `prefix` pages, or after as many as there are."""
     size = runner.config.block_size
     index = min(prefix, runner.config.max_positions // size - 1)
     pages = [page % runner.num_pages for page in range(index)]
@@ -134,7 +133,7 @@ def _row(runner: RowRunner, prefix: int) -> Row:
 
 
 def _apart(row: Row, count: int) -> list[Row]:
-    """Rows of as many sequences."""
+    """Rows of `count` different sequences."""
     return [replace(row, pages=[*row.pages]) for _ in range(count)]
 
 

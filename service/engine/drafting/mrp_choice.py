@@ -1,7 +1,7 @@
-"""A small bandit over the number of MRP forwards a request's drafts take.
+"""A small bandit over the number of MRP forwards for a request's drafts.
 
-The number is chosen once, when the request is admitted: MRP's own KV is written along with the prompt. The bandit picks
-the number with the best measured gain per cost. One request in 32 tries a neighbouring number. Knows numbers only.
+The number is chosen once, when the request is admitted, since MRP's own KV is written with the prompt. The bandit picks
+the number with the best measured gain per cost. One request in 32 tries a neighbouring number.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from math import log2
 
 from service.engine.drafting.costs import StepCosts
 
-#: What the demo's trees of 4 to 16 states bring (docs/performance.md): log2(1 + states) times this of further steps a
-#: forward, and so many times as much with MRP's forwards.
+#: The gain of the demo's trees of 4 to 16 states (dev/lab/performance-log.md): _GAIN * log2(1 + states) more steps
+#: per forward, times the factor for the number of MRP forwards.
 _GAIN = 0.45
 _WITH_MRP = {0: 1.0, 1: 1.19, 2: 1.24, 4: 1.27}
-#: sizes of trees that are thought through
+#: the sizes of trees that are compared
 _SIZES = (1, 2, 4, 8, 16)
-#: steps that a guess weighs, and those after which what was learned begins to be forgotten
+#: weight of a guess in steps, and the number of steps after which all counts are halved
 _WEIGHT, _MEMORY = 100.0, 10_000.0
-#: one of so many requests takes another arm
+#: one request of so many tries a neighbouring option
 _EXPLORE = 32
 
 
 @dataclass(slots=True)
-class _Arm:
-    """`kept`, `promised`: further steps by trees of this arm, and what the guess had said of them."""
+class _Option:
+    """One number of MRP forwards. `kept`: additional steps by its trees. `promised`: the steps that were guessed."""
 
     guess: float
     kept: float = 0.0
@@ -40,18 +40,21 @@ class _Arm:
 
 
 class MrpChoice:
-    """Numbers of MRP forwards, and what each has brought."""
+    """The options, with their measured gains."""
 
     def __init__(self) -> None:
-        self._mrp_choice = {steps: _Arm(_GAIN * factor) for steps, factor in _WITH_MRP.items()}
+        self._options = {steps: _Option(_GAIN * factor) for steps, factor in _WITH_MRP.items()}
         self._requests = 0
 
     def best(self, costs: StepCosts, running: int, most: int) -> int:
-        """MRP forwards for a request, one of so many that run and may have `most` states verified each."""
-        steps = list(self._mrp_choice) if costs.mrp else [0]
+        """The number of MRP forwards for a request.
+
+        `running`: running requests, this one included. `most`: the most states of each that may be verified.
+        """
+        steps = list(self._options) if costs.mrp else [0]
         overall = self._overall()
-        rates = {arm: self._rate(arm, overall, costs, (running, most)) for arm in steps}
-        place = steps.index(max(steps, key=lambda arm: rates[arm]))
+        rates = {option: self._rate(option, overall, costs, (running, most)) for option in steps}
+        place = steps.index(max(steps, key=lambda option: rates[option]))
         plain = running / costs.backbone.at(running)
         turn, explores = divmod(self._requests + 1, _EXPLORE)
         if explores == 0 and rates[steps[place]] > plain:
@@ -59,28 +62,29 @@ class MrpChoice:
         return steps[max(0, place)]
 
     def count(self) -> None:
-        """A request has taken an arm."""
+        """Counts a request that uses an option."""
         self._requests += 1
 
     def learn(self, steps: int, promises: Sequence[tuple[float, int]]) -> None:
-        """What the states of a verification have kept, of a request with so many MRP forwards."""
+        """Learns from the states of one verification, of a request with `steps` MRP forwards."""
         if promises:
-            self._mrp_choice[steps].learn(len(promises), sum(kept > 0 for _, kept in promises))
+            self._options[steps].learn(len(promises), sum(kept > 0 for _, kept in promises))
 
     def _overall(self) -> float:
-        """How far off the guesses are, over all arms."""
-        known = self._mrp_choice.values()
+        """The ratio of kept to guessed steps over all options."""
+        known = self._options.values()
         return (_WEIGHT + sum(one.kept for one in known)) / (_WEIGHT + sum(one.promised for one in known))
 
-    def _rate(self, arm: int, overall: float, costs: StepCosts, load: tuple[int, int]) -> float:
-        """Steps per time with the best size of tree, if all that run did so. `load`: how many do, and the most states.
+    def _rate(self, option: int, overall: float, costs: StepCosts, load: tuple[int, int]) -> float:
+        """Steps per time with the best size of tree, if all running requests used this option.
 
-        A new arm's guess is believed to be as far off as the others'.
+        `load`: the number of running requests, and the most states of each. A new option's guess is corrected by the
+        ratio over all options.
         """
         running, most = load
-        own = self._mrp_choice[arm]
+        own = self._options[option]
         gain = own.guess * (overall * _WEIGHT + own.kept) / (_WEIGHT + own.promised)
-        refining = arm * costs.mrp.at(running) if costs.mrp else 0.0
+        refining = option * costs.mrp.at(running) if costs.mrp else 0.0
         rates = [running / (costs.backbone.at(running) + refining)]
         for states in _SIZES:
             if states <= most:

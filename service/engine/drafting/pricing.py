@@ -1,10 +1,10 @@
-"""What a row costs in tokens, and how many MRP forwards a request's drafts take: `mrp_steps: "auto"`.
+"""The price of a row in tokens, and the number of MRP forwards for a request's drafts: `mrp_steps: "auto"`.
 
-The aim is the most tokens a second from the batch. A state that is met with likelihood p adds p tokens and takes the
-time of a row; in that time the batch decodes so many tokens at its present rate. So the price of a row is the slope of
-the forward's time at the present number of rows times the present rate, and what is likelier than its price is worth
-verifying (Dinkelbach's method for the best ratio of tokens to time). Both come from one table of times (`costs.py`),
-never from the clock. Knows counts of rows and tokens; no tensors and no text.
+The aim is the most tokens per second from the batch. Verifying one more state costs one row. If decoding passes
+through the state with probability p, verifying it gains p tokens. It is worth its cost if p is larger than the number
+of tokens that the batch could decode in the time of one row. This number is the price of a row: the slope of the
+forward's time at the current number of rows, times the current rate (Dinkelbach's method for the best ratio of tokens
+to time). Both use the measured table of times (`costs.py`), not the clock, so a slow machine makes the same choices.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from service.engine.drafting.mrp_choice import MrpChoice
 from service.engine.drafting.reliability import Reliability
 from service.engine.request import GenerationRequest
 
-#: share that a step has in the running means
+#: weight of a step in the running means
 _FRESH = 1 / 16
 
-#: drafts that keep alike: of the same kind of rule, of one pick a state, sampled, with so many MRP forwards
+#: drafts of similar reliability: kind of rule, whether it picks one token per state, whether sampled, MRP forwards
 _Kind = tuple[str, bool, bool, int]
 
 
 class Pricing:
-    """The prices of one engine. `costs` is asked for once, when the first request wants to know."""
+    """The prices of one engine. `costs` is called once, for the first request that needs a price."""
 
     def __init__(self, costs: Callable[[], StepCosts], max_rows: int) -> None:
         self._measure, self._max_rows = costs, max_rows
@@ -46,20 +46,20 @@ class Pricing:
         self._kinds: dict[_Kind, Reliability] = {}
 
     def costs(self) -> StepCosts:
-        """What forwards cost; measured for the first who asks."""
+        """The costs of forwards, measured on the first call."""
         if self._costs is None:
             self._costs = self._measure()
         return self._costs
 
     def mrp_steps(self, params: ModeParams) -> int | None:
-        """MRP forwards that a request's drafts are to take if it came now; None if that is not to be chosen."""
+        """The MRP forwards for the drafts of a request that comes now. None if the engine does not choose them."""
         if not leaves_drafts_open(params):
             return None
         costs = self.costs().behind(self._pages.value)
         return self._mrp_choice.best(costs, self._running + 1, self._most_states(self._running + 1))
 
     def open(self, request: GenerationRequest, mrp_steps: int | None) -> Account:
-        """A request begins, with what `mrp_steps` said of it."""
+        """The account of a request that begins. `mrp_steps`: the result of the method `mrp_steps`."""
         params = request.params
         if mrp_steps is None:
             return Account(self, params.needs_mrp, getattr(params, "mrp_steps", None))
@@ -69,20 +69,24 @@ class Pricing:
         return DraftingAccount(self, self._mrp_choice, self._kinds.setdefault(kind, Reliability()), mrp_steps)
 
     def begin(self, running: int) -> None:
-        """A step begins, with so many requests."""
-        self._running, self._slope = max(1, running), None
+        """Notes the begin of a step with `running` requests."""
+        self._running = max(1, running)
+        self._slope = None
 
     def note(self, rows: int, tokens: int, pages: int = 0) -> None:
-        """A request had so many of its states read in this step (0: MRP read one) and so many tokens revealed.
+        """Counts the work of one request in this step.
 
-        `pages`: those that each of its states reads.
+        `rows`: its states that the backbone read (0: MRP read one). `tokens`: its revealed tokens. `pages`: the pages
+        that each of its states reads.
         """
         step = self._step
-        step.requests, step.rows, step.tokens = step.requests + bool(rows), step.rows + rows, step.tokens + tokens
+        step.requests += bool(rows)
+        step.rows += rows
+        step.tokens += tokens
         step.pages += rows * pages
 
     def end(self, refined: Iterable[int]) -> None:
-        """The step ends; `refined`: the rows of each of its MRP forwards."""
+        """Notes the end of the step. `refined`: the rows of each of its MRP forwards."""
         step, self._step = self._step, _Step()
         if not step.requests:
             return
@@ -94,7 +98,7 @@ class Pricing:
             self._mrp.add(spent / self._costs.backbone.at(step.rows))
 
     def row(self, pages: int = 0) -> float:
-        """Tokens that the time of a further row, which reads so many pages, would be worth."""
+        """The price, in tokens, of one more row that reads `pages` pages."""
         costs = self.costs()
         if self._slope is None:
             running = self._running
@@ -107,22 +111,22 @@ class Pricing:
         slope, rate = self._slope
         return (slope + costs.reading(pages)) * rate
 
-    def terms(self, mrp_steps: int, reliability: Reliability, pages: int) -> DraftBudget:
-        """The terms by now of a request whose drafts are of a kind and read so many pages each."""
+    def budget(self, mrp_steps: int, reliability: Reliability, pages: int) -> DraftBudget:
+        """The current budget of a request. `reliability`: of its kind of drafts. `pages`: those each state reads."""
         price = self.row(pages)
         least = price if price >= 1 else reliability.least(price)
         return DraftBudget(least, self._most_states(self._running), mrp_steps)
 
     def _most_states(self, running: int) -> int:
-        """A request's share of the rows of a forward, less its present state and a block to be stored."""
+        """A request's share of the rows of a forward, less its current state and a block to store."""
         return max(0, self._max_rows // running - 2)
 
 
 class Account:
-    """What one request may spend on drafts that are left to the engine: nothing, where none are.
+    """The draft budget of one request. This class is for requests whose drafts the engine does not choose.
 
-    `mrp_steps`: its number of MRP forwards, asked for or chosen; None for modes that have none. `pages`: those before
-    its block at hand, which each of its states reads.
+    `mrp_steps`: the number of MRP forwards, as requested or chosen; None for modes that have none. `pages`: the pages
+    before the current block, which each of its states reads.
     """
 
     def __init__(self, pricing: Pricing, uses_mrp: bool, mrp_steps: int | None) -> None:
@@ -131,7 +135,7 @@ class Account:
         self.mrp_steps = mrp_steps
         self.pages = 0
 
-    def terms(self) -> DraftBudget:
+    def budget(self) -> DraftBudget:
         """What its drafts may cost now."""
         return DraftBudget()
 
@@ -141,17 +145,17 @@ class Account:
 
 
 class DraftingAccount(Account):
-    """The account of a request whose drafts are left to the engine."""
+    """The draft budget of a request whose drafts the engine chooses."""
 
-    def __init__(self, pricing: Pricing, arms: MrpChoice, reliability: Reliability, mrp_steps: int) -> None:
+    def __init__(self, pricing: Pricing, mrp_choice: MrpChoice, reliability: Reliability, mrp_steps: int) -> None:
         super().__init__(pricing, mrp_steps > 0, mrp_steps)
-        self._mrp_choice = arms
+        self._mrp_choice = mrp_choice
         self._reliability = reliability
         self._chosen = mrp_steps
 
-    def terms(self) -> DraftBudget:
+    def budget(self) -> DraftBudget:
         """What its drafts may cost now."""
-        return self._pricing.terms(self._chosen, self._reliability, self.pages)
+        return self._pricing.budget(self._chosen, self._reliability, self.pages)
 
     def note(self, rows: int, steps: Sequence[Step]) -> None:
         """So many states were read, which led to the steps."""
@@ -170,11 +174,11 @@ class _Step:
 
 
 class _Mean:
-    """A running mean that forgets."""
+    """An exponential running mean."""
 
     def __init__(self, value: float) -> None:
         self.value = value
 
     def add(self, value: float) -> None:
-        """Another value."""
+        """Adds a value."""
         self.value += _FRESH * (value - self.value)

@@ -1,7 +1,7 @@
-"""What drafts promise and what they keep: which promise is worth a price.
+"""The reliability of drafts: the estimated gain that is needed for a given price.
 
-A policy's likelihoods are a model of what comes next, tuned on one checkpoint; on another, or at a temperature, they
-may promise too much. Here drafts are counted by what they promised. Knows numbers only.
+A policy's likelihoods are a model that was tuned on one checkpoint. On another checkpoint, or at a temperature, they
+may be too high. This module counts the actual gain of drafts by their estimated gain (their promise).
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from itertools import pairwise
 
-#: bounds of the classes of promises, in tokens; sure ones are told apart finely, because full machines take only those
+#: bounds of the classes of promises, in tokens; fine near 1, since under full load only such drafts are verified
 _BOUNDS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0, 2.0)
-#: drafts that weigh as much as the belief that promises are kept, and those after which older ones count half
+#: weight, in drafts, of the assumption that promises are kept; and the number of drafts after which counts are halved
 _WEIGHT, _MEMORY = 10.0, 4000.0
 
 
 class Reliability:
-    """Drafts of one kind: by class of promise how many there were, and what they promised and kept, in tokens."""
+    """The counts of drafts of one kind, by class of promise: their number, and tokens promised and kept."""
 
     def __init__(self) -> None:
         middles = [(low + high) / 2 for low, high in pairwise((0.0, *_BOUNDS, 4.0))]
@@ -25,7 +25,7 @@ class Reliability:
         self._classes = [[_WEIGHT, _WEIGHT * middle, _WEIGHT * middle] for middle in middles]
 
     def learn(self, promises: Iterable[tuple[float, int]]) -> None:
-        """Drafts, each with the tokens it promised and those it kept."""
+        """Counts drafts, each with its promised and its kept tokens."""
         for promised, kept in promises:
             self._least = None
             entry = self._classes[bisect_right(_BOUNDS, promised)]
@@ -35,7 +35,7 @@ class Reliability:
                 entry[:] = [value / 2 for value in entry]
 
     def least(self, price: float) -> float:
-        """The promise from which on the price is kept."""
+        """The least promise whose actual gain covers the price."""
         if self._least is None or self._least[0] != price:
             self._least = price, self._find(price)
         return self._least[1]

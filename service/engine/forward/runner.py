@@ -19,7 +19,7 @@ from service.engine.forward.grouping import Group, Grouping, Together, join
 from service.engine.forward.readout import Readout
 from service.engine.forward.rows import Row, RowTensors, to_tensors
 from service.errors import SettingsError
-from service.model.attention import PagedCache, Prepared, attention_for
+from service.model.attention import AUTO, PagedCache, Prepared, attention_for
 from service.model.checkpoint import Checkpoint
 from service.model.config import ModelConfig
 
@@ -57,12 +57,25 @@ class _Forward:
     attend: Prepared
 
 
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """How the networks are computed. `attention`: an implementation's name, `service/model/attention/registry.py`."""
+
+    attention: str = AUTO
+
+
 class Runner:
     """The networks of a checkpoint over one paged cache. `num_candidates`: `readout.py`."""
 
     def __init__(
-        self, checkpoint: Checkpoint, num_pages: int, grouping: Grouping | None = None, num_candidates: int = 0
+        self,
+        checkpoint: Checkpoint,
+        num_pages: int,
+        grouping: Grouping | None = None,
+        num_candidates: int = 0,
+        backend: Backend | None = None,
     ) -> None:
+        backend = backend or Backend()
         self.config = checkpoint.config
         self._backbone, self._mrp = checkpoint.backbone, checkpoint.mrp
         self.device = checkpoint.device
@@ -72,7 +85,7 @@ class Runner:
         )
         self._readout = Readout(self._backbone, self.config.mask_token_id, self._grouping, num_candidates)
         self._cache = PagedCache(checkpoint.config, num_pages, checkpoint.device, checkpoint.dtype)
-        self._attention = attention_for(self._cache)
+        self._attention = attention_for(self._cache, backend.attention)
 
     @property
     def num_pages(self) -> int:

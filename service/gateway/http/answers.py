@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from service.decode.params import Knob
+from service.decode.knobs import KnobValue
 from service.engine.request import Stats
 from service.errors import MrpServeError
 from service.quality.schema import knobs_of
@@ -75,7 +75,7 @@ class Done(BaseModel):
     model: str
     finish_reason: Literal["stop", "length", "timeout"]
     mode: str
-    knobs: dict[str, Knob]
+    knobs: dict[str, KnobValue]
     seed: int
     usage: Usage
     stats: AnswerStats

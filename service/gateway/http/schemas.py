@@ -1,14 +1,13 @@
 """The request schemas of POST /generate: one pydantic model per mode, made from the registry of modes.
 
-The field `mode` selects the model. A mode's knobs are the fields of its params class. A new mode needs no line here,
-a new knob needs one in `KNOBS`. The engine checks ranges that depend on the model (block size, length, vocabulary).
+The field `mode` selects the model. A mode's knobs are the fields of its params class. A new mode or knob needs no
+line here. The engine checks ranges that depend on the model (block size, length, vocabulary).
 `validation.py` parses bodies with these schemas, `openapi.py` documents them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from functools import reduce
 from operator import or_
 from typing import Annotated, Any, Literal
@@ -28,8 +27,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from service.decode.params import AUTO, Knob
-from service.decode.registry import MODES
+from service.decode.knobs import AUTO, Knob, KnobValue, knobs_in
+from service.decode.modes import KNOBS, MODES
 from service.engine.request import MAX_SEED
 from service.errors import InvalidRequest
 from service.fair_queue import DEFAULT_PRIORITY, HIGHEST_PRIORITY, LOWEST_PRIORITY
@@ -57,45 +56,19 @@ def _or_auto(value: object, whole_number: ValidatorFunctionWrapHandler) -> objec
     return value if value == AUTO else whole_number(value)
 
 
+def _typed(knob: Knob) -> Any:
+    """A knob's type with its range, as pydantic knows it. Where a range ends at the block size the engine checks it."""
+    if knob.choices:
+        return Annotated[Literal[knob.choices], Field(description=knob.help)]
+    number: Any = Annotated[knob.kind, Field(ge=knob.least, gt=knob.above, le=knob.most)]
+    if knob.auto:
+        shown: Any = number | Literal["auto"]
+        number = Annotated[number, WrapValidator(_or_auto, json_schema_input_type=shown)]
+    return Annotated[number, Field(description=knob.help)]
+
+
 #: knob -> its type and range; None means the default: the checkpoint's `mrp_steps`, else the mode's own
-KNOBS: Mapping[str, Any] = {
-    "tokens_per_step": Annotated[int, Field(ge=1, description="tokens revealed a step, at most the block size")],
-    "threshold": Annotated[
-        float,
-        Field(
-            gt=0,
-            le=1,
-            description="confidence a token needs; speculative: what is verified is then dynamic, as `knobs` say",
-        ),
-    ],
-    "mrp_steps": Annotated[
-        int,
-        Field(ge=0),
-        WrapValidator(_or_auto, json_schema_input_type=Annotated[int, Field(ge=0)] | Literal["auto"]),
-        Field(
-            description="direct: picks of MRP a forward, default: the checkpoint's; speculative: MRP forwards for "
-            "drafts, 0: none, auto (default): drafts as many as pay at the present load",
-        ),
-    ],
-    "max_drafts": Annotated[
-        int,
-        Field(
-            ge=1, description="states verified a forward, a tree; default: what pays (auto), or a chain of mrp_steps"
-        ),
-    ],
-    "entropy_bound": Annotated[
-        float,
-        Field(
-            ge=0, description="nats: the entropies of tokens revealed together, less the largest; sequential: 0 is off"
-        ),
-    ],
-    "verify": Annotated[
-        Literal["static", "dynamic", "sequential", "entropy"],
-        Field(
-            description="mode whose output comes out; default: dynamic with a threshold, as `knobs` say, else static"
-        ),
-    ],
-}
+_KNOB_TYPES: Mapping[str, Any] = {name: _typed(knob) for name, knob in KNOBS.items()}
 
 
 class Message(BaseModel):
@@ -163,13 +136,13 @@ class GenerateCommon(BaseModel):
         return self
 
     @property
-    def knobs(self) -> dict[str, Knob]:
+    def knobs(self) -> dict[str, KnobValue]:
         """The mode's knobs that the request gives."""
         return {name: value for name in KNOBS if (value := getattr(self, name, None)) is not None}
 
 
 def _schema(mode: str) -> type[GenerateCommon]:
-    more: Any = {field.name: (KNOBS[field.name] | None, None) for field in fields(MODES[mode])}
+    more: Any = {name: (_KNOB_TYPES[name] | None, None) for name in knobs_in(MODES[mode])}
     more |= {"mode": (Literal[mode], ...), "quality": (None, None)}
     made: type[GenerateCommon] = create_model(f"Generate{mode.capitalize()}", __base__=GenerateCommon, **more)
     made.__doc__ = f"POST /generate in mode {mode}: {(MODES[mode].__doc__ or '').strip()}"
@@ -186,7 +159,7 @@ GenerateDefault = create_model(  # type: ignore[call-overload]
     __doc__="POST /generate in the server's default mode; only that mode's knobs are allowed.",
     mode=(None, None),
     quality=(None, None),
-    **{name: (knob | None, None) for name, knob in KNOBS.items()},
+    **{name: (kind | None, None) for name, kind in _KNOB_TYPES.items()},
 )
 
 #: a request that names a preset of the checkpoint's calibration, not a mode with knobs

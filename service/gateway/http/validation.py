@@ -15,10 +15,11 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from service.arrival import Arrival
+from service.decode.modes import KNOBS
 from service.decode.registry import make_params
 from service.engine.request import SamplingParams
 from service.errors import InvalidRequest, UnknownModel
-from service.gateway.http.schemas import GENERATE, KNOBS, REQUESTS, GenerateCommon, GenerateQuality, Message
+from service.gateway.http.schemas import GENERATE, REQUESTS, GenerateCommon, GenerateQuality, Message
 from service.settings import nearest
 from service.wire import ModelCard, Work
 

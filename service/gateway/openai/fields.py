@@ -10,8 +10,8 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from service.decode.modes import KNOBS
 from service.errors import InvalidRequest
-from service.gateway.http.schemas import KNOBS
 from service.settings import nearest
 
 #: fields that POST /generate parses under the same name

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from service.decode.params import Knob
+from service.decode.knobs import KnobValue
 from service.gateway.http.answers import AnswerStats, ErrorDetail, TraceStep, Usage
 
 
@@ -18,7 +18,7 @@ class ChoiceStats(AnswerStats):
 
     finish_reason: Literal["stop", "length", "timeout"]
     mode: str
-    knobs: dict[str, Knob]
+    knobs: dict[str, KnobValue]
     seed: int
 
 

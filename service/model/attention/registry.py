@@ -1,20 +1,68 @@
-"""The implementations of attention there are, by name."""
+"""The implementations of attention there are, by name, and which of them `auto` is."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from importlib.util import find_spec
+
+import torch
 
 from service.errors import SettingsError
 from service.model.attention.cache import PagedCache
 from service.model.attention.eager import EagerAttention
 from service.model.attention.interface import Attention
 
+#: The best of those that run here.
+AUTO = "auto"
+
+
+def _triton(cache: PagedCache) -> Attention:
+    from service.model.attention.paged import TritonAttention
+
+    return TritonAttention(cache)
+
+
 #: A new kernel is one file and one line here.
-IMPLEMENTATIONS: dict[str, Callable[[PagedCache], Attention]] = {"eager": EagerAttention}
+IMPLEMENTATIONS: dict[str, Callable[[PagedCache], Attention]] = {"eager": EagerAttention, "triton": _triton}
 
 
-def attention_for(cache: PagedCache, name: str = "eager") -> Attention:
-    """The named implementation over a cache. SettingsError for a name that is none."""
-    if name not in IMPLEMENTATIONS:
-        raise SettingsError(f"attention is {name!r}, allowed are {', '.join(sorted(IMPLEMENTATIONS))}")
+def attention_for(cache: PagedCache, name: str = AUTO) -> Attention:
+    """The named implementation over a cache. SettingsError for a name that is none, or for one that cannot run here.
+
+    `auto` is `triton` on CUDA where Triton is installed, `eager` elsewhere.
+    """
+    device, dtype = cache.keys.device, cache.keys.dtype
+    if name == AUTO:
+        name = "triton" if device.type == "cuda" and _why_no_triton(device, dtype) is None else "eager"
+    check_available(name, device, dtype)
     return IMPLEMENTATIONS[name](cache)
+
+
+def check_available(name: str, device: torch.device, dtype: torch.dtype) -> None:
+    """SettingsError, with what there is, for an implementation that there is not."""
+    if name not in (AUTO, *IMPLEMENTATIONS):
+        known = ", ".join(sorted([AUTO, *IMPLEMENTATIONS]))
+        raise SettingsError(f"attention is {name!r}, allowed are {known}", param="attention")
+    problem = _why_no_triton(device, dtype) if name == "triton" else None
+    if problem is not None:
+        raise SettingsError(f"attention is 'triton', but {problem}; {AUTO} and eager work here", param="attention")
+
+
+def has_triton(device: torch.device) -> bool:
+    """Whether Triton's kernels run on a device: it is installed, and the device is CUDA or Triton interprets."""
+    return find_spec("triton") is not None and (device.type == "cuda" or _interprets())
+
+
+def _why_no_triton(device: torch.device, dtype: torch.dtype) -> str | None:
+    if find_spec("triton") is None:
+        return "the package triton is not installed here (pip install '.[gpu]')"
+    if not has_triton(device):
+        return f"its kernels need a CUDA device, not {device.type} (or TRITON_INTERPRET=1, which is slow)"
+    if device.type == "cuda" and dtype == torch.float64:
+        return "its kernels have no float64 on CUDA"
+    return None
+
+
+def _interprets() -> bool:
+    return os.environ.get("TRITON_INTERPRET", "0") not in {"", "0", "false", "off"}

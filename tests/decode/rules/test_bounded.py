@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from service.decode.block import Block, Pick
-from service.decode.params import Entropy, Sequential, Speculative
+from service.decode.modes import Entropy, Sequential, Speculative
 from service.decode.policy import Reading
 from service.decode.rules import Leftmost, LowestEntropy
 from tests.decode.oracle import fixed, masked_block, run

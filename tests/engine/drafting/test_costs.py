@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from service.decode.params import Speculative
+from service.decode.modes import Speculative
 from service.decode.policy import Reading
 from service.engine.drafting.costs import Curve, StepCosts, lower_hull, measure
 from service.engine.forward.rows import Row

@@ -1,4 +1,4 @@
-"""Prices of rows, who drafts on which terms, and how many MRP forwards a request is given. No model."""
+"""Prices of rows, who drafts on which budget, and how many MRP forwards a request is given. No model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from service.decode.block import Pick, Step
-from service.decode.params import Dynamic, ModeParams, Speculative, Static
+from service.decode.modes import Dynamic, Speculative, Static
+from service.decode.params import ModeParams
 from service.engine.drafting.costs import Curve, StepCosts
 from service.engine.drafting.mrp_choice import MrpChoice
 from service.engine.drafting.pricing import Account, Pricing
@@ -102,7 +103,7 @@ def test_a_request_behind_a_long_text_drafts_less() -> None:
     near, far = opened(pricing), opened(pricing)
     far.pages = 200
     pricing.begin(1)
-    assert far.terms().row > 2 * near.terms().row
+    assert far.budget().row > 2 * near.budget().row
 
 
 def test_the_rows_of_a_forward_are_shared() -> None:
@@ -111,7 +112,7 @@ def test_the_rows_of_a_forward_are_shared() -> None:
     shares = []
     for running in (1, 4, 10, 32):
         pricing.begin(running)
-        shares.append(account.terms().states)
+        shares.append(account.budget().states)
     assert shares == [30, 6, 1, 0]
 
 
@@ -119,10 +120,10 @@ def test_broken_promises_raise_the_bar_for_drafts_of_their_kind_alone() -> None:
     pricing = Pricing(lambda: FAIR, 256)
     account, other = opened(pricing), opened(pricing, Speculative("auto", threshold=0.5))
     pricing.begin(1)
-    before = account.terms().row
+    before = account.budget().row
     account.note(5, verified([(0.25, 0), (0.35, 0)] * 300, 1))
-    assert account.terms().row > before + 0.1
-    assert other.terms().row == pytest.approx(before, rel=0.01)
+    assert account.budget().row > before + 0.1
+    assert other.budget().row == pytest.approx(before, rel=0.01)
 
 
 def test_whoever_says_how_to_draft_is_given_nothing_to_choose_and_needs_no_costs() -> None:

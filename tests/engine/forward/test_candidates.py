@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from service.decode.block import MASKED, Block
-from service.decode.params import Remask, Speculative, Static
+from service.decode.modes import Remask, Speculative, Static
 from service.engine import Completion, Engine, EngineConfig, GenerationRequest, SamplingParams
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import Runner

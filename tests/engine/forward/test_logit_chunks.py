@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from service.decode.params import Dynamic, Remask, Speculative, Static
+from service.decode.modes import Dynamic, Remask, Speculative, Static
 from service.engine import Engine, GenerationRequest, SamplingParams
 from service.engine.forward import runner
 from service.model import load_checkpoint

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from service.decode.block import Block
-from service.decode.params import Direct, Speculative
+from service.decode.modes import Direct, Speculative
 from service.decode.policy import Reading
 from service.engine import BlockEvent, Engine, EngineWorker, GenerationRequest
 from service.engine.forward.memory import FittingForward

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.decode.registry import MODES
+from service.decode.modes import MODES
 from service.gateway.http.answers import BlockFrame, Done, GenerateAnswer
 from service.replica.generator import Generator
 from tests.gateway.generate.helpers import CASES, EOS, ask, body, essence, frames, golden_body, streamed, words

@@ -88,4 +88,4 @@ class TestPrompts:
 
     async def test_the_mask_token(self, http: httpx.AsyncClient) -> None:
         detail = await refused(http, body(prompt_token_ids=[1, MASK]))
-        assert detail["message"] == f"prompt_token_ids has the mask token {MASK}, which no prompt may hold"
+        assert detail["message"] == f"prompt_token_ids has the mask token {MASK}, which prompts must not contain"

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from service.arrival import Arrival
-from service.decode.params import Static
+from service.decode.modes import Static
 from service.engine.request import SamplingParams
 from service.wire import Answer, Work
 from tests.gateway.conftest import MakeGenerator

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from service.arrival import Arrival
-from service.decode.params import Static
+from service.decode.modes import Static
 from service.engine.request import SamplingParams, Stats
 from service.errors import EngineFailed, ReplicaLost
 from service.gateway.failover import Failover

@@ -11,7 +11,7 @@ import httpx
 import jsonschema
 import pytest
 
-from service.decode.registry import MODES
+from service.decode.modes import MODES
 from service.gateway.http import schemas
 from service.gateway.http.answers import BlockFrame, Done, GenerateAnswer
 from service.gateway.http.openapi import DECODING, OPENAI, OPERATION

@@ -283,7 +283,7 @@ def test_without_the_exporter_the_setting_is_refused(settings: Settings, monkeyp
         return real(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", imported)
-    with pytest.raises(SettingsError, match=r"pip install 'mrp-serve\[tracing\]'"):
+    with pytest.raises(SettingsError, match=r"pip install '\.\[tracing\]'"):
         start_tracing(settings.model_copy(update={"otlp_endpoint": "http://localhost:4318"}))
 
 

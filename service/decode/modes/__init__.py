@@ -1,0 +1,42 @@
+"""The modes, one a file. A new one is a file here and a line below: API, program and documents follow."""
+
+from collections.abc import Mapping
+
+from service.decode.knobs import Knob, knobs_in
+from service.decode.modes.direct import Direct
+from service.decode.modes.dynamic import Dynamic
+from service.decode.modes.entropy import Entropy
+from service.decode.modes.remask import Remask
+from service.decode.modes.sequential import Sequential
+from service.decode.modes.speculative import VERIFIED, Speculative
+from service.decode.modes.static import Static
+from service.decode.params import ModeParams
+
+_ALL: tuple[type[ModeParams], ...] = (
+    Static,
+    Dynamic,
+    Sequential,
+    Entropy,
+    Direct,
+    Speculative,
+    Remask,
+)
+
+#: mode name -> its class
+MODES: Mapping[str, type[ModeParams]] = {mode.mode: mode for mode in _ALL}
+
+#: knob name -> its values in any mode. Where modes differ the last one counts: `speculative` allows all of `direct`'s.
+KNOBS: Mapping[str, Knob] = {name: knob for mode in _ALL for name, knob in knobs_in(mode).items()}
+
+__all__ = [
+    "KNOBS",
+    "MODES",
+    "VERIFIED",
+    "Direct",
+    "Dynamic",
+    "Entropy",
+    "Remask",
+    "Sequential",
+    "Speculative",
+    "Static",
+]

@@ -1,0 +1,43 @@
+"""`direct`: one backbone pick, then MRP picks without verification (MRP paper, direct decoding)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from service.decode.block import Canvas
+from service.decode.knobs import Knob, knob
+from service.decode.params import ModeParams
+from service.decode.policy import Decoding, Evaluate, Refine
+from service.decode.rules import MostConfident, Rule
+
+_MRP_STEPS = Knob(int, "picks of MRP a forward; default: the checkpoint's", least=1, in_block=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Direct(ModeParams):
+    """One pick of the backbone, then `mrp_steps` unverified picks of MRP."""
+
+    mode: ClassVar[str] = "direct"
+    served_without_mrp: ClassVar[bool] = False
+    mrp_steps: int = knob(_MRP_STEPS, 1)
+
+    @property
+    def needs_mrp(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def rule(self) -> Rule:
+        """The most confident position."""
+        return MostConfident(1)
+
+    def decode(self, canvas: Canvas) -> Decoding:
+        """Up to 1 + `mrp_steps` tokens per backbone forward."""
+        rule = self.rule
+        while not canvas.block.complete:
+            (reading,) = yield Evaluate((canvas.block,))
+            canvas.reveal("denoise", rule(reading))
+            for _ in range(self.mrp_steps):
+                if canvas.block.complete:
+                    break
+                (reading,) = yield Refine(reading, canvas.block)
+                canvas.reveal("mrp", rule(reading))

@@ -1,0 +1,48 @@
+"""`remask`: MRP checks the tokens that `dynamic` reveals and may mask them again (MRP paper, remasking)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from service.decode.block import Canvas, Pick
+from service.decode.knobs import THRESHOLD, knob
+from service.decode.params import ModeParams
+from service.decode.policy import Decoding, Evaluate, Refine
+from service.decode.rules import Above, Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Remask(ModeParams):
+    """Dynamic, then MRP revokes fresh reveals whose corrected probability is < `threshold`."""
+
+    mode: ClassVar[str] = "remask"
+    served_without_mrp: ClassVar[bool] = False
+    threshold: float = knob(THRESHOLD, 0.9)
+
+    @property
+    def needs_mrp(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def rule(self) -> Rule:
+        """The positions above the threshold."""
+        return Above(self.threshold)
+
+    def decode(self, canvas: Canvas) -> Decoding:
+        """Only tokens of the current step can be masked again, and never all of them."""
+        rule = self.rule
+        while not canvas.block.complete:
+            (reading,) = yield Evaluate((canvas.block,))
+            canvas.reveal("denoise", rule(reading))
+            fresh = canvas.steps[-1].revealed
+            if len(fresh) == 1:
+                continue
+            (corrected,) = yield Refine(reading, canvas.block, judge=tuple(pick.position for pick in fresh))
+            doubtful = _doubtful(corrected.judged, self.threshold)
+            if doubtful:
+                canvas.revoke("mrp", doubtful)
+
+
+def _doubtful(judged: tuple[Pick, ...], threshold: float) -> tuple[int, ...]:
+    keep = max(judged, key=lambda pick: pick.confidence).position
+    return tuple(p.position for p in judged if p.confidence < threshold and p.position != keep)

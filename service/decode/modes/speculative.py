@@ -1,0 +1,163 @@
+"""`speculative`: drafts verified by the backbone; the output equals that of the verified rule, token for token.
+
+In each round, drafts name states that the block may pass through (`drafting.py`). One forward reads the current state
+and all drafted states. The rule is applied to the reading of the current state. If it leads to a drafted state, the
+rule is applied to the reading of that state, and so on. Each reading is the same as in plain decoding, so every
+forward yields at least one step of plain decoding. Source: MRP paper, speculative decoding, which verifies a chain
+against `static`. Here any rule and any set of states is possible.
+
+The first forward of a block reveals tokens at once. The published loop verifies that state twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from service.decode.block import Block, Canvas, Pick, Step
+from service.decode.draft_budget import DraftBudget
+from service.decode.drafting import Draft, Drafting, Drafts, chain, tree
+from service.decode.knobs import AUTO, ENTROPY_BOUND, THRESHOLD, TOKENS_PER_STEP, Knob, knob, knobs_in
+from service.decode.modes.dynamic import Dynamic
+from service.decode.modes.entropy import Entropy
+from service.decode.modes.sequential import Sequential
+from service.decode.modes.static import Static
+from service.decode.params import ModeParams, RuleParams
+from service.decode.policy import Decoding, Evaluate, Reading
+from service.decode.rules import Rule
+from service.errors import InvalidRequest
+
+#: the modes whose output can be verified, by name
+VERIFIED: Mapping[str, type[RuleParams]] = {mode.mode: mode for mode in (Static, Dynamic, Sequential, Entropy)}
+
+_MRP_STEPS = Knob(
+    int,
+    "direct: picks of MRP a forward, default: the checkpoint's; speculative: MRP forwards for "
+    "drafts, 0: none, auto (default): drafts as many as pay at the present load",
+    least=0,
+    in_block=True,
+    auto=True,
+)
+_MAX_DRAFTS = Knob(
+    int,
+    "states verified a forward, a tree; default: what pays (auto), or a chain of mrp_steps",
+    least=1,
+    in_block=True,
+)
+_VERIFY = Knob(
+    str,
+    "mode whose output comes out; default: dynamic with a threshold, as `knobs` say, else static",
+    choices=tuple(VERIFIED),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Speculative(ModeParams):
+    """Drafts, verified by one backbone forward. Output identical to the mode `verify`.
+
+    `verify`: static, dynamic, sequential or entropy; its knobs may be given, too. Default: dynamic if a threshold is
+    given, else static.
+
+    `mrp_steps`: the MRP forwards for the drafts of one verification. "auto": the engine chooses their number and a
+    tree of the states that are worth their cost at the current load, at most `max_drafts`, perhaps none. A number: a
+    tree of `max_drafts` states, or without `max_drafts` a chain of `mrp_steps`. 0: the backbone's last logits draft,
+    which needs no MRP.
+    """
+
+    mode: ClassVar[str] = "speculative"
+    mrp_steps: int | Literal["auto"] = knob(_MRP_STEPS, AUTO)
+    max_drafts: int | None = knob(_MAX_DRAFTS, None)
+    tokens_per_step: int | None = knob(TOKENS_PER_STEP, None)
+    threshold: float | None = knob(THRESHOLD, None)
+    entropy_bound: float | None = knob(ENTROPY_BOUND, None)
+    verify: str | None = knob(_VERIFY, None)
+
+    def __post_init__(self) -> None:
+        """Sets `verify` if it is not the default, so that the knobs shown to users are those that run."""
+        if self.verify is None and self.threshold is not None:
+            object.__setattr__(self, "verify", Dynamic.mode)
+
+    @property
+    def needs_mrp(self) -> bool:
+        """Whether MRP drafts in any case."""
+        return isinstance(self.mrp_steps, int) and self.mrp_steps > 0
+
+    @property
+    def rule(self) -> Rule:
+        """The rule against which drafts are verified."""
+        return self.plain.rule
+
+    @property
+    def plain(self) -> RuleParams:
+        """The mode whose output is reproduced. InvalidRequest if that mode does not have the knobs given."""
+        name = self.verify or Static.mode
+        if name not in VERIFIED:
+            raise InvalidRequest(f"verify is {name!r}, allowed are {', '.join(VERIFIED)}", param="verify")
+        used = knobs_in(VERIFIED[name])
+        knobs = ("tokens_per_step", "threshold", "entropy_bound")
+        given = {one: value for one in knobs if (value := getattr(self, one)) is not None}
+        for one, value in given.items():
+            if one not in used:
+                raise InvalidRequest(
+                    f"{one} is {value}, drafts are verified against {name}, whose knobs are {', '.join(used)}",
+                    param=one,
+                )
+        return VERIFIED[name](**given)
+
+    def check(self, block_size: int) -> None:
+        """Raises InvalidRequest where a knob is out of range for this block size, or does not go with another."""
+        self.plain.check(block_size)
+        ModeParams.check(self, block_size)
+        if self.mrp_steps == 0 and self.max_drafts is None:
+            raise InvalidRequest(
+                "mrp_steps is 0, which needs max_drafts: without MRP drafts are a tree", param="mrp_steps"
+            )
+
+    def decode(self, canvas: Canvas) -> Decoding:
+        """As few forwards as the drafts allow."""
+        rule = self.rule
+        (reading,) = yield Evaluate((canvas.block,))
+        canvas.reveal("denoise", rule(reading))
+        while not canvas.block.complete:
+            drafts = yield from _draft(canvas, reading, self, rule)
+            states = (canvas.block, *(state for state in drafts if not canvas.ends(state)))
+            readings = yield Evaluate(states)
+            reading = _walk(canvas, dict(zip(states, readings, strict=True)), drafts, rule)
+
+
+def _draft(canvas: Canvas, reading: Reading, params: Speculative, rule: Rule) -> Drafting:
+    if params.mrp_steps == AUTO:
+        budget = canvas.budget().at_most(params.max_drafts or len(canvas.block.tokens))
+        return tree(canvas.block, reading, rule, budget, canvas.ends)
+    if params.max_drafts is None:
+        return chain(canvas.block, reading, params.mrp_steps, rule, first=len(canvas.steps) == 1)
+    fixed = DraftBudget(0.0, params.max_drafts, params.mrp_steps)
+    return tree(canvas.block, reading, rule, fixed, canvas.ends)
+
+
+def _walk(canvas: Canvas, readings: Mapping[Block, Reading], drafts: Drafts, rule: Rule) -> Reading:
+    """Applies the rule from state to state, up to the first state that was not read. Returns the last reading."""
+    if not drafts:
+        reading = readings[canvas.block]
+        canvas.reveal("verify", rule(reading))
+        return reading
+    block, met, revealed = canvas.block, dict[Block, Draft](), list[Pick]()
+    while True:
+        reading = readings[block]
+        picks = rule(reading)
+        revealed += picks
+        block = block.reveal(picks)
+        if block in drafts:
+            met[block] = Draft(picks)
+        if block not in readings:
+            drafted = _flat({**met, **{state: drafts[state] for state in drafts if state not in met}})
+            promises = tuple(
+                (draft.promise, len(met[state].picks) if state in met else 0) for state, draft in drafts.items()
+            )
+            canvas.record(Step("verify", tuple(revealed), (), drafted, len(_flat(met)), promises))
+            return reading
+
+
+def _flat(drafts: Drafts) -> tuple[Pick, ...]:
+    return tuple(pick for draft in drafts.values() for pick in draft.picks)

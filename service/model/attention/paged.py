@@ -1,0 +1,213 @@
+"""Paged attention by Triton kernels: pages are read where they lie, once for all rows of a unit and a tile of queries.
+
+A forward is three kernels a layer: the keys of final blocks go to their pages, every program attends to its share of
+the keys, and what was divided is merged. All that they are told lies in one table, which is sent before the forward.
+Without `width` the division follows the load; with it, a row's numbers depend on the row alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from service.model.attention.cache import PagedCache
+from service.model.attention.interface import Place
+from service.model.attention.work import FIXED_SPLIT, PageTables, Shape, Table, Work, work_of
+from service.model.transfer import send, send_into
+
+#: By the bytes of a number: queries of a program, keys of a step, warps. They fit a multiprocessor's registers (of what
+#: the compiler says for compute capability 9.0: none is spilt).
+_TILES = {2: (64, 64, 4), 4: (32, 16, 8), 8: (16, 16, 8)}
+#: Programs for each multiprocessor; and the multiprocessors of a device that is none, for Triton's interpreter.
+_PROGRAMS, _PROCESSORS = 2, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The most entries of each table, and the queries of a program. Forwards of one capacity are one shape."""
+
+    tile: int
+    items: int
+    merges: int
+    parts: int
+    rows: int
+
+    @classmethod
+    def of(cls, work: Work) -> Capacity:
+        """Exactly what a forward has."""
+        return cls(work.tile, len(work.items), len(work.merges), work.num_parts, len(work.indices))
+
+    @classmethod
+    def enough(cls, rows: int, tile: int, width: int | None, shape: Shape) -> Capacity:
+        """Room for any forward over so many rows with such tiles (`width`: see `Attention.prepare`)."""
+        tokens = max(1, tile // shape.group)
+        tiles = rows * -(-shape.block // tokens)
+        if width is None:  # what is divided is divided among `programs`
+            return cls(tile, tiles + shape.programs, shape.programs, 2 * shape.programs, rows)
+        items = tiles * -(-width * shape.block // FIXED_SPLIT)
+        return cls(tile, items, tiles, items, rows)
+
+
+class TritonAttention:
+    """A `Capturable` attention over a cache."""
+
+    def __init__(self, cache: PagedCache) -> None:
+        self._cache = cache
+        device, dtype = cache.keys.device, cache.keys.dtype
+        processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else None
+        programs = -(-_PROGRAMS * (processors or _PROCESSORS) // cache.keys.shape[3])
+        self.shape = Shape(cache.block_size, cache.heads_per_key, _TILES[dtype.itemsize][0], programs)
+        self._tables = PageTables()
+        self._parts: dict[tuple[int, int], _Parts] = {}
+        self._rooms: dict[int, Tensor] = {}
+
+    def prepare(self, places: Sequence[Place], width: int | None = None) -> TritonForward:
+        """The attention of a forward, with tables of its own."""
+        work = self.plan(places, width)
+        capacity = Capacity.of(work)
+        packed = _pack(work, capacity)
+        tables = _Tables(send(packed, self._cache.keys.device), capacity)
+        writes = bool((work.targets >= 0).any())
+        return TritonForward(self._cache, tables, _Parts.of(capacity, self._cache), work.order, writes=writes)
+
+    def plan(self, places: Sequence[Place], width: int | None = None, rows: int | None = None) -> Work:
+        """The tables of a forward, filled up to `rows` rows; those behind the places' write nothing."""
+        padding = 0 if rows is None else rows - len(places)
+        return work_of(places, self.shape, self._tables, width, padding)
+
+    def capacity(self, work: Work, width: int | None) -> Capacity:
+        """The shape of a plan: the same for all plans of as many rows with tiles as large."""
+        return Capacity.enough(len(work.indices), work.tile, width, self.shape)
+
+    def static(self, capacity: Capacity) -> StaticForward:
+        """An attention for all forwards of one shape, its tables at addresses that stay."""
+        # Forwards run one after another, so they share what lives in one.
+        key = (capacity.tile, capacity.parts)
+        if key not in self._parts:
+            self._parts[key] = _Parts.of(capacity, self._cache)
+        room = _power(_ends(capacity)[-1] + max(4, capacity.rows * self._cache.longest))
+        if room not in self._rooms:
+            self._rooms[room] = torch.zeros(room, dtype=torch.int32, device=self._cache.keys.device)
+        return StaticForward(self._cache, _Tables(self._rooms[room], capacity), self._parts[key])
+
+
+class _Parts:
+    """Results that are to be merged, `out` `[parts, kv_heads, tile, D]` and `lse` `[parts, kv_heads, tile]`."""
+
+    def __init__(self, out: Tensor, lse: Tensor) -> None:
+        self.out, self.lse = out, lse
+
+    @classmethod
+    def of(cls, capacity: Capacity, cache: PagedCache) -> _Parts:
+        keys = cache.keys
+        exact = torch.float64 if keys.dtype == torch.float64 else torch.float32
+        shape = (max(1, capacity.parts), keys.shape[3], capacity.tile, keys.shape[4])
+        return cls(
+            torch.empty(shape, device=keys.device, dtype=exact), torch.empty(shape[:3], device=keys.device, dtype=exact)
+        )
+
+
+class _Tables:
+    """The tables of a forward as views of one tensor, in the order in which `_pack` writes them."""
+
+    def __init__(self, packed: Tensor, capacity: Capacity) -> None:
+        self.packed, self.capacity = packed, capacity
+        ends = _ends(capacity)
+        self.items, self.merges, self.indices, self.keeps, self.targets = (
+            packed[start:end] for start, end in zip([0, *ends], ends, strict=False)
+        )
+        self.pages = packed[ends[-1] :]
+
+
+def _ends(capacity: Capacity) -> list[int]:
+    """Where each table ends. All begin at whole 16 bytes: a kernel is compiled for aligned tables or for others."""
+    rows = -(-capacity.rows // 4) * 4
+    sizes = (8 * capacity.items, 4 * capacity.merges, rows, rows, rows)
+    return [int(end) for end in np.cumsum(sizes)]
+
+
+def _pack(work: Work, capacity: Capacity) -> Table:
+    """All tables in one; what is missing to the capacity is 0, which is no work."""
+    ends = _ends(capacity)
+    packed = np.zeros(ends[-1] + max(4, len(work.pages)), np.int32)
+    tables = (work.items.reshape(-1), work.merges.reshape(-1), work.indices, work.keeps, work.targets, work.pages)
+    for start, table in zip([0, *ends], tables, strict=True):
+        packed[start : start + len(table)] = table
+    return packed
+
+
+class TritonForward:
+    """The attention of one forward. `writes`: whether a row of it goes to a page."""
+
+    def __init__(
+        self, cache: PagedCache, tables: _Tables, parts: _Parts, order: Sequence[int], *, writes: bool
+    ) -> None:
+        import triton.language as tl
+
+        from service.model.attention import kernels
+
+        self._kernels, self._cache, self._tables, self._parts = kernels, cache, tables, parts
+        self.order = order
+        self._writes = writes
+        pages = cache.keys.shape
+        block, kv_heads, dim = int(pages[2]), int(pages[3]), int(pages[4])
+        dtype = cache.keys.dtype
+        exact = tl.float64 if dtype == torch.float64 else tl.float32
+        self._sizes = {"KV_HEADS": kv_heads, "D": dim, "D_PAD": max(16, _power(dim))}
+        self._place = {"L": block, "L_PAD": _power(block)}
+        self._fold = {"GROUP": cache.heads_per_key, "TILE": tables.capacity.tile, "ACC": exact}
+        _, step, warps = _TILES[dtype.itemsize]
+        interpreted = cache.keys.device.type == "cpu"
+        self._walk = {
+            "L": block, "KEYS": step, "SCALE": math.log2(math.e) / math.sqrt(dim),
+            "WIDE": interpreted and dtype == torch.bfloat16, "num_warps": warps, "num_stages": 2,
+        }  # fmt: skip
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q `[R, L, heads, D]`, k and v `[R, L, kv_heads, D]` -> `[R, L, heads * D]`."""
+        tables, parts, capacity = self._tables, self._parts, self._tables.capacity
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        q_flat, k_flat, v_flat = _tokens(q), _tokens(k), _tokens(v)
+        kv_heads = keys.shape[2]
+        out = q.new_empty(q.shape)
+        strides = (k_flat.stride(0), v_flat.stride(0))
+        if self._writes:
+            self._kernels.keep[capacity.rows, kv_heads](
+                k_flat, v_flat, keys, values, tables.targets, *strides, **self._place, **self._sizes
+            )
+        self._kernels.attend[capacity.items, kv_heads](
+            q_flat, k_flat, v_flat, out, keys, values, tables.items, tables.pages, tables.indices, tables.keeps,
+            parts.out, parts.lse, q_flat.stride(0), *strides,
+            **self._walk, **self._sizes, **self._fold,
+        )  # fmt: skip
+        if capacity.merges:
+            self._kernels.merge[capacity.merges, kv_heads](
+                out, tables.merges, parts.out, parts.lse, **self._sizes, **self._fold
+            )
+        return out.flatten(2)
+
+
+class StaticForward(TritonForward):
+    """The attention of forwards of one capacity. `load` says which one comes next, before it is called."""
+
+    def __init__(self, cache: PagedCache, tables: _Tables, parts: _Parts) -> None:
+        super().__init__(cache, tables, parts, range(tables.capacity.rows), writes=True)
+
+    def load(self, work: Work) -> None:
+        """The tables of the next forward, of the same capacity."""
+        send_into(_pack(work, self._tables.capacity), self._tables.packed)
+
+
+def _tokens(rows: Tensor) -> Tensor:
+    """`[R, L, heads, D]` -> `[R * L, heads, D]`, a token's heads one behind another; a copy only where they are not."""
+    flat = rows.flatten(0, 1)
+    return flat if flat.stride()[1:] == (flat.shape[2], 1) else flat.contiguous()
+
+
+def _power(number: int) -> int:
+    return 1 << (number - 1).bit_length()

@@ -1,0 +1,24 @@
+"""Small tables from the host to a device without waiting for what the device is doing."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+def send(table: NDArray[np.generic], device: torch.device) -> Tensor:
+    """The table as a tensor on a device. On CUDA the copy is queued behind the work that is queued there already.
+
+    A copy from ordinary memory would wait for all of that work. Pinned memory comes from torch's cache of it, which
+    reuses a piece only when its copy is done.
+    """
+    host = torch.from_numpy(table)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
+
+
+def send_into(table: NDArray[np.generic], to: Tensor) -> None:
+    """As `send`, into the beginning of a tensor `[n]` that stays where it is."""
+    host = torch.from_numpy(table)
+    to[: len(host)].copy_(host.pin_memory() if to.device.type == "cuda" else host, non_blocking=True)

@@ -1,0 +1,45 @@
+"""The golden decodes with Triton's kernels: a short one of every published mode."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from service.engine import Engine, EngineConfig, GenerationRequest
+from service.model import LoadOptions, load_checkpoint
+from tests.engine.test_golden import PUBLISHED, assert_golden, expected, requests
+from tests.tiny import GOLDEN
+
+NAME = "sdar-mrp-random-a"
+
+
+@pytest.fixture(scope="module")
+def engines(triton_device: str) -> Any:
+    checkpoint = load_checkpoint(GOLDEN / NAME, LoadOptions(device=triton_device))
+    limits = EngineConfig(kv_cache_tokens=1024, attention="triton")
+    return {on: Engine(checkpoint, replace(limits, deterministic=on)) for on in (False, True)}
+
+
+def short() -> list[tuple[dict[str, Any], GenerationRequest]]:
+    """One of every mode: that with the fewest forwards."""
+    pairs = sorted(
+        zip(expected(NAME), requests(NAME), strict=True), key=lambda pair: pair[0]["backbone_denoise_forwards"]
+    )
+    return list({entry["mode"]: (entry, one) for entry, one in reversed(pairs)}.values())
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_modes_mixed_in_one_batch(engines: Any, deterministic: bool) -> None:
+    pairs = short()
+    assert {entry["mode"] for entry, _ in pairs} == PUBLISHED
+    done = engines[deterministic].generate([one for _, one in pairs])
+    for (entry, _), completion in zip(pairs, done, strict=True):
+        assert_golden(entry, completion)
+
+
+def test_alone(engines: Any) -> None:
+    entry, one = short()[0]
+    (done,) = engines[False].generate([one])
+    assert_golden(entry, done)

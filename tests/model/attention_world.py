@@ -1,0 +1,127 @@
+"""Rows over a paged cache with what attention by its definition gives for each. Needs torch alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from service.model import parse_config
+from service.model.attention import Attention, PagedCache, Prepared
+from tests.reference import block_causal_mask, dense_attention
+from tests.tiny import tiny_config
+
+QKV = tuple[Tensor, Tensor, Tensor]
+
+#: largest difference from attention in float64 over the same numbers
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """A row, its queries, keys and values, and what attention by its definition gives, `[L, heads * D]`."""
+
+    pages: Sequence[int]
+    index: int
+    keeps: bool
+    qkv: QKV = field(repr=False)
+    wanted: Tensor = field(repr=False)
+
+
+def place(pages: Sequence[int], index: int, *, keeps: bool) -> Place:
+    """A row of which only its place matters."""
+    return Place(pages, index, keeps, (torch.empty(0),) * 3, torch.empty(0))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A sequence: blocks written before the forward, final blocks that are rows of it, and states behind them."""
+
+    before: int
+    final: int
+    states: int
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Of a world: tokens of a block, query heads and key heads, numbers of a head, their type and where they are."""
+
+    size: int
+    heads: tuple[int, int]
+    dim: int = 8
+    dtype: torch.dtype = torch.float64
+    device: str = "cpu"
+
+
+class World:
+    """A cache full of NaN but for what is written, and the rows of some sequences."""
+
+    def __init__(self, kind: Kind, shapes: Sequence[Shape], seed: int) -> None:
+        self.kind = kind
+        self.generator = torch.Generator().manual_seed(seed)
+        heads, kv_heads = kind.heads
+        config = parse_config(
+            tiny_config(
+                block_size=kind.size, num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=kind.dim,
+                max_position_embeddings=4096,
+            )
+        )  # fmt: skip
+        total = sum(shape.before + shape.final + 1 for shape in shapes)
+        self.cache = PagedCache(config, total, torch.device(kind.device), kind.dtype)
+        self.cache.keys.fill_(torch.nan)  # a row that reads what nobody has written for it is spoilt
+        self.cache.values.fill_(torch.nan)
+        free = torch.randperm(total, generator=self.generator).tolist()
+        self.sequences = [self.rows(shape, free) for shape in shapes]
+
+    @property
+    def all_rows(self) -> list[Place]:
+        return [row for sequence in self.sequences for row in sequence]
+
+    def rows(self, shape: Shape, free: list[int]) -> list[Place]:
+        """The rows of a sequence; what lies before them is written at once."""
+        num_final = shape.before + shape.final
+        pages = [free.pop() for _ in range(num_final + 1)]
+        blocks = [self.block() for _ in range(num_final)]
+        for page, (_, k, v) in zip(pages, blocks[: shape.before], strict=False):
+            self.cache.keys[1, page], self.cache.values[1, page] = k.to(self.cache.keys), v.to(self.cache.keys)
+        rows = [
+            Place(pages, index, True, blocks[index], self.dense(blocks[: index + 1]))
+            for index in range(shape.before, num_final)
+        ]
+        for _ in range(shape.states):
+            state = self.block()
+            rows.append(Place(pages, num_final, False, state, self.dense([*blocks, state])))
+        return rows
+
+    def block(self) -> QKV:
+        """In float64, of numbers that the world's type has."""
+        size, dim, (heads, kv_heads) = self.kind.size, self.kind.dim, self.kind.heads
+        shapes = ((size, heads, dim), (size, kv_heads, dim), (size, kv_heads, dim))
+        made = (torch.randn(shape, generator=self.generator, dtype=torch.float64) for shape in shapes)
+        q, k, v = (part.to(self.kind.dtype).double() for part in made)
+        return q, k, v
+
+    def dense(self, blocks: Sequence[QKV]) -> Tensor:
+        """Attention of the last block over all of them."""
+        q, k, v = (torch.cat([block[part] for block in blocks])[None] for part in range(3))
+        return dense_attention(block_causal_mask(q.shape[1], self.kind.size))(0, q, k, v)[0, -self.kind.size :]
+
+    def inputs(self, ordered: Sequence[Place]) -> QKV:
+        """As the layers give them: views of one projection."""
+        together = torch.cat([torch.stack([row.qkv[part] for row in ordered]) for part in range(3)], 2)
+        heads, kv_heads = self.kind.heads
+        q, k, v = together.to(self.cache.keys).split((heads, kv_heads, kv_heads), 2)
+        return q, k, v
+
+    def check(self, attention: Attention, rows: Sequence[Place], width: int | None = None) -> tuple[Prepared, Tensor]:
+        """Computes the rows in one forward and compares each; what prepared it, and the result."""
+        forward = attention.prepare(rows, width)
+        assert sorted(forward.order) == list(range(len(rows)))
+        ordered = [rows[number] for number in forward.order]
+        out = forward(1, *self.inputs(ordered))
+        assert out.dtype == self.kind.dtype
+        wanted = torch.stack([row.wanted for row in ordered])
+        torch.testing.assert_close(out.double().cpu(), wanted, rtol=0, atol=TOLERANCE[self.kind.dtype])
+        return forward, out

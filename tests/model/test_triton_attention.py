@@ -1,0 +1,106 @@
+"""Triton's kernels of paged attention against attention by its definition: by its interpreter, or on CUDA if there."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.model.attention import Attention, attention_for, work
+from tests.model.attention_world import Kind, Shape, World
+
+HEADS = [(1, 1), (4, 4), (4, 2), (6, 2), (4, 1)]
+
+shapes = st.builds(Shape, st.integers(0, 9), st.integers(0, 7), st.integers(0, 4)).filter(
+    lambda shape: shape.final + shape.states > 0
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def device(triton_device: str) -> str:
+    return triton_device
+
+
+@pytest.fixture
+def short_splits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(work, "LEAST_SPLIT", 4)
+    monkeypatch.setattr(work, "FIXED_SPLIT", 8)
+    return
+
+
+def triton(world: World) -> Attention:
+    return attention_for(world.cache, "triton")
+
+
+@settings(max_examples=20)
+@given(
+    st.sampled_from([1, 2, 3, 4, 8]),
+    st.sampled_from(HEADS),
+    st.sampled_from([8, 12, 16]),
+    st.sampled_from([torch.float32, torch.float32, torch.bfloat16, torch.float16]),
+    st.lists(shapes, min_size=1, max_size=4),
+    st.sampled_from([4, 8, 256]),
+    st.integers(0, 2**31),
+)
+def test_rows_see_their_own_sequence_as_in_dense_attention(
+    device: str,
+    size: int,
+    heads: tuple[int, int],
+    dim: int,
+    dtype: torch.dtype,
+    of: list[Shape],
+    split: int,
+    seed: int,
+) -> None:
+    """However rows are cut into forwards and prefixes into parts. Nothing is read that nobody has written."""
+    world, rng = World(Kind(size, heads, dim, dtype, device), of, seed), random.Random(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(work, "LEAST_SPLIT", split)
+        attention, rows = triton(world), world.all_rows
+        while rows:
+            count = rng.choice([len(rows), rng.randint(1, len(rows))])
+            world.check(attention, rows[:count])
+            del rows[:count]
+
+
+def test_the_interpreter_in_float64_is_the_definition(device: str, short_splits: None) -> None:
+    """Of the algorithm itself only float64's rounding is left."""
+    if device == "cuda":
+        pytest.skip("float64 is for the interpreter")
+    for heads in HEADS:
+        world = World(Kind(4, heads), [Shape(9, 3, 3), Shape(0, 5, 0), Shape(0, 0, 2), Shape(3, 0, 1)], 7)
+        world.check(triton(world), world.all_rows)
+
+
+def test_a_long_prefix_is_divided_and_merged(device: str) -> None:
+    """A lone row behind 1,200 tokens, at sizes of a published checkpoint."""
+    world = World(Kind(4, (4, 2), 128, torch.bfloat16, device), [Shape(300, 0, 1), Shape(2, 0, 1)], 1)
+    attention = triton(world)
+    planned = attention.plan(world.all_rows)
+    assert planned.merges.tolist() == [[0, 4, 0, 5]]
+    assert planned.num_parts == 5
+    world.check(attention, world.all_rows)
+
+
+@settings(max_examples=4)
+@given(
+    st.sampled_from([(1, 2), (4, 2), (3, 3)]), st.lists(shapes, min_size=1, max_size=2), st.integers(0, 3), st.data()
+)
+def test_with_a_width_a_row_is_equal_to_the_bit_whatever_is_beside_it(
+    device: str, kind: tuple[int, int], of: list[Shape], more: int, data: st.DataObject
+) -> None:
+    size, group = kind
+    world = World(Kind(size, (2 * group, 2), 8, torch.bfloat16, device), of, more)
+    rows = world.all_rows
+    width = max(row.index for row in rows) + 1 + more
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(work, "FIXED_SPLIT", 16)
+        attention = triton(world)
+        _, together = world.check(attention, rows, width)
+        for number in data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=2)):
+            alone = attention.prepare([rows[number]], width)(1, *world.inputs([rows[number]]))
+            assert torch.equal(alone[0], together[number])

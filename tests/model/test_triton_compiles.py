@@ -1,0 +1,63 @@
+"""Triton's kernels compile for NVIDIA GPUs, which needs none: the interpreter accepts what the compiler does not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+COMPILE = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+def compiled(kernel, types, constants, capability, **options):
+    types = {name: "constexpr" if name in constants else types[name] for name in kernel.arg_names}
+    aligned = {(n,): [["tt.divisibility", 16]] for n, name in enumerate(types) if types[name] != "constexpr"}
+    values = {(n,): constants[name] for n, name in enumerate(types) if name in constants}
+    source = ASTSource(kernel, types, values, aligned)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+"""
+
+ATTENTION = """
+import triton.language as tl
+from service.model.attention import kernels
+tables = dict.fromkeys(("items", "pages", "indices", "keeps", "merges", "targets"), "*i32")
+strides = dict.fromkeys(("q_stride", "k_stride", "v_stride"), "i32")
+for capability, dtype, size, group, tile, step, warps in (
+    (90, "bf16", 4, 2, 16, 64, 4), (90, "bf16", 16, 4, 64, 64, 4), (90, "fp32", 4, 2, 32, 16, 8),
+    (80, "fp16", 4, 3, 64, 64, 4),
+):
+    numbers = dict.fromkeys(("q", "k", "v", "out", "keys", "values"), "*" + dtype)
+    types = numbers | tables | strides | {"part_out": "*fp32", "part_lse": "*fp32"}
+    sizes = dict(KV_HEADS=8, D=128, D_PAD=128)
+    fold = dict(GROUP=group, TILE=tile, ACC=tl.float32)
+    walk = dict(L=size, KEYS=step, SCALE=0.1, WIDE=False)
+    made = compiled(kernels.attend, types, sizes | fold | walk, capability, num_warps=warps, num_stages=2)
+    assert made.metadata.shared < 99 * 1024, made.metadata.shared
+    compiled(kernels.merge, types, sizes | fold, capability)
+    compiled(kernels.keep, types, sizes | dict(L=size, L_PAD=16), capability)
+print("compiled")
+"""
+
+
+@pytest.mark.parametrize("program", [ATTENTION], ids=["attention"])
+def test_kernels_compile_for_nvidia(program: str, tmp_path: Path) -> None:
+    if find_spec("triton") is None:
+        pytest.skip("the package triton is not installed")
+    # The compiler reads the kernels' source from files, so that the calls lie in a file, too.
+    (tmp_path / "compiling.py").write_text(COMPILE + program)
+    root = Path(__file__).resolve().parents[2]
+    environment = os.environ | {
+        "TRITON_CACHE_DIR": str(tmp_path),
+        "PYTHONPATH": os.pathsep.join([str(root), *sys.path]),
+        "TRITON_INTERPRET": "0",
+    }
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "compiling.py")], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "compiled\n", done.stderr
