@@ -27,6 +27,7 @@ class EngineConfig:
     `deterministic`: a request with a seed gets the same numbers to the last bit, and thus the same
     tokens, whatever it is decoded with, on any machine of the same kind; slower.
     `attention`: the implementation's name (`service/model/attention/registry.py`); `auto` is the best there is.
+    `cuda_graphs`: whether forwards on CUDA are captured once for each size and replayed.
     `draft_candidates`: tokens of each position that MRP's drafts are chosen from, 0: the whole vocabulary. None: by the
     vocabulary's size. What comes out is the same.
     """
@@ -40,6 +41,7 @@ class EngineConfig:
     deterministic: bool = False
     draft_candidates: int | None = None
     attention: str = "auto"
+    cuda_graphs: bool = True
     max_prefill_tokens: int | None = None
 
     def prefill_tokens(self, device: str) -> int:
