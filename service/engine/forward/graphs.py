@@ -60,7 +60,8 @@ class CudaCapture:
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self._pool):
+            # Other threads, such as one that asks for free memory, do not disturb it.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 result = function()
         except torch.OutOfMemoryError:
             raise
