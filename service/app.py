@@ -57,7 +57,7 @@ def build(args: Settings) -> Application:
 def compose(args: Settings, replica: type) -> Application:
     """The two deployments, bound to each other. `replica`: the class behind the ingresses."""
     if args.device == "auto" and wants_gpu(args.device):
-        args = args.model_copy(update={"device": "cuda"})  # how many places there are hangs on it
+        args = args.model_copy(update={"device": "cuda"})  # the number of places depends on the device
     generator: Any = serve.deployment(
         replica,
         name=GENERATOR,

@@ -82,6 +82,9 @@ class Settings(BaseSettings):
     attention: Literal["auto", "eager", "triton"] = Field(
         "auto", description="kernels of attention; auto: triton on cuda if it is installed, else eager"
     )
+    cuda_graphs: Literal["auto", "off"] = Field(
+        "auto", description="auto: on cuda, forwards are captured once for each size and replayed (attention triton)"
+    )
     draft_candidates: Annotated[int, Field(ge=0)] | None = Field(
         None,
         description="tokens from which a draft is chosen; 0: the whole vocabulary; default: 32 of a large vocabulary, "

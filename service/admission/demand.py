@@ -21,7 +21,7 @@ from dataclasses import dataclass
 _MEMORY_S = 30.0
 #: the part of a replica's rate that is planned for; the rest is reserve for uneven arrivals
 _UTILIZATION = 0.8
-#: the least number of replicas wanted while there is any request; without requests, a smaller number counts as 0
+#: the least number of replicas while there is any request; without requests, a smaller number counts as 0
 FEWEST = 0.01
 
 

@@ -28,6 +28,14 @@ _MOST_KV = 2**30
 
 
 @dataclass(frozen=True, slots=True)
+class Platform:
+    """What a device can do, and the attention that is used on it."""
+
+    rates: Rates
+    attention: str = AUTO
+
+
+@dataclass(frozen=True, slots=True)
 class StepTime:
     """Medians in milliseconds at one number of rows, of as many sequences behind `context` tokens.
 
@@ -54,22 +62,15 @@ class StepTime:
         return self.step / self.floor
 
 
-@dataclass(frozen=True, slots=True)
-class StepLoad:
-    """Numbers of rows, and the tokens before each row (cut to whole blocks). Each step is run `rounds` times."""
-
-    rows: Sequence[int]
-    prefix_tokens: int
-    rounds: int
-
-
-def step_times(checkpoint: Checkpoint, load: StepLoad, rates: Rates, attention: str = AUTO) -> Iterator[StepTime]:
-    """Forwards over rows of masks behind a prefix. Logits are read at every position."""
-    size, rounds = checkpoint.config.block_size, load.rounds
-    prefix = load.prefix_tokens // size
-    runner = _runner(checkpoint, prefix * max(load.rows), attention)
+def step_times(
+    checkpoint: Checkpoint, counts: Sequence[int], prefix_tokens: int, rounds: int, platform: Platform
+) -> Iterator[StepTime]:
+    """Forwards over rows of masks behind a prefix (in tokens, cut to whole blocks); logits read at every position."""
+    size = checkpoint.config.block_size
+    prefix = prefix_tokens // size
+    runner = _runner(checkpoint, prefix * max(counts), platform.attention)
     state = Block((MASKED,) * size)
-    for count in load.rows:
+    for count in counts:
         pages = [[(row * prefix + page) % runner.num_pages for page in range(prefix)] for row in range(count)]
         rows = [Row(state, prefix, own, keeps=False, sampling=SamplingParams()) for own in pages]
         readings = runner.evaluate(rows)
@@ -78,7 +79,9 @@ def step_times(checkpoint: Checkpoint, load: StepLoad, rates: Rates, attention: 
         mrp = _median(partial(runner.refine, anchored), checkpoint, rounds) if checkpoint.mrp else None
         need = forward_need(checkpoint.config, count, prefix * size, checkpoint.dtype.itemsize)
         host = host_milliseconds(checkpoint, count, rounds)
-        yield StepTime(count, prefix * size, backbone, host, 1e3 * need.seconds(rates), need.bound(rates), mrp)
+        yield StepTime(
+            count, prefix * size, backbone, host, 1e3 * need.seconds(platform.rates), need.bound(platform.rates), mrp
+        )
 
 
 def _runner(checkpoint: Checkpoint, pages: int, attention: str) -> Runner:

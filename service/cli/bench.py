@@ -48,14 +48,14 @@ def command(
     threads: Threads = None,
     output: Output = None,
 ) -> None:
-    """Measures tokens per second beside a plain transformers loop, a step over its floor, and prefix cache savings."""
+    """Measures tokens per second beside a transformers loop, steps over their floor, and prefix cache savings."""
     from service.bench.floor import measure_rates
     from service.bench.machine import machine_name
     from service.bench.plain_loop import PlainLoop
     from service.bench.prefix import possible_lengths, prefix_times
     from service.bench.rounds import Rounds
     from service.bench.speed import Workload, compare_with_plain_loop
-    from service.bench.steps import StepLoad, step_times
+    from service.bench.steps import Platform, step_times
     from service.decode.modes import Static
     from service.engine import Engine, EngineConfig
 
@@ -70,7 +70,7 @@ def command(
         speed = list(compare_with_plain_loop(engine, PlainLoop(checkpoint), workload, beside))
         del engine  # and its cache
         steps, prefix, rates = [], [], measure_rates(checkpoint.device, checkpoint.dtype)
-        for step in step_times(checkpoint, StepLoad(rows, prefix_tokens, rounds), rates, attention):
+        for step in step_times(checkpoint, rows, prefix_tokens, rounds, Platform(rates, attention)):
             steps.append(step)
             counter.next(f"a step of {step.rows} rows")
         for time in prefix_times(checkpoint, prompt_tokens, rounds, attention):

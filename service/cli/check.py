@@ -48,7 +48,7 @@ def _text(codec: TextCodec) -> dict[str, str]:
 
 
 def _memory(checkpoint: Checkpoint) -> dict[str, str]:
-    """What `auto` makes of the memory that is free beside the weights."""
+    """The sizes that `auto` chooses for the memory that is free beside the weights."""
     from service.engine.sizing import Sizes, fit
     from service.model.memory import memory_of
 

@@ -1,6 +1,6 @@
 """The engine: continuous batching over paged KV, usable as a library and by the service.
 
-What needs torch is imported when it is first asked for: an ingress, which knows requests and statistics only, has none.
+Modules that need torch are imported on first use. An ingress uses only requests and statistics, so it loads no torch.
 """
 
 from importlib import import_module

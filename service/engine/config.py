@@ -25,9 +25,10 @@ class EngineConfig:
     completion of one request, in tokens; None takes the checkpoint's length, or the cache's if less.
     `priority_aging_s`: seconds of waiting that make up for one priority.
     `prefix_cache`: whether requests share the KV of equal leading blocks.
-    `deterministic`: every row is computed with the same tensor shapes in any batch, so a request with a seed gets
-    identical results bit for bit, on any machine of the same kind; slower.
+    `deterministic`: every row is computed with the same tensor shapes in any batch. A request with a seed then gets
+    identical results, bit for bit, on any machine of the same kind. Slower.
     `attention`: the implementation's name (`service/model/attention/registry.py`); `auto`: the fastest available.
+    `cuda_graphs`: whether forwards on CUDA are captured once for each size and replayed.
     `draft_candidates`: tokens of each position from which MRP's drafts are chosen, 0: the whole vocabulary. None: by
     the vocabulary's size. The output is the same.
     """
@@ -41,6 +42,7 @@ class EngineConfig:
     deterministic: bool = False
     draft_candidates: int | None = None
     attention: str = "auto"
+    cuda_graphs: bool = True
     max_prefill_tokens: int | None = None
 
     def prefill_tokens(self, device: str) -> int:

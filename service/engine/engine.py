@@ -63,7 +63,7 @@ class Engine:
         grouping = same_shapes_for(checkpoint.device.type, size) if config.deterministic else None
         num_pages = config.kv_cache_tokens // size
         self._pages = PrefixCache(PagePool(num_pages), config.prefix_cache)
-        candidates, backend = config.candidates(self.model.vocab_size), Backend(config.attention)
+        candidates, backend = config.candidates(self.model.vocab_size), Backend(config.attention, config.cuda_graphs)
         self._runner = parts.runner(checkpoint, num_pages, grouping, candidates, backend)
         self._evaluating, self._refining = FittingForward(), FittingForward()
         has_mrp, clock = checkpoint.mrp is not None, clock_of(checkpoint.device)

@@ -131,7 +131,7 @@ class Scheduler:
 
 
 def equal_shares(wanted: list[int], total: int) -> list[int]:
-    """A total divided equally, with no share above what is wanted. If it is below one each, the first ones get one."""
+    """Divides a total equally, each share at most as large as requested. Below one each, the first ones get one."""
     if total < len(wanted):
         return [int(place < total) for place in range(len(wanted))]
     shares = [0] * len(wanted)

@@ -1,4 +1,4 @@
-"""Draining of one ingress: it refuses new requests and finishes those in progress, or ends them when told to.
+"""Draining of one ingress: it refuses new requests and finishes those in progress, or ends them by `cut`.
 
 GET /health reports the draining, so a load balancer sends new requests elsewhere while running ones go on.
 `cli/draining.py` stops the service and calls every ingress by its handle.

@@ -1,6 +1,6 @@
-"""How the blocks of an answer fill up, moment by moment: what pictures of decoding are drawn from.
+"""The moments of an answer while its blocks are filled, from which the pictures of decoding are drawn.
 
-Made from the steps of a trace alone. Knows no tensor, no tokenizer and no picture.
+The moments are made only from the steps of a trace.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Literal
 
 from service.decode.block import Pick, Step
 
-#: `prompt`: not the answer's. `draft`: proposed, not verified yet. `new`: fixed in this moment. `old`: fixed before.
+#: `prompt`: part of the prompt. `draft`: proposed, not verified yet. `new`: fixed in this moment. `old`: fixed before.
 State = Literal["prompt", "masked", "draft", "new", "old"]
-#: who proposed the token of a cell
+#: the network that proposed the token of a cell
 Source = Literal["backbone", "mrp"]
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One position. `when`: the forwards of the backbone that fixed it; more than one where it was masked again."""
+    """One position. `when`: the backbone forwards that fixed it; several if it was masked again."""
 
     state: State = "masked"
     text: str = ""
@@ -29,14 +29,14 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """All blocks `[B, L]` at one moment, and how many forwards of the backbone there were by then."""
+    """All blocks `[B, L]` at one moment, and the number of backbone forwards so far."""
 
     blocks: tuple[tuple[Cell, ...], ...]
     forwards: int
 
     @property
     def fixed(self) -> int:
-        """How many positions of the answer are fixed."""
+        """The number of fixed positions of the answer."""
         return sum(cell.state in {"new", "old"} for block in self.blocks for cell in block)
 
 
@@ -45,7 +45,7 @@ class Answer:
     """One decoded answer: its mode and the steps of each block `[B]`.
 
     `prompt`: positions of the first block that hold the prompt. `length`: positions of the answer, with its end token.
-    What was revealed behind the end is not shown.
+    Tokens after the end are not shown.
     """
 
     title: str
@@ -57,7 +57,7 @@ class Answer:
 
     @property
     def forwards(self) -> int:
-        """Forwards of the backbone."""
+        """The number of backbone forwards."""
         return sum(step.kind != "mrp" for steps in self.blocks for step in steps)
 
 
@@ -70,7 +70,7 @@ def moments(answer: Answer, text_of: Callable[[int], str]) -> list[Moment]:
 
 
 def at(moments: Sequence[Moment], forwards: int, *, drafted: bool = False) -> Moment:
-    """The moment right after so many forwards; with `drafted` the last one before the next forward."""
+    """The moment right after `forwards` forwards. With `drafted`: the last moment before the next forward."""
     before = [moment for moment in moments if moment.forwards < forwards]
     just = [moment for moment in moments if moment.forwards == forwards]
     if drafted or not just:
@@ -102,20 +102,20 @@ class _Film:
             yield self.now()
 
     def _settle(self) -> None:
-        """What was new is old from now on."""
+        """Marks the new cells as old."""
         self._blocks = [
             [replace(cell, state="old") if cell.state == "new" else cell for cell in block] for block in self._blocks
         ]
 
     def _unmask(self, number: int, step: Step) -> None:
-        """Takes back the drafts, and what the step revokes."""
+        """Removes the drafts and the tokens that the step masks again."""
         block = self._blocks[number]
         for position, cell in enumerate(block):
             if cell.state == "draft" or position in step.revoked:
                 block[position] = Cell(when=cell.when)
 
     def _write(self, number: int, picks: Sequence[Pick], state: State, by_mrp: int) -> None:
-        """Puts tokens into cells. The first `by_mrp` picks are drafts or MRP's own."""
+        """Writes tokens into cells. The first `by_mrp` picks are drafts or MRP's own."""
         block = self._blocks[number]
         for rank, (position, token, _) in enumerate(picks):
             if number * len(block) + position >= self._end:

@@ -17,7 +17,7 @@ from service.quality.style import series
 
 #: pixels
 _CELL_WIDTH, _CELL_HEIGHT, _GAP, _EDGE, _TITLE = 58, 28, 2, 12, 30
-#: milliseconds that a moment is shown, and the last one
+#: milliseconds for which a moment is shown, and for which the last one is shown
 _MOMENT_MS, _END_MS = 260, 4000
 #: letters of a token that fit into a cell
 _FITS = 7
@@ -63,7 +63,7 @@ def draw_still(answer: Answer, text_of: Callable[[int], str], path: Path) -> Non
 
 
 def _coloured(cell: Cell) -> Cell:
-    """A still shows who proposed each token, so nothing is old."""
+    """The cell as drawn in a still, which colours every token by its source."""
     return Cell("new", cell.text, cell.source, cell.when) if cell.state == "old" else cell
 
 

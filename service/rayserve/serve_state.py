@@ -40,7 +40,7 @@ def describe(deployment: Any) -> str:
 
 
 def counted(deployment: Any) -> str:
-    """The number of running replicas and the states of the others. A stopping one is not counted as wanted."""
+    """The number of running replicas, and the states of the others. Stopping replicas do not count in the total."""
     states = {str(getattr(state, "value", state)).lower(): count for state, count in deployment.replica_states.items()}
     others = ", ".join(f"{count} {state}" for state, count in states.items() if count and state != "running")
     wanted = sum(count for state, count in states.items() if state != "stopping")

@@ -218,6 +218,7 @@ def _limits(settings: Settings, checkpoint: Checkpoint) -> EngineConfig:
         prefix_cache=settings.prefix_cache,
         deterministic=settings.deterministic,
         attention=settings.attention,
+        cuda_graphs=settings.cuda_graphs == "auto",
         draft_candidates=settings.draft_candidates,
         max_prefill_tokens=settings.max_prefill_tokens,
     )

@@ -13,7 +13,7 @@ from service.bench.host import host_milliseconds
 from service.bench.plain_loop import PlainLoop
 from service.bench.shapes import SHAPES, random_checkpoint, shape_named
 from service.bench.speed import Workload
-from service.bench.steps import StepLoad, step_times
+from service.bench.steps import Platform, step_times
 from service.decode.modes import Remask, Speculative
 from service.engine import Engine
 from service.engine.forward.runner import Runner
@@ -69,7 +69,7 @@ def test_step_times_are_medians_of_forwards_over_every_count_of_rows(tiny, monke
     monkeypatch.setattr(steps, "Runner", Clocked)
     monkeypatch.setattr(steps, "time", SimpleNamespace(perf_counter=lambda: now))
     monkeypatch.setattr(steps, "host_milliseconds", lambda checkpoint, requests, rounds: 2.0 * requests)
-    times = list(step_times(tiny, StepLoad((1, 3), 10, 3), rates=Rates(1e9, 1e9)))
+    times = list(step_times(tiny, (1, 3), prefix_tokens=10, rounds=3, platform=Platform(Rates(1e9, 1e9))))
     assert [time.rows for time in times] == [1, 3]
     assert [time.backbone for time in times] == pytest.approx([10.0, 30.0])
     assert [time.mrp for time in times] == pytest.approx([1.0, 3.0])

@@ -5,27 +5,38 @@
 
 import json
 import random
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from service.decode.block import MASKED, Block
 from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
 from service.decode.registry import make_params
 from service.demo import CHECKPOINT
 from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
+from service.engine.forward.rows import Row
+from service.engine.forward.runner import Backend, Runner
+from service.engine.forward.sampling import Read, scale
+from service.engine.forward.vocabulary import TorchVocabulary, TritonVocabulary
 from service.model import LoadOptions, load_checkpoint
+from service.model.attention import attention_for
+from tests.model.attention_world import Kind, Shape, World
 
 pytestmark = pytest.mark.gpu
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("sdar-*"))
 KNOBS = ("tokens_per_step", "threshold", "mrp_steps")
 
 
+@pytest.mark.parametrize("backend", [("eager", False), ("triton", False), ("triton", True)], ids=str)
 @pytest.mark.parametrize("folder", GOLDEN, ids=lambda folder: folder.name)
-def test_golden_decodes_in_fp32_alone_and_mixed(folder, monkeypatch):
+def test_golden_decodes_in_fp32_alone_and_mixed(folder, backend, monkeypatch):
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
-    engine = Engine(load_checkpoint(folder, LoadOptions(torch.float32, "cuda")))
+    attention, graphs = backend
+    limits = EngineConfig(attention=attention, cuda_graphs=graphs)
+    engine = Engine(load_checkpoint(folder, LoadOptions(torch.float32, "cuda")), limits)
     cases = json.loads((folder / "expected.json").read_text())
     requests = [
         GenerationRequest(
@@ -93,3 +104,92 @@ def test_speculative_equals_static_in_bf16(temperature):
     speculative = [replace(request, params=Speculative(1 + int(request.request_id) % 4)) for request in static]
     expected = [completion.token_ids for completion in engine.generate(static)]
     assert [completion.token_ids for completion in engine.generate(speculative)] == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("block", [(4, (16, 8), 128), (16, (32, 8), 128), (32, (4, 2), 64), (3, (6, 2), 12)], ids=str)
+def test_attention_of_triton_is_attention_by_definition(block, dtype):
+    """Long and short prefixes, prompts in chunks and states of a block, in one forward and in several."""
+    for seed in range(3):
+        rng = random.Random(seed)
+        shapes = [Shape(rng.choice([0, 3, 40, 300]), rng.randint(0, 12), rng.randint(1, 20)) for _ in range(6)]
+        world = World(Kind(*block, dtype, "cuda"), shapes, seed)
+        attention, rows = attention_for(world.cache, "triton"), world.all_rows
+        while rows:
+            count = rng.randint(1, len(rows))
+            world.check(attention, rows[:count])
+            del rows[:count]
+
+
+def test_rows_with_a_width_are_equal_to_the_bit_alone_and_together():
+    world = World(Kind(4, (16, 8), 128, torch.bfloat16, "cuda"), [Shape(700, 2, 3), Shape(3, 1, 1), Shape(90, 0, 4)], 5)
+    attention, rows = attention_for(world.cache, "triton"), world.all_rows
+    _, together = world.check(attention, rows, 1024)
+    for number, row in enumerate(rows):
+        alone = attention.prepare([row], 1024)(1, *world.inputs([row]))
+        assert torch.equal(alone[0], together[number])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [1000, 151_936])
+def test_what_the_kernel_reads_off_logits_is_what_torch_reads(width, dtype):
+    generator = torch.Generator("cuda").manual_seed(width)
+    logits = (4 * torch.randn(96, width, generator=generator, device="cuda")).to(dtype)
+    samplings = [SamplingParams((0.0, 0.7, 1.2)[n % 3], (1.0, 0.8)[n % 2], seed=n) for n in range(96)]
+    reads = [
+        Read(n, n, n % 4, sampling, n if n % 5 == 4 else None, entropy=True) for n, sampling in enumerate(samplings)
+    ]
+    found, weights = TritonVocabulary(width - 1).read(logits, reads)
+    wanted, _ = TorchVocabulary(width - 1).read(logits.clone(), reads)
+    same = found[:, 0] == wanted[:, 0]
+    assert same.sum() >= 94  # logarithms round differently, which may tip a sampled tie
+    torch.testing.assert_close(found[same, 1], wanted[same, 1], rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(found[:, 2], wanted[:, 2], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(weights, scale(logits.float(), reads).logsumexp(-1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "backend", [Backend("eager"), Backend("triton", cuda_graphs=False), Backend("triton")], ids=str
+)
+def test_a_pass_waits_for_the_device_once(backend):
+    """Warm: compiling and capturing wait more often."""
+    checkpoint = load_checkpoint(CHECKPOINT, LoadOptions(torch.bfloat16, "cuda"))
+    size = checkpoint.config.block_size
+    runner = Runner(checkpoint, 64, None, 8, backend)
+    state = Block((MASKED,) * size)
+    pages = [3, 4, 5]
+    rows = [
+        Row(Block((7,) * size), 0, [0, 1, 2], keeps=True),
+        Row(state, 0, pages, keeps=False, sampling=SamplingParams(), drafts=True, entropy=True),
+        Row(state, 0, pages, keeps=False, sampling=SamplingParams(0.7, 0.9, seed=1), drafts=True),
+    ]
+    readings = runner.evaluate(rows)
+    anchored = [
+        replace(row, anchor=reading.handle, candidates=reading.candidates)
+        for row, reading in zip(rows, readings, strict=True)
+    ]
+    for _ in range(2):
+        runner.evaluate(rows)
+        runner.refine(anchored)
+    for run in (lambda: runner.evaluate(rows), lambda: runner.refine(anchored)):
+        torch.cuda.synchronize()
+        with warnings.catch_warnings(record=True) as waited:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                run()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        assert sum("called a synchronizing" in str(warning.message) for warning in waited) == 1
+
+
+def test_graphs_replay_what_runs_without_them():
+    """In fp32 the tokens are the same; rows that only fill up may change how others are rounded."""
+    checkpoint = load_checkpoint(CHECKPOINT, LoadOptions(torch.float32, "cuda"))
+    modes = (Static(), Dynamic(0.7), Direct(2), Speculative(3), Remask(0.4))
+    requests = [GenerationRequest(f"{n}", (1, 40 + n, 50, 2), modes[n % 5], max_new_tokens=48) for n in range(40)]
+    found = [
+        [completion.token_ids for completion in Engine(checkpoint, EngineConfig(cuda_graphs=on)).generate(requests)]
+        for on in (False, True)
+    ]
+    assert found[0] == found[1]

@@ -6,7 +6,7 @@ what is read off the hidden states the readout's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Protocol, TypeVar
@@ -15,14 +15,16 @@ import torch
 from torch import Tensor
 
 from service.decode.policy import Reading
+from service.engine.forward.graphs import Capture, CudaCapture, Graphs, Inputs, Network
 from service.engine.forward.grouping import Group, Grouping, Together, join
 from service.engine.forward.readout import Readout
-from service.engine.forward.rows import Row, RowTensors, to_tensors
+from service.engine.forward.rows import Row, to_tensors
 from service.engine.forward.vocabulary import vocabulary_for
 from service.errors import SettingsError
-from service.model.attention import AUTO, PagedCache, Prepared, attention_for, resolve
+from service.model.attention import AUTO, Attention, Capturable, PagedCache, attention_for, resolve
 from service.model.checkpoint import Checkpoint
 from service.model.config import ModelConfig
+from service.model.layers import Attend
 
 #: Logits that exist at once: 2^28 are 1 GiB in fp32, some 1,700 positions of a vocabulary of 151,936. Sampling makes
 #: six more copies (measured), so that a quarter of them takes 1.6 GiB.
@@ -49,24 +51,16 @@ class RowRunner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Forward:
-    """Rows of one forward, which of the step's they are, and what the networks are given.
+class Backend:
+    """How the networks are computed.
 
-    `same_shapes`: the rows' numbers must not depend on each other.
+    `attention`: an implementation's name, `service/model/attention/registry.py`. `cuda_graphs`: whether forwards are
+    replayed where that is possible. `capture`: how they are made repeatable; None: by CUDA graphs, on CUDA.
     """
 
-    rows: Sequence[Row]
-    places: Sequence[int]
-    inputs: RowTensors
-    attend: Prepared
-    same_shapes: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Backend:
-    """How the networks are computed. `attention`: an implementation's name, `service/model/attention/registry.py`."""
-
     attention: str = AUTO
+    cuda_graphs: bool = True
+    capture: Capture | None = None
 
 
 class Runner:
@@ -91,6 +85,7 @@ class Runner:
         self._cache = PagedCache(checkpoint.config, num_pages, checkpoint.device, checkpoint.dtype)
         attention = resolve(backend.attention, checkpoint.device, checkpoint.dtype)
         self._attention = attention_for(self._cache, attention)
+        self._graphs = _graphs_for(self._attention, backend, checkpoint.device, self._grouping.min_rows)
         read = vocabulary_for(self.config.mask_token_id, attention)
         self._readout = Readout(self._backbone, read, self._grouping, num_candidates)
 
@@ -109,38 +104,55 @@ class Runner:
         """MRP over anchored rows; a Reading for every row, `handle` the next anchor."""
         return self._run(rows, self._mrp_hidden)
 
-    def _run(self, rows: Sequence[Row], network: Callable[[_Forward], Tensor]) -> list[Reading]:
+    def _run(self, rows: Sequence[Row], network: Network) -> list[Reading]:
         hidden: list[Tensor] = []
         places: list[int] = []
         for group in self._grouping.rows(rows):
-            forward = self._prepare(group)
-            hidden.append(network(forward)[: len(forward.places)])
-            places += forward.places
+            order, states = self._forward(group, network)
+            own = [group.places[number] for number in order if number < len(group.places)]
+            hidden.append(states[: len(own)])
+            places += own
         return _put_back(self._readout.read([rows[place] for place in places], join(hidden)), places)
 
-    def _prepare(self, group: Group[Row]) -> _Forward:
-        """The group's rows in the order that the attention wants; rows that only fill up stay the last."""
-        attend = self._attention.prepare(group.members, group.width)
-        rows = [group.members[number] for number in attend.order]
-        places = [group.places[number] for number in attend.order if number < len(group.places)]
-        inputs = to_tensors(rows, self.config.mask_token_id, self.device)
-        return _Forward(rows, places, inputs, attend, group.width is not None)
+    def _forward(self, group: Group[Row], network: Network) -> tuple[Sequence[int], Tensor]:
+        """The order that the group's rows were computed in, and what came out, `[R, L, H]`.
 
-    def _backbone_hidden(self, forward: _Forward) -> Tensor:
+        Rows that only fill up stay the last.
+        """
+        rows, width = group.members, group.width
+        if self._graphs is not None:
+            states = self._graphs.run(network, rows, width, self._inputs(rows))
+            if states is not None:
+                return range(len(rows)), states
+        attend = self._attention.prepare(rows, width)
+        return attend.order, network(self._inputs([rows[number] for number in attend.order]), attend)
+
+    def _inputs(self, rows: Sequence[Row]) -> Inputs:
+        tensors = to_tensors(rows, self.config.mask_token_id, self.device)
+        anchors = [row.anchor for row in rows if row.anchor is not None]
+        return Inputs(tensors.tokens, tensors.positions, torch.stack(anchors) if anchors else None)
+
+    def _backbone_hidden(self, inputs: Inputs, attend: Attend) -> Tensor:
         """-> hidden states `[R, L, H]`."""
-        inputs = forward.inputs
-        hidden: Tensor = self._backbone(inputs.tokens, inputs.positions, forward.attend, forward.same_shapes)
+        same = self._grouping.same_shapes
+        hidden: Tensor = self._backbone(inputs.tokens, inputs.positions, attend, same)
         return hidden
 
-    def _mrp_hidden(self, forward: _Forward) -> Tensor:
+    def _mrp_hidden(self, inputs: Inputs, attend: Attend) -> Tensor:
         """-> the next anchors `[R, L, H]`."""
         if self._mrp is None:
             raise SettingsError("this checkpoint has no MRP module")
-        inputs = forward.inputs
-        anchors = torch.stack([row.anchor for row in forward.rows if row.anchor is not None])
         embedded, rotation = self._backbone.embed(inputs.tokens), self._backbone.rotation(inputs.positions)
-        hidden: Tensor = self._mrp(embedded, anchors, rotation, forward.attend)
+        hidden: Tensor = self._mrp(embedded, inputs.anchors, rotation, attend)
         return hidden
+
+
+def _graphs_for(attention: Attention, backend: Backend, device: torch.device, least: int) -> Graphs | None:
+    """None where the device has no graphs, the attention cannot be captured, or nobody wants them."""
+    capture = backend.capture or (CudaCapture() if device.type == "cuda" else None)
+    if capture is None or not backend.cuda_graphs or not isinstance(attention, Capturable):
+        return None
+    return Graphs(attention, capture, least)
 
 
 def _put_back(values: list[_T], places: list[int]) -> list[_T]:

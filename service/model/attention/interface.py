@@ -7,9 +7,12 @@ masks, page tables and batches of them itself. A new kernel is a file with an `A
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from service.model.attention.work import Capacity, Work
 
 
 class Place(Protocol):
@@ -47,6 +50,16 @@ class Prepared(Protocol):
         """
 
 
+class Static(Protocol):
+    """The attention of all forwards of one shape, its tables at addresses that stay, as a CUDA graph needs them."""
+
+    def load(self, work: Work) -> None:
+        """The tables of the next forward. Comes before the first call."""
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """As `Prepared`; rows stand in the order of their places."""
+
+
 class Attention(Protocol):
     """Makes the attention of forwards over one cache."""
 
@@ -56,3 +69,17 @@ class Attention(Protocol):
         `width`: every row is computed in the same shapes, as if it read `width` pages, its own included; the order
         stays. None: as is fastest.
         """
+
+
+@runtime_checkable
+class Capturable(Attention, Protocol):
+    """An attention whose forwards can be captured in a CUDA graph: a plan on the host, and tables that stay."""
+
+    def plan(self, places: Sequence[Place], width: int | None = None, rows: int | None = None) -> Work:
+        """The tables of a forward, filled up to `rows` rows: those behind the places write nothing."""
+
+    def capacity(self, work: Work, width: int | None) -> Capacity:
+        """The shape of a plan: plans of one capacity can be loaded into one `Static`."""
+
+    def static(self, capacity: Capacity) -> Static:
+        """For all plans of one capacity."""

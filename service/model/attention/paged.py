@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from service.model.attention.cache import PagedCache
 from service.model.attention.interface import Place
-from service.model.attention.work import FIXED_SPLIT, PageTables, Shape, Table, Work, work_of
+from service.model.attention.work import Capacity, PageTables, Shape, Table, Work, work_of
 from service.model.transfer import send, send_into
 
 #: By the bytes of a number: queries of a program, keys of a step, warps. They fit a multiprocessor's registers (of what
@@ -25,32 +24,6 @@ from service.model.transfer import send, send_into
 _TILES = {2: (64, 64, 4), 4: (32, 16, 8), 8: (16, 16, 8)}
 #: Programs for each multiprocessor; and the multiprocessors of a device that is none, for Triton's interpreter.
 _PROGRAMS, _PROCESSORS = 2, 8
-
-
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """The most entries of each table, and the queries of a program. Forwards of one capacity are one shape."""
-
-    tile: int
-    items: int
-    merges: int
-    parts: int
-    rows: int
-
-    @classmethod
-    def of(cls, work: Work) -> Capacity:
-        """Exactly what a forward has."""
-        return cls(work.tile, len(work.items), len(work.merges), work.num_parts, len(work.indices))
-
-    @classmethod
-    def enough(cls, rows: int, tile: int, width: int | None, shape: Shape) -> Capacity:
-        """Room for any forward over so many rows with such tiles (`width`: see `Attention.prepare`)."""
-        tokens = max(1, tile // shape.group)
-        tiles = rows * -(-shape.block // tokens)
-        if width is None:  # what is divided is divided among `programs`
-            return cls(tile, tiles + shape.programs, shape.programs, 2 * shape.programs, rows)
-        items = tiles * -(-width * shape.block // FIXED_SPLIT)
-        return cls(tile, items, tiles, items, rows)
 
 
 class TritonAttention:
@@ -132,7 +105,9 @@ def _ends(capacity: Capacity) -> list[int]:
 
 
 def _pack(work: Work, capacity: Capacity) -> Table:
-    """All tables in one; what is missing to the capacity is 0, which is no work."""
+    """All tables in one; what is missing to the capacity is 0, which is no work. ValueError if the work is more."""
+    if not Capacity.of(work).fits(capacity):
+        raise ValueError(f"{Capacity.of(work)} does not fit {capacity}")
     ends = _ends(capacity)
     packed = np.zeros(ends[-1] + max(4, len(work.pages)), np.int32)
     tables = (work.items.reshape(-1), work.merges.reshape(-1), work.indices, work.keeps, work.targets, work.pages)
@@ -193,13 +168,13 @@ class TritonForward:
 
 
 class StaticForward(TritonForward):
-    """The attention of forwards of one capacity. `load` says which one comes next, before it is called."""
+    """A `Static`: the attention of forwards of one capacity."""
 
     def __init__(self, cache: PagedCache, tables: _Tables, parts: _Parts) -> None:
         super().__init__(cache, tables, parts, range(tables.capacity.rows), writes=True)
 
     def load(self, work: Work) -> None:
-        """The tables of the next forward, of the same capacity."""
+        """As `Static`."""
         send_into(_pack(work, self._tables.capacity), self._tables.packed)
 
 

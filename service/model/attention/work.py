@@ -8,7 +8,7 @@ keeps more than one multiprocessor busy. Knows numbers only, no tensors.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -93,6 +93,37 @@ class Work:
     keeps: Table
     targets: Table
     pages: Table
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The most entries of each table, and the queries of a program. Forwards of one capacity are one shape."""
+
+    tile: int
+    items: int
+    merges: int
+    parts: int
+    rows: int
+
+    @classmethod
+    def of(cls, work: Work) -> Capacity:
+        """Exactly what a forward has."""
+        return cls(work.tile, len(work.items), len(work.merges), work.num_parts, len(work.indices))
+
+    def fits(self, other: Capacity) -> bool:
+        """Whether tables of this capacity find room in those of another."""
+        sizes = zip(astuple(self)[1:], astuple(other)[1:], strict=True)
+        return self.tile == other.tile and all(own <= room for own, room in sizes)
+
+    @classmethod
+    def enough(cls, rows: int, tile: int, width: int | None, shape: Shape) -> Capacity:
+        """Room for any forward over so many rows with such tiles (`width`: see `Attention.prepare`)."""
+        tokens = max(1, tile // shape.group)
+        tiles = rows * -(-shape.block // tokens)
+        if width is None:  # what is divided is divided among `programs`
+            return cls(tile, tiles + shape.programs, shape.programs, 2 * shape.programs, rows)
+        items = tiles * -(-width * shape.block // FIXED_SPLIT)
+        return cls(tile, items, tiles, items, rows)
 
 
 class PageTables:

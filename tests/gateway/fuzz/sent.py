@@ -23,7 +23,7 @@ async def send(url: str, count: int, seed: int) -> Counter[str]:
     """How many requests got which answer; whatever is neither an answer nor a documented refusal is shown whole."""
     seen: Counter[str] = Counter()
     places = asyncio.Semaphore(_TOGETHER)
-    async with httpx.AsyncClient(base_url=url, timeout=120) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=600) as http:
         served = await _served(http)
 
         async def one(number: int) -> None:

@@ -1,0 +1,139 @@
+"""Forwards that are captured once and replayed: a CUDA graph starts all kernels of a forward by one call of the host.
+
+A graph has fixed shapes and addresses. Rows are filled up to the next size that there is a graph for, inputs are copied
+to buffers that stay, and the attention's tables are loaded into its own (`Capturable`). A graph is captured when its
+shape comes first. Rows that only fill up see themselves, write to no page, and nobody reads what comes out of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from service.model.attention import Capturable, Place, Static
+from service.model.attention.work import Capacity, Work
+from service.model.layers import Attend
+
+_log = logging.getLogger(__name__)
+
+#: Numbers of rows that there are graphs for. Above 64, at most an eighth of the rows only fill up.
+SIZES = (1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, 512, 64), 512)
+
+#: Runs a function and makes it repeatable: -> what repeats it, and the tensor that holds its result after each time.
+Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
+
+
+class CaptureFailed(Exception):
+    """A forward that runs but cannot be captured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a network is given: tokens and positions `[R, L]`, for MRP the anchors `[R, L, H]`."""
+
+    tokens: Tensor
+    positions: Tensor
+    anchors: Tensor | None = None
+
+
+#: -> hidden states `[R, L, H]`
+Network = Callable[[Inputs, Attend], Tensor]
+
+
+class CudaCapture:
+    """A `Capture` by CUDA graphs, which share the memory of what lives only within a forward."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, function: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        """Runs it first, so that kernels are compiled and workspaces there. CaptureFailed if only capturing fails."""
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            function()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            # Other threads, such as one that asks for free memory, do not disturb it.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                result = function()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise CaptureFailed(str(error)) from error
+        return graph.replay, result
+
+
+class Graphs:
+    """The graphs of a runner's networks. `least`: a number of rows that there is a graph for besides `SIZES`."""
+
+    def __init__(self, attention: Capturable, capture: Capture, least: int = 1) -> None:
+        self._attention, self._capture = attention, capture
+        self._sizes = sorted({*SIZES, least})
+        self._graphs: dict[tuple[Network, Capacity], _Graph] = {}
+        self._works = True
+
+    def size(self, rows: int) -> int | None:
+        """The rows of the graph that so many are filled up to, or None where there is no graph for so many."""
+        place = bisect_left(self._sizes, rows)
+        return self._sizes[place] if self._works and place < len(self._sizes) else None
+
+    def run(self, network: Network, places: Sequence[Place], width: int | None, inputs: Inputs) -> Tensor | None:
+        """-> hidden states `[R, L, H]` of the places' rows, or None where there is no graph for them."""
+        size = self.size(len(places))
+        if size is None:
+            return None
+        work = self._attention.plan(places, width, size)
+        capacity = self._attention.capacity(work, width)
+        graph = self._graphs.get((network, capacity))
+        if graph is None:
+            try:
+                graph = _Graph(network, self._attention.static(capacity), size, inputs)
+                graph.capture(inputs, work, self._capture)
+            except CaptureFailed as problem:
+                self._works = False
+                _log.warning("forwards run without CUDA graphs, because one could not be captured: %s", problem)
+                return None
+            self._graphs[network, capacity] = graph
+        return graph.run(inputs, work)
+
+
+class _Graph:
+    """One captured forward over `size` rows, and the buffers it reads."""
+
+    def __init__(self, network: Network, attend: Static, size: int, like: Inputs) -> None:
+        self._network, self._attend = network, attend
+        self._inputs = Inputs(
+            _room(like.tokens, size),
+            _room(like.positions, size),
+            None if like.anchors is None else _room(like.anchors, size),
+        )
+
+    def capture(self, first: Inputs, work: Work, capture: Capture) -> None:
+        """Over the inputs at hand, since capturing runs the forward, which writes the pages of final blocks."""
+        self._load(first, work)
+        self._replay, self._result = capture(lambda: self._network(self._inputs, self._attend))
+
+    def run(self, inputs: Inputs, work: Work) -> Tensor:
+        """The forward over other inputs of the same shape, in a tensor that the next run leaves alone."""
+        self._load(inputs, work)
+        self._replay()
+        return self._result[: len(inputs.tokens)].clone()
+
+    def _load(self, inputs: Inputs, work: Work) -> None:
+        count = len(inputs.tokens)
+        self._inputs.tokens[:count].copy_(inputs.tokens)
+        self._inputs.positions[:count].copy_(inputs.positions)
+        if self._inputs.anchors is not None and inputs.anchors is not None:
+            self._inputs.anchors[:count].copy_(inputs.anchors)
+        self._attend.load(work)
+
+
+def _room(like: Tensor, size: int) -> Tensor:
+    return like.new_zeros(size, *like.shape[1:])

@@ -1,0 +1,173 @@
+"""Captured forwards on the CPU: buffers are filled and chosen as for CUDA, and replaying calls the function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from service.decode.block import MASKED, Block
+from service.engine import Engine, EngineConfig, Parts
+from service.engine.forward.graphs import SIZES, Capture, CaptureFailed, Graphs, Inputs
+from service.engine.forward.grouping import same_shapes_for
+from service.engine.forward.rows import Row
+from service.engine.forward.runner import Backend, Runner
+from service.engine.request import SamplingParams
+from service.model import LoadOptions, load_checkpoint
+from service.model.attention import attention_for
+from tests.engine.test_golden import assert_golden
+from tests.engine.test_golden_triton import NAME, short
+from tests.model.attention_world import Kind, Shape, World
+from tests.tiny import GOLDEN, tiny_checkpoint
+
+
+@pytest.fixture(scope="module", autouse=True)
+def device(triton_device: str) -> str:
+    return triton_device
+
+
+class Eagerly:
+    """A `Capture` that runs the function again instead of replaying it; the result stays where it is."""
+
+    def __init__(self) -> None:
+        self.captured, self.replayed = 0, 0
+
+    def __call__(self, function: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        self.captured += 1
+        result = function().clone()
+
+        def replay() -> None:
+            self.replayed += 1
+            result.copy_(function())
+
+        return replay, result
+
+
+class Plans:
+    """An attention of which only plans matter: each is the number of its rows and the places it was made of."""
+
+    def __init__(self) -> None:
+        self.loaded: list[Any] = []
+
+    def plan(self, places: Sequence[Any], width: int | None = None, rows: int | None = None) -> Any:
+        return rows, tuple(places)
+
+    def capacity(self, work: Any, width: int | None) -> Any:
+        return work[0], width
+
+    def static(self, capacity: Any) -> Plans:
+        return self
+
+    def load(self, work: Any) -> None:
+        self.loaded.append(work)
+
+
+def doubled(inputs: Inputs, attend: Any) -> Tensor:
+    states = torch.stack([inputs.tokens, inputs.positions], -1).double() * 2
+    return states if inputs.anchors is None else states + inputs.anchors
+
+
+def inputs(rows: int, *, anchored: bool = False) -> Inputs:
+    tokens = torch.arange(1, rows * 4 + 1).view(rows, 4)
+    return Inputs(tokens, tokens + 100, torch.full((rows, 4, 2), 0.5, dtype=torch.float64) if anchored else None)
+
+
+class TestBookkeeping:
+    @pytest.mark.parametrize(("rows", "size"), [(1, 1), (3, 4), (5, 8), (8, 8), (9, 16), (65, 80), (500, 512)])
+    def test_rows_are_filled_up_to_the_next_size(self, rows: int, size: int) -> None:
+        assert Graphs(Plans(), Eagerly()).size(rows) == size
+
+    def test_there_is_no_graph_for_more_rows_than_the_largest(self) -> None:
+        graphs = Graphs(Plans(), Eagerly())
+        assert graphs.size(513) is None
+        assert graphs.run(doubled, range(513), None, inputs(513)) is None
+
+    def test_sizes_waste_little(self) -> None:
+        assert list(SIZES) == sorted(set(SIZES))
+        assert all(Graphs(Plans(), Eagerly()).size(rows) <= max(rows + 7, 1.25 * rows) for rows in range(1, 513))
+
+    def test_the_rows_of_deterministic_have_a_size_of_their_own(self) -> None:
+        assert Graphs(Plans(), Eagerly(), least=42).size(42) == 42
+
+    def test_forwards_of_one_size_share_a_graph_and_its_buffers(self) -> None:
+        capture, attention = Eagerly(), Plans()
+        graphs = Graphs(attention, capture)
+        first, second = (graphs.run(doubled, range(rows), None, inputs(rows)) for rows in (8, 6))
+        assert (capture.captured, capture.replayed) == (1, 2)
+        assert first is not None
+        assert second is not None
+        assert torch.equal(first, doubled(inputs(8), None))  # the second run has not touched it
+        assert torch.equal(second, doubled(inputs(6), None))
+        assert attention.loaded[-1] == (8, tuple(range(6)))
+
+    def test_other_sizes_widths_and_networks_have_graphs_of_their_own(self) -> None:
+        capture = Eagerly()
+        graphs = Graphs(Plans(), capture)
+        for rows, width, anchored in ((2, None, False), (4, None, False), (4, 2, False), (4, 4, False)):
+            found = graphs.run(doubled, range(rows), width, inputs(rows, anchored=anchored))
+            assert found is not None
+        other = graphs.run(partial(doubled), range(4), None, inputs(4, anchored=True))
+        assert other is not None
+        assert torch.equal(other, doubled(inputs(4, anchored=True), None))
+        assert capture.captured == 5
+
+    def test_what_cannot_be_captured_runs_without_graphs(self, caplog: pytest.LogCaptureFixture) -> None:
+        def capture(function: Callable[[], Tensor]) -> Any:
+            raise CaptureFailed("not allowed in a graph")
+
+        graphs = Graphs(Plans(), capture)
+        assert graphs.run(doubled, range(2), None, inputs(2)) is None
+        assert "not allowed in a graph" in caplog.text
+        assert graphs.size(2) is None
+
+
+@pytest.mark.parametrize("width", [None, 12])
+def test_rows_that_fill_up_change_nothing_and_write_nowhere(device: str, width: int | None) -> None:
+    """Every page but those of the rows' own final blocks stays as it was, and the rows' attention is right."""
+    world = World(Kind(4, (4, 2), 16, torch.float32, device), [Shape(5, 2, 1), Shape(0, 1, 3), Shape(9, 0, 1)], 3)
+    attention, rows = attention_for(world.cache, "triton"), world.all_rows
+    work = attention.plan(rows, width, 16)
+    static = attention.static(attention.capacity(work, width))
+    before = world.cache.keys.clone(), world.cache.values.clone()
+    for taken in (rows, rows[2:]):  # another forward of the same shape
+        work = attention.plan(taken, width, 16)
+        static.load(work)
+        padded = [
+            torch.cat([part, torch.randn(16 - len(taken), *part.shape[1:]).to(part)]) for part in world.inputs(taken)
+        ]
+        out = static(1, *padded)[: len(taken)]
+        wanted = torch.stack([row.wanted for row in taken])
+        torch.testing.assert_close(out.double().cpu(), wanted, rtol=0, atol=2e-6)
+    own = [row.pages[row.index] for row in rows if row.keeps]
+    others = [page for page in range(world.cache.keys.shape[1]) if page not in own]
+    for cache, old in zip((world.cache.keys, world.cache.values), before, strict=True):
+        assert torch.equal(cache[:, others].nan_to_num(7.0), old[:, others].nan_to_num(7.0))
+        assert torch.equal(cache[0].nan_to_num(7.0), old[0].nan_to_num(7.0))
+        assert not cache[1, own].isnan().any()
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_golden_decodes_with_replayed_forwards(device: str, deterministic: bool) -> None:
+    checkpoint = load_checkpoint(GOLDEN / NAME, LoadOptions(device=device))
+    capture = Eagerly()
+    parts = Parts(runner=lambda *given: Runner(*given[:4], Backend("triton", capture=capture)))
+    limits = EngineConfig(kv_cache_tokens=512, max_rows=64, deterministic=deterministic)
+    pairs = [pair for pair in short() if pair[0]["mode"] in {"speculative", "remask"}]
+    done = Engine(checkpoint, limits, parts=parts).generate([one for _, one in pairs])
+    for (entry, _), completion in zip(pairs, done, strict=True):
+        assert_golden(entry, completion)
+    assert 0 < capture.captured < capture.replayed
+
+
+def test_who_wants_no_graphs_gets_none(device: str) -> None:
+    def refuse(function: Callable[[], Tensor]) -> Any:
+        raise AssertionError
+
+    capture: Capture = refuse
+    row = Row(Block((MASKED,) * 4), 0, [0], keeps=False, sampling=SamplingParams())
+    for backend in (Backend("triton", cuda_graphs=False, capture=capture), Backend("eager", capture=capture)):
+        Runner(tiny_checkpoint(dtype=torch.float32), 4, same_shapes_for("cpu", 4), 0, backend).evaluate([row])
