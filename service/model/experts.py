@@ -1,6 +1,6 @@
 """Feed-forwards with experts: a router sends each token to a few of them.
 
-Tokens are sorted by expert, so that each expert is one product over its tokens, and experts without tokens cost nothing.
+Tokens are sorted by expert. Each expert is one product over its tokens; experts without tokens cost nothing.
 Shapes: T tokens, `k` experts of a token, H hidden, I an expert's inner size. Source: Qwen3-MoE (transformers'
 `modeling_qwen3_moe`), which SDAR-MoE keeps.
 """
