@@ -16,7 +16,7 @@ from torch import Tensor
 from service.decode.block import MASKED, Block, Canvas, Pick, Step
 from service.decode.params import ModeParams
 from service.decode.policy import Evaluate, Reading
-from service.engine.forward.sampling import Read, _key, gumbel
+from service.engine.forward.sampling import Read, gumbel, noise_key
 from service.engine.request import GenerationRequest, SamplingParams
 from service.model import Checkpoint
 from service.model.layers import Attend
@@ -101,7 +101,7 @@ class Reference:
         for position in state.masked:
             scores = self.allowed(logits[position], sampling)
             if sampling.temperature > 0:
-                key = _key(Read(0, start + position, state.num_revealed, sampling))
+                key = noise_key(Read(0, start + position, state.num_revealed, sampling))
                 scores = scores + gumbel(torch.tensor([key]), torch.arange(len(scores)))[0]
             token = int(scores.argmax())
             picks.append(Pick(position, token, float(probabilities[position, token])))

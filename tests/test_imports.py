@@ -131,7 +131,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
         "service.cli",
         "training",
     ),
-    "triton": ("service.model",),
+    "triton": ("service.model", "service.engine.forward"),
     "service": tuple(ALLOWED),
     "training": ("training", "service.cli"),
 }

@@ -1,9 +1,9 @@
 """Plans beside each other at several loads: what `mrp_steps: "auto"` gains on `static` and on drafts of a fixed size.
 
-Every plan has an engine of its own, in which at most so many requests run at once; all know the same costs of
-forwards. A round decodes two for each place, so it ends with fewer. Rounds are interleaved and ratios are of one
-round. The clock is the CPU time of this thread, which with one torch thread is the forwards' and the policies' own,
-whoever else wants the core; beside it the wall's. Knows no files and no command line.
+Every plan has an engine of its own, in which at most so many requests run at once. All have one cache and know the
+same costs of forwards. A round decodes two for each place, so it ends with fewer. Rounds are interleaved and ratios are
+of one round. The clock is the CPU time of this thread, which with one torch thread is the forwards' and the policies'
+own, whoever else wants the core; beside it the wall's. Knows no files and no command line.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from service.bench.rounds import Rounds
@@ -119,7 +119,8 @@ def compare_at_loads(
     for concurrency in rounds.concurrencies:
         config = EngineConfig(max_running=concurrency, kv_cache_tokens=concurrency * _TOKENS, prefix_cache=False)
         rows = [PlanAtLoad(params, concurrency) for params in plans]
-        turns = deque((Engine(checkpoint, config, parts=Parts(costs=costs)), row) for row in rows)
+        handed = Parts(costs=costs, runner=_shared(checkpoint, config))
+        turns = deque((Engine(checkpoint, config, parts=handed), row) for row in rows)
         for number in range(rounds.count + 1):
             count = max(workload.fewest, _WAVES * concurrency)
             places = range(number * count, (number + 1) * count)
@@ -131,6 +132,13 @@ def compare_at_loads(
         for row in rows:
             del row.samples[0]
         yield rows
+
+
+def _shared(checkpoint: Checkpoint, config: EngineConfig) -> Callable[..., Runner]:
+    """One runner for engines that take turns: each gives all its pages back before the next one begins."""
+    pages = config.kv_cache_tokens // checkpoint.config.block_size
+    runner = Runner(checkpoint, pages, num_candidates=config.candidates(checkpoint.config.vocab_size))
+    return lambda *_: runner
 
 
 def _sample(engine: Engine, requests: Sequence[GenerationRequest]) -> Sample:

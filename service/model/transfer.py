@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-def send(table: NDArray[np.generic], device: torch.device) -> Tensor:
-    """The table as a tensor on a device. On CUDA the copy is queued behind the work that is queued there already.
+def send(table: NDArray[np.generic] | Tensor, device: torch.device) -> Tensor:
+    """A table on the host as a tensor on a device. On CUDA the copy is queued behind the work that is there already.
 
     A copy from ordinary memory would wait for all of that work. Pinned memory comes from torch's cache of it, which
     reuses a piece only when its copy is done.
     """
-    host = torch.from_numpy(table)
+    host = table if isinstance(table, Tensor) else torch.from_numpy(table)
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 

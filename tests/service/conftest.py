@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service.routing.loads import _SAID_S
+from service.routing.loads import _REPORT_S
 from tests.service.reading import eventually, sample, until
 from tests.service.running import Service, Services
 
@@ -56,7 +56,7 @@ def calm(house: Service) -> None:
 
     Tests that use this make no such load.
     """
-    time.sleep(max(0.0, house.left_at + _SAID_S - time.monotonic()))
+    time.sleep(max(0.0, house.left_at + _REPORT_S - time.monotonic()))
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,18 +19,26 @@ from service.decode.block import Pick
 from service.decode.policy import Reading
 from service.engine.forward.grouping import Grouping, in_places, join
 from service.engine.forward.rows import Row
-from service.engine.forward.sampling import Candidates, Read, choose, entropies, scale
+from service.engine.forward.sampling import Candidates, Read, scale
+from service.engine.forward.vocabulary import Vocabulary, chosen
 from service.model.sdar import Sdar
+from service.model.transfer import send
+
+#: The share of all probability that a list has at most, so that the others' weight is finite.
+_ALL = 1.0 - 2.0**-24
 
 #: token, confidence, entropy
 _Chosen = tuple[int, float, float]
+#: slots and, for each, what was chosen, `[M, 3]`
+_Part = tuple[list[int], Tensor]
 
 
 class Readout:
     """Reads over a backbone's `lm_head`; a list has `num_candidates` tokens, 0: there are no lists."""
 
-    def __init__(self, backbone: Sdar, mask_token_id: int, grouping: Grouping, num_candidates: int) -> None:
-        self._backbone, self._mask, self._grouping = backbone, mask_token_id, grouping
+    def __init__(self, backbone: Sdar, vocabulary: Vocabulary, grouping: Grouping, num_candidates: int) -> None:
+        self._backbone, self._vocabulary, self._grouping = backbone, vocabulary, grouping
+        self._mask = vocabulary.mask_token_id
         self._num_candidates = min(num_candidates, backbone.lm_head.out_features - 1)
 
     def read(self, rows: Sequence[Row], hidden: Tensor) -> list[Reading]:
@@ -39,9 +48,10 @@ class Readout:
         lists = _Lists.of(rows, flat, self._num_candidates)
         short = [read for row, own in zip(rows, reads, strict=True) if row.candidates is not None for read in own]
         whole = [read for row, own in zip(rows, reads, strict=True) if row.candidates is None for read in own]
-        picks = self._pick(whole, lambda members: self._choose(flat, members, lists))
+        found = self._read(whole, lambda members: self._choose(flat, members, lists))
         if lists is not None:
-            picks |= self._pick(short, lambda members: self._choose_listed(flat, members, lists))
+            found += self._read(short, lambda members: self._choose_listed(flat, members, lists))
+        picks = _picks(found)
         readings = []
         for number, own in enumerate(reads):
             chosen = [Pick(read.slot - number * length, *picks[read.slot][:2]) for read in own]
@@ -51,35 +61,31 @@ class Readout:
             readings.append(Reading(tuple(chosen[:masked]), tuple(chosen[masked:]), hidden[number], entropy, kept))
         return readings
 
-    def _pick(self, reads: list[Read], choose: Callable[[Sequence[Read]], Tensor]) -> dict[int, _Chosen]:
-        """Of every read's slot, all in one copy to the CPU."""
+    def _read(self, reads: list[Read], choose: Callable[[Sequence[Read]], Tensor]) -> list[_Part]:
+        """The slots of the reads and what was chosen there, still on the device; one part, or none."""
         if not reads:
-            return {}
+            return []
         groups = self._grouping.reads(reads)
-        chosen = join([choose(group.members)[: len(group.places)] for group in groups]).tolist()
         slots = [reads[place].slot for place in in_places(groups)]
-        return {slot: (int(token), *more) for slot, (token, *more) in zip(slots, chosen, strict=True)}
+        return [(slots, join([choose(group.members)[: len(group.places)] for group in groups]))]
 
     def _choose(self, flat: Tensor, reads: Sequence[Read], lists: _Lists | None) -> Tensor:
         """flat `[R * L, H]` -> tokens, confidences, entropies (0 if none asks), `[M, 3]`, float64; fills the lists."""
         slots = _slots(reads, flat)
         logits = self._backbone.logits(flat[slots])
-        if lists is not None:
+        if not self._vocabulary.keeps_logits and lists is not None:
             lists.fill(reads, slots, logits, self._mask)
-        return self._chosen(logits, reads, None)
+        found, weights = self._vocabulary.read(logits, reads)
+        if weights is not None and lists is not None:
+            lists.fill(reads, slots, logits, self._mask, weights)
+        return found
 
     def _choose_listed(self, flat: Tensor, reads: Sequence[Read], lists: _Lists) -> Tensor:
         """The same over the candidates alone."""
         slots = _slots(reads, flat)
         tokens = lists.tokens[slots]
         logits = torch.einsum("mh,mch->mc", flat[slots], self._backbone.lm_head.weight[tokens])
-        return self._chosen(logits, reads, Candidates(tokens, lists.others[slots]))
-
-    def _chosen(self, logits: Tensor, reads: Sequence[Read], candidates: Candidates | None) -> Tensor:
-        asked = any(read.entropy for read in reads)  # and answered first: choosing may overwrite the logits
-        entropy = entropies(logits, reads) if asked else torch.zeros(len(reads), device=logits.device)
-        tokens, confidences = choose(logits, reads, self._mask, candidates)
-        return torch.stack([tokens.double(), confidences.double(), entropy.double()], dim=1)
+        return chosen(logits, reads, self._mask, Candidates(tokens, lists.others[slots]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,17 +114,30 @@ class _Lists:
             tokens[number], others[number] = known.tokens, known.others
         return cls(tokens.flatten(0, 1), others.flatten(), wanted, wanted | frozenset(having), length)
 
-    def fill(self, reads: Sequence[Read], slots: Tensor, logits: Tensor, mask_token_id: int) -> None:
-        """The likeliest tokens by `logits` `[M, V]` of the reads' positions `slots` `[M]`, where they are wanted."""
+    def fill(
+        self, reads: Sequence[Read], slots: Tensor, logits: Tensor, mask_token_id: int, weights: Tensor | None = None
+    ) -> None:
+        """The likeliest tokens by `logits` `[M, V]` of the reads' positions `slots` `[M]`, where they are wanted.
+
+        `weights` `[M]`: the logits' logsumexp, with which no copy in float32 is needed.
+        """
         wanting = [number for number, read in enumerate(reads) if read.slot // self.length in self.wanted]
         if not wanting:
             return
-        here = torch.tensor(wanting, device=logits.device)
-        known = scale(logits[here].float(), [reads[number] for number in wanting])
-        mask = torch.tensor([mask_token_id], device=logits.device)
-        tokens = known.index_fill(1, mask, -torch.inf).topk(self.tokens.shape[1], sorted=False).indices
+        here = send(np.array(wanting), logits.device)
+        asking = [reads[number] for number in wanting]
+        known = logits[here] if weights is not None else scale(logits[here].float(), asking)
+        possible = known.clone() if weights is None else known
+        possible[:, mask_token_id] = -torch.inf
+        highest, tokens = possible.topk(self.tokens.shape[1], sorted=False)
         self.tokens[slots[here]] = tokens
-        self.others[slots[here]] = known.scatter(1, tokens, -torch.inf).logsumexp(-1)
+        if weights is None:
+            others = known.scatter(1, tokens, -torch.inf).logsumexp(-1)
+        else:
+            total = weights[here]
+            listed = (scale(highest.float(), asking) - total[:, None]).exp().sum(-1)
+            others = total + torch.log1p(-listed.clamp(max=_ALL))
+        self.others[slots[here]] = others
 
     def of_row(self, number: int) -> Candidates | None:
         """`[L, …]`, or None for a row that has none."""
@@ -127,4 +146,13 @@ class _Lists:
 
 
 def _slots(reads: Sequence[Read], flat: Tensor) -> Tensor:
-    return torch.tensor([read.slot for read in reads]).to(flat.device)
+    return send(np.array([read.slot for read in reads]), flat.device)
+
+
+def _picks(found: Sequence[_Part]) -> dict[int, _Chosen]:
+    """Of every slot, all in one copy to the CPU."""
+    if not found:
+        return {}
+    chosen = join([part for _, part in found]).tolist()
+    slots = [slot for own, _ in found for slot in own]
+    return {slot: (int(token), *more) for slot, (token, *more) in zip(slots, chosen, strict=True)}

@@ -17,6 +17,7 @@ from torch import Tensor
 from service.decode.block import MASKED, Block
 from service.engine.forward.sampling import Candidates, Read
 from service.engine.request import SamplingParams
+from service.model.transfer import send
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +64,10 @@ class RowTensors:
 
 def to_tensors(rows: Sequence[Row], mask_token_id: int, device: torch.device) -> RowTensors:
     """Lays rows out for one forward."""
-    tokens = np.array([row.state.tokens for row in rows], dtype=np.int64)
+    both = np.empty((2, len(rows), len(rows[0].state.tokens)), np.int64)
+    tokens, positions = both
+    tokens[:] = [row.state.tokens for row in rows]
     tokens[tokens == MASKED] = mask_token_id
     block_size = tokens.shape[1]
-    starts = np.array([row.index * block_size for row in rows], dtype=np.int64)
-    positions = starts[:, None] + np.arange(block_size)
-    return RowTensors(torch.from_numpy(tokens).to(device), torch.from_numpy(positions).to(device))
+    positions[:] = np.array([row.index * block_size for row in rows])[:, None] + np.arange(block_size)
+    return RowTensors(*send(both, device).unbind(0))

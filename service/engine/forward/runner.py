@@ -18,8 +18,9 @@ from service.decode.policy import Reading
 from service.engine.forward.grouping import Group, Grouping, Together, join
 from service.engine.forward.readout import Readout
 from service.engine.forward.rows import Row, RowTensors, to_tensors
+from service.engine.forward.vocabulary import vocabulary_for
 from service.errors import SettingsError
-from service.model.attention import AUTO, PagedCache, Prepared, attention_for
+from service.model.attention import AUTO, PagedCache, Prepared, attention_for, resolve
 from service.model.checkpoint import Checkpoint
 from service.model.config import ModelConfig
 
@@ -83,9 +84,11 @@ class Runner:
         self._grouping = grouping or Together(
             max(1, _MAX_LOGITS // vocabulary), max(1, _MAX_SAMPLED_LOGITS // vocabulary)
         )
-        self._readout = Readout(self._backbone, self.config.mask_token_id, self._grouping, num_candidates)
         self._cache = PagedCache(checkpoint.config, num_pages, checkpoint.device, checkpoint.dtype)
-        self._attention = attention_for(self._cache, backend.attention)
+        attention = resolve(backend.attention, checkpoint.device, checkpoint.dtype)
+        self._attention = attention_for(self._cache, attention)
+        read = vocabulary_for(self.config.mask_token_id, attention)
+        self._readout = Readout(self._backbone, read, self._grouping, num_candidates)
 
     @property
     def num_pages(self) -> int:

@@ -14,10 +14,12 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from service.engine.request import SamplingParams
+from service.model.transfer import send
 
 #: lower temperatures sample like this one: their logits would not be finite
 _COLDEST = 1e-6
@@ -40,6 +42,11 @@ class Read:
     sampling: SamplingParams
     token: int | None = None
     entropy: bool = False
+
+    @property
+    def filtered(self) -> bool:
+        """Whether top-k or top-p leave tokens out."""
+        return bool(self.sampling.top_k) or self.sampling.top_p < 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +84,7 @@ def choose(
         return candidates.tokens.gather(-1, columns[:, None])[:, 0], confidences
     if all(read.token is None for read in reads):
         return columns, confidences
-    given = torch.tensor([-1 if read.token is None else read.token for read in reads], device=columns.device)
+    given = send(np.array([-1 if read.token is None else read.token for read in reads]), columns.device)
     tokens = torch.where(given < 0, columns, given)
     return tokens, _probability(scaled, tokens, total)
 
@@ -95,28 +102,30 @@ def entropies(logits: Tensor, reads: Sequence[Read]) -> Tensor:
 
 def scale(logits: Tensor, reads: Sequence[Read]) -> Tensor:
     """logits `[M, V]` over each read's temperature, `[M, V]`; the same tensor where all temperatures are 0 or 1."""
-    temperatures = [max(read.sampling.temperature, _COLDEST) if read.sampling.temperature else 1.0 for read in reads]
+    temperatures = [temperature(read.sampling) for read in reads]
     if all(temperature == 1.0 for temperature in temperatures):
         return logits
-    return logits / torch.tensor(temperatures, device=logits.device)[:, None]
+    return logits / send(np.array(temperatures, np.float32), logits.device)[:, None]
+
+
+def temperature(sampling: SamplingParams) -> float:
+    """What logits are divided by: 1 where nothing is sampled."""
+    return max(sampling.temperature, _COLDEST) if sampling.temperature else 1.0
 
 
 def _filter(scores: Tensor, reads: Sequence[Read]) -> Tensor:
     """Sets what top-k, then top-p of the rest, exclude to -inf; ties at the border stay in. `[M, V]` in place."""
-    chosen = [
-        index
-        for index, read in enumerate(reads)
-        if read.sampling.temperature > 0 and (read.sampling.top_k or read.sampling.top_p < 1)
-    ]
+    chosen = [index for index, read in enumerate(reads) if read.sampling.temperature > 0 and read.filtered]
     if not chosen:
         return scores
     vocabulary = scores.shape[-1]
-    rows = torch.tensor(chosen, device=scores.device)
+    rows = send(np.array(chosen), scores.device)
     part = scores[rows]
     ordered = part.sort(dim=-1, descending=True).values
-    top_k = torch.tensor([min(reads[i].sampling.top_k or vocabulary, vocabulary) for i in chosen], device=scores.device)
+    counts = [min(reads[i].sampling.top_k or vocabulary, vocabulary) for i in chosen]
+    top_k = send(np.array(counts), scores.device)
     limits = [max(p, _LEAST_TOP_P) if (p := reads[i].sampling.top_p) < 1 else torch.inf for i in chosen]
-    top_p = torch.tensor(limits, device=scores.device)
+    top_p = send(np.array(limits, np.float32), scores.device)
     outside = torch.arange(vocabulary, device=scores.device) >= top_k[:, None]
     probabilities = ordered.masked_fill(outside, -torch.inf).softmax(-1)
     before = probabilities.cumsum(-1) - probabilities
@@ -128,8 +137,8 @@ def _filter(scores: Tensor, reads: Sequence[Read]) -> Tensor:
 def _perturb(scores: Tensor, reads: Sequence[Read], candidates: Tensor | None) -> Tensor:
     """Adds Gumbel noise to the rows that sample, `[M, V]`, or `[M, C]` for candidates, in place."""
     chosen = [index for index, read in enumerate(reads) if read.sampling.temperature > 0]
-    keys = torch.tensor([_key(reads[index]) for index in chosen], device=scores.device)
-    rows = torch.tensor(chosen, device=scores.device)
+    keys = send(np.array([noise_key(reads[index]) for index in chosen]), scores.device)
+    rows = send(np.array(chosen), scores.device)
     tokens = torch.arange(scores.shape[-1], device=scores.device) if candidates is None else candidates[rows]
     return scores.index_add_(0, rows, gumbel(keys, tokens))
 
@@ -159,7 +168,8 @@ def _shifted(words: Tensor, bits: int) -> Tensor:
     return (words >> bits).bitwise_and_((1 << 32 - bits) - 1)
 
 
-def _key(read: Read) -> tuple[int, int]:
+def noise_key(read: Read) -> tuple[int, int]:
+    """The two 32-bit words that a read's noise is hashed from."""
     data = struct.pack("<qqq", read.sampling.seed, read.position, read.revealed)
     first, second = struct.unpack("<II", hashlib.blake2b(data, digest_size=8).digest())
     return first, second

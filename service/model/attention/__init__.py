@@ -2,6 +2,6 @@
 
 from service.model.attention.cache import PagedCache
 from service.model.attention.interface import Attention, Place, Prepared
-from service.model.attention.registry import AUTO, attention_for
+from service.model.attention.registry import AUTO, attention_for, resolve
 
-__all__ = ["AUTO", "Attention", "PagedCache", "Place", "Prepared", "attention_for"]
+__all__ = ["AUTO", "Attention", "PagedCache", "Place", "Prepared", "attention_for", "resolve"]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from service.model.attention.cache import PagedCache
+from service.model.transfer import send
 
 
 class Rows(NamedTuple):
@@ -53,7 +54,7 @@ def hidden_score(dtype: torch.dtype) -> float:
 def mask_of(seen: np.ndarray, cache: PagedCache) -> Tensor:
     """0 where a key is seen, a score that hides it elsewhere."""
     zeros = torch.zeros(seen.shape, dtype=cache.keys.dtype)
-    return zeros.masked_fill_(torch.from_numpy(~seen), hidden_score(zeros.dtype)).to(cache.keys.device)
+    return send(zeros.masked_fill_(torch.from_numpy(~seen), hidden_score(zeros.dtype)), cache.keys.device)
 
 
 def page_mask(counts: np.ndarray, width: int, cache: PagedCache) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-import torch
+import numpy as np
 from torch import Tensor
 
 from service.model.attention.batch import Rows
@@ -17,6 +17,7 @@ from service.model.attention.interface import Place
 from service.model.attention.shared import SharedBatch
 from service.model.attention.single import SingleBatch
 from service.model.attention.units import Limits, Unit, batches, singles
+from service.model.transfer import send
 
 #: Tokens of a unit at most. A unit's own part is computed for all pairs of its tokens, seen or not.
 _TILE = 256
@@ -61,8 +62,8 @@ class EagerForward:
             self._batches.append(replace(batch, rows=slice(start, start + batch.rows.stop)))
         written = [slot for slot, number in enumerate(self.order) if number in targets]
         device = cache.keys.device
-        self._written = torch.tensor(written, device=device) if len(written) < len(places) else None
-        self._targets = torch.tensor([targets[self.order[slot]] for slot in written], device=device)
+        self._written = send(np.array(written, np.int64), device) if len(written) < len(places) else None
+        self._targets = send(np.array([targets[self.order[slot]] for slot in written], np.int64), device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q `[R, L, heads, D]`, k and v `[R, L, kv_heads, D]` -> `[R, L, heads * D]`."""

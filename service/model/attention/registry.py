@@ -28,15 +28,19 @@ IMPLEMENTATIONS: dict[str, Callable[[PagedCache], Attention]] = {"eager": EagerA
 
 
 def attention_for(cache: PagedCache, name: str = AUTO) -> Attention:
-    """The named implementation over a cache. SettingsError for a name that is none, or for one that cannot run here.
+    """The named implementation over a cache. Raises what `resolve` raises."""
+    return IMPLEMENTATIONS[resolve(name, cache.keys.device, cache.keys.dtype)](cache)
+
+
+def resolve(name: str, device: torch.device, dtype: torch.dtype) -> str:
+    """The implementation that a name stands for. Raises what `check_available` raises.
 
     `auto` is `triton` on CUDA where Triton is installed, `eager` elsewhere.
     """
-    device, dtype = cache.keys.device, cache.keys.dtype
-    if name == AUTO:
-        name = "triton" if device.type == "cuda" and _why_no_triton(device, dtype) is None else "eager"
     check_available(name, device, dtype)
-    return IMPLEMENTATIONS[name](cache)
+    if name != AUTO:
+        return name
+    return "triton" if device.type == "cuda" and _why_no_triton(device, dtype) is None else "eager"
 
 
 def check_available(name: str, device: torch.device, dtype: torch.dtype) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from service.model.attention.batch import Layout, Rows, mask_of, page_mask
@@ -18,6 +17,7 @@ from service.model.attention.cache import PagedCache
 from service.model.attention.interface import Place
 from service.model.attention.parts import attend, merge
 from service.model.attention.units import Unit
+from service.model.transfer import send
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def _prefix(units: Sequence[Unit], cache: PagedCache) -> tuple[Tensor | None, Te
     pages = np.repeat(np.array([unit.pages[0] for unit in units], dtype=np.int64)[:, None], most, axis=1)
     for number, unit in enumerate(units):
         pages[number, : unit.base] = unit.pages[: unit.base]
-    flat = torch.from_numpy(pages.reshape(-1)).to(cache.keys.device)
+    flat = send(pages.reshape(-1), cache.keys.device)
     return flat, page_mask(counts, most, cache) if counts.min() < most else None
 
 

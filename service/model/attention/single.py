@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from service.model.attention.batch import Layout, Rows, page_mask
 from service.model.attention.cache import PagedCache
 from service.model.attention.units import Unit
+from service.model.transfer import send
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class SingleBatch:
         for number, unit in enumerate(units):
             pages[number, : unit.base] = unit.pages[: unit.base]
         mask = page_mask(counts, most, cache) if width is not None or counts.min() < most else None
-        flat = torch.from_numpy(pages.reshape(-1)).to(cache.keys.device)
+        flat = send(pages.reshape(-1), cache.keys.device)
         return cls(slice(0, len(units)), flat, mask, Layout(len(units), cache.heads_per_key))
 
     def __call__(self, keys: Tensor, values: Tensor, rows: Rows) -> None:

@@ -13,7 +13,7 @@ from service.decode.block import MASKED, Block
 from service.decode.modes import Remask, Speculative, Static
 from service.engine import Completion, Engine, EngineConfig, GenerationRequest, SamplingParams
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Runner
+from service.engine.forward.runner import Backend, Runner
 from service.engine.forward.sampling import Candidates, Read, choose
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from tests.engine.helpers import random_requests, request
@@ -44,13 +44,16 @@ def test_candidates_are_chosen_from_as_if_no_other_token_were_likely() -> None:
     torch.testing.assert_close(confidences, wanted)
 
 
+@pytest.mark.parametrize("attention", ["eager", "triton"])
 @pytest.mark.parametrize("temperature", [0.0, 0.01, 0.1, 0.7, 1.0, 1.2])
 def test_their_confidences_are_those_of_the_whole_vocabulary(
-    temperature: float, monkeypatch: pytest.MonkeyPatch
+    temperature: float, attention: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     """Drafts read where the backbone has just read: the hidden states are the same, so the probabilities are."""
+    if attention == "triton":
+        request.getfixturevalue("triton_device")
     checkpoint = load_checkpoint(GOLDEN / "sdar-mrp-random-a", LoadOptions(dtype=torch.float64))
-    runner = Runner(checkpoint, 8, num_candidates=32)
+    runner = Runner(checkpoint, 8, num_candidates=32, backend=Backend(attention))
     size = checkpoint.config.block_size
     sampling = SamplingParams(temperature=temperature, seed=4)
     row = Row(Block((MASKED,) * size), 0, [0], keeps=False, sampling=sampling, drafts=True)

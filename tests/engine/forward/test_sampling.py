@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.engine import SamplingParams
-from service.engine.forward.sampling import Read, _key, choose, entropies, gumbel
+from service.engine.forward.sampling import Read, choose, entropies, gumbel, noise_key
 from service.errors import InvalidRequest
 from tests.reference import plain_filter
 
@@ -69,7 +69,7 @@ class TestNoise:
 
         for seed, position, revealed in [(0, 0, 0), (1, 7, 3), (2**63 - 1, 40000, 63)]:
             wanted = [noise(seed, position, revealed, token) for token in range(200)]
-            key = torch.tensor([_key(read(SamplingParams(seed=seed), position=position, revealed=revealed))])
+            key = torch.tensor([noise_key(read(SamplingParams(seed=seed), position=position, revealed=revealed))])
             torch.testing.assert_close(gumbel(key, torch.arange(200))[0], torch.tensor(wanted), rtol=1e-4, atol=1e-5)
             sampling = SamplingParams(temperature=1.0, seed=seed)
             tokens, _ = choose(torch.zeros(1, 200), [read(sampling, position=position, revealed=revealed)], MASK)

@@ -23,18 +23,19 @@ class Served:
     block_size: int
     max_model_len: int
     allowed: list[int]
+    chat: bool
 
 
 def valid_request(rng: random.Random, served: Served) -> tuple[str, dict[str, Any]]:
     """A route and a body for it."""
-    route = rng.choice(ROUTES)
+    route = rng.choice(ROUTES if served.chat else ROUTES[:2])
     longest = rng.choice([served.block_size + 1, 24, 64, served.max_model_len])
     prompt = drawn_prompt(rng, served.allowed, longest - 1, served.block_size)
     room = served.max_model_len - max(len(prompt), 200)
     tokens = rng.choice([1, 2, served.block_size, rng.randint(1, 40), rng.choice([40, room])])
     body = {**drawn_knobs(rng, served.block_size), **drawn_sampling(rng), **_shared(rng, served)}
     if route == "/generate":
-        body |= {"max_new_tokens": tokens, **_some_prompt(rng, prompt)}
+        body |= {"max_new_tokens": tokens, **_some_prompt(rng, prompt, served.chat)}
         return route, body
     body |= {"model": served.model, "max_tokens": tokens, "n": rng.choice([1, 1, 1, 2, 3])}
     body["temperature"] = min(_WARMEST, body.get("temperature", 0))
@@ -44,8 +45,9 @@ def valid_request(rng: random.Random, served: Served) -> tuple[str, dict[str, An
     return route, body | {"messages": _messages(rng)}
 
 
-def _some_prompt(rng: random.Random, prompt: list[int]) -> dict[str, Any]:
-    return rng.choice([{"prompt_token_ids": prompt}, {"prompt": rng.choice(_TEXTS)}, {"messages": _messages(rng)}])
+def _some_prompt(rng: random.Random, prompt: list[int], chat: bool) -> dict[str, Any]:
+    kinds: list[dict[str, Any]] = [{"prompt_token_ids": prompt}, {"prompt": rng.choice(_TEXTS)}]
+    return rng.choice([*kinds, {"messages": _messages(rng)}] if chat else kinds)
 
 
 def _messages(rng: random.Random) -> list[dict[str, str]]:

@@ -1,0 +1,76 @@
+"""A pass asks the device for nothing before its one copy back: whatever it asks makes the host wait for all kernels.
+
+On a CPU nothing waits, so the operations that would wait on CUDA are looked for. `tests/engine/test_gpu.py` asks CUDA.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from service.decode.block import MASKED, Block
+from service.engine.forward.grouping import Grouping, same_shapes_for
+from service.engine.forward.rows import Row
+from service.engine.forward.runner import Backend, Runner
+from service.engine.request import SamplingParams
+from tests.tiny import tiny_checkpoint
+
+#: operations whose result, or its shape, the host has to know
+WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "item", "unique2", "_unique2"}
+
+
+class Watch(TorchDispatchMode):
+    """Keeps the names of operations that would wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waited: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        indices = args[1] if name in {"index", "index_put_", "index_put"} else ()
+        if name in WAITING or any(index is not None and index.dtype == torch.bool for index in indices):
+            self.waited.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("attention", ["eager", "triton"])
+@pytest.mark.parametrize("grouping", [None, same_shapes_for("cpu", 4)], ids=["together", "deterministic"])
+def test_a_pass_waits_once(
+    attention: str, grouping: Grouping | None, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    if attention == "triton":
+        request.getfixturevalue("triton_device")
+    checkpoint = tiny_checkpoint(dtype=torch.float32)
+    runner = Runner(checkpoint, 8, grouping, 8, Backend(attention))
+    state = Block((MASKED, 5, MASKED, MASKED))
+    rows = [
+        Row(Block((1, 2, 3, 4)), 0, pages := [3, 4], keeps=True),
+        Row(state, 1, pages, keeps=False, sampling=SamplingParams(), judge=(1,), drafts=True),
+        Row(state, 1, pages, keeps=False, sampling=SamplingParams(0.7, 0.9, 5, seed=3), entropy=True),
+        Row(state, 0, [6], keeps=False, sampling=SamplingParams(1.3, seed=8), drafts=True),
+    ]
+    copies: list[torch.Size] = []
+    tolist = torch.Tensor.tolist
+
+    def counted(tensor: torch.Tensor) -> Any:
+        copies.append(tensor.shape)
+        return tolist(tensor)
+
+    monkeypatch.setattr(torch.Tensor, "tolist", counted)
+    with Watch() as watch:
+        readings = runner.evaluate(rows)
+    assert (watch.waited, len(copies)) == ([], 1)
+    drafted = [
+        replace(row, anchor=reading.handle, candidates=reading.candidates)
+        for row, reading in zip(rows, readings, strict=True)
+    ]
+    assert [row.candidates is not None for row in drafted] == [False, True, False, True]
+    copies.clear()
+    with Watch() as watch:
+        runner.refine(drafted)
+    assert (watch.waited, len(copies)) == ([], 1)

@@ -1,0 +1,86 @@
+"""The Triton kernel that reads logits against torch's operations: by its interpreter, or on CUDA if there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.engine.forward import vocabulary
+from service.engine.forward.sampling import Read, choose, entropies, scale
+from service.engine.forward.vocabulary import TorchVocabulary, TritonVocabulary
+from service.engine.request import SamplingParams
+
+
+@pytest.fixture(scope="module", autouse=True)
+def device(triton_device: str) -> str:
+    return triton_device
+
+
+samplings = st.builds(
+    SamplingParams,
+    st.sampled_from([0.0, 0.0, 0.5, 1.0, 1.3]),
+    st.sampled_from([1.0, 1.0, 0.8]),
+    st.sampled_from([0, 0, 5]),
+    seed=st.integers(0, 2**63 - 1),
+)
+
+
+@settings(max_examples=20)
+@given(
+    st.sampled_from([2, 7, 64, 500, 1024, 2500]),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    st.lists(st.tuples(samplings, st.booleans()), min_size=1, max_size=6),
+    st.sampled_from([64, 1024]),
+    st.integers(0, 2**31),
+)
+def test_token_confidence_and_entropy(
+    device: str,
+    width: int,
+    dtype: torch.dtype,
+    asked: list[tuple[SamplingParams, bool]],
+    step: int,
+    seed: int,
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    made = 4 * torch.randn(len(asked), width + 3, generator=generator)
+    logits = made.to(dtype).to(device)[:, :width]  # a row does not begin where the last one ends
+    mask = seed % width
+    logits[:, mask] = 20.0  # the likeliest, and never chosen
+
+    def other(number: int) -> int:
+        return (mask + 1 + number % (width - 1)) % width
+
+    reads = [
+        Read(number, 7 * number, number % 3, sampling, other(number) if judged else None, entropy=True)
+        for number, (sampling, judged) in enumerate(asked)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(vocabulary, "_STEP", step)
+        found, weights = TritonVocabulary(mask).read(logits, reads)
+    wanted, _ = TorchVocabulary(mask).read(logits.clone(), reads)
+    assert found[:, 0].tolist() == wanted[:, 0].tolist()
+    torch.testing.assert_close(found[:, 1], wanted[:, 1], rtol=2e-5, atol=1e-7)
+    torch.testing.assert_close(found[:, 2], wanted[:, 2], rtol=2e-5, atol=2e-5)
+    assert weights is not None
+    torch.testing.assert_close(weights, scale(logits.float(), reads).logsumexp(-1), rtol=1e-6, atol=1e-6)
+
+
+def test_of_equal_logits_the_first_token_is_chosen(device: str) -> None:
+    logits = torch.zeros(2, 300, device=device)
+    logits[1, [40, 200, 7]] = 1.0
+    reads = [Read(number, 0, 0, SamplingParams()) for number in range(2)]
+    found, _ = TritonVocabulary(0).read(logits, reads)
+    assert found[:, 0].tolist() == [1, 7]
+
+
+def test_a_token_that_is_sure_has_confidence_one_and_entropy_zero(device: str) -> None:
+    logits = torch.full((1, 300), -80.0, device=device)
+    logits[0, 4] = 80.0
+    for temperature in (0.0, 1e-9, 1.0):
+        read = Read(0, 0, 0, SamplingParams(temperature, seed=1))
+        found, _ = TritonVocabulary(0).read(logits.clone(), [read])
+        assert found[0].tolist() == pytest.approx([4, 1, 0], abs=1e-12)
+        assert choose(logits.clone(), [read], 0)[1].item() == 1
+        assert entropies(logits.clone(), [read]).item() == pytest.approx(0, abs=1e-12)
