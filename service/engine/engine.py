@@ -142,12 +142,15 @@ class Engine:
     def generate(self, requests: Iterable[GenerationRequest]) -> list[Completion]:
         """Decodes requests together and returns their completions in order. Blocks until all are done.
 
+        InvalidRequest if two have one id, or if submitted requests are not done: their events would be lost.
         OutOfMemory, after all are done, if one of them ended by that.
         """
         requests = list(requests)
         events: dict[str, list[BlockEvent]] = {request.request_id: [] for request in requests}
         if len(events) != len(requests):
             raise InvalidRequest("two requests have the same request_id", param="request_id")
+        if self.has_work:
+            raise InvalidRequest("the engine still decodes submitted requests; call step until has_work is false")
         try:
             for request in requests:
                 self.submit(request)
