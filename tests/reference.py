@@ -71,9 +71,9 @@ class Reference:
         """MRP's next anchors for a whole sequence, `[T, H]` -> `[T, H]`."""
         backbone, positions = self.checkpoint.backbone, torch.arange(len(tokens))[None]
         attend = dense_attention(block_causal_mask(len(tokens), self.config.block_size))
-        embedded = backbone.embed_tokens(torch.tensor([list(tokens)]))
+        embedded = backbone.embed(torch.tensor([list(tokens)]))
         assert self.checkpoint.mrp is not None
-        return self.checkpoint.mrp(embedded, anchors[None], backbone.rotary(positions), attend)[0]
+        return self.checkpoint.mrp(embedded, anchors[None], backbone.rotation(positions), attend)[0]
 
     def evaluate(self, prefix: Sequence[int], state: Block) -> Tensor:
         """Hidden states of a block behind its clean prefix, `[L, H]`."""

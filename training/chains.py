@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from service.model import Mrp, Sdar
+from service.model import Backbone, Mrp
 from training.attention import BlockAttention, DenseAttention
 from training.layout import Layout
 from training.losses import Weights, divergence, exact_logits, order_divergence
@@ -19,11 +19,11 @@ from training.rollout import EndIds, Step, Trajectory, masked_positions
 class Rows:
     """MRP over several states of one trajectory in one forward. The clean part is computed once."""
 
-    def __init__(self, backbone: Sdar, mrp: Mrp, trajectory: Trajectory, copies: int) -> None:
+    def __init__(self, backbone: Backbone, mrp: Mrp, trajectory: Trajectory, copies: int) -> None:
         self._backbone, self._mrp, layout = backbone, mrp, trajectory.batch.layout
-        clean, embedded = DenseAttention(layout.clean_mask), backbone.embed_tokens(trajectory.batch.clean)
-        mrp(embedded, trajectory.clean_hidden, backbone.rotary(layout.clean_positions), clean)
-        self._rotation = backbone.rotary(layout.positions(copies))
+        clean, embedded = DenseAttention(layout.clean_mask), backbone.embed(trajectory.batch.clean)
+        mrp(embedded, trajectory.clean_hidden, backbone.rotation(layout.clean_positions), clean)
+        self._rotation = backbone.rotation(layout.positions(copies))
         self._attend = BlockAttention(self.reads(layout, copies), layout.block, clean.kept)
 
     def reads(self, layout: Layout, copies: int) -> Tensor:
@@ -32,11 +32,13 @@ class Rows:
 
     def refine(self, tokens: Tensor, anchor: Tensor) -> Tensor:
         """tokens `[B, copies * N]`, anchor `[B, copies * N, H]` -> the next anchor, same shape."""
-        out: Tensor = self._mrp(self._backbone.embed_tokens(tokens), anchor, self._rotation, self._attend)
+        out: Tensor = self._mrp(self._backbone.embed(tokens), anchor, self._rotation, self._attend)
         return out
 
 
-def chain_loss(rows: Rows, backbone: Sdar, chains: list[list[Step]], where: list[Tensor], weights: Weights) -> Tensor:
+def chain_loss(
+    rows: Rows, backbone: Backbone, chains: list[list[Step]], where: list[Tensor], weights: Weights
+) -> Tensor:
     """The loss of MRP applied along several chains of consecutive steps, which are copies in one forward.
 
     `chains[c]`: the step of the anchor and the steps after it. `where[k]` `[B, copies * N]`: the positions at which

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from service.model import Mrp, Sdar
+from service.model import Backbone, Mrp
 from training.batch import Batch
 from training.chains import Rows, chains_of
 from training.losses import divergence, exact_logits
 from training.rollout import EndIds, Trajectory, roll_out
 from training.simulate import Drafting, Yield, count_rounds, drafts_met
 
-Models = tuple[Sdar, Mrp | None]
+Models = tuple[Backbone, Mrp | None]
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class Score:
 
 @torch.no_grad()
 def evaluate(
-    models: tuple[Sdar, Mrp], batches: Iterable[Batch], end_id: EndIds, drafting: Drafting
+    models: tuple[Backbone, Mrp], batches: Iterable[Batch], end_id: EndIds, drafting: Drafting
 ) -> tuple[Score, Score]:
     """The scores of MRP and of zero, with drafts made as `drafting` says."""
     backbone, mrp = models
@@ -95,7 +95,7 @@ def evaluate(
     return scores
 
 
-def _divergences(backbone: Sdar, rows: Rows | None, trajectory: Trajectory, rule: tuple[EndIds, int]) -> Tensor:
+def _divergences(backbone: Backbone, rows: Rows | None, trajectory: Trajectory, rule: tuple[EndIds, int]) -> Tensor:
     """Sums and counts `[2, applications]` over all starts. Without `rows` the anchor stays the same."""
     end_id, applications = rule
     sums = torch.zeros(2, applications, dtype=torch.float64)

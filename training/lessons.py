@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from service.model import Mrp, Sdar
+from service.model import Backbone, Mrp
 from training.batch import Batch
 from training.chains import Rows, chain_loss, chains_of
 from training.losses import Weights
@@ -71,7 +71,7 @@ class Lesson(Protocol):
 class Teacher:
     """Makes lessons of batches. `models`: backbone and MRP."""
 
-    def __init__(self, models: tuple[Sdar, Mrp], objective: Objective, end_id: EndIds) -> None:
+    def __init__(self, models: tuple[Backbone, Mrp], objective: Objective, end_id: EndIds) -> None:
         self._models = models
         self._end_id = end_id
         self.objective = objective
@@ -90,7 +90,9 @@ class Teacher:
 
 
 class _OnTrajectory:
-    def __init__(self, models: tuple[Sdar, Mrp], trajectory: Trajectory, objective: Objective, end_id: EndIds) -> None:
+    def __init__(
+        self, models: tuple[Backbone, Mrp], trajectory: Trajectory, objective: Objective, end_id: EndIds
+    ) -> None:
         self._models = models
         self._trajectory = trajectory
         self._objective = objective
@@ -109,7 +111,7 @@ class _OnTrajectory:
 
 
 class _OnNoise:
-    def __init__(self, models: tuple[Sdar, Mrp], opened: Trajectory, objective: Objective, end_id: EndIds) -> None:
+    def __init__(self, models: tuple[Backbone, Mrp], opened: Trajectory, objective: Objective, end_id: EndIds) -> None:
         self._models = models
         self._opened = opened
         self._end_id = end_id
@@ -124,7 +126,7 @@ class _OnNoise:
         return chain, _revision(self._models, seen, phase, self._end_id)
 
 
-def _revision(models: tuple[Sdar, Mrp], trajectory: Trajectory, phase: Phase, end_id: EndIds) -> Tensor:
+def _revision(models: tuple[Backbone, Mrp], trajectory: Trajectory, phase: Phase, end_id: EndIds) -> Tensor:
     if not phase.weights.revision:
         return torch.zeros(())
     return revision_loss(Rows(*models, trajectory, 1).refine, models[0], trajectory, end_id)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from service.model import Sdar
+from service.model import Backbone
 
 ORDER_SHARPNESS = 1.5
 _CLIP = (-6.0, 12.0)
@@ -27,13 +27,13 @@ class Weights:
     revision: float = 0.0
 
 
-def exact_logits(backbone: Sdar, hidden: Tensor) -> Tensor:
+def exact_logits(backbone: Backbone, hidden: Tensor) -> Tensor:
     """hidden `[..., H]` -> fp32 logits `[..., V]` by the head's own weights, also under autocast.
 
     Near 12, bf16 logits have steps of 0.06. That is more than the difference between two nearly certain positions.
     """
     with torch.autocast(hidden.device.type, enabled=False):
-        return backbone.logits(hidden.to(backbone.lm_head.weight.dtype)).float()
+        return backbone.logits(hidden.to(backbone.dtype)).float()
 
 
 def divergence(teacher: Tensor, student: Tensor) -> Tensor:

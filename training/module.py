@@ -7,10 +7,10 @@ import math
 import torch
 from torch import nn
 
-from service.model import ModelConfig, Mrp, Sdar
+from service.model import Backbone, ModelConfig, Mrp
 
 
-def new_mrp(config: ModelConfig, backbone: Sdar) -> Mrp:
+def new_mrp(config: ModelConfig, backbone: Backbone) -> Mrp:
     """An MRP module with copies of the backbone's last layers. The output of a residual module starts small."""
     if config.mrp is None:
         raise ValueError("the config has no MRP module: num_nextn_predict_layers is 0")

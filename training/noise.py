@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.model import Sdar
+from service.model import Backbone
 from training.rollout import EndIds, Step, Trajectory, backbone_logits, look, masked_positions, pick
 
 
@@ -24,7 +24,7 @@ class Noise:
 
 @torch.no_grad()
 def noisy_chains(
-    backbone: Sdar, opened: Trajectory, noise: Noise, applications: int, end_id: EndIds
+    backbone: Backbone, opened: Trajectory, noise: Noise, applications: int, end_id: EndIds
 ) -> tuple[list[list[Step]], list[Tensor]]:
     """Chains of `applications` + 1 states, and the positions `[B, copies * N]` at which applications are compared."""
     batch, copies = opened.batch, noise.copies
@@ -49,7 +49,9 @@ def _revealed(masks: Tensor, block: int, most: int) -> Tensor:
     return revealed
 
 
-def _state(backbone: Sdar, opened: Trajectory, masks: Tensor, copies: int, end_id: EndIds) -> tuple[list[Step], Tensor]:
+def _state(
+    backbone: Backbone, opened: Trajectory, masks: Tensor, copies: int, end_id: EndIds
+) -> tuple[list[Step], Tensor]:
     """The state of every copy, and the masked positions of all copies, `[B, copies * N]`."""
     batch, steps, places = opened.batch, [], []
     parts = [batch.masked(mask) for mask in masks.chunk(copies, 1)]

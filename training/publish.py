@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from service.model import Mrp, Sdar, parse_config, published_weights
+from service.model import Backbone, Mrp, parse_config, published_weights
 
 MRP_FILE = "mrp.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -39,7 +39,7 @@ def stored_dtype(source: Path) -> torch.dtype:
         return first.dtype
 
 
-def publish(source: Path, out: Path, raw: Mapping[str, Any], models: tuple[Sdar, Mrp]) -> None:
+def publish(source: Path, out: Path, raw: Mapping[str, Any], models: tuple[Backbone, Mrp]) -> None:
     """Writes the folder `out` from the backbone in `source` and the MRP module. `raw`: the new config.json."""
     out.mkdir(parents=True, exist_ok=True)
     for pattern in _COPIED:

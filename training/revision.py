@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from service.model import Sdar
+from service.model import Backbone
 from training.losses import divergence, exact_logits
 from training.rollout import EndIds, Step, Trajectory, backbone_logits, look, masked_positions
 
@@ -24,7 +24,7 @@ _ALSO_DOUBTED_SHARE = 0.12
 Refine = Callable[[Tensor, Tensor], Tensor]
 
 
-def revision_loss(refine: Refine, backbone: Sdar, trajectory: Trajectory, end_id: EndIds) -> Tensor:
+def revision_loss(refine: Refine, backbone: Backbone, trajectory: Trajectory, end_id: EndIds) -> Tensor:
     """The KL divergence between backbone and MRP at some positions that were revealed in parallel, of one state."""
     step = trajectory.steps[int(torch.rand(()).item() ** 2 * (len(trajectory.steps) - 1))]
     masked = masked_positions(step.tokens, trajectory.batch, end_id)
@@ -38,7 +38,7 @@ def revision_loss(refine: Refine, backbone: Sdar, trajectory: Trajectory, end_id
 
 
 @torch.no_grad()
-def reveal_in_parallel(backbone: Sdar, step: Step, masked: Tensor, trajectory: Trajectory) -> tuple[Tensor, Tensor]:
+def reveal_in_parallel(backbone: Backbone, step: Step, masked: Tensor, trajectory: Trajectory) -> tuple[Tensor, Tensor]:
     """The state after revealing all positions above a random threshold, and the revealed positions, both `[B, N]`."""
     block, batch = trajectory.batch.layout.block, trajectory.batch
     chances = backbone_logits(backbone, step.hidden, batch.mask_id).softmax(-1)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from service.model import Sdar
+from service.model import Backbone
 from training.attention import BlockAttention, DenseAttention, Prefix
 from training.batch import Batch
 
@@ -76,7 +76,7 @@ def masked_positions(tokens: Tensor, batch: Batch, end_id: EndIds) -> Tensor:
     return (tokens == batch.mask_id) & ~behind
 
 
-def backbone_logits(backbone: Sdar, hidden: Tensor, mask_id: int) -> Tensor:
+def backbone_logits(backbone: Backbone, hidden: Tensor, mask_id: int) -> Tensor:
     """hidden `[..., H]` -> fp32 logits `[..., V]` that cannot choose the mask token."""
     logits: Tensor = backbone.logits(hidden).float()
     logits[..., mask_id] = -torch.inf
@@ -84,7 +84,7 @@ def backbone_logits(backbone: Sdar, hidden: Tensor, mask_id: int) -> Tensor:
 
 
 @torch.no_grad()
-def open_batch(backbone: Sdar, batch: Batch) -> Trajectory:
+def open_batch(backbone: Backbone, batch: Batch) -> Trajectory:
     """A trajectory without steps, for which the clean part has been computed."""
     layout = batch.layout
     clean = DenseAttention(layout.clean_mask)
@@ -93,7 +93,7 @@ def open_batch(backbone: Sdar, batch: Batch) -> Trajectory:
 
 
 @torch.no_grad()
-def roll_out(backbone: Sdar, batch: Batch, end_id: EndIds, sampled_share: float = 0.0) -> Trajectory:
+def roll_out(backbone: Backbone, batch: Batch, end_id: EndIds, sampled_share: float = 0.0) -> Trajectory:
     """Decodes every answer block. `sampled_share`: share of the rows that sample their tokens."""
     layout, opened = batch.layout, open_batch(backbone, batch)
     tokens = batch.masked(batch.answer)
@@ -112,7 +112,7 @@ def roll_out(backbone: Sdar, batch: Batch, end_id: EndIds, sampled_share: float 
 
 
 @torch.no_grad()
-def look(backbone: Sdar, trajectory: Trajectory, tokens: Tensor, copies: int = 1) -> Tensor:
+def look(backbone: Backbone, trajectory: Trajectory, tokens: Tensor, copies: int = 1) -> Tensor:
     """The backbone's hidden states of `tokens` in the trajectory: `[B, copies * N]` -> `[B, copies * N, H]`."""
     layout = trajectory.batch.layout
     attend = BlockAttention(layout.reads(copies), layout.block, trajectory.prefix)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.model import Mrp, Sdar
+from service.model import Backbone, Mrp
 from training.batch import Batch
 from training.chains import Rows
 from training.rollout import EndIds, Step, Trajectory, backbone_logits, masked_positions, pick, roll_out
@@ -52,7 +52,7 @@ class Drafting:
 
 @torch.no_grad()
 def speculative_yield(
-    models: tuple[Sdar, Mrp | None], batch: Batch, end_id: EndIds, drafts: int, *, stale_first: bool = False
+    models: tuple[Backbone, Mrp | None], batch: Batch, end_id: EndIds, drafts: int, *, stale_first: bool = False
 ) -> Yield:
     """Speculative decoding of a batch with `drafts` drafts per round. Without MRP, all drafts use the stale logits.
 
@@ -87,7 +87,9 @@ def _rounds(met: Tensor, picks: int) -> Yield:
 
 
 @torch.no_grad()
-def drafts_met(models: tuple[Sdar, Mrp | None], trajectory: Trajectory, end_id: EndIds, drafting: Drafting) -> Tensor:
+def drafts_met(
+    models: tuple[Backbone, Mrp | None], trajectory: Trajectory, end_id: EndIds, drafting: Drafting
+) -> Tensor:
     """`[steps, drafts, B, blocks]`: whether draft k, made after step i, equals static's pick i + k."""
     backbone, mrp = models
     refine: Refine = drafting.rows(backbone, mrp, trajectory, 1).refine if mrp else lambda _, anchor: anchor
@@ -102,7 +104,7 @@ def drafts_met(models: tuple[Sdar, Mrp | None], trajectory: Trajectory, end_id: 
     return met
 
 
-def _is_pick(backbone: Sdar, anchor: Tensor, step: Step, batch: Batch, end_id: EndIds) -> Tensor:
+def _is_pick(backbone: Backbone, anchor: Tensor, step: Step, batch: Batch, end_id: EndIds) -> Tensor:
     masked = masked_positions(step.tokens, batch, end_id)
     place, token = pick(backbone_logits(backbone, anchor, batch.mask_id), masked, batch.layout.block)
     return (place == step.place) & (token == step.token) & step.open

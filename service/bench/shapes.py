@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from service.errors import InvalidRequest
-from service.model import Checkpoint, LoadOptions, Mrp, Sdar, parse_config
+from service.model import Checkpoint, LoadOptions, Mrp, family_named, parse_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,8 @@ def random_checkpoint(raw: dict[str, Any], options: LoadOptions) -> Checkpoint:
         dtype = torch.get_default_dtype()
         torch.set_default_dtype(options.dtype)
         try:
-            backbone, mrp = Sdar(config), Mrp(config, config.mrp) if config.mrp else None
+            backbone = family_named(config.family).network(config)
+            mrp = Mrp(config, config.mrp) if config.mrp else None
         finally:
             torch.set_default_dtype(dtype)
     for module in (backbone, mrp):

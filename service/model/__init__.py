@@ -1,4 +1,4 @@
-"""The networks: configuration, Qwen3 layers, paged attention, the SDAR backbone, MRP, checkpoints.
+"""The networks: model families, layers, paged attention, MRP, checkpoints.
 
 What needs torch is imported when it is first asked for: a program that only looks at a checkpoint's files has none.
 """
@@ -6,20 +6,21 @@ What needs torch is imported when it is first asked for: a program that only loo
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from service.model.config import ModelConfig, MrpConfig, parse_config
+from service.model.config import ModelConfig, MrpConfig
+from service.model.families import family_named, parse_config
 from service.model.files import read_config, resolve
 
 if TYPE_CHECKING:
+    from service.model.backbone import Backbone
     from service.model.checkpoint import Checkpoint, LoadOptions, load_checkpoint, save_checkpoint
     from service.model.mrp import Mrp
-    from service.model.sdar import Sdar
     from service.model.weights import published_weights
 else:
     _MODULES = {
+        "Backbone": "backbone",
         "Checkpoint": "checkpoint",
         "LoadOptions": "checkpoint",
         "Mrp": "mrp",
-        "Sdar": "sdar",
         "load_checkpoint": "checkpoint",
         "published_weights": "weights",
         "save_checkpoint": "checkpoint",
@@ -32,12 +33,13 @@ else:
 
 
 __all__ = [
+    "Backbone",
     "Checkpoint",
     "LoadOptions",
     "ModelConfig",
     "Mrp",
     "MrpConfig",
-    "Sdar",
+    "family_named",
     "load_checkpoint",
     "parse_config",
     "published_weights",

@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -14,10 +13,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from service.model.config import ModelConfig, parse_config
-from service.model.files import FAMILIES, read_config, resolve
+from service.model.backbone import Backbone
+from service.model.config import ModelConfig
+from service.model.families import family_named, parse_config
+from service.model.files import read_config, resolve
 from service.model.mrp import Mrp
-from service.model.sdar import Sdar
 from service.model.weights import TensorOptions, WeightFiles, WeightSource, fill, published_weights
 
 #: bytes after which a file of weights is full
@@ -43,18 +43,18 @@ class Checkpoint:
     path: Path
     config: ModelConfig
     raw: Mapping[str, Any]
-    backbone: Sdar
+    backbone: Backbone
     mrp: Mrp | None
 
     @property
     def device(self) -> torch.device:
         """Where the weights live."""
-        return self.backbone.embed_tokens.weight.device
+        return self.backbone.device
 
     @property
     def dtype(self) -> torch.dtype:
         """The weights' type."""
-        return self.backbone.embed_tokens.weight.dtype
+        return self.backbone.dtype
 
 
 class _WithoutFirstValues(TorchFunctionMode):
@@ -86,12 +86,11 @@ def build_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource, o
     """A checkpoint of the weights of any source, made on its device. `path`: the folder it belongs to."""
     config = _override(parse_config(raw, block_size=options.block_size), options)
     with torch.device("meta"), _WithoutFirstValues():
-        family: type[Sdar] = resolve_name(FAMILIES[raw["model_type"]])
-        backbone = family(config)
+        backbone = family_named(config.family).network(config)
         mrp = Mrp(config, config.mrp) if config.mrp else None
     fill(path, config, (backbone, mrp), source, TensorOptions(options.device, options.dtype))
     if config.tie_word_embeddings:
-        backbone.lm_head.weight = backbone.embed_tokens.weight
+        backbone.tie()
     modules = [module for module in (backbone, mrp) if module is not None]
     for module in modules:
         module.to(device=options.device, dtype=options.dtype).eval().requires_grad_(False)
@@ -100,7 +99,7 @@ def build_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource, o
     return Checkpoint(path=path, config=config, raw=raw, backbone=backbone, mrp=mrp)
 
 
-def save_checkpoint(path: Path, raw: Mapping[str, Any], backbone: Sdar, mrp: Mrp | None) -> None:
+def save_checkpoint(path: Path, raw: Mapping[str, Any], backbone: Backbone, mrp: Mrp | None) -> None:
     """Writes config.json and one model.safetensors in the published layout, in the modules' dtype."""
     path.mkdir(parents=True, exist_ok=True)
     weights = published_weights(parse_config(raw), backbone, mrp)

@@ -1,19 +1,8 @@
-"""What a checkpoint's config.json says, checked and frozen.
-
-Reads the published SDAR and SDAR-MRP layouts (Qwen3's keys plus `block_size`, `mask_token_id`,
-`num_nextn_predict_layers`). Knows no weights and no files: `weights.py` hands it the parsed JSON.
-"""
+"""What a checkpoint's config.json says, checked and frozen. Families (`families/`) read it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from service.errors import CheckpointError
-
-DEFAULT_BLOCK_SIZE = 4
-DEFAULT_MASK_TOKEN_ID = 151669
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +21,28 @@ class MrpConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """Shape of an SDAR backbone (Qwen3 architecture) and, if there is one, of its MRP module."""
+class ExpertsConfig:
+    """The experts of a backbone.
 
+    Each token goes to `per_token` of `number` experts. `layers`: which layers have experts; the others are dense.
+    `normalized`: the weights of a token's experts add up to 1.
+    """
+
+    number: int
+    per_token: int
+    intermediate_size: int
+    layers: frozenset[int]
+    normalized: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Shape of a backbone and, if there is one, of its MRP module.
+
+    `family`: the `model_type` of config.json. `intermediate_size`: of dense layers, MRP's included.
+    """
+
+    family: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -50,113 +58,14 @@ class ModelConfig:
     rms_norm_eps: float
     tie_word_embeddings: bool
     mrp: MrpConfig | None
+    experts: ExpertsConfig | None = None
 
     @property
     def num_kv_layers(self) -> int:
         """Layers that keep KV: the backbone's and MRP's."""
         return self.num_layers + (self.mrp.num_layers if self.mrp else 0)
 
-
-def parse_config(raw: Mapping[str, Any], *, block_size: int | None = None) -> ModelConfig:
-    """Builds a `ModelConfig` from a parsed config.json.
-
-    `block_size` overrides the checkpoint's (the published 4B MRP says 4 and was trained with 16).
-    Raises CheckpointError naming the key that is missing or not supported.
-    """
-    _refuse_unsupported(raw)
-    heads = _integer(raw, "num_attention_heads")
-    kv_heads = _optional(raw, "num_key_value_heads", heads)
-    if kv_heads < 1 or heads % kv_heads:
-        raise CheckpointError(f"config.json: {heads} attention heads are not a multiple of {kv_heads} key-value heads")
-    hidden = _integer(raw, "hidden_size")
-    head_dim = _optional(raw, "head_dim", hidden // heads)
-    if head_dim < 2 or head_dim % 2:
-        raise CheckpointError(f"config.json: head_dim is {head_dim}, expected an even number")
-    vocab = _integer(raw, "vocab_size")
-    mask = _optional(raw, "mask_token_id", DEFAULT_MASK_TOKEN_ID)
-    if not 0 <= mask < vocab:
-        raise CheckpointError(f"config.json: mask_token_id {mask} is outside the vocabulary of {vocab}")
-    block = block_size or _optional(raw, "block_size", DEFAULT_BLOCK_SIZE)
-    if not 1 <= block <= 128:
-        raise CheckpointError(f"block size {block} is not supported: allowed are 1 to 128")
-    return ModelConfig(
-        vocab_size=vocab,
-        hidden_size=hidden,
-        intermediate_size=_integer(raw, "intermediate_size"),
-        num_layers=_integer(raw, "num_hidden_layers"),
-        num_heads=heads,
-        num_kv_heads=kv_heads,
-        head_dim=head_dim,
-        block_size=block,
-        mask_token_id=mask,
-        eos_token_ids=_token_ids(raw.get("eos_token_id")),
-        max_positions=_optional(raw, "max_position_embeddings", 32768),
-        rope_theta=_rope_theta(raw),
-        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        mrp=_mrp(raw, block),
-    )
-
-
-def _mrp(raw: Mapping[str, Any], block_size: int) -> MrpConfig | None:
-    layers = _optional(raw, "num_nextn_predict_layers", 0)
-    modules = _optional(raw, "num_mrp_heads", 1 if layers else 0)
-    if not layers or not modules:
-        return None
-    if modules != 1:
-        raise CheckpointError(f"config.json: num_mrp_heads is {modules}, only 1 is supported")
-    steps = _optional(raw, "mrp_default_steps", min(2, block_size))
-    if not 1 <= steps <= block_size:
-        raise CheckpointError(f"config.json: mrp_default_steps is {steps}, allowed are 1 to {block_size}")
-    return MrpConfig(
-        num_layers=layers,
-        residual=bool(raw.get("mrp_residual", True)),
-        scale=float(raw.get("mrp_scale", 1.0)),
-        default_steps=steps,
-    )
-
-
-def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
-    if raw.get("num_experts") or raw.get("num_local_experts"):
-        raise CheckpointError("config.json describes a mixture of experts, which is not supported")
-    if raw.get("attention_bias"):
-        raise CheckpointError("config.json: attention_bias is true, which is not supported")
-    if raw.get("use_sliding_window"):
-        raise CheckpointError("config.json: use_sliding_window is true, which is not supported")
-    if raw.get("hidden_act", "silu") != "silu":
-        raise CheckpointError(f"config.json: hidden_act is {raw['hidden_act']!r}, only 'silu' is supported")
-    rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise CheckpointError(f"config.json: rope type {kind!r} is not supported, only 'default' is")
-
-
-def _rope_theta(raw: Mapping[str, Any]) -> float:
-    parameters = raw.get("rope_parameters") or {}
-    return float(raw.get("rope_theta") or parameters.get("rope_theta") or 10000.0)
-
-
-def _integer(raw: Mapping[str, Any], key: str) -> int:
-    value = raw.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise CheckpointError(f"config.json: {key} is {value!r}, expected a positive integer")
-    return value
-
-
-def _optional(raw: Mapping[str, Any], key: str, default: int) -> int:
-    value = raw.get(key)
-    if value is None:
-        return default
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise CheckpointError(f"config.json: {key} is {value!r}, expected an integer")
-    return value
-
-
-def _token_ids(value: object) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    if isinstance(value, int):
-        return (value,)
-    if isinstance(value, (list, tuple)) and all(isinstance(item, int) for item in value):
-        return tuple(value)
-    raise CheckpointError(f"config.json: eos_token_id is {value!r}, expected an integer or a list of integers")
+    @property
+    def num_expert_layers(self) -> int:
+        """Layers of the backbone that have experts."""
+        return len(self.experts.layers) if self.experts else 0

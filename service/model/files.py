@@ -14,9 +14,7 @@ from typing import Any, Literal
 from safetensors import SafetensorError, safe_open
 
 from service.errors import CheckpointError
-
-#: model_type in config.json -> where its backbone's class is. A new family is one file and one line here.
-FAMILIES: Mapping[str, str] = {"sdar": "service.model.sdar:Sdar"}
+from service.model.families import FAMILIES
 
 _FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt")
 

@@ -82,14 +82,14 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """SwiGLU."""
+    """SwiGLU: a dense feed-forward."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, hidden: int, inner: int) -> None:
         super().__init__()
-        self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_up_proj = nn.Linear(hidden, 2 * inner, bias=False)
+        self.down_proj = nn.Linear(inner, hidden, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, same_shapes: bool = False) -> Tensor:  # noqa: ARG002 (its shapes are always x's)
         """x `[R, L, H]` -> `[R, L, H]`."""
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
         out: Tensor = self.down_proj(F.silu(gate) * up)
@@ -97,17 +97,20 @@ class FeedForward(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm attention and feed-forward with residual connections."""
+    """Pre-norm attention and feed-forward with residual connections.
 
-    def __init__(self, config: ModelConfig) -> None:
+    `mlp(x, same_shapes)`: the feed-forward, `[R, L, H]` -> `[R, L, H]`. `same_shapes`: see `Backbone.forward`.
+    """
+
+    def __init__(self, config: ModelConfig, mlp: nn.Module) -> None:
         super().__init__()
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.self_attn = Attention(config)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.mlp = FeedForward(config)
+        self.mlp = mlp
 
-    def forward(self, x: Tensor, rotation: Rotation, layer: int, attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation, layer: int, attend: Attend, same_shapes: bool = False) -> Tensor:
         """x `[R, L, H]` -> `[R, L, H]`; `layer` is passed on to `attend`."""
         x = x + self.self_attn(self.input_layernorm(x), rotation, layer, attend)
-        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x), same_shapes)
         return out

@@ -13,11 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from service.model.config import ModelConfig, MrpConfig
-from service.model.layers import Attend, DecoderLayer, Rotation
+from service.model.layers import Attend, DecoderLayer, FeedForward, Rotation
 
 
 class Mrp(nn.Module):
-    """One MRP module. Embedding, rotary table and output head are the backbone's and are passed in."""
+    """One MRP module. Embedding, rotary table and output head are the backbone's and are passed in.
+
+    Its layers are dense, whatever the backbone's are.
+    """
 
     def __init__(self, config: ModelConfig, mrp: MrpConfig) -> None:
         super().__init__()
@@ -25,7 +28,8 @@ class Mrp(nn.Module):
         self.enorm = nn.RMSNorm(hidden, eps=eps)
         self.hnorm = nn.RMSNorm(hidden, eps=eps)
         self.eh_proj = nn.Linear(2 * hidden, hidden, bias=False)
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(mrp.num_layers))
+        feed_forwards = (FeedForward(hidden, config.intermediate_size) for _ in range(mrp.num_layers))
+        self.layers = nn.ModuleList(DecoderLayer(config, mlp) for mlp in feed_forwards)
         self.norm = nn.RMSNorm(hidden, eps=eps)
         self.first_kv_layer = config.num_layers
         self.residual, self.scale = mrp.residual, mrp.scale

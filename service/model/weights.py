@@ -1,12 +1,12 @@
 """Safetensors files and modules: which published weights make which parameter, read and written.
 
-Every weight must be there, be used and have its shape. Matrices that are one in the modules (q/k/v, gate/up)
-are several in files. Knows no config file.
+Every weight must be there, be used and have its shape. Which of them make a parameter says the backbone's family.
+Knows no config file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from service.errors import CheckpointError
+from service.model.backbone import Backbone
 from service.model.config import ModelConfig
+from service.model.families import family_named, qwen3
 from service.model.files import open_file, weight_files
+from service.model.layout import Layout, prefixed
 from service.model.mrp import Mrp
-from service.model.sdar import Sdar
 
-_FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 _MRP_PREFIX = "mrp_modules.0.model."
 
 
@@ -71,7 +72,7 @@ class WeightFiles:
 
 
 def fill(
-    path: Path, config: ModelConfig, modules: tuple[Sdar, Mrp | None], source: WeightSource, where: TensorOptions
+    path: Path, config: ModelConfig, modules: tuple[Backbone, Mrp | None], source: WeightSource, where: TensorOptions
 ) -> None:
     """Replaces the (meta) parameters of backbone and MRP by the weights of a source.
 
@@ -81,56 +82,55 @@ def fill(
     unused = set(source.names)
     if config.tie_word_embeddings:
         unused.discard("lm_head.weight")
-    for target in list(_targets(*modules)):
-        _assign(target, _joined(path, config, target, source, where))
-        unused -= set(target.names)
+    for target in list(_targets(config, *modules)):
+        layout = target.layout_in(source.names)
+        _assign(target, _joined(path, target.parameter.shape, layout, source, where))
+        unused -= {part.name for part in layout}
     if unused:
         raise CheckpointError(f"{path}: {len(unused)} weights are not used, first: {', '.join(sorted(unused)[:3])}")
 
 
-def published_weights(config: ModelConfig, backbone: Sdar, mrp: Mrp | None) -> dict[str, Tensor]:
-    """The modules' weights under their published names; views where a matrix is several in files."""
+def published_weights(
+    config: ModelConfig, backbone: Backbone, mrp: Mrp | None, wanted: Collection[str] = ()
+) -> dict[str, Tensor]:
+    """The modules' weights under their published names; views where a parameter is several in files.
+
+    `wanted`: names; a parameter that can be published in several ways is published under those.
+    """
     weights: dict[str, Tensor] = {}
-    for target in _targets(backbone, mrp):
+    for target in _targets(config, backbone, mrp):
         parameter = target.parameter.detach()
-        weights |= zip(target.names, parameter.split(_heights(config, target.names, len(parameter))), strict=True)
+        weights |= {part.name: parameter[part.place] for part in target.layout_in(wanted)}
     return weights
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """A parameter, where it hangs, and the published weights it is made of."""
+    """A parameter, where it hangs, and the published weights that can make it."""
 
     module: nn.Module
     name: str
-    names: list[str]
+    layouts: Sequence[Layout]
 
     @property
     def parameter(self) -> nn.Parameter:
         return self.module.get_parameter(self.name)
 
+    def layout_in(self, names: Collection[str]) -> Layout:
+        """The layout of which most weights are among the names; the first if none is."""
+        if len(self.layouts) == 1:
+            return self.layouts[0]
+        return max(self.layouts, key=lambda layout: sum(part.name in names for part in layout) / len(layout))
 
-def _targets(backbone: Sdar, mrp: Mrp | None) -> Iterator[_Target]:
+
+def _targets(config: ModelConfig, backbone: Backbone, mrp: Mrp | None) -> Iterator[_Target]:
     """Every parameter once: a tied output head is the embedding and has no weight of its own."""
+    family = family_named(config.family)
     for name, _ in backbone.named_parameters():
-        yield _Target(backbone, name, _published(name if name.startswith("lm_head") else f"model.{name}"))
+        yield _Target(backbone, name, family.layouts(config, name))
     if mrp is not None:
         for name, _ in mrp.named_parameters():
-            yield _Target(mrp, name, _published(_MRP_PREFIX + name))
-
-
-def _published(name: str) -> list[str]:
-    for fused, parts in _FUSED.items():
-        if fused in name:
-            return [name.replace(fused, part) for part in parts]
-    return [name]
-
-
-def _heights(config: ModelConfig, names: list[str], rows: int) -> list[int]:
-    """How many of a fused matrix's rows each published weight gives."""
-    if len(names) == len(_FUSED["qkv_proj"]):
-        return [heads * config.head_dim for heads in (config.num_heads, config.num_kv_heads, config.num_kv_heads)]
-    return [rows // len(names)] * len(names)
+            yield _Target(mrp, name, [prefixed(_MRP_PREFIX, qwen3.of_module(config, name))])
 
 
 def _assign(target: _Target, weight: Tensor) -> None:
@@ -138,18 +138,16 @@ def _assign(target: _Target, weight: Tensor) -> None:
     setattr(target.module.get_submodule(owner), leaf, nn.Parameter(weight, requires_grad=False))
 
 
-def _joined(path: Path, config: ModelConfig, target: _Target, source: WeightSource, where: TensorOptions) -> Tensor:
+def _joined(path: Path, shape: torch.Size, layout: Layout, source: WeightSource, where: TensorOptions) -> Tensor:
     """The weight of a parameter, made of its parts."""
-    shape = target.parameter.shape
     joined = torch.empty(shape, device=where.device, dtype=where.dtype)
-    heights = _heights(config, target.names, shape[0])
-    for name, rows in zip(target.names, joined.split(heights), strict=True):
+    for name, place in layout:
         if name not in source.names:
             raise CheckpointError(f"{path}: weight {name!r} is missing")
-        part = source.read(name)
-        if part.shape != rows.shape:
+        part, there = source.read(name), joined[place]
+        if part.shape != there.shape:
             raise CheckpointError(
-                f"{path}: {name!r} has shape {list(part.shape)}, config.json implies {list(rows.shape)}"
+                f"{path}: {name!r} has shape {list(part.shape)}, config.json implies {list(there.shape)}"
             )
-        rows.copy_(part)
+        there.copy_(part)
     return joined

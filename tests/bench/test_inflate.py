@@ -66,7 +66,7 @@ def logits(checkpoint, tokens):
     positions = torch.tensor(list(attend.order))[:, None] * tokens.shape[1] + torch.arange(tokens.shape[1])
     backbone, mrp = checkpoint.backbone, checkpoint.mrp
     hidden = backbone(tokens, positions, attend)
-    changed = mrp(backbone.embed_tokens(tokens), hidden, backbone.rotary(positions), attend)
+    changed = mrp(backbone.embed(tokens), hidden, backbone.rotation(positions), attend)
     return torch.stack([backbone.logits(hidden), backbone.logits(changed)])
 
 

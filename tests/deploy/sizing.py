@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from service.bench.shapes import shape_named
-from service.model import Mrp, Sdar, parse_config
+from service.model import Mrp, family_named, parse_config
 from service.model.attention import PagedCache
 from tests.tiny import tiny_config
 
@@ -31,7 +31,7 @@ class Size:
 def size_of(shape):
     config = parse_config(tiny_config(num_nextn_predict_layers=3) | asdict(shape_named(shape)))
     with torch.device("meta"):
-        modules = Sdar(config), Mrp(config, config.mrp)
+        modules = family_named(config.family).network(config), Mrp(config, config.mrp)
     parameters = sum(weight.numel() for module in modules for weight in module.parameters())
     kv = PagedCache.bytes_per_page(config, torch.bfloat16) / config.block_size
     return Size(parameters * torch.bfloat16.itemsize / 2**30, kv / 1024)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from service.model import ModelConfig, Sdar
+from service.model import Backbone, ModelConfig, family_named
 from training.attention import BlockAttention, DenseAttention
 from training.batch import Batch
 from training.demo.batches import Batches
@@ -26,13 +26,13 @@ _LEAST_NOISE = 0.15
 _LOG_EVERY = 100
 
 
-def new_backbone(config: ModelConfig) -> Sdar:
+def new_backbone(config: ModelConfig) -> Backbone:
     """A backbone with fresh weights.
 
     Embeddings start large and every layer's output starts at zero, so random layers do not hide a token's identity.
     With this, the model learns to copy from the prompt in 500 steps; without it, 3,500 steps were not enough.
     """
-    backbone = Sdar(config)
+    backbone = family_named(config.family).network(config)
     for name, parameter in backbone.named_parameters():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             nn.init.zeros_(parameter)
@@ -51,7 +51,7 @@ def complementary_masks(batch: Batch) -> tuple[Tensor, Tensor]:
     return torch.stack([first & batch.answer, ~first & batch.answer]), torch.stack([rate, 1 - rate])
 
 
-def backbone_loss(backbone: Sdar, batch: Batch) -> Tensor:
+def backbone_loss(backbone: Backbone, batch: Batch) -> Tensor:
     """Cross-entropy at masked positions, weighted by 1 / noise rate, plus the tail's uniform target."""
     layout = batch.layout
     where, rate = complementary_masks(batch)
@@ -69,7 +69,7 @@ def backbone_loss(backbone: Sdar, batch: Batch) -> Tensor:
 
 
 def train_backbone(
-    backbone: Sdar, batches: Batches, clock: Clock, save: Callable[[Sdar], None], save_every: int = 500
+    backbone: Backbone, batches: Batches, clock: Clock, save: Callable[[Backbone], None], save_every: int = 500
 ) -> None:
     """Trains until the clock is over. Calls `save` every `save_every` updates."""
     optimiser = Optimiser(backbone.named_parameters(), RATE)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from service.model import Mrp, Sdar
+from service.model import Backbone, Mrp
 from training.demo.batches import Batches
 from training.lessons import Objective, Phase, Teacher
 from training.losses import Weights
@@ -31,7 +31,7 @@ PHASES = (
 
 
 def train_mrp(
-    models: tuple[Sdar, Mrp], batches: Batches, clock: Clock, save: Callable[[Sdar, Mrp], None], end_id: int
+    models: tuple[Backbone, Mrp], batches: Batches, clock: Clock, save: Callable[[Backbone, Mrp], None], end_id: int
 ) -> None:
     """Trains until the clock is over. Calls `save` from time to time."""
     trainer = Trainer(Teacher(models, Objective(PHASES), end_id), Optimiser(models[1].named_parameters(), RATE))

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from service.model import Mrp, Sdar, load_checkpoint, parse_config, save_checkpoint
+from service.model import Backbone, Mrp, load_checkpoint, parse_config, save_checkpoint
 from training.demo.backbone import new_backbone, train_backbone
 from training.demo.batches import Batches
 from training.demo.mrp import train_mrp
@@ -87,13 +87,13 @@ class Stage:
         spent = json.loads(self._progress.read_text())["seconds"] if self._progress.is_file() else 0.0
         self.started, self.clock = spent > 0, Clock(minutes, spent)
 
-    def save(self, backbone: Sdar, mrp: Mrp | None = None) -> None:
+    def save(self, backbone: Backbone, mrp: Mrp | None = None) -> None:
         """Writes the checkpoint, then the clock."""
         save_checkpoint(self._folder, self._raw, backbone, mrp)
         self._progress.write_text(json.dumps({"seconds": self.clock.spent, "minutes": self._minutes}))
 
 
-def backbone_stage(plan: RecipeConfig, tokenizer: Tokenizer) -> Sdar:
+def backbone_stage(plan: RecipeConfig, tokenizer: Tokenizer) -> Backbone:
     """The trained backbone, loaded from the stage's folder if the stage is finished.
 
     Its weights are rounded to half precision, so that MRP learns from the weights that will be served.
@@ -111,7 +111,7 @@ def backbone_stage(plan: RecipeConfig, tokenizer: Tokenizer) -> Sdar:
     return backbone.half().float().eval().requires_grad_(False)
 
 
-def mrp_stage(plan: RecipeConfig, tokenizer: Tokenizer, backbone: Sdar) -> Mrp:
+def mrp_stage(plan: RecipeConfig, tokenizer: Tokenizer, backbone: Backbone) -> Mrp:
     """The trained MRP module for this backbone, loaded from the stage's folder if the stage is finished."""
     raw, folder = shape(tokenizer, plan.mrp_layers), plan.out / "mrp"
     stage = Stage(folder, raw, plan.minutes * plan.mrp_share)
@@ -126,7 +126,7 @@ def mrp_stage(plan: RecipeConfig, tokenizer: Tokenizer, backbone: Sdar) -> Mrp:
     return mrp.half().float().eval().requires_grad_(False)
 
 
-def export(path: Path, raw: dict[str, Any], models: tuple[Sdar, Mrp | None], tokenizer: Tokenizer) -> None:
+def export(path: Path, raw: dict[str, Any], models: tuple[Backbone, Mrp | None], tokenizer: Tokenizer) -> None:
     """Writes a servable checkpoint: weights in half precision, config, tokenizer with chat template."""
     backbone, mrp = models
     save_checkpoint(path, raw, deepcopy(backbone).half(), deepcopy(mrp).half() if mrp else None)

@@ -41,9 +41,13 @@ class Group(Generic[_T]):
 
 
 class Grouping(Protocol):
-    """Divides the rows of a step and their reads. `min_rows`: rows that a forward has at least."""
+    """Divides the rows of a step and their reads.
+
+    `min_rows`: rows that a forward has at least. `same_shapes`: whether a row's numbers depend on the row alone.
+    """
 
     min_rows: int
+    same_shapes: bool
 
     def rows(self, rows: Sequence[Row]) -> list[Group[Row]]:
         """Groups to be computed one after another; a row stands behind those whose pages it reads."""
@@ -56,6 +60,7 @@ class Together:
     """All rows in one forward; reads as many at once as logits may exist."""
 
     min_rows = 1
+    same_shapes = False
 
     def __init__(self, max_reads: int, max_sampled: int) -> None:
         self._max_reads, self._max_sampled = max_reads, max_sampled
@@ -78,6 +83,8 @@ class SameShapes:
     Sorted by block index, a row stands behind all rows whose pages it can read. Reads are grouped by how they are
     sampled, too, because filters and noise are computed for those that have them alone.
     """
+
+    same_shapes = True
 
     def __init__(self, num_rows: int, num_reads: int) -> None:
         self.min_rows, self._num_reads = num_rows, num_reads

@@ -21,7 +21,7 @@ from service.engine.forward.grouping import Grouping, in_places, join
 from service.engine.forward.rows import Row
 from service.engine.forward.sampling import Candidates, Read, scale
 from service.engine.forward.vocabulary import Vocabulary, chosen
-from service.model.sdar import Sdar
+from service.model.backbone import Backbone
 from service.model.transfer import send
 
 #: The share of all probability that a list has at most, so that the others' weight is finite.
@@ -36,10 +36,10 @@ _Part = tuple[list[int], Tensor]
 class Readout:
     """Reads over a backbone's `lm_head`; a list has `num_candidates` tokens, 0: there are no lists."""
 
-    def __init__(self, backbone: Sdar, vocabulary: Vocabulary, grouping: Grouping, num_candidates: int) -> None:
+    def __init__(self, backbone: Backbone, vocabulary: Vocabulary, grouping: Grouping, num_candidates: int) -> None:
         self._backbone, self._vocabulary, self._grouping = backbone, vocabulary, grouping
         self._mask = vocabulary.mask_token_id
-        self._num_candidates = min(num_candidates, backbone.lm_head.out_features - 1)
+        self._num_candidates = min(num_candidates, len(backbone.head) - 1)
 
     def read(self, rows: Sequence[Row], hidden: Tensor) -> list[Reading]:
         """hidden `[R, L, H]`; only positions that are read get logits."""
@@ -84,7 +84,7 @@ class Readout:
         """The same over the candidates alone."""
         slots = _slots(reads, flat)
         tokens = lists.tokens[slots]
-        logits = torch.einsum("mh,mch->mc", flat[slots], self._backbone.lm_head.weight[tokens])
+        logits = torch.einsum("mh,mch->mc", flat[slots], self._backbone.head[tokens])
         return chosen(logits, reads, self._mask, Candidates(tokens, lists.others[slots]))
 
 

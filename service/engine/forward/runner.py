@@ -134,14 +134,15 @@ class Runner:
 
     def _backbone_hidden(self, inputs: Inputs, attend: Attend) -> Tensor:
         """-> hidden states `[R, L, H]`."""
-        hidden: Tensor = self._backbone(inputs.tokens, inputs.positions, attend)
+        same = self._grouping.same_shapes
+        hidden: Tensor = self._backbone(inputs.tokens, inputs.positions, attend, same)
         return hidden
 
     def _mrp_hidden(self, inputs: Inputs, attend: Attend) -> Tensor:
         """-> the next anchors `[R, L, H]`."""
         if self._mrp is None:
             raise SettingsError("this checkpoint has no MRP module")
-        embedded, rotation = self._backbone.embed_tokens(inputs.tokens), self._backbone.rotary(inputs.positions)
+        embedded, rotation = self._backbone.embed(inputs.tokens), self._backbone.rotation(inputs.positions)
         hidden: Tensor = self._mrp(embedded, inputs.anchors, rotation, attend)
         return hidden
 

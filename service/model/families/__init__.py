@@ -1,0 +1,31 @@
+"""The model families: one file for each, and one line here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from service.errors import CheckpointError
+from service.model.config import ModelConfig
+from service.model.families.interface import Family
+from service.model.families.sdar import Sdar
+
+#: `model_type` in config.json -> the family
+FAMILIES: Mapping[str, Family] = {"sdar": Sdar()}
+
+
+def family_named(name: object) -> Family:
+    """The family of a `model_type`. CheckpointError, which names those that there are."""
+    family = FAMILIES.get(name) if isinstance(name, str) else None
+    if family is None:
+        raise CheckpointError(f"config.json: model_type is {name!r}, supported are {', '.join(sorted(FAMILIES))}")
+    return family
+
+
+def parse_config(raw: Mapping[str, Any], *, block_size: int | None = None) -> ModelConfig:
+    """What a parsed config.json says.
+
+    `block_size` overrides the checkpoint's (the published 4B MRP says 4 and was trained with 16).
+    Raises CheckpointError naming the key that is missing or not supported.
+    """
+    return family_named(raw.get("model_type")).config(raw, block_size)

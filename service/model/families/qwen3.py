@@ -1,0 +1,136 @@
+"""What families with Qwen3's layers share: the keys of config.json and the names of weights. Needs no torch.
+
+The keys are Qwen3's, SDAR's `block_size` and `mask_token_id`, and SDAR-MRP's `num_nextn_predict_layers` and its like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from service.errors import CheckpointError
+from service.model.config import ExpertsConfig, ModelConfig, MrpConfig
+from service.model.layout import Part, prefixed, stacked
+
+DEFAULT_BLOCK_SIZE = 4
+DEFAULT_MASK_TOKEN_ID = 151669
+
+
+def read_config(raw: Mapping[str, Any], block_size: int | None, experts: ExpertsConfig | None = None) -> ModelConfig:
+    """A `ModelConfig` from a parsed config.json. Raises what `Family.config` raises."""
+    _refuse_unsupported(raw)
+    heads = positive(raw, "num_attention_heads")
+    kv_heads = optional(raw, "num_key_value_heads", heads)
+    if kv_heads < 1 or heads % kv_heads:
+        raise CheckpointError(f"config.json: {heads} attention heads are not a multiple of {kv_heads} key-value heads")
+    hidden = positive(raw, "hidden_size")
+    head_dim = optional(raw, "head_dim", hidden // heads)
+    if head_dim < 2 or head_dim % 2:
+        raise CheckpointError(f"config.json: head_dim is {head_dim}, expected an even number")
+    vocab = positive(raw, "vocab_size")
+    mask = optional(raw, "mask_token_id", DEFAULT_MASK_TOKEN_ID)
+    if not 0 <= mask < vocab:
+        raise CheckpointError(f"config.json: mask_token_id {mask} is outside the vocabulary of {vocab}")
+    block = block_size or optional(raw, "block_size", DEFAULT_BLOCK_SIZE)
+    if not 1 <= block <= 128:
+        raise CheckpointError(f"block size {block} is not supported: allowed are 1 to 128")
+    return ModelConfig(
+        family=str(raw["model_type"]),
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=positive(raw, "intermediate_size"),
+        num_layers=positive(raw, "num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        block_size=block,
+        mask_token_id=mask,
+        eos_token_ids=_token_ids(raw.get("eos_token_id")),
+        max_positions=optional(raw, "max_position_embeddings", 32768),
+        rope_theta=_rope_theta(raw),
+        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        mrp=_mrp(raw, block),
+        experts=experts,
+    )
+
+
+def of_backbone(config: ModelConfig, parameter: str) -> list[Part]:
+    """The published weights that make a parameter of a backbone."""
+    own = of_module(config, parameter)
+    return own if parameter.startswith("lm_head.") else prefixed("model.", own)
+
+
+def of_module(config: ModelConfig, parameter: str) -> list[Part]:
+    """The same for a module of Qwen3's layers, such as MRP, by its own names. Fused matrices are several in files."""
+    if "qkv_proj" in parameter:
+        heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads, "v_proj": config.num_kv_heads}
+        return stacked((parameter.replace("qkv_proj", part), n * config.head_dim) for part, n in heads.items())
+    if "gate_up_proj" in parameter:
+        halves = (parameter.replace("gate_up_proj", part) for part in ("gate_proj", "up_proj"))
+        return stacked((name, config.intermediate_size) for name in halves)
+    return [Part(parameter)]
+
+
+def _mrp(raw: Mapping[str, Any], block_size: int) -> MrpConfig | None:
+    layers = optional(raw, "num_nextn_predict_layers", 0)
+    modules = optional(raw, "num_mrp_heads", 1 if layers else 0)
+    if not layers or not modules:
+        return None
+    if modules != 1:
+        raise CheckpointError(f"config.json: num_mrp_heads is {modules}, only 1 is supported")
+    steps = optional(raw, "mrp_default_steps", min(2, block_size))
+    if not 1 <= steps <= block_size:
+        raise CheckpointError(f"config.json: mrp_default_steps is {steps}, allowed are 1 to {block_size}")
+    return MrpConfig(
+        num_layers=layers,
+        residual=bool(raw.get("mrp_residual", True)),
+        scale=float(raw.get("mrp_scale", 1.0)),
+        default_steps=steps,
+    )
+
+
+def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
+    if raw.get("attention_bias"):
+        raise CheckpointError("config.json: attention_bias is true, which is not supported")
+    if raw.get("use_sliding_window"):
+        raise CheckpointError("config.json: use_sliding_window is true, which is not supported")
+    if raw.get("hidden_act", "silu") != "silu":
+        raise CheckpointError(f"config.json: hidden_act is {raw['hidden_act']!r}, only 'silu' is supported")
+    rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind != "default":
+        raise CheckpointError(f"config.json: rope type {kind!r} is not supported, only 'default' is")
+
+
+def _rope_theta(raw: Mapping[str, Any]) -> float:
+    parameters = raw.get("rope_parameters") or {}
+    return float(raw.get("rope_theta") or parameters.get("rope_theta") or 10000.0)
+
+
+def positive(raw: Mapping[str, Any], key: str) -> int:
+    """A key that must be there, of at least 1."""
+    value = raw.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise CheckpointError(f"config.json: {key} is {value!r}, expected a positive integer")
+    return value
+
+
+def optional(raw: Mapping[str, Any], key: str, default: int) -> int:
+    """A key that may be left out."""
+    value = raw.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise CheckpointError(f"config.json: {key} is {value!r}, expected an integer")
+    return value
+
+
+def _token_ids(value: object) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, int):
+        return (value,)
+    if isinstance(value, (list, tuple)) and all(isinstance(item, int) for item in value):
+        return tuple(value)
+    raise CheckpointError(f"config.json: eos_token_id is {value!r}, expected an integer or a list of integers")

@@ -1,0 +1,55 @@
+"""A backbone of Qwen3's decoder layers. Source: transformers' `modeling_qwen3` and `modeling_qwen3_moe`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+from torch import Tensor, nn
+
+from service.model.backbone import Backbone
+from service.model.config import ModelConfig
+from service.model.layers import Attend, DecoderLayer, FeedForward, RotaryTable, Rotation
+
+
+class Transformer(Backbone):
+    """Embedding, decoder layers, norm and output head. `feed_forward`: makes a layer's, by its number."""
+
+    def __init__(self, config: ModelConfig, feed_forward: Callable[[int], nn.Module] | None = None) -> None:
+        super().__init__()
+        make = feed_forward or (lambda _: FeedForward(config.hidden_size, config.intermediate_size))
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(config, make(number)) for number in range(config.num_layers))
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.rotary = RotaryTable(config)
+        if config.tie_word_embeddings:
+            self.tie()
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """tokens `[R, L]` -> `[R, L, H]`."""
+        return cast(Tensor, self.embed_tokens(tokens))
+
+    def rotation(self, positions: Tensor) -> Rotation:
+        """The rotary embedding of absolute positions `[R, L]`."""
+        return cast(Rotation, self.rotary(positions))
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, same_shapes: bool = False) -> Tensor:
+        """See `Backbone.forward`."""
+        x, rotation = self.embed_tokens(tokens), self.rotary(positions)
+        for index, layer in enumerate(self.layers):
+            x = layer(x, rotation, index, attend, same_shapes)
+        return cast(Tensor, self.norm(x))
+
+    @property
+    def head(self) -> Tensor:
+        """The matrix of the output head, `[V, H]`."""
+        return self.lm_head.weight
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden `[..., H]` -> `[..., V]`."""
+        return cast(Tensor, self.lm_head(hidden))
+
+    def tie(self) -> None:
+        """Makes the embedding's matrix the output head's, too."""
+        self.lm_head.weight = self.embed_tokens.weight
