@@ -26,7 +26,7 @@ from service.engine.forward.clock import clock_of
 from service.engine.forward.grouping import same_shapes_for
 from service.engine.forward.memory import FittingForward
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Backend
+from service.engine.forward.runner import Execution
 from service.engine.kv_cache import PagePool
 from service.engine.observer import EngineState, HarmlessObserver, Observer, SilentObserver, StepReport
 from service.engine.parts import Parts
@@ -63,8 +63,11 @@ class Engine:
         grouping = same_shapes_for(checkpoint.device.type, size) if config.deterministic else None
         num_pages = config.kv_cache_tokens // size
         self._pages = PrefixCache(PagePool(num_pages), config.prefix_cache)
-        candidates, backend = config.candidates(self.model.vocab_size), Backend(config.attention, config.cuda_graphs)
-        self._runner = parts.runner(checkpoint, num_pages, grouping, candidates, backend)
+        candidates, execution = (
+            config.candidates(self.model.vocab_size),
+            Execution(config.attention, config.cuda_graphs),
+        )
+        self._runner = parts.runner(checkpoint, num_pages, grouping, candidates, execution)
         self._evaluating, self._refining = FittingForward(), FittingForward()
         has_mrp, clock = checkpoint.mrp is not None, clock_of(checkpoint.device)
         measured = partial(measure, self._runner, config.max_rows, has_mrp, clock)
