@@ -11,6 +11,19 @@ from service.model import Checkpoint, Mrp, family_named, parse_config
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 GOLDEN_NAMES = ("sdar-mrp-random-a", "sdar-mrp-random-b", "sdar-mrp-random-c")
+#: the one with experts and without MRP
+EXPERTS_NAME = "sdar-moe-random-b"
+
+
+#: what makes `tiny_config` one with experts: a dense layer, then one of six experts
+EXPERTS: dict[str, Any] = {
+    "model_type": "sdar_moe",
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "norm_topk_prob": True,
+    "mlp_only_layers": [0],
+}
 
 
 def tiny_config(**changes: Any) -> dict[str, Any]:

@@ -8,10 +8,14 @@ import torch
 from torch import nn
 
 from service.model import Backbone, ModelConfig, Mrp
+from service.model.layers import FeedForward
 
 
 def new_mrp(config: ModelConfig, backbone: Backbone) -> Mrp:
-    """An MRP module with copies of the backbone's last layers. The output of a residual module starts small."""
+    """An MRP module with copies of the backbone's last layers. The output of a residual module starts small.
+
+    A layer with experts gives its attention and norms. MRP's feed-forward there is new, and its output starts at zero.
+    """
     if config.mrp is None:
         raise ValueError("the config has no MRP module: num_nextn_predict_layers is 0")
     mrp = Mrp(config, config.mrp)
@@ -23,5 +27,10 @@ def new_mrp(config: ModelConfig, backbone: Backbone) -> Mrp:
         mrp.eh_proj.weight[:, hidden:] += torch.eye(hidden)
         mrp.norm.weight.copy_(share * backbone.norm.weight)
     for layer, source in zip(mrp.layers, last, strict=True):
-        layer.load_state_dict(source.state_dict())
+        if isinstance(source.mlp, FeedForward):
+            layer.load_state_dict(source.state_dict())
+        else:
+            kept = {name: weight for name, weight in source.state_dict().items() if not name.startswith("mlp.")}
+            layer.load_state_dict(kept, strict=False)
+            nn.init.zeros_(layer.mlp.down_proj.weight)
     return mrp

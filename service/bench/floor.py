@@ -53,16 +53,30 @@ def forward_need(model: ModelConfig, rows: int, context: int, itemsize: int) -> 
     """A backbone forward over rows of as many sequences, each behind `context` tokens, with logits everywhere.
 
     Moved are the layers' weights and the output head once, each row's keys and values, and the logits. Rows of the
-    embedding and activations are left out: they are small, or stay in caches.
+    embedding and activations are left out: they are small, or stay in caches. Of experts, those are moved that tokens
+    ask for if each asks for any with equal chance.
     """
     tokens = rows * model.block_size
     heads, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     attention = model.hidden_size * (2 * heads + 2 * keys)
-    layers = model.num_layers * (attention + 3 * model.hidden_size * model.intermediate_size)
-    weights = layers + model.hidden_size * model.vocab_size
+    read, used = _feed_forwards(model, tokens)
+    others = model.num_layers * attention + model.hidden_size * model.vocab_size
     kept = 2 * model.num_layers * keys * (rows * context + tokens)
     scores = 4 * model.num_layers * heads * tokens * (context + model.block_size)
-    return Need((weights + kept + tokens * model.vocab_size) * itemsize, 2 * weights * tokens + scores)
+    moved = (others + read + kept + tokens * model.vocab_size) * itemsize
+    return Need(moved, 2 * (others + used) * tokens + scores)
+
+
+def _feed_forwards(model: ModelConfig, tokens: int) -> tuple[int, int]:
+    """Weights of all layers' feed-forwards: those that the tokens ask for together, and those that each asks for."""
+    dense = (model.num_layers - model.num_expert_layers) * 3 * model.hidden_size * model.intermediate_size
+    experts = model.experts
+    if experts is None:
+        return dense, dense
+    router, expert = model.hidden_size * experts.number, 3 * model.hidden_size * experts.intermediate_size
+    asked = experts.number * (1 - (1 - experts.per_token / experts.number) ** tokens)
+    read = dense + model.num_expert_layers * (router + round(asked * expert))
+    return read, dense + model.num_expert_layers * (router + experts.per_token * expert)
 
 
 def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:

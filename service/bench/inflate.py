@@ -8,6 +8,7 @@ Random weights accept no drafts, so they cannot show what drafting gains at a pu
 - Rotary dimension `i` of `d` goes to `i * D / d` of `D`, which has the same frequency. The weights of the keys' norm
   make up for the other scale of the scores.
 - Further layers have random weights and output projections of zeros. Further heads and inner dimensions have zeros.
+- Every expert is the small model's feed-forward. The weights of a token's experts add up to 1, whichever it gets.
 - A dimension of its own is a tiny constant. The output head makes of it that the padded tokens cannot win.
 
 MRP is inflated likewise. Knows no engine and writes no files.
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from service.model.weights import WeightFiles, WeightSource
 
 _MRP = "mrp_modules.0.model."
 _LAYER = re.compile(r"^(.*)layers\.(\d+)\.(.+)\.weight$")
+_EXPERT = re.compile(r"\.experts\.\d+\.")
 #: leaf of a weight's name -> its axes
 _AXES: Mapping[str, tuple[str, ...]] = {
     "embed_tokens": ("vocabulary", "hidden"),
@@ -53,11 +55,13 @@ _AXES: Mapping[str, tuple[str, ...]] = {
     "gate_proj": ("inner", "hidden"),
     "up_proj": ("inner", "hidden"),
     "down_proj": ("hidden", "inner"),
+    "gate": ("experts", "hidden"),
 }
 _OF_A_LAYER = (
     "input_layernorm", "post_attention_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
-    "self_attn.o_proj", "self_attn.q_norm", "self_attn.k_norm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+    "self_attn.o_proj", "self_attn.q_norm", "self_attn.k_norm",
 )  # fmt: skip
+_OF_A_FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 #: The constant dimension, as a share of the embeddings' root mean square: too small to move a norm.
 _TINY = 0.003
 #: The padded tokens lose while the last hidden state is at most so many times as large as the embeddings (the demo's
@@ -85,6 +89,8 @@ class InflatedWeights:
 
     def __init__(self, raw: Mapping[str, Any], source: WeightSource, shape: Shape, options: LoadOptions) -> None:
         small = parse_config(raw)
+        if small.experts:
+            raise InvalidRequest("a checkpoint with experts cannot be inflated", param="model")
         ratio = small.hidden_size / shape.hidden_size
         sizes = asdict(shape) | {"rms_norm_eps": small.rms_norm_eps * ratio, "tie_word_embeddings": False}
         sizes["max_position_embeddings"] = max(small.max_positions, shape.max_position_embeddings)
@@ -105,9 +111,12 @@ class InflatedWeights:
         """One of them, on the device of the options and in their dtype."""
         layer = _LAYER.match(name)
         leaf = name.removesuffix(".weight").rpartition(".")[2]
-        if layer and layer[1] == "model." and int(layer[2]) >= self._small.num_layers:
-            return self._further(name, leaf)
-        weight = self._placed(self._read(name).float() * self._scales.get(leaf, 1.0), leaf)
+        axes = [self._axes[axis] for axis in _axes_of(name, leaf)]
+        further = layer and layer[1] == "model." and int(layer[2]) >= self._small.num_layers
+        if further or leaf == "gate":
+            return self._further(name, leaf, [axis.size for axis in axes])
+        own = _EXPERT.sub(".", name)
+        weight = self._placed(self._read(own).float() * self._scales.get(leaf, 1.0), axes)
         return (
             weight if layer or self._small.vocab_size == self._large.vocab_size else self._with_constant(name, weight)
         )
@@ -117,17 +126,15 @@ class InflatedWeights:
         tied = name == "lm_head.weight" and self._small.tie_word_embeddings
         return self._source.read("model.embed_tokens.weight" if tied else name).to(self._device)
 
-    def _placed(self, weight: Tensor, leaf: str) -> Tensor:
-        axes = [self._axes[axis] for axis in _AXES[leaf]]
+    def _placed(self, weight: Tensor, axes: Sequence[_Axis]) -> Tensor:
         large = torch.zeros([axis.size for axis in axes], device=self._device, dtype=self._dtype)
         taken = torch.meshgrid(*(axis.taken.to(self._device) for axis in axes), indexing="ij")
         places = torch.meshgrid(*(axis.places.to(self._device) for axis in axes), indexing="ij")
         large[places] = weight[taken].to(self._dtype)
         return large
 
-    def _further(self, name: str, leaf: str) -> Tensor:
-        """A weight of a layer that changes nothing."""
-        shape = [self._axes[axis].size for axis in _AXES[leaf]]
+    def _further(self, name: str, leaf: str, shape: list[int]) -> Tensor:
+        """A weight of a layer that changes nothing, or of a router."""
         if len(shape) == 1:
             return torch.ones(shape, device=self._device, dtype=self._dtype)
         if leaf in {"o_proj", "down_proj"}:
@@ -175,7 +182,8 @@ def inflate(name: str | Path, shape: Shape, options: LoadOptions) -> Checkpoint:
 
 def _check_fits(small: ModelConfig, large: ModelConfig) -> None:
     constant = small.vocab_size != large.vocab_size
-    sizes = {
+    experts = {"moe_intermediate_size": (small.intermediate_size, _expert_size(large))} if large.experts else {}
+    sizes = experts | {
         "hidden_size": (small.hidden_size + constant, large.hidden_size),
         "intermediate_size": (small.intermediate_size, large.intermediate_size),
         "num_hidden_layers": (small.num_layers, large.num_layers),
@@ -211,6 +219,8 @@ def _axes(small: ModelConfig, large: ModelConfig) -> dict[str, _Axis]:
         "vocabulary": _first(small.vocab_size, large.vocab_size),
         "hidden": _first(small.hidden_size, large.hidden_size),
         "inner": _first(small.intermediate_size, large.intermediate_size),
+        "expert": _first(small.intermediate_size, _expert_size(large)),
+        "experts": _first(0, large.experts.number if large.experts else 0),
         "pair": _Axis(
             2 * large.hidden_size,
             torch.cat([hidden, large.hidden_size + hidden]),
@@ -228,6 +238,15 @@ def _axes(small: ModelConfig, large: ModelConfig) -> dict[str, _Axis]:
             torch.cat([own * small.head_dim + torch.arange(small.head_dim) for own in key_heads]),
         ),
     }
+
+
+def _axes_of(name: str, leaf: str) -> list[str]:
+    """The axes of a weight; an expert's inner size is its own."""
+    return ["expert" if axis == "inner" and _EXPERT.search(name) else axis for axis in _AXES[leaf]]
+
+
+def _expert_size(model: ModelConfig) -> int:
+    return model.experts.intermediate_size if model.experts else model.intermediate_size
 
 
 def _first(taken: int, size: int) -> _Axis:
@@ -255,5 +274,11 @@ def _names(config: ModelConfig) -> list[str]:
     if config.mrp:
         layers += [(_MRP, number) for number in range(config.mrp.num_layers)]
         names += [f"{_MRP}{leaf}" for leaf in ("enorm", "hnorm", "eh_proj", "norm")]
-    names += [f"{prefix}layers.{number}.{leaf}" for prefix, number in layers for leaf in _OF_A_LAYER]
+    for prefix, number in layers:
+        layer = f"{prefix}layers.{number}."
+        names += [f"{layer}{leaf}" for leaf in _OF_A_LAYER]
+        experts = config.experts if prefix == "model." and config.experts and number in config.experts.layers else None
+        names += [f"{layer}mlp.gate"] if experts else []
+        folders = [f"mlp.experts.{expert}." for expert in range(experts.number)] if experts else ["mlp."]
+        names += [f"{layer}{folder}{leaf}" for folder in folders for leaf in _OF_A_FEED_FORWARD]
     return [f"{name}.weight" for name in names]

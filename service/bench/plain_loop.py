@@ -1,4 +1,4 @@
-"""The published way to decode SDAR, as a yardstick: transformers' Qwen3, one request at a time.
+"""The published way to decode SDAR, as a yardstick: transformers' Qwen3 or Qwen3-MoE, one request at a time.
 
 Static decoding with a DynamicCache: every denoising step is one forward over one block, the block's
 keys are cropped off again, and a finished block takes a forward of its own to be stored. Source:
@@ -11,27 +11,34 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from service.errors import CheckpointError
 from service.model import Checkpoint, published_weights
 
+#: family -> transformers' config and network
+_MODELS = {"sdar": (Qwen3Config, Qwen3ForCausalLM), "sdar_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM)}
 _NOT_QWEN3 = ("model_type", "architectures", "auto_map", "attn_implementation")
 
 
 class PlainLoop:
-    """Decodes one request after another with transformers' Qwen3. Its weights are the checkpoint's own, not copies."""
+    """Decodes one request after another with transformers' network. Its weights are the checkpoint's own."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         raw = {key: value for key, value in checkpoint.raw.items() if key not in _NOT_QWEN3}
-        config = Qwen3Config(**raw)
+        family = checkpoint.config.family
+        if family not in _MODELS:
+            known = ", ".join(_MODELS)
+            raise CheckpointError(f"transformers has no network for model_type {family!r}, only for {known}")
+        config_of, model_of = _MODELS[family]
+        config = config_of(**raw)
         with torch.device("meta"):
-            model = Qwen3ForCausalLM(config)
-        weights = published_weights(checkpoint.config, checkpoint.backbone, None)
+            model = model_of(config)
+        weights = published_weights(checkpoint.config, checkpoint.backbone, None, model.state_dict().keys())
         if checkpoint.config.tie_word_embeddings:
             weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
         model.load_state_dict(weights, assign=True)
-        model.model.rotary_emb = Qwen3RotaryEmbedding(config).to(checkpoint.device)  # no file has its buffer
+        model.model.rotary_emb = type(model.model.rotary_emb)(config).to(checkpoint.device)  # no file has its buffer
         self._model: nn.Module = model.eval()
         self._device, self._config = checkpoint.device, checkpoint.config
 

@@ -30,12 +30,24 @@ class Shape:
     max_position_embeddings: int = 32768
 
 
+@dataclass(frozen=True, slots=True)
+class ExpertsShape(Shape):
+    """Sizes of a model with experts in every layer."""
+
+    model_type: str = "sdar_moe"
+    num_experts: int = 128
+    num_experts_per_tok: int = 8
+    moe_intermediate_size: int = 768
+    norm_topk_prob: bool = True
+
+
 #: SDAR's, and Qwen3's smallest for machines on which those take too long
 SHAPES = {
     "qwen3-0.6b": Shape(1024, 3072, 28, 16),
     "sdar-1.7b": Shape(2048, 6144, 28, 16),
     "sdar-4b": Shape(2560, 9728, 36, 32),
     "sdar-8b": Shape(4096, 12288, 36, 32),
+    "sdar-30b-a3b": ExpertsShape(2048, 6144, 48, 32, 4),
 }
 
 

@@ -13,7 +13,7 @@ from service.cli.options import BlockSize, Device, Dtype, load
 from service.errors import SettingsError
 
 if TYPE_CHECKING:
-    from service.model import Checkpoint
+    from service.model import Checkpoint, ModelConfig
     from service.text import TextCodec
 
 
@@ -79,6 +79,7 @@ def _facts(checkpoint: Checkpoint) -> dict[str, str]:
         "checkpoint": str(checkpoint.path),
         "family": str(checkpoint.raw["model_type"]),
         "backbone": f"{backbone / 1e6:,.2f} M parameters, {config.num_layers} layers, hidden {config.hidden_size}",
+        **_experts(config, backbone),
         "MRP": f"{kind}, {module / 1e6:,.2f} M parameters" if mrp else kind,
         "block size": str(config.block_size),
         "vocabulary": f"{config.vocab_size} tokens, mask {config.mask_token_id}, end {list(config.eos_token_ids)}",
@@ -88,6 +89,15 @@ def _facts(checkpoint: Checkpoint) -> dict[str, str]:
         "quality": _quality(checkpoint),
         "KV cache": f"{page / config.block_size / 1024:,.2f} KiB a token",
     }
+
+
+def _experts(config: ModelConfig, backbone: int) -> dict[str, str]:
+    """Of a backbone with so many parameters."""
+    if config.experts is None:
+        return {}
+    experts, used = config.experts, backbone - config.num_unused_parameters
+    layers = f"{config.num_expert_layers} layers have {experts.number}, a token uses {experts.per_token} of each"
+    return {"experts": f"{layers}, {used / 1e6:,.2f} M parameters in all"}
 
 
 def _quality(checkpoint: Checkpoint) -> str:

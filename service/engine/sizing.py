@@ -93,10 +93,18 @@ def forward_bytes(model: ModelConfig, rows: int, itemsize: int) -> int:
     """The estimated bytes of a forward over `rows` rows, without weights and cache."""
     tokens = rows * model.block_size
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    activations = tokens * (6 * model.hidden_size + 3 * heads + 3 * model.intermediate_size) * itemsize
+    activations = tokens * (6 * model.hidden_size + 3 * heads + _inner(model)) * itemsize
     logits = tokens * model.vocab_size
     greedy, sampled = min(logits, _LOGITS) * (4 + itemsize), min(logits, _SAMPLED_LOGITS) * _SAMPLED_BYTES
     return activations + max(greedy, sampled)
+
+
+def _inner(model: ModelConfig) -> int:
+    """The numbers that the feed-forward of a token has at once: with experts also its copies and their answers."""
+    dense, experts = 3 * model.intermediate_size, model.experts
+    if experts is None:
+        return dense
+    return max(dense, experts.per_token * (3 * experts.intermediate_size + 2 * model.hidden_size))
 
 
 def _rows(model: ModelConfig, itemsize: int, budget: int, cpu: bool) -> int:

@@ -69,3 +69,11 @@ class ModelConfig:
     def num_expert_layers(self) -> int:
         """Layers of the backbone that have experts."""
         return len(self.experts.layers) if self.experts else 0
+
+    @property
+    def num_unused_parameters(self) -> int:
+        """Parameters of the backbone that a token does not use: those of the other experts."""
+        if self.experts is None:
+            return 0
+        expert = 3 * self.hidden_size * self.experts.intermediate_size
+        return self.num_expert_layers * (self.experts.number - self.experts.per_token) * expert

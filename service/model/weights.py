@@ -86,6 +86,8 @@ def fill(
         layout = target.layout_in(source.names)
         _assign(target, _joined(path, target.parameter.shape, layout, source, where))
         unused -= {part.name for part in layout}
+    if any(name.startswith(_MRP_PREFIX) and ".experts." in name for name in unused):
+        raise CheckpointError(f"{path}: its MRP module has experts, which is not supported: MRP's layers are dense")
     if unused:
         raise CheckpointError(f"{path}: {len(unused)} weights are not used, first: {', '.join(sorted(unused)[:3])}")
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.bench.inflate import InflatedWeights, inflate
-from service.bench.shapes import Shape
+from service.bench.shapes import ExpertsShape, Shape
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.demo import CHECKPOINT, heldout_problems
 from service.engine import Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
@@ -18,10 +18,13 @@ from service.model.attention import PagedCache, attention_for
 from service.model.checkpoint import build_checkpoint
 from service.text import TextCodec
 from tests.engine.helpers import FREE
-from tests.tiny import tiny_checkpoint
+from tests.tiny import EXPERTS, tiny_checkpoint
 
 #: no size is a power of two of the demo's, and there are four times as many heads
 SHAPE = Shape(328, 500, 6, 16, 4, 64, 1500, 2048)
+EXPERTS_SHAPE = ExpertsShape(
+    160, 400, 5, 4, 2, 32, 1100, 2048, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=390
+)
 MODES = (
     *(Static(), Static(3), Dynamic(0.5), Sequential(), Sequential(1, 0.1), Entropy(0.3)),
     *(Direct(2), Remask(0.5), Speculative(4), Speculative(0, 8), Speculative(2, 8), Speculative("auto")),
@@ -160,6 +163,17 @@ def test_tokens_and_forwards_are_the_demos_in_every_mode():
     expected = answers(small, 2)
     assert len(expected) == 2 * len(MODES)
     assert answers(large, 2) == expected
+
+
+def test_experts_give_the_demos_tokens_too():
+    small, large = engines(EXPERTS_SHAPE)
+    assert large.model.experts.number == 5
+    assert answers(large, 1) == answers(small, 1)
+
+
+def test_a_checkpoint_with_experts_is_refused():
+    with pytest.raises(InvalidRequest, match="a checkpoint with experts cannot be inflated"):
+        inflated(tiny_checkpoint(**EXPERTS), SHAPE)
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from service.errors import InvalidRequest
 from service.model import LoadOptions, parse_config
 from tests.tiny import tiny_config
 
-SIZES = {"qwen3-0.6b": 0.75e9, "sdar-1.7b": 1.7e9, "sdar-4b": 4e9, "sdar-8b": 8e9}
+SIZES = {"qwen3-0.6b": 0.75e9, "sdar-1.7b": 1.7e9, "sdar-4b": 4e9, "sdar-8b": 8e9, "sdar-30b-a3b": 30.5e9}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,9 @@ def tiny():
 def test_shapes_have_about_the_parameters_of_their_name(shape):
     config = parse_config(tiny_config() | asdict(shape_named(shape)))
     attention = config.hidden_size * config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
-    layer = attention + 3 * config.hidden_size * config.intermediate_size
+    experts = config.experts
+    inner = experts.number * experts.intermediate_size if experts else config.intermediate_size
+    layer = attention + 3 * config.hidden_size * inner
     total = config.num_layers * layer + 2 * config.vocab_size * config.hidden_size
     assert total == pytest.approx(SIZES[shape], rel=0.22)
 
@@ -90,6 +92,18 @@ def test_a_forward_moves_its_weights_once_and_every_rows_keys():
     logits = 63 * 4 * 151936 * 2
     assert many.moved - one.moved - logits == pytest.approx(64 * 1028 * 112 * 1024, rel=0.01)
     assert many.flops > 64 * one.flops
+
+
+def test_of_experts_those_are_moved_that_tokens_ask_for():
+    """By hand: 48 layers with experts of 4.72 M parameters, 18.9 M of attention and a router of 0.26 M."""
+    config = parse_config(tiny_config() | asdict(shape_named("sdar-30b-a3b")))
+    one, many = forward_need(config, 1, 0, 2), forward_need(config, 512, 0, 2)
+    head, rest = 2048 * 151936, 48 * (18.87e6 + 0.26e6)
+    assert one.flops == pytest.approx(4 * 2 * (head + rest + 48 * 8 * 4.72e6), rel=0.01)
+    asked = 128 * (1 - (1 - 8 / 128) ** 4)
+    assert one.moved == pytest.approx(2 * (head + rest + 48 * asked * 4.72e6), rel=0.01)
+    beside = 2 * (512 * 4 * 151936 + 2 * 48 * 512 * 512 * 4)
+    assert many.moved - beside == pytest.approx(2 * (head + rest + 48 * 128 * 4.72e6), rel=0.01)
 
 
 def test_the_larger_of_memory_and_arithmetic_bounds():

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiny import EXPERTS_NAME
+
 GOLDEN = Path(__file__).parents[1] / "golden" / "sdar-mrp-random-b"
 
 
@@ -17,6 +19,15 @@ def test_check_says_what_a_checkpoint_is(run, capsys):
     assert "3 layers, residual, scale 1" in said
     assert "static, dynamic, sequential, entropy, direct, speculative, remask" in " ".join(said.split())
     assert "512 tokens, mask 509, end [510]" in said
+
+
+def test_check_says_what_experts_there_are(run, capsys):
+    assert run("check", GOLDEN.parent / EXPERTS_NAME, "--device", "cpu") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "family sdar_moe" in said
+    assert "backbone 0.27 M parameters" in said
+    assert "experts 2 layers have 8, a token uses 2 of each, 0.17 M parameters in all" in said
+    assert "modes static, dynamic, sequential, entropy, speculative weights" in said
 
 
 def test_an_error_is_one_line_on_stderr(run, capsys, tmp_path):

@@ -27,7 +27,7 @@ from tests.engine.helpers import (
     verified,
 )
 from tests.reference import Reference
-from tests.tiny import GOLDEN, GOLDEN_NAMES, tiny_checkpoint
+from tests.tiny import EXPERTS, GOLDEN, GOLDEN_NAMES, tiny_checkpoint
 
 SHAPES = (
     {"block_size": 1},
@@ -35,6 +35,7 @@ SHAPES = (
     {"block_size": 4},
     {"block_size": 8, "num_key_value_heads": 1, "mrp_scale": 2.0},
     {"block_size": 4, "mrp_residual": False},
+    EXPERTS,
 )
 
 

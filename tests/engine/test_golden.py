@@ -16,8 +16,9 @@ from service.engine.drafting.costs import StepCosts
 from service.model import Checkpoint, load_checkpoint
 from tests.engine.helpers import DEAR, FAIR, FREE
 from tests.reference import Reference
-from tests.tiny import GOLDEN, GOLDEN_NAMES
+from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES
 
+NAMES = (*GOLDEN_NAMES, EXPERTS_NAME)
 KNOBS = ("tokens_per_step", "threshold", "mrp_steps")
 STOP = 510
 #: the modes of the MRP paper
@@ -59,9 +60,11 @@ def test_the_list_covers_every_published_mode_on_every_checkpoint() -> None:
     for name in GOLDEN_NAMES:
         assert {entry["mode"] for entry in expected(name)} == PUBLISHED
         assert len(expected(name)) == 30
+    assert {entry["mode"] for entry in expected(EXPERTS_NAME)} == {"static", "dynamic"}
+    assert len(expected(EXPERTS_NAME)) == 24
 
 
-@pytest.mark.parametrize("name", GOLDEN_NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_alone(name: str) -> None:
     engine = Engine(checkpoint(name), EngineConfig(kv_cache_tokens=512))
     for entry, one in zip(expected(name), requests(name), strict=True):
@@ -73,7 +76,7 @@ def test_alone(name: str) -> None:
 @pytest.mark.parametrize(
     "limits", [{}, {"max_rows": 18}, {"max_running": 3}, {"kv_cache_tokens": 160}, {"deterministic": True}]
 )
-@pytest.mark.parametrize("name", GOLDEN_NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_all_modes_mixed_in_one_batch(name: str, limits: dict[str, int | bool]) -> None:
     engine = Engine(checkpoint(name), EngineConfig(**({"kv_cache_tokens": 4096} | limits)))
     for entry, done in zip(expected(name), engine.generate(requests(name)), strict=True):
@@ -81,22 +84,23 @@ def test_all_modes_mixed_in_one_batch(name: str, limits: dict[str, int | bool]) 
 
 
 @pytest.mark.parametrize("costs", [FREE, FAIR, DEAR])
-@pytest.mark.parametrize("name", GOLDEN_NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_drafts_that_are_left_to_the_engine(name: str, costs: StepCosts) -> None:
-    engine = Engine(checkpoint(name), EngineConfig(kv_cache_tokens=4096), parts=Parts(costs=costs))
+    known = costs if checkpoint(name).mrp else StepCosts(costs.backbone)
+    engine = Engine(checkpoint(name), EngineConfig(kv_cache_tokens=4096), parts=Parts(costs=known))
     lossless = [
         (entry, replace(one, params=Speculative("auto")))
         for entry, one in zip(expected(name), requests(name), strict=True)
         if one.params == Static() or one.params.mode == "speculative"
     ]
-    assert len(lossless) > 6
+    assert len(lossless) >= 6
     for (entry, _), done in zip(lossless, engine.generate([one for _, one in lossless]), strict=True):
         if entry["mode"] == "static":
             assert_golden(entry, done)
         assert list(done.token_ids) == entry["token_ids"]
 
 
-@pytest.mark.parametrize("name", GOLDEN_NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_again_from_the_prefix_cache(name: str) -> None:
     engine = Engine(checkpoint(name), EngineConfig(kv_cache_tokens=8192))
     engine.generate(requests(name))
@@ -116,7 +120,7 @@ def generate_twice(engine: Engine, requests: list[GenerationRequest]) -> list[Co
     return engine.generate([*requests, *again])
 
 
-@pytest.mark.parametrize("name", GOLDEN_NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_reference_of_the_other_tests_agrees(name: str) -> None:
     reference = Reference(checkpoint(name))
     for entry, one in zip(expected(name), requests(name), strict=True):

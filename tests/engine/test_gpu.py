@@ -57,7 +57,8 @@ def test_deterministic_is_equal_to_the_bit_alone_and_in_any_batch(folder, dtype)
     """Confidences are the softmax of the logits: one bit of difference anywhere shows in some of them."""
     checkpoint = load_checkpoint(folder, LoadOptions(dtype, "cuda"))
     engine, rng = Engine(checkpoint, EngineConfig(deterministic=True)), random.Random(folder.name)
-    modes = (Static(), Dynamic(0.4), Direct(2), Speculative(3), Remask(0.4))
+    every = (Static(), Dynamic(0.4), Direct(2), Speculative(3), Remask(0.4), Speculative(0, 4))
+    modes = [mode for mode in every if checkpoint.mrp or not mode.needs_mrp]
     requests = [
         GenerationRequest(
             f"{number}",
@@ -84,7 +85,9 @@ def test_deterministic_speculative_is_static_in_bf16_on_random_weights(temperatu
             GenerationRequest(f"{seed}", (1, 40 + seed, 50, 2), Static(), SamplingParams(temperature, seed=seed), 48)
             for seed in range(64)
         ]
-        drafted = [replace(request, params=Speculative(1 + int(request.request_id) % 4)) for request in static]
+        counts = [1 + int(request.request_id) % 4 for request in static]
+        params = [Speculative(count) if checkpoint.mrp else Speculative(0, count) for count in counts]
+        drafted = [replace(request, params=own) for request, own in zip(static, params, strict=True)]
         expected = [completion.token_ids for completion in engine.generate(static)]
         assert [completion.token_ids for completion in engine.generate(drafted)] == expected
 

@@ -10,7 +10,8 @@ import pytest
 
 from service.errors import CheckpointError
 from service.model import MrpConfig, parse_config
-from tests.tiny import GOLDEN, GOLDEN_NAMES, tiny_config
+from service.model.config import ExpertsConfig
+from tests.tiny import EXPERTS, GOLDEN, GOLDEN_NAMES, tiny_config
 
 
 def test_the_published_keys() -> None:
@@ -130,7 +131,7 @@ def test_an_optional_number_is_checked_too(key: str, value: object) -> None:
         ({"head_dim": 15}, "head_dim is 15, expected an even number"),
         ({"num_experts": 8}, "model_type 'sdar' has no experts, 'sdar_moe' has"),
         ({"num_local_experts": 8}, "model_type 'sdar' has no experts, 'sdar_moe' has"),
-        ({"model_type": "llama"}, "model_type is 'llama', supported are sdar"),
+        ({"model_type": "llama"}, "model_type is 'llama', supported are sdar, sdar_moe"),
         ({"attention_bias": True}, "attention_bias is true, which is not supported"),
         ({"use_sliding_window": True}, "use_sliding_window is true, which is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', only 'silu' is supported"),
@@ -147,6 +148,57 @@ def test_an_optional_number_is_checked_too(key: str, value: object) -> None:
 def test_what_is_not_supported_is_said(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         parse_config(tiny_config(**changes))
+
+
+def experts_of(**changes: Any) -> ExpertsConfig:
+    experts = parse_config(tiny_config(**(EXPERTS | changes))).experts
+    assert experts is not None
+    return experts
+
+
+def test_the_published_keys_of_experts() -> None:
+    config = parse_config(tiny_config(**EXPERTS))
+    assert config.family == "sdar_moe"
+    assert config.experts == ExpertsConfig(6, 2, 24, frozenset({1}), normalized=True)
+    assert config.num_expert_layers == 1
+    assert config.num_unused_parameters == 4 * 3 * 32 * 24
+    assert parse_config(tiny_config()).num_unused_parameters == 0
+
+
+def test_what_may_be_left_out_of_experts() -> None:
+    optional = dict.fromkeys(["norm_topk_prob", "mlp_only_layers"])
+    assert experts_of(**optional) == ExpertsConfig(6, 2, 24, frozenset({0, 1}), normalized=False)
+    assert experts_of(num_experts=None, num_local_experts=3).number == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "layers"),
+    [
+        ({"decoder_sparse_step": 2}, {1, 3}),
+        ({"decoder_sparse_step": 2, "mlp_only_layers": [1]}, {3}),
+        ({"mlp_only_layers": []}, {0, 1, 2, 3}),
+        ({"decoder_sparse_step": 5}, set()),
+    ],
+)
+def test_dense_layers(changes: dict[str, Any], layers: set[int]) -> None:
+    assert experts_of(num_hidden_layers=4, **changes).layers == layers
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_experts": 0}, "num_experts is 0, expected a positive integer"),
+        ({"num_experts": None}, "num_local_experts is None, expected a positive integer"),
+        ({"num_experts_per_tok": 7}, "num_experts_per_tok is 7, allowed are 1 to 6"),
+        ({"moe_intermediate_size": None}, "moe_intermediate_size is None, expected a positive integer"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step is 0, expected at least 1"),
+        ({"mlp_only_layers": 3}, "mlp_only_layers is 3, expected a list of integers"),
+        ({"shared_expert_intermediate_size": 8}, "describes a shared expert, which is not supported"),
+    ],
+)
+def test_experts_that_are_not_supported_are_said(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        experts_of(**changes)
 
 
 def test_configs_are_frozen() -> None:

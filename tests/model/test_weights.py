@@ -16,7 +16,7 @@ from torch import Tensor
 
 from service.errors import CheckpointError
 from service.model import Checkpoint, LoadOptions, load_checkpoint, resolve, save_checkpoint
-from tests.tiny import GOLDEN, GOLDEN_NAMES, tiny_checkpoint
+from tests.tiny import EXPERTS, EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, tiny_checkpoint
 
 FIRST = GOLDEN / GOLDEN_NAMES[0]
 
@@ -234,7 +234,7 @@ class TestErrors:
     @pytest.mark.parametrize(("text", "kind"), [('{"model_type": "llama"}', "'llama'"), ("{}", "None"), ("[]", "None")])
     def test_another_family_is_told_which_there_are(self, folder: Path, text: str, kind: str) -> None:
         (folder / "config.json").write_text(text)
-        with pytest.raises(CheckpointError, match=rf"model_type is {kind}, supported are sdar$"):
+        with pytest.raises(CheckpointError, match=rf"model_type is {kind}, supported are sdar, sdar_moe$"):
             load_checkpoint(folder)
 
 
@@ -265,8 +265,63 @@ class TestNames:
             resolve("owner/model")
 
 
+class TestExperts:
+    """Experts are one parameter each of a layer, and many weights in files, or one."""
+
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        return Path(shutil.copytree(GOLDEN / EXPERTS_NAME, tmp_path / "checkpoint"))
+
+    def test_every_experts_weights_are_where_they_belong(self) -> None:
+        experts = load_checkpoint(GOLDEN / EXPERTS_NAME).backbone.get_submodule("layers.2.mlp.experts")
+        weights = load_file(GOLDEN / EXPERTS_NAME / "model.safetensors")
+        for number in range(8):
+            own = {leaf: weights[f"model.layers.2.mlp.experts.{number}.{leaf}_proj.weight"] for leaf in PROJECTIONS}
+            assert torch.equal(experts.get_parameter("gate_up_proj")[number], torch.cat([own["gate"], own["up"]]))
+            assert torch.equal(experts.get_parameter("down_proj")[number], own["down"])
+
+    def test_all_experts_in_one_weight_are_the_same(self, folder: Path) -> None:
+        change_weights(folder, fuse)
+        assert_same(load_checkpoint(folder), load_checkpoint(GOLDEN / EXPERTS_NAME))
+
+    def test_a_missing_expert_is_named(self, folder: Path) -> None:
+        name = "model.layers.1.mlp.experts.5.up_proj.weight"
+        change_weights(folder, lambda weights: weights.pop(name))
+        with pytest.raises(CheckpointError, match=f"weight {name!r} is missing"):
+            load_checkpoint(folder)
+
+    def test_another_shape_of_all_in_one_is_named(self, folder: Path) -> None:
+        change_weights(folder, lambda weights: (fuse(weights), weights.update({DOWN: weights[DOWN][:7]})))
+        with pytest.raises(CheckpointError, match=r"down_proj' has shape \[7, 64, 48\], .* \[8, 64, 48\]"):
+            load_checkpoint(folder)
+
+    def test_mrp_with_experts_is_not_supported(self, tmp_path: Path) -> None:
+        """Its layers are dense, so that weights of experts in it are named as what is not used."""
+        made = tiny_checkpoint(dtype=torch.float32, **EXPERTS)
+        save_checkpoint(tmp_path, made.raw, made.backbone, made.mrp)
+        name = "mrp_modules.0.model.layers.0.mlp.experts.0.up_proj.weight"
+        change_weights(tmp_path, lambda weights: weights.update({name: torch.zeros(2)}))
+        with pytest.raises(CheckpointError, match="MRP's layers are dense"):
+            load_checkpoint(tmp_path)
+
+
+PROJECTIONS = ("gate", "up", "down")
+DOWN = "model.layers.1.mlp.experts.down_proj"
+
+
+def fuse(weights: dict[str, Tensor]) -> None:
+    """Puts all experts of each layer into one weight, as transformers 5 holds them."""
+    for layer in (1, 2):
+        prefix = f"model.layers.{layer}.mlp.experts."
+        gate, up, down = (
+            torch.stack([weights.pop(f"{prefix}{number}.{leaf}_proj.weight") for number in range(8)])
+            for leaf in PROJECTIONS
+        )
+        weights |= {f"{prefix}gate_up_proj": torch.cat([gate, up], 1), f"{prefix}down_proj": down}
+
+
 class TestSaving:
-    @pytest.mark.parametrize("name", GOLDEN_NAMES)
+    @pytest.mark.parametrize("name", [*GOLDEN_NAMES, EXPERTS_NAME])
     def test_a_round_trip_gives_the_published_file_again(self, tmp_path: Path, name: str) -> None:
         loaded = load_checkpoint(GOLDEN / name)
         save_checkpoint(tmp_path / "out", loaded.raw, loaded.backbone, loaded.mrp)

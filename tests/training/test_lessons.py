@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from service.model import load_checkpoint, parse_config
+from tests.tiny import EXPERTS, tiny_checkpoint
 from tests.training.test_session import GOLDEN
 from training.attention import BlockAttention, DenseAttention, blockwise, fused, with_own_blocks, written_out
 from training.conversations import Example
@@ -84,6 +85,15 @@ def test_both_kinds_of_lesson_teach_mrp():
         assert none == 0
         (chain + revision).backward()
         assert all(parameter.grad is not None for parameter in mrp.parameters())
+
+
+@pytest.mark.parametrize("dense", [[0], [1]])
+def test_mrp_of_a_backbone_with_experts_begins_with_its_attention(dense):
+    """And with its feed-forward where that is dense; MRP's are all dense."""
+    checkpoint = tiny_checkpoint(1, **(EXPERTS | {"mlp_only_layers": dense}))
+    [own], last = new_mrp(checkpoint.config, checkpoint.backbone).layers, checkpoint.backbone.layers[-1]
+    assert torch.equal(own.self_attn.qkv_proj.weight, last.self_attn.qkv_proj.weight.float())
+    assert bool(own.mlp.down_proj.weight.any()) == (dense == [1])
 
 
 def test_a_batch_is_used_for_as_many_updates_as_it_has_states():

@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from service.decode.modes import Speculative
+from service.decode.modes import Speculative, Static
 from service.engine import Engine, GenerationRequest
 from service.errors import SettingsError
 from service.model import load_checkpoint
 from service.quality.schema import FILE_NAME
 from service.text import TextCodec
+from tests.tiny import EXPERTS_NAME
 from training.config import Budget, Keeping, Module, Source, TrainingConfig
 from training.lessons import Objective, phases_up_to
 from training.losses import Weights
@@ -81,6 +82,18 @@ def test_the_result_is_a_checkpoint_that_decodes(whole):
     mrp, zero = json.loads((out / "heldout.json").read_text()).values()
     assert mrp["divergence"] == scores[0].divergence
     assert zero["tokens_per_forward"] >= 1
+
+
+def test_a_backbone_with_experts_gets_an_mrp_that_drafts(data, tmp_path):
+    source = GOLDEN.parent / EXPERTS_NAME
+    run(plan_of(data, tmp_path, source=Source(str(source), data, heldout=0.0), budget=Budget(steps=3, rows=3)))
+    result = load_checkpoint(tmp_path)
+    assert result.config.experts == load_checkpoint(source).config.experts
+    plain = GenerationRequest("x", (1, 2, 3), Static(), max_new_tokens=16)
+    drafted = replace(plain, request_id="y", params=Speculative(2))
+    one, other = Engine(result).generate([plain, drafted])
+    assert one.token_ids == other.token_ids
+    assert other.stats.forwards.mrp > 0
 
 
 def test_what_was_measured_of_the_backbones_weights_is_not_copied(data, tmp_path):

@@ -9,9 +9,10 @@ from service.errors import CheckpointError
 from service.model.config import ModelConfig
 from service.model.families.interface import Family
 from service.model.families.sdar import Sdar
+from service.model.families.sdar_moe import SdarMoe
 
 #: `model_type` in config.json -> the family
-FAMILIES: Mapping[str, Family] = {"sdar": Sdar()}
+FAMILIES: Mapping[str, Family] = {"sdar": Sdar(), "sdar_moe": SdarMoe()}
 
 
 def family_named(name: object) -> Family:

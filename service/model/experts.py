@@ -1,0 +1,102 @@
+"""Feed-forwards with experts: a router sends each token to a few of them.
+
+Tokens are sorted by expert. Each expert is one product over its tokens; experts without tokens cost nothing.
+Shapes: T tokens, `k` experts of a token, H hidden, I an expert's inner size. Source: Qwen3-MoE (transformers'
+`modeling_qwen3_moe`), which SDAR-MoE keeps.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from service.model.config import ExpertsConfig
+
+#: torch's product of groups of rows with a matrix each, which reads the groups' ends on the device; None in older torch
+_grouped_mm = getattr(F, "grouped_mm", None)
+
+
+class SparseFeedForward(nn.Module):
+    """A router and its experts."""
+
+    def __init__(self, hidden: int, config: ExpertsConfig) -> None:
+        super().__init__()
+        self.gate = nn.Linear(hidden, config.number, bias=False)
+        self.experts = Experts(hidden, config)
+        self._per_token, self._normalized = config.per_token, config.normalized
+
+    def forward(self, x: Tensor, same_shapes: bool = False) -> Tensor:
+        """x `[R, L, H]` -> `[R, L, H]`. `same_shapes`: see `Backbone.forward`."""
+        tokens = x.flatten(0, -2)
+        weights, chosen = self.route(tokens)
+        answers = self.experts(tokens, chosen, same_shapes)
+        return torch.bmm(weights.to(answers.dtype)[:, None], answers).view_as(x)
+
+    def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """tokens `[T, H]` -> the weights and numbers of each token's experts, both `[T, k]`; weights at least fp32."""
+        logits = self.gate(tokens)
+        chances = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        weights, chosen = chances.topk(self._per_token, dim=-1)
+        return (weights / weights.sum(-1, keepdim=True) if self._normalized else weights), chosen
+
+
+class Experts(nn.Module):
+    """SwiGLU feed-forwards beside each other: `gate_up_proj` `[E, 2 I, H]`, `down_proj` `[E, H, I]`."""
+
+    def __init__(self, hidden: int, config: ExpertsConfig) -> None:
+        super().__init__()
+        inner = config.intermediate_size
+        self.gate_up_proj = nn.Parameter(torch.empty(config.number, 2 * inner, hidden))
+        self.down_proj = nn.Parameter(torch.empty(config.number, hidden, inner))
+        for weight in (self.gate_up_proj, self.down_proj):
+            nn.init.uniform_(weight, -1 / math.sqrt(weight.shape[-1]), 1 / math.sqrt(weight.shape[-1]))
+
+    def forward(self, tokens: Tensor, chosen: Tensor, same_shapes: bool) -> Tensor:
+        """tokens `[T, H]`, their experts `[T, k]` -> what each expert says of its token, `[T, k, H]`."""
+        return self._over_all(tokens, chosen) if same_shapes else self._over_own(tokens, chosen)
+
+    def _over_own(self, tokens: Tensor, chosen: Tensor) -> Tensor:
+        """Each expert over its own tokens: the work that is needed, in shapes that depend on all tokens together."""
+        number, order = chosen.flatten().sort(stable=True)
+        ends = torch.arange(len(self.gate_up_proj), device=number.device)
+        ends = torch.searchsorted(number, ends, right=True, out_int32=True)
+        inner = _activated(_grouped(tokens[order // chosen.shape[1]], self.gate_up_proj, ends))
+        answers = _grouped(inner, self.down_proj, ends)
+        return answers[order.argsort()].unflatten(0, chosen.shape)
+
+    def _over_all(self, tokens: Tensor, chosen: Tensor) -> Tensor:
+        """Experts over all tokens, so that every product's shape depends on T alone.
+
+        On a CPU only the experts that have tokens, one after another. Elsewhere all of them in one product: to learn
+        which have tokens would be to wait for the device.
+        """
+        if tokens.device.type == "cpu":
+            asked = chosen.unique()
+            answers = torch.stack([self._one(tokens, number) for number in asked.tolist()])
+            chosen = torch.searchsorted(asked, chosen)
+        else:
+            inner = _activated(torch.matmul(tokens, self.gate_up_proj.transpose(1, 2)))
+            answers = torch.bmm(inner, self.down_proj.transpose(1, 2))
+        return answers[chosen, torch.arange(len(tokens), device=tokens.device)[:, None]]
+
+    def _one(self, tokens: Tensor, number: int) -> Tensor:
+        return F.linear(_activated(F.linear(tokens, self.gate_up_proj[number])), self.down_proj[number])
+
+
+def _activated(gate_up: Tensor) -> Tensor:
+    """`[..., 2 I]` -> `[..., I]`."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def _grouped(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
+    """rows `[P, A]`, sorted by group, matrices `[E, B, A]`, where each group ends `[E]` int32 -> `[P, B]`."""
+    if rows.device.type != "cpu" and _grouped_mm is not None:
+        return cast(Tensor, _grouped_mm(rows.to(matrices.dtype), matrices.transpose(1, 2), offs=ends))
+    stops = ends.tolist()
+    groups = zip([0, *stops], stops, matrices, strict=False)
+    return torch.cat([F.linear(rows[start:stop], matrix) for start, stop, matrix in groups if stop > start])
