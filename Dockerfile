@@ -44,10 +44,14 @@ RUN mrp-serve check --device cpu
 
 FROM python:3.11-slim AS runtime
 
-# rsync: `ray up` copies files into the container with it. wget: KubeRay's probes.
+ARG DEVICE=cpu
+
+# rsync: `ray up` copies files into the container with it. wget: KubeRay's probes. gcc: Triton compiles with it what
+# starts its kernels.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends rsync wget \
+    && if [ "$DEVICE" = cuda ]; then apt-get install -y --no-install-recommends gcc libc6-dev; fi \
     && rm -rf /var/lib/apt/lists/*
 
 # A login shell, which KubeRay and `ray up` start, forgets PATH; profile.d reminds it. Clusters mount the cache.

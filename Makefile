@@ -14,10 +14,10 @@ audit := $(VENV)-audit
 code := service tests $(wildcard training loadtest)
 
 .DELETE_ON_ERROR:
-.PHONY: help install serve loadtest calibrate docs pictures test test-slow lint check audit format clean
+.PHONY: help install serve loadtest calibrate docs pictures test test-slow gpu lint check audit format clean
 
 help:
-	@echo "make serve | test | test-slow | loadtest | calibrate | docs | pictures | check | audit | lint | format | install | clean      (ARGS=\"...\" is passed on)"
+	@echo "make serve | test | test-slow | gpu | loadtest | calibrate | docs | pictures | check | audit | lint | format | install | clean      (ARGS=\"...\" is passed on)"
 
 install: $(stamp)
 
@@ -52,6 +52,11 @@ test: $(stamp)
 # The tests that take long, one after the other: about an hour. A part of them: make test-slow ARGS="--share 0.1"
 test-slow: $(stamp)
 	tests/loopback $(bin)/python -m pytest -m slow $(ARGS)
+
+# What a GPU should be asked first: correctness, speed, peers, each in nine minutes. Rows go to dev/lab/results.
+gpu: $(stamp)
+	for stage in correctness speed peers; do \
+		$(bin)/python -m service.bench.gpu $$stage --out dev/lab/results $(ARGS) || exit 1; done
 
 lint: $(stamp)
 	$(bin)/ruff format --check $(code)

@@ -102,6 +102,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "service.library": ("service.text", "service.engine", "service.decode", "service.model"),
     "service.bench": (
         "service.engine",
+        "service.text",
         "service.decode",
         "service.model",
         "service.demo",

@@ -87,7 +87,7 @@ class TestThreads:
     @pytest.fixture(autouse=True)
     def _undisturbed(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-        monkeypatch.setattr(os, "cpu_count", lambda: 4)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 4, 5}, raising=False)
         before = torch.get_num_threads()
         yield
         torch.set_num_threads(before)

@@ -83,6 +83,19 @@ def test_keys_are_never_shown() -> None:
     assert "first" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("values", "places"), [({}, 80), ({"device": "cuda"}, 320), ({"max_running": 8}, 10), ({"max_running": "auto"}, 80)]
+)
+def test_places_are_those_of_the_device_unless_somebody_says_how_many_run(values: dict, places: int) -> None:
+    assert Settings(**values).places == places
+
+
+def test_what_fits_may_be_left_to_the_replica_or_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MRP_SERVE_KV_CACHE_TOKENS", "4096")
+    settings = Settings(max_rows="auto", memory_utilization=0.5)
+    assert (settings.kv_cache_tokens, settings.max_rows, settings.memory_utilization) == (4096, "auto", 0.5)
+
+
 def test_an_empty_key_is_refused() -> None:
     with pytest.raises(SettingsError, match="empty key"):
         Settings(api_keys="a,,b")
@@ -96,6 +109,8 @@ def test_an_empty_key_is_refused() -> None:
         ({"port": 65536}, "port is 65536"),
         ({"dtype": "int8"}, "dtype is 'int8'.*'bfloat16'"),
         ({"max_running": 0}, "max_running is 0"),
+        ({"max_rows": "many"}, "max_rows is 'many'"),
+        ({"memory_utilization": 1.1}, "memory_utilization is 1.1"),
         ({"block_size": 129}, "block_size is 129"),
         ({"default_mode": "fast"}, "default_mode is 'fast'.*'speculative'"),
         ({"request_timeout_s": 0}, "request_timeout_s is 0"),

@@ -7,35 +7,38 @@ come back one after the other. A reservation that is not used within `grace_s` s
 from __future__ import annotations
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 
-#: the most reservations that are kept; further requests get an estimate only
+#: the most reservations that are kept, and the most of one tenant; further requests get an estimate only
 MOST = 10_000
+MOST_OF_A_TENANT = 1_000
 GRACE_S = 30.0
 
 
 class Reservations:
-    """Reservations by the digest of a request. Equal requests have one reservation for each refusal."""
+    """Reservations by the digest of a request, which belongs to one tenant. Each refusal makes one."""
 
     def __init__(self, most: int = MOST, grace_s: float = GRACE_S) -> None:
         self._most, self._grace_s = most, grace_s
         self._booked: dict[str, float] = {}  # tenant -> time of its last reservation
         self._dues: dict[bytes, deque[float]] = {}
+        self._tenants: dict[bytes, str] = {}
         self._expiries: list[tuple[float, bytes]] = []
-        self._count = 0
+        self._counts: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        return self._count
+        return self._counts.total()
 
     def book(self, tenant: str, digest: bytes, seconds: float, now: float) -> float:
         """The time at which the request may come back. `seconds`: how long its work takes at its tenant's rate."""
         self._expire(now)
         due = max(now, self._booked.get(tenant, now)) + seconds
-        if self._count < self._most:
+        if len(self) < self._most and self._counts[tenant] < MOST_OF_A_TENANT:
             self._booked[tenant] = due
             self._dues.setdefault(digest, deque()).append(due)
+            self._tenants[digest] = tenant
             heapq.heappush(self._expiries, (due, digest))
-            self._count += 1
+            self._counts[tenant] += 1
         return due
 
     def redeem(self, digest: bytes, now: float) -> bool:
@@ -57,6 +60,9 @@ class Reservations:
 
     def _take(self, digest: bytes, dues: deque[float]) -> None:
         dues.popleft()
-        self._count -= 1
+        tenant = self._tenants[digest]
+        self._counts[tenant] -= 1
+        if not self._counts[tenant]:
+            del self._counts[tenant]
         if not dues:
-            del self._dues[digest]
+            del self._dues[digest], self._tenants[digest]

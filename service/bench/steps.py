@@ -18,7 +18,7 @@ from service.bench.floor import Rates, forward_need
 from service.bench.host import host_milliseconds
 from service.decode.block import MASKED, Block
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Backend, Runner
+from service.engine.forward.runner import Execution, Runner
 from service.engine.request import SamplingParams
 from service.model import Checkpoint
 from service.model.attention import AUTO, PagedCache
@@ -88,7 +88,7 @@ def _runner(checkpoint: Checkpoint, pages: int, attention: str) -> Runner:
     """With as many pages as there may be."""
     config = checkpoint.config
     page = PagedCache.bytes_per_page(config, checkpoint.dtype)
-    return Runner(checkpoint, num_pages=max(1, min(pages, _MOST_KV // page)), backend=Backend(attention))
+    return Runner(checkpoint, num_pages=max(1, min(pages, _MOST_KV // page)), execution=Execution(attention))
 
 
 def _median(run: Callable[[], object], checkpoint: Checkpoint, rounds: int) -> float:

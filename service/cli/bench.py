@@ -90,8 +90,13 @@ def command(
 def _speed_table(speed: list[SpeedRow]) -> Table:
     shown = table("concurrent", "engine tok/s", "plain loop tok/s", "ratio")
     for row in speed:
-        shown.add_row(str(row.concurrency), f"{row.engine:,.0f}", f"{row.plain:,.0f}", f"{row.ratio:.2f}")
+        shown.add_row(str(row.concurrency), _rate(row.engine), _rate(row.plain), f"{row.ratio:.2f}")
     return shown
+
+
+def _rate(tokens: float) -> str:
+    """Large models on a CPU make less than a token a second."""
+    return f"{tokens:,.0f}" if tokens >= 100 else f"{tokens:.2f}"
 
 
 def _step_table(steps: list[StepTime]) -> Table:

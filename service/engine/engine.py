@@ -26,7 +26,7 @@ from service.engine.forward.clock import clock_of
 from service.engine.forward.grouping import same_shapes_for
 from service.engine.forward.memory import FittingForward
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Backend
+from service.engine.forward.runner import Execution
 from service.engine.kv_cache import PagePool
 from service.engine.observer import EngineState, HarmlessObserver, Observer, SilentObserver, StepReport
 from service.engine.parts import Parts
@@ -63,8 +63,11 @@ class Engine:
         grouping = same_shapes_for(checkpoint.device.type, size) if config.deterministic else None
         num_pages = config.kv_cache_tokens // size
         self._pages = PrefixCache(PagePool(num_pages), config.prefix_cache)
-        candidates, backend = config.candidates(self.model.vocab_size), Backend(config.attention, config.cuda_graphs)
-        self._runner = parts.runner(checkpoint, num_pages, grouping, candidates, backend)
+        candidates, execution = (
+            config.candidates(self.model.vocab_size),
+            Execution(config.attention, config.cuda_graphs),
+        )
+        self._runner = parts.runner(checkpoint, num_pages, grouping, candidates, execution)
         self._evaluating, self._refining = FittingForward(), FittingForward()
         has_mrp, clock = checkpoint.mrp is not None, clock_of(checkpoint.device)
         measured = partial(measure, self._runner, config.max_rows, has_mrp, clock)
@@ -142,12 +145,15 @@ class Engine:
     def generate(self, requests: Iterable[GenerationRequest]) -> list[Completion]:
         """Decodes requests together and returns their completions in order. Blocks until all are done.
 
+        InvalidRequest if two have one id, or if submitted requests are not done: their events would be lost.
         OutOfMemory, after all are done, if one of them ended by that.
         """
         requests = list(requests)
         events: dict[str, list[BlockEvent]] = {request.request_id: [] for request in requests}
         if len(events) != len(requests):
             raise InvalidRequest("two requests have the same request_id", param="request_id")
+        if self.has_work:
+            raise InvalidRequest("the engine still decodes submitted requests; call step until has_work is false")
         try:
             for request in requests:
                 self.submit(request)

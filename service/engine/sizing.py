@@ -18,7 +18,7 @@ _LOGITS, _SAMPLED_LOGITS, _SAMPLED_BYTES = 2**28, 2**26, 28
 #: tokens of a forward on a GPU, and the share of the memory that its tensors may take
 _FORWARD_TOKENS, _FORWARD_SHARE = 4096, 0.25
 #: mean tokens of a request for which there is room, if the model allows more
-_TYPICAL = 1024
+_TYPICAL = 512
 #: the most tokens and bytes of the cache on a CPU: it is allocated at once, and other programs need memory, too
 _CPU_TOKENS, _CPU_BYTES = 65536, 4 * 2**30
 #: the most rows on a CPU, and the most running requests by kind of device

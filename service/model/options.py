@@ -37,7 +37,12 @@ def pick_dtype(name: str, device: str) -> torch.dtype:
 
 def pick_threads(number: int | None) -> int:
     """CPU threads for torch; None takes half the cores, because threads that wait for a busy core cost most."""
-    return number or max(1, (os.cpu_count() or 1) // 2)
+    return number or max(1, num_cores() // 2)
+
+
+def num_cores() -> int:
+    """The cores that this process may use: a container or `taskset` may allow it fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def settle_threads(number: int | None = None) -> None:
@@ -45,6 +50,6 @@ def settle_threads(number: int | None = None) -> None:
 
     By itself torch takes every core. Any other number has been chosen, and so has `OMP_NUM_THREADS`: they stay.
     """
-    chosen = "OMP_NUM_THREADS" in os.environ or torch.get_num_threads() != os.cpu_count()
+    chosen = "OMP_NUM_THREADS" in os.environ or torch.get_num_threads() != num_cores()
     if number is not None or not chosen:
         torch.set_num_threads(pick_threads(number))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.admission.reservations import GRACE_S, Reservations
+from service.admission.reservations import GRACE_S, MOST_OF_A_TENANT, Reservations
 
 
 class TestTimes:
@@ -73,3 +73,15 @@ class TestBounds:
         assert not times._expiries
         assert not times._dues
         assert not times._booked
+
+
+def test_one_tenant_cannot_take_all_of_them() -> None:
+    times = Reservations()
+    for number in range(2 * MOST_OF_A_TENANT):
+        times.book("flood", b"f%d" % number, 0.01, 0.0)
+    assert len(times) == MOST_OF_A_TENANT
+    due = times.book("other", b"o", 1.0, 0.0)
+    assert times.redeem(b"o", due)
+    assert times.redeem(b"f0", 0.01)
+    times.book("flood", b"again", 0.01, 0.02)
+    assert len(times) == MOST_OF_A_TENANT

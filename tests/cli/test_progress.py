@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from service.bench import loads
 from service.cli.output import WIDE, Counter, notes, table
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "sdar-mrp-random-b"
@@ -90,9 +89,8 @@ def test_determinism_says_how_far_it_is(run, capsys):
     assert "rounds of the price in float32, 1 together, speculative" in said
 
 
-def test_loads_says_how_far_it_is(run, capsys, monkeypatch):
-    monkeypatch.setattr(loads, "_FEWEST", 2)
-    words = ["--concurrency", 1, "--rounds", 1, "--plan", "speculative mrp_steps=1", "--problems", 2]
+def test_loads_says_how_far_it_is(run, capsys):
+    words = ["--requests", 2, "--concurrency", 1, "--rounds", 1, "--plan", "speculative mrp_steps=1", "--problems", 2]
     assert run("loads", *words) == 0
     said = capsys.readouterr().err
     assert counts(said) == [(done, 4) for done in range(1, 5)]

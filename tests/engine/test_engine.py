@@ -407,3 +407,12 @@ class TestValidation:
     def test_no_requests_is_no_work(self, engine: Engine) -> None:
         assert engine.generate([]) == []
         assert engine.step() == []
+
+
+def test_generate_wants_the_engine_for_itself(engine: Engine) -> None:
+    engine.submit(request("submitted", PROMPT, Static(), 8))
+    with pytest.raises(InvalidRequest, match="still decodes submitted requests"):
+        engine.generate([request("generated", PROMPT, Static(), 8)])
+    while engine.has_work:
+        engine.step()
+    assert engine.generate([request("generated", PROMPT, Static(), 8)])[0].token_ids

@@ -18,7 +18,7 @@ from service.decode.registry import make_params
 from service.demo import CHECKPOINT
 from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Backend, Runner
+from service.engine.forward.runner import Execution, Runner
 from service.engine.forward.sampling import Read, scale
 from service.engine.forward.vocabulary import TorchVocabulary, TritonVocabulary
 from service.model import LoadOptions, load_checkpoint
@@ -152,13 +152,13 @@ def test_what_the_kernel_reads_off_logits_is_what_torch_reads(width, dtype):
 
 
 @pytest.mark.parametrize(
-    "backend", [Backend("eager"), Backend("triton", cuda_graphs=False), Backend("triton")], ids=str
+    "execution", [Execution("eager"), Execution("triton", cuda_graphs=False), Execution("triton")], ids=str
 )
-def test_a_pass_waits_for_the_device_once(backend):
+def test_a_pass_waits_for_the_device_once(execution):
     """Warm: compiling and capturing wait more often."""
     checkpoint = load_checkpoint(CHECKPOINT, LoadOptions(torch.bfloat16, "cuda"))
     size = checkpoint.config.block_size
-    runner = Runner(checkpoint, 64, None, 8, backend)
+    runner = Runner(checkpoint, 64, None, 8, execution)
     state = Block((MASKED,) * size)
     pages = [3, 4, 5]
     rows = [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from service.model.attention.cache import NUM_SPARE
 from service.model.attention.shared import SharedBatch
 from service.model.attention.single import SingleBatch
 from service.model.attention.units import Limits, Unit, batches, units
+from service.settings import Settings
 from tests.model.attention_world import Kind, Shape, World, place
 from tests.tiny import tiny_config
 
@@ -201,9 +204,34 @@ def test_an_unknown_implementation_says_which_there_are() -> None:
     assert sorted(registry.IMPLEMENTATIONS) == ["eager", "triton"]
 
 
+def test_the_setting_has_the_names_there_are() -> None:
+    assert set(get_args(Settings.model_fields["attention"].annotation)) == {"auto", *registry.IMPLEMENTATIONS}
+
+
 def test_auto_on_a_cpu_is_eager() -> None:
     cache = PagedCache(parse_config(tiny_config()), 1, torch.device("cpu"), torch.float32)
     assert isinstance(attention_for(cache), eager.EagerAttention)
+
+
+def test_on_cuda_auto_is_triton_where_it_can_compile(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(registry, "find_spec", lambda _: object())
+    monkeypatch.setattr(registry, "get_paths", lambda: {"include": str(Path(__file__).parent)})
+    cuda = torch.device("cuda")
+    assert registry.resolve("auto", cuda, torch.bfloat16) == "eager"
+    assert "attention is eager, which is slow on a GPU: for triton, Triton needs Python's headers" in caplog.text
+    with pytest.raises(SettingsError, match="attention is 'triton', but Triton needs Python's headers"):
+        registry.resolve("triton", cuda, torch.bfloat16)
+    monkeypatch.setattr(registry, "which", lambda _: None)
+    with pytest.raises(SettingsError, match="attention is 'triton', but Triton finds no C compiler"):
+        registry.resolve("triton", cuda, torch.bfloat16)
+    monkeypatch.setattr(registry, "_why_no_compiler", lambda: None)
+    assert registry.resolve("auto", cuda, torch.bfloat16) == "triton"
+    assert registry.resolve("auto", cuda, torch.float64) == "eager"
+    assert registry.resolve("auto", torch.device("cpu"), torch.bfloat16) == "eager"
 
 
 @pytest.mark.parametrize(

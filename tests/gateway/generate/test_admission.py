@@ -216,7 +216,7 @@ class TestKeys:
             response = await http.post(GENERATE, json=body(), headers=key("a"))
             detail = problem(response, 429)
             assert detail["code"] == "rate_limited"
-            assert detail["message"].startswith("key 'a' may have 2 requests a minute; in ")
+            assert detail["message"].startswith("key 'a' may have 2 requests a minute; try again in ")
             assert 1 <= int(response.headers["retry-after"]) <= 30
             assert (await http.post(GENERATE, json=body(), headers=key("b"))).status_code == 200
             assert (await page(http))("mrp_request_rejected_total", reason="rate_limited") == 1

@@ -1,0 +1,120 @@
+"""Stage 1, for each attention: golden decodes in float32, exactness of `speculative` in bfloat16, `deterministic`."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from service.bench.gpu.rows import Rows
+from service.decode.modes import Speculative, Static
+from service.decode.registry import make_params
+from service.demo import CHECKPOINT
+from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
+from service.model import Checkpoint, LoadOptions, load_checkpoint
+from service.model.attention.registry import has_triton
+
+_KNOBS = ("tokens_per_step", "threshold", "mrp_steps")
+#: the golden checkpoints' end token
+_END = 510
+_TEMPERATURES = (0.0, 0.7, 1.2)
+
+Check = Callable[[], tuple[int, int]]
+
+
+def check_device(rows: Rows, device: torch.device, golden: Path, requests: int) -> bool:
+    """Whether everything was right. A row for each check: how many answers are right, of how many.
+
+    `golden`: the folder of checkpoints with expected decodes. `requests`: for each comparison without expectations.
+    """
+    right = True
+    torch.backends.cuda.matmul.allow_tf32 = False
+    for name, check in _checks(device, golden, requests):
+        if rows.over(name):
+            return False
+        try:
+            good, all_of_them = check()
+        except Exception:  # noqa: BLE001 - the next check tells more
+            rows.write(name, error=traceback.format_exc(limit=-4))
+            right = False
+            continue
+        rows.write(name, right=good, of=all_of_them)
+        right &= good == all_of_them
+    return right
+
+
+def _checks(device: torch.device, golden: Path, requests: int) -> Iterator[tuple[str, Check]]:
+    for config in _backends(device):
+        label = f"{config.attention}, graphs {config.cuda_graphs}"
+        for folder in sorted(golden.glob("sdar-*")):
+            yield f"golden {folder.name} float32, {label}", partial(_golden, folder, device, config)
+        for deterministic in (False, True):
+            yield (
+                f"demo speculative = static bfloat16, deterministic {deterministic}, {label}",
+                partial(_lossless, device, replace(config, deterministic=deterministic), requests),
+            )
+        yield f"demo alone = together bfloat16, deterministic, {label}", partial(_alone, device, config, requests)
+
+
+def _backends(device: torch.device) -> list[EngineConfig]:
+    found = [EngineConfig(attention="eager", cuda_graphs=False)]
+    if has_triton(device):
+        found += [EngineConfig(attention="triton", cuda_graphs=on) for on in (False, True)]
+    return found
+
+
+def _golden(folder: Path, device: torch.device, config: EngineConfig) -> tuple[int, int]:
+    """Each case alone, then all in one batch."""
+    engine = Engine(load_checkpoint(folder, LoadOptions(torch.float32, str(device))), config)
+    cases = json.loads((folder / "expected.json").read_text("utf-8"))
+    requests = [
+        GenerationRequest(
+            str(number),
+            tuple(case["prompt_token_ids"]),
+            make_params(case["mode"], {knob: case[knob] for knob in _KNOBS if knob in case}),
+            max_new_tokens=case["max_new_tokens"],
+            stop_token_ids=frozenset({_END}),
+        )
+        for number, case in enumerate(cases)
+    ]
+    expected = [tuple(case["token_ids"]) for case in cases]
+    alone = [engine.generate([request])[0].token_ids for request in requests]
+    together = [completion.token_ids for completion in engine.generate(requests)]
+    return _same(alone, expected) + _same(together, expected), 2 * len(cases)
+
+
+def _lossless(device: torch.device, config: EngineConfig, count: int) -> tuple[int, int]:
+    engine = Engine(_demo(device), config)
+    static = _drawn(count)
+    drafted = [replace(request, params=Speculative(1 + int(request.request_id) % 4)) for request in static]
+    expected = [completion.token_ids for completion in engine.generate(static)]
+    return _same([completion.token_ids for completion in engine.generate(drafted)], expected), count
+
+
+def _alone(device: torch.device, config: EngineConfig, count: int) -> tuple[int, int]:
+    engine = Engine(_demo(device), replace(config, deterministic=True))
+    requests = _drawn(count)
+    alone = [engine.generate([request])[0].token_ids for request in requests]
+    return _same([completion.token_ids for completion in engine.generate(requests)], alone), count
+
+
+def _demo(device: torch.device) -> Checkpoint:
+    return load_checkpoint(CHECKPOINT, LoadOptions(torch.bfloat16, str(device)))
+
+
+def _drawn(count: int) -> list[GenerationRequest]:
+    return [
+        GenerationRequest(
+            f"{seed}", (1, 40 + seed, 50, 2), Static(), SamplingParams(_TEMPERATURES[seed % 3], seed=seed), 64
+        )
+        for seed in range(count)
+    ]
+
+
+def _same(found: Sequence[tuple[int, ...]], expected: Sequence[tuple[int, ...]]) -> int:
+    return sum(one == other for one, other in zip(found, expected, strict=True))

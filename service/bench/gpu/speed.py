@@ -1,0 +1,79 @@
+"""Stage 2. The demo at published sizes: plans beside each other at several loads, and steps over their floor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import torch
+
+from service.bench.floor import measure_rates
+from service.bench.gpu.extent import Extent
+from service.bench.gpu.rows import Rows
+from service.bench.inflate import inflate
+from service.bench.loads import PlanAtLoad, Workload, compare_at_loads
+from service.bench.rounds import Rounds
+from service.bench.shapes import SHAPES
+from service.bench.steps import Platform, step_times
+from service.decode.modes import Direct, Dynamic, Remask, Sequential, Speculative, Static
+from service.decode.params import ModeParams
+from service.demo import CHECKPOINT, heldout_problems
+from service.model import Checkpoint, LoadOptions
+from service.text import TextCodec
+
+#: static is the first: the others are compared with it
+PLANS: tuple[ModeParams, ...] = (
+    Static(),
+    Speculative("auto"),
+    Speculative(2),
+    Speculative(1, 4),
+    Speculative(2, 8),
+    Speculative(0, 4),
+    Dynamic(0.7),
+    Sequential(entropy_bound=0.1),
+    Remask(0.5),
+    Direct(2),
+)
+
+
+def measure_speed(rows: Rows, device: torch.device, dtype: torch.dtype, extent: Extent) -> None:
+    """Small shapes first. A row for each step, and one for each plan at each load."""
+    rates = measure_rates(device, dtype)
+    rows.write("rates", **asdict(rates))
+    for shape in extent.shapes:
+        if rows.over(shape):
+            return
+        checkpoint = inflate(CHECKPOINT, SHAPES[shape], LoadOptions(dtype, str(device)))
+        for step in step_times(checkpoint, extent.rows, extent.context, extent.rounds, Platform(rates)):
+            rows.write("step", shape=shape, **asdict(step), step=step.step, ratio=step.ratio)
+        for concurrency in extent.concurrencies:
+            if rows.over(f"{shape}, {concurrency} together"):
+                break
+            for row in _loads(checkpoint, concurrency, extent):
+                rows.write("plan", shape=shape, **row)
+
+
+def _loads(checkpoint: Checkpoint, concurrency: int, extent: Extent) -> Iterator[dict[str, object]]:
+    workload = Workload(_prompts(), fewest=2 * concurrency, new_tokens=extent.new_tokens)
+    for plans in compare_at_loads(checkpoint, workload, PLANS, Rounds((concurrency,), extent.rounds)):
+        for plan in plans:
+            yield _row(plan, plans[0])
+
+
+def _row(plan: PlanAtLoad, static: PlanAtLoad) -> dict[str, object]:
+    tokens = sum(sample.tokens for sample in plan.samples)
+    _, faster = plan.times_faster(static)
+    return {
+        "concurrency": plan.concurrency,
+        "plan": plan.params.mode,
+        "knobs": {name: value for name, value in asdict(plan.params).items() if value is not None},
+        "tokens_per_forward": plan.tokens_per_forward,
+        "tokens_per_s": tokens / sum(sample.wall_s for sample in plan.samples),
+        "times_static": faster,
+    }
+
+
+def _prompts() -> list[tuple[int, ...]]:
+    codec = TextCodec.load(CHECKPOINT)
+    chats = [[{"role": "user", "content": problem.prompt}] for problem in heldout_problems(256, seed=1)]
+    return [tuple(codec.encode_chat(chat)) for chat in chats]

@@ -1,0 +1,75 @@
+"""The stages that `make gpu` runs, on the CPU and small: rows as they are measured, time limits, exit statuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from service.bench.gpu.__main__ import main
+from service.bench.gpu.extent import Extent
+from service.bench.gpu.peers import measure_peers
+from service.bench.gpu.rows import Rows
+from service.bench.gpu.speed import PLANS, measure_speed
+from service.bench.shapes import SHAPES, Shape
+
+CPU = torch.device("cpu")
+SMALL = Extent(("small",), (2,), (1, 2), 32, rounds=1, new_tokens=16)
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SHAPES, "small", Shape(320, 768, 7, 8, 4, 64, 1100, 2048))
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+def test_correctness_on_this_device(tmp_path: Path) -> None:
+    words = ("correctness", "--device", "cpu", "--requests", "4", "--golden", "tests/golden", "--out", str(tmp_path))
+    assert main([*words, "--seconds", "0.001"]) == 1  # what was left out is not right
+    [row] = read(tmp_path / "gpu-correctness.jsonl")
+    assert row["what"] == "left out: no time"
+
+
+def test_a_wrong_decode_is_a_row_and_the_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = [("good", lambda: (3, 3)), ("bad", lambda: (2, 3)), ("broken", lambda: 1 / 0)]
+    monkeypatch.setattr("service.bench.gpu.correctness._checks", lambda *_: checks)
+    assert main(["correctness", "--device", "cpu", "--out", str(tmp_path)]) == 1
+    good, bad, broken = read(tmp_path / "gpu-correctness.jsonl")
+    assert (good["right"], good["of"], bad["right"], bad["of"]) == (3, 3, 2, 3)
+    assert "ZeroDivisionError" in broken["error"]
+    monkeypatch.setattr("service.bench.gpu.correctness._checks", lambda *_: checks[:1])
+    assert main(["correctness", "--device", "cpu", "--out", str(tmp_path)]) == 0
+
+
+def test_speed_has_a_row_for_every_step_and_plan(tmp_path: Path) -> None:
+    with Rows(tmp_path / "rows", CPU, 600) as written:
+        measure_speed(written, CPU, torch.float32, SMALL)
+    rows = read(tmp_path / "rows")
+    assert [row["what"] for row in rows] == ["rates", "step", "step", *["plan"] * len(PLANS)]
+    plans = [row for row in rows if row["what"] == "plan"]
+    assert plans[0]["times_static"] == 1
+    assert 0 < plans[0]["tokens_per_forward"] <= 1
+    assert all(row["tokens_per_s"] > 0 for row in plans)
+    assert all("torch" in row["machine"] for row in rows)
+
+
+def test_peers_on_random_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SHAPES, "small", Shape(64, 128, 2, 4, 2, 16, 151936, 2048))
+    with Rows(tmp_path / "rows", CPU, 600) as written:
+        measure_peers(written, CPU, torch.float32, SMALL)
+    first, last = read(tmp_path / "rows")
+    assert first["ratio"] == pytest.approx(first["engine"] / first["plain"])
+    assert last["of"] == "lmdeploy"
+
+
+def test_without_the_device_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    assert main(["speed", "--out", str(tmp_path)]) == 1
+    assert "CUDA" in capsys.readouterr().err

@@ -1,0 +1,27 @@
+"""A replica with little memory takes fewer requests, and says so on its card."""
+
+import pytest
+
+from service.errors import SettingsError
+from service.model.memory import DeviceMemory
+from service.replica import generator as replica
+
+MIB = 2**20
+
+
+def with_memory(monkeypatch, free):
+    monkeypatch.setattr(replica, "memory_of", lambda _: DeviceMemory("cpu", free, 2**36))
+
+
+@pytest.mark.parametrize(("free", "most"), [(2**34, 80), (30 * MIB, 40)])
+def test_the_card_has_the_places_that_memory_has_room_for(make_generator, monkeypatch, free, most):
+    with_memory(monkeypatch, free)
+    card = make_generator(kv_cache_tokens="auto", memory_utilization=0.5).status().card
+    assert 0 < card.places <= most
+    assert (card.places == 80) is (free > 2**30)
+
+
+def test_a_replica_without_memory_says_what_to_do(make_generator, monkeypatch):
+    with_memory(monkeypatch, MIB)
+    with pytest.raises(SettingsError, match="Lower max_rows, raise memory_utilization"):
+        make_generator(kv_cache_tokens="auto")
