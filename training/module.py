@@ -32,5 +32,5 @@ def new_mrp(config: ModelConfig, backbone: Backbone) -> Mrp:
         else:
             kept = {name: weight for name, weight in source.state_dict().items() if not name.startswith("mlp.")}
             layer.load_state_dict(kept, strict=False)
-            nn.init.zeros_(layer.mlp.down_proj.weight)
+            nn.init.zeros_(layer.get_parameter("mlp.down_proj.weight"))
     return mrp

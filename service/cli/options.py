@@ -21,7 +21,8 @@ Dtype = Annotated[str, typer.Option(help="auto (bfloat16 on CUDA, else float32),
 Shape = Annotated[
     str | None,
     typer.Option(
-        help="Inflates the checkpoint to a published shape (qwen3-0.6b, sdar-1.7b, -4b, -8b, -30b-a3b): same answers, its cost."
+        help="Inflates the checkpoint to a published shape (qwen3-0.6b, sdar-1.7b, -4b, -8b, -30b-a3b): "
+        "same answers, its cost."
     ),
 ]
 BlockSize = Annotated[int | None, typer.Option(help="Overrides the checkpoint's block size.")]

@@ -66,7 +66,8 @@ class Experts(nn.Module):
         ends = torch.searchsorted(number, ends, right=True, out_int32=True)
         inner = _activated(_grouped(tokens[order // chosen.shape[1]], self.gate_up_proj, ends))
         answers = _grouped(inner, self.down_proj, ends)
-        return answers[order.argsort()].unflatten(0, chosen.shape)
+        out: Tensor = answers[order.argsort()].unflatten(0, chosen.shape)
+        return out
 
     def _over_all(self, tokens: Tensor, chosen: Tensor) -> Tensor:
         """Experts over all tokens, so that every product's shape depends on T alone.

@@ -25,7 +25,7 @@ def test_check_says_what_experts_there_are(run, capsys):
     assert run("check", GOLDEN.parent / EXPERTS_NAME, "--device", "cpu") == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "family sdar_moe" in said
-    assert "backbone 0.27 M parameters" in said
+    assert "backbone 0.28 M parameters" in said
     assert "experts 2 layers have 8, a token uses 2 of each, 0.17 M parameters in all" in said
     assert "modes static, dynamic, sequential, entropy, speculative weights" in said
 

@@ -19,6 +19,8 @@ requests = [
     GenerationRequest(str(temperature), (1, 2, 3), Speculative(2), SamplingParams(temperature), 8)
     for temperature in (0.0, 0.7)
 ]
+experts = Engine(load_checkpoint("tests/golden/sdar-moe-random-b"))
+experts.generate([GenerationRequest("experts", (1, 2, 3), Speculative(0, 2), max_new_tokens=8)])
 print(len(engine.generate(requests)), "torch._dynamo" in sys.modules)
 """
 
