@@ -30,10 +30,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests that start Ray run on one worker, one after the other: Ray's processes need the cores by themselves."""
+    """Tests that start Ray run on one worker, one after the other: Ray's processes need the cores by themselves.
+
+    A slow test has an hour where it names no limit of its own.
+    """
     for item in items:
         if item.get_closest_marker("ray"):
             item.add_marker(pytest.mark.xdist_group("ray"))
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(3600))
     share: float = config.getoption("--share")
     left_out = [item for item in items if crc32(item.nodeid.encode()) >= share * 2**32]
     if left_out:

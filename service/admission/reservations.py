@@ -9,9 +9,8 @@ from __future__ import annotations
 import heapq
 from collections import Counter, deque
 
-#: the most reservations that are kept, and the most of one tenant; further requests get an estimate only
-MOST = 10_000
-MOST_OF_A_TENANT = 1_000
+#: the most reservations that are kept; further requests get an estimate only
+MOST = 20_000
 GRACE_S = 30.0
 
 
@@ -33,7 +32,7 @@ class Reservations:
         """The time at which the request may come back. `seconds`: how long its work takes at its tenant's rate."""
         self._expire(now)
         due = max(now, self._booked.get(tenant, now)) + seconds
-        if len(self) < self._most and self._counts[tenant] < MOST_OF_A_TENANT:
+        if self._counts[tenant] < self._most - len(self):  # a tenant leaves others as many as it has
             self._booked[tenant] = due
             self._dues.setdefault(digest, deque()).append(due)
             self._tenants[digest] = tenant
