@@ -13,6 +13,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 #: Answers of one request. A few requests fill both ingresses, and so both replicas.
 CHOICES, CLIENTS = 100, 4
 REPLICAS = 2
+#: what a replica decodes at once on a CPU, if it has the memory
+RUNNING = 64
 
 
 def keep_asking(client, enough):
@@ -29,7 +31,7 @@ def keep_asking(client, enough):
 
 def test_full_replicas_answer_for_metrics(visitor, house):
     """If control calls needed a place, they would be answered only after a request has ended."""
-    settings, enough = Settings(), threading.Event()
+    settings, enough = Settings(max_running=RUNNING), threading.Event()
 
     def full():
         running, waiting = (by_holder(visitor, f"num_requests_{state}") for state in ("running", "waiting"))
@@ -37,7 +39,7 @@ def test_full_replicas_answer_for_metrics(visitor, house):
         most = max(running, key=running.get)
         assert len(running) == REPLICAS, "a full replica said nothing of it"
         all_places = sum(running.values()) + sum(waiting.values()) == REPLICAS * settings.places
-        return all_places and running[most] == settings.max_running and waiting[most] > 0
+        return all_places and running[most] == RUNNING and waiting[most] > 0
 
     house.pace.slow(0.1)
     with ThreadPoolExecutor(CLIENTS) as pool, httpx.Client(base_url=house.url, timeout=60) as others:
