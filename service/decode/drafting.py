@@ -42,6 +42,8 @@ _FRESH, _STALE = 4.0, 2.0
 #: Likelihood that several picks at once are the rule's next picks, measured for `threshold` .5 and .9 and
 #: `tokens_per_step` 2.
 _SEVERAL = 0.45
+#: the rule whose picks have odds: one token a step
+_ONE = MostConfident(1)
 #: the most picks that are tried after a state
 _WIDTH = 4
 #: Confidences are clipped to these bounds, since a low temperature rounds them to 0 and 1.
@@ -75,7 +77,7 @@ def tree(block: Block, reading: Reading, rule: Rule, budget: DraftBudget, ends: 
     Example: the picks of `block` have the weights a 0.6 and b 0.4. The states {a} and {b} have the likelihoods 0.6 and
     0.4. After {a} only b is left, and after {b} only a, so {a, b} is reached in both ways: likelihood 0.6 + 0.4 = 1.
     """
-    if (budget.row >= 1 and rule == MostConfident(1)) or _first_promise(block, reading, rule) < budget.row:
+    if (budget.row >= 1 and rule == _ONE) or _first_promise(block, reading, rule) < budget.row:
         return {}
     sources = {block: _Source.of(block, reading, _STALE)}
     nodes, seen = _grow(block, sources, rule, budget, ends), set[Block]()
@@ -95,7 +97,7 @@ def _first_promise(block: Block, reading: Reading, rule: Rule) -> float:
 
     Under full load this is mostly below the cost of a row, and the search for drafts ends here.
     """
-    if rule != MostConfident(1):
+    if rule != _ONE:
         return _SEVERAL * len(rule(reading.of(block)))
     tokens = block.tokens
     masked = (pick for pick in reading.picks if tokens[pick.position] == MASKED)
@@ -119,7 +121,7 @@ class _Source:
 
     def after(self, state: Block, rule: Rule) -> Iterator[tuple[float, tuple[Pick, ...]]]:
         """The likely next picks in `state`, a successor of the state that was read, each with its likelihood."""
-        if rule != MostConfident(1):
+        if rule != _ONE:
             yield _SEVERAL, rule(self.reading.of(state))
             return
         tokens = state.tokens
@@ -173,9 +175,11 @@ def _grow(root: Block, sources: Mapping[Block, _Source], rule: Rule, budget: Dra
         source = sources.get(state, node.source)
         for likelihood, picks in source.after(state, rule):
             following = state.reveal(picks)
-            if ends(following):
-                continue
-            child = nodes.setdefault(following, _Node(following, source))
+            child = nodes.get(following)
+            if child is None:
+                if ends(following):
+                    continue
+                child = nodes[following] = _Node(following, source)
             child.met_by(node.likelihood * likelihood, picks, source)
             heapq.heappush(heap, (-child.likelihood, next(number), following))
     return list(chosen.values())

@@ -7,7 +7,7 @@ handles.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import replace
 from itertools import islice
 
@@ -17,7 +17,7 @@ from service.decode.registry import only_drafts
 from service.engine.drafting.pricing import Account
 from service.engine.forward.rows import Row
 from service.engine.prefix_cache import Lease, Tokens
-from service.engine.request import BlockEvent, FinishReason, ForwardKind, GenerationRequest, Stats
+from service.engine.request import BlockEvent, FinishReason, ForwardKind, Forwards, GenerationRequest, Stats
 from service.errors import MrpServeError
 
 
@@ -41,6 +41,7 @@ class Sequence:
         self.submitted = submitted
         self._account = account
         self.stats = Stats(cached_tokens=lease.num_shared * block_size, mrp_steps=account.mrp_steps)
+        self._forwards: Counter[ForwardKind] = Counter()
         self.written: deque[Tokens] = deque()
         self.finish_reason: FinishReason | None = None
         self.events: list[BlockEvent] = []
@@ -127,7 +128,7 @@ class Sequence:
         stored = sum(row.keeps for row in rows)
         evaluated = len(rows) - stored
         kinds: list[ForwardKind] = []
-        if any(row.index < self._prompt_blocks for row in rows[:stored]):
+        if stored and rows[0].index < self._prompt_blocks:  # blocks are stored in their order
             kinds.append("prefill")
         elif stored and not evaluated:
             kinds.append("commit")
@@ -146,6 +147,7 @@ class Sequence:
         self._query = None
         self.written.clear()
         self.finish_reason = "abort"
+        self.stats = replace(self.stats, forwards=self._counted())
         self.events.append(BlockEvent(self.request.request_id, self._num_blocks, (), self.stats, "abort", error=error))
 
     # --- decoding ----------------------------------------------------------------------------------
@@ -195,8 +197,14 @@ class Sequence:
         return leading[:room], "length" if len(leading) >= room else None
 
     def _settled(self, block: Block) -> bool:
-        """Whether the answer ends in this state of the block."""
-        return block.complete or self._new_tokens(block)[1] is not None
+        """Whether the answer ends in this state of the block. Asked for every state that is drafted."""
+        if block.complete:
+            return True
+        end = block.num_leading
+        if end - self._head >= self.request.max_new_tokens - self._num_output:
+            return True
+        stops = self.request.stop_token_ids
+        return end > self._head and not stops.isdisjoint(block.tokens[self._head : end])
 
     def _end_block(self, expired: FinishReason | None) -> None:
         tokens, reason = self._new_tokens(self._canvas.block)
@@ -204,7 +212,7 @@ class Sequence:
         self._query = None
         self._num_blocks += 1
         self._num_output += len(tokens)
-        self.stats = self.stats.with_steps(self._canvas.steps)
+        self.stats = replace(self.stats.with_steps(self._canvas.steps), forwards=self._counted())
         decoded = self.stats.decoded_tokens + len(tokens) + (reason == "stop")
         self.stats = replace(self.stats, decoded_tokens=decoded)
         self._emit(tokens, reason or expired)
@@ -225,7 +233,9 @@ class Sequence:
     def _store(self, block: Block, index: int) -> None:
         self._unwritten.append(Row(block, index, self.lease.pages, keeps=True))
 
+    def _counted(self) -> Forwards:
+        return Forwards(**{str(kind): count for kind, count in self._forwards.items()})
+
     def _count(self, kind: ForwardKind) -> None:
-        forwards = self.stats.forwards
-        forwards = replace(forwards, **{kind: getattr(forwards, kind) + 1})
-        self.stats = replace(self.stats, forwards=forwards)
+        """Counts a forward. The statistics, which are frozen, get the counts when a block or the request ends."""
+        self._forwards[kind] += 1

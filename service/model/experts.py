@@ -96,8 +96,13 @@ def _activated(gate_up: Tensor) -> Tensor:
 
 def _grouped(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
     """rows `[P, A]`, sorted by group, matrices `[E, B, A]`, where each group ends `[E]` int32 -> `[P, B]`."""
-    if rows.device.type != "cpu" and _grouped_mm is not None:
+    if rows.device.type != "cpu" and _grouped_mm is not None and _has_kernel(matrices):
         return cast(Tensor, _grouped_mm(rows.to(matrices.dtype), matrices.transpose(1, 2), offs=ends))
-    stops = ends.tolist()
+    stops = ends.tolist()  # on a GPU this waits for it
     groups = zip([0, *stops], stops, matrices, strict=False)
     return torch.cat([F.linear(rows[start:stop], matrix) for start, stop, matrix in groups if stop > start])
+
+
+def _has_kernel(matrices: Tensor) -> bool:
+    """Whether torch's grouped product takes such matrices `[E, B, A]`: bfloat16, and rows of whole 16 bytes."""
+    return matrices.dtype == torch.bfloat16 and all(size % 8 == 0 for size in matrices.shape[1:])

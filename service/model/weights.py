@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,8 @@ from service.model.files import open_file, weight_files
 from service.model.layout import Layout, prefixed
 from service.model.mrp import Mrp
 
+#: bytes that are read from a file before it is opened anew
+_MAPPED = 2**26
 _MRP_PREFIX = "mrp_modules.0.model."
 
 
@@ -51,6 +53,9 @@ class WeightFiles:
 
     def __init__(self, path: Path, device: str = "cpu") -> None:
         self._device = device
+        self._opened: Any = None
+        self._at = Path()
+        self._mapped = 0
         self._files: dict[str, Path] = {}
         for file in weight_files(path):
             with open_file(file, "pt") as opened:
@@ -64,11 +69,17 @@ class WeightFiles:
     def read(self, name: str) -> Tensor:
         """One of them. On the CPU it is a view of its file.
 
-        The file is open only as long as the weight is used: what is mapped counts as memory of the process.
+        What is mapped counts as memory of the process, so a file is opened anew from time to time. Not for every
+        weight: opening takes time for every name in a file, and experts have tens of thousands.
         """
-        with open_file(self._files[name], "pt", self._device) as file:
-            weight: Tensor = file.get_tensor(name)
-            return weight
+        file = self._files[name]
+        if file != self._at or self._mapped > _MAPPED:
+            self._opened = open_file(file, "pt", self._device)
+            self._at = file
+            self._mapped = 0
+        weight: Tensor = self._opened.get_tensor(name)
+        self._mapped += weight.nbytes
+        return weight
 
 
 def fill(

@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from service.errors import CheckpointError
-from service.model import Checkpoint, LoadOptions, load_checkpoint, resolve, save_checkpoint
+from service.model import Checkpoint, LoadOptions, load_checkpoint, resolve, save_checkpoint, weights
 from service.model.families import FAMILIES
+from service.model.files import open_file
 from tests.tiny import EXPERTS, EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, tiny_checkpoint
 
 FIRST = GOLDEN / GOLDEN_NAMES[0]
@@ -121,6 +122,21 @@ class TestLoading:
         assert checkpoint.mrp is not None
         assert (checkpoint.config.mrp.residual, checkpoint.config.mrp.scale) == (False, 2.0)
         assert (checkpoint.mrp.residual, checkpoint.mrp.scale) == (False, 2.0)
+
+    def test_a_file_is_opened_anew_for_every_few_bytes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        opened: list[Path] = []
+
+        def opening(file: Path, *options: str) -> Any:
+            opened.append(file)
+            return open_file(file, *options)
+
+        monkeypatch.setattr(weights, "open_file", opening)
+        whole, counts = load_checkpoint(FIRST), [len(opened)]
+        monkeypatch.setattr(weights, "_MAPPED", 2**17)
+        assert_same(load_checkpoint(FIRST), whole)
+        counts.append(len(opened) - counts[0])
+        assert counts[0] == 2  # for its names, and for all weights
+        assert 5 < counts[1] < 20  # 1.1 MB
 
 
 class TestErrors:
