@@ -111,8 +111,9 @@ def test_every_mode_stands_in_the_readme_with_its_knobs() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_has_a_section_with_its_knobs_and_their_defaults(mode: str) -> None:
-    written = {row[0]: row[2] for row in rows(MODES_PAGE, f"`{mode}`")}
     defaults = {f"`{field.name}`": field.default for field in fields(MODES[mode])}
+    assert f"\n## `{mode}`\n" in MODES_PAGE
+    written = {row[0]: row[2] for row in rows(MODES_PAGE, f"`{mode}`")} if defaults else {}
     assert list(written) == list(defaults) or mode == Speculative.mode
     assert set(written) == set(defaults)
     for knob, default in defaults.items():

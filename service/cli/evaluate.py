@@ -125,7 +125,7 @@ def _row(score: Score) -> dict[str, Any]:
 
 
 def _table(scores: list[Score]) -> Table:
-    shown = table("mode", "MRP", "accuracy", "tokens/forward", "ms/token", "same as first", "accepted")
+    shown = table("mode", "MRP", "accuracy", "tokens/forward", "ms/token", "same as first", "accepted", plan="mode")
     for score in scores:
         mrp = score.plan.engine if score.plan.params.needs_mrp else "-"
         accuracy = "-" if score.accuracy is None else f"{score.accuracy:.3f}"

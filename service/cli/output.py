@@ -10,6 +10,8 @@ from rich.table import Column, Table
 
 #: columns without a terminal, of text and of tables; rich's default of 80 would break help and tables
 WIDE, OF_TABLES = 140, 250
+#: columns of the longest knob in a plan, `tokens_per_step=1`
+_KNOB = 17
 #: the most progress lines without a terminal
 _LINES = 20
 
@@ -29,9 +31,13 @@ def is_on_a_terminal() -> bool:
     return any(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
 
 
-def table(*names: str) -> Table:
-    """A table with these columns. No cell is cut, however narrow the terminal is."""
-    return Table(*(Column(name, overflow="fold") for name in names), box=None, pad_edge=False)
+def table(*names: str, plan: str = "") -> Table:
+    """A table with these columns. No cell is cut, however narrow the terminal is.
+
+    `plan`: the column of plans, if there is one. Its knobs stay whole.
+    """
+    columns = (Column(name, overflow="fold", min_width=_KNOB if name == plan else None) for name in names)
+    return Table(*columns, box=None, pad_edge=False)
 
 
 class Counter:

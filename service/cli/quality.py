@@ -42,7 +42,7 @@ def command(
 def show(file: QualityFile) -> None:
     """Prints the table, the presets and the warnings."""
     console = results()
-    shown = table("plan", "accuracy", "from static", "identical", "tok/forward", *_speeds(file), "")
+    shown = table("plan", "accuracy", "from static", "identical", "tok/forward", *_speeds(file), "", plan="plan")
     presets = {plan.name: name for name, plan in reversed(file.presets.items())}
     at = file.measured.chosen_at
     for row in sorted(file.rows, key=lambda row: -row.speed_at(at).tokens_per_second):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
 from service.decode.knobs import AUTO, KnobValue, knobs_in
@@ -18,8 +18,14 @@ def make_params(mode: str, knobs: Mapping[str, KnobValue]) -> ModeParams:
     used = knobs_in(MODES[mode])
     for knob in knobs:
         if knob not in used:
-            raise InvalidRequest(f"mode {mode!r} does not use {knob}; its knobs are {', '.join(used)}", param=knob)
+            raise InvalidRequest(f"mode {mode!r} does not use {knob}; {these_knobs(used)}", param=knob)
     return MODES[mode](**knobs)
+
+
+def these_knobs(used: Iterable[str]) -> str:
+    """The knobs of a mode, as an error names them."""
+    names = ", ".join(used)
+    return f"its knobs are {names}" if names else "it has no knobs"
 
 
 def only_drafts(params: ModeParams) -> bool:

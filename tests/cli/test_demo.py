@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from service.decode.modes import MODES
 from service.demo import check
 from service.engine import Engine
 
@@ -61,7 +62,7 @@ def test_generate_refuses_an_empty_prompt_with_and_without_a_template(run, capsy
         ),
         (
             ("--mode", "fast"),
-            "mode is 'fast', allowed are static, dynamic, sequential, entropy, direct, speculative, remask",
+            f"mode is 'fast', allowed are {', '.join(MODES)}",
         ),
         (("--mrp-steps", 99), "mrp_steps is 99, allowed are 0 to 16 (the block size) and 'auto'"),
         (("--max-new-tokens", 5000), "allowed are 1024"),

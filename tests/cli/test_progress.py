@@ -71,6 +71,14 @@ def test_a_narrow_terminal_cuts_no_cell_short(capsys):
     assert "tokens_per_step=1" in "".join(line[:12].strip() for line in said.splitlines())
 
 
+def test_at_80_columns_a_plan_is_broken_between_its_knobs(capsys):
+    shown = table("plan", *("a column of numbers" for _ in range(7)), plan="plan")
+    shown.add_row("sequential tokens_per_step=1 entropy_bound=1.0", *("1,312 x3.64 ±0.28" for _ in range(7)))
+    Console(width=80).print(shown)
+    first = [line[:17].strip() for line in capsys.readouterr().out.splitlines()]
+    assert [part for part in first if part] == ["plan", "sequential", "tokens_per_step=1", "entropy_bound=1.0"]
+
+
 def test_bench_says_how_far_it_is(run, capsys):
     words = ["--concurrency", 1, "--concurrency", 2, "--rounds", 1, "--rows", 1, "--rows", 2, "--new-tokens", 2]
     words += ["--prompt-tokens", 8, "--prompt-tokens", 5000, "--prompt-tokens", 6000, "--prefix-tokens", 8]

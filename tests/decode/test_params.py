@@ -6,7 +6,7 @@ import pytest
 
 from service.decode.modes import MODES, Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.decode.params import ModeParams
-from service.decode.registry import default_knobs, default_params, make_params
+from service.decode.registry import default_knobs, default_params, make_params, these_knobs
 from service.errors import InvalidRequest
 
 BLOCK = 8
@@ -162,6 +162,10 @@ def test_a_knob_of_another_mode_is_told_what_this_one_has() -> None:
     ) as caught:
         make_params("static", {"threshold": 0.5})
     assert caught.value.param == "threshold"
+
+
+def test_a_mode_without_knobs_says_so() -> None:
+    assert these_knobs([]) == "it has no knobs"
 
 
 def test_the_default_mode_is_lossless() -> None:

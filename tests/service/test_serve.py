@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from service.decode.modes import MODES
 from service.telemetry.metrics import METRICS
 from tests.service.reading import events, eventually
 from tests.service.running import GOLDEN
@@ -102,7 +103,7 @@ def test_health_models_and_docs(client, service):
     assert client.get("/health").json() == {"status": "ok", "replicas_ready": 1}
     [model] = client.get("/v1/models").json()["data"]
     assert model["block_size"] == 4
-    assert model["modes"] == ["static", "dynamic", "sequential", "entropy", "direct", "speculative", "remask"]
+    assert model["modes"] == list(MODES)
     assert "/generate" in client.get("/openapi.json").json()["paths"]
     assert "/docs/static/swagger-ui-bundle.js" in client.get("/docs").text
     assert "javascript" in client.get("/docs/static/swagger-ui-bundle.js").headers["content-type"]

@@ -16,7 +16,7 @@ from pydantic_core import from_json
 
 from service.arrival import Arrival
 from service.decode.modes import KNOBS
-from service.decode.registry import make_params
+from service.decode.registry import make_params, these_knobs
 from service.engine.request import SamplingParams
 from service.errors import InvalidRequest, UnknownModel
 from service.gateway.http.schemas import GENERATE, REQUESTS, GenerateCommon, GenerateQuality, Message
@@ -133,7 +133,7 @@ def _unknown(place: Sequence[str | int], mode: str | None) -> str:
     if mode and name in KNOBS:
         users = [other for other, schema in REQUESTS.items() if name in schema.model_fields]
         used = sorted(set(KNOBS) & set(REQUESTS[mode].model_fields))
-        return f"mode {mode!r} does not use {name} ({', '.join(users)} do); its knobs are {', '.join(used)}"
+        return f"mode {mode!r} does not use {name} ({', '.join(users)} do); {these_knobs(used)}"
     known = {field for schema in REQUESTS.values() for field in schema.model_fields}
     return f"{name!r} is not a field; {nearest(name, known)}"
 

@@ -1,7 +1,8 @@
 """What an attention implementation is: it prepares a forward once, then every layer calls what it prepared.
 
 An implementation learns of each row its sequence's pages, its block index and whether its block is final. It makes
-masks, page tables and batches of them itself. A new kernel is a file with an `Attention` and a line in `registry.py`.
+masks, page tables and batches of them itself. A new kernel is a file with an `Attention`, a line in `registry.py` and
+its name in settings.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.decode.modes import MODES
 from service.gateway.http.sse import frame
 from tests.gateway.fuzz.test_bodies import FEW, any_json, whole
 
@@ -48,7 +49,7 @@ def test_a_frame_is_one_event_whatever_it_holds(value: object) -> None:
 
 @FEW
 @given(
-    mode=st.sampled_from(["static", "dynamic", "sequential", "entropy", "direct", "speculative", "remask"]),
+    mode=st.sampled_from(list(MODES)),
     temperature=st.sampled_from([0, 0.7, 1.5]),
     seed=st.integers(0, 2**63 - 1),
     length=st.integers(1, 40),

@@ -8,7 +8,6 @@ from typing import Any
 import httpx
 import pytest
 
-from service.decode.modes import MODES
 from service.gateway.http.answers import BlockFrame, Done, GenerateAnswer
 from service.replica.generator import Generator
 from tests.gateway.generate.helpers import CASES, EOS, ask, body, essence, frames, golden_body, streamed, words
@@ -45,8 +44,8 @@ class TestGolden:
         assert 0 <= stats["drafts_accepted"] <= stats["drafts_proposed"]
         assert 0 <= stats["queue_ms"] <= stats["first_block_ms"] <= stats["total_ms"]
 
-    def test_they_cover_every_mode(self) -> None:
-        assert {case["mode"] for case in CASES} == set(MODES) - {"sequential", "entropy"}
+    def test_they_cover_every_mode_of_the_independent_implementation(self) -> None:
+        assert {case["mode"] for case in CASES} == {"static", "dynamic", "direct", "speculative", "remask"}
 
     async def test_many_at_once_are_as_alone(self, http: httpx.AsyncClient, generator: Generator) -> None:
         answers = await asyncio.gather(*(ask(http, golden_body(case)) for case in CASES))

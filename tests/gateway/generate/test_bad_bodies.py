@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from service.decode.modes import MODES
 from tests.gateway.generate.helpers import GENERATE, body, problem, refused
 
 
@@ -153,7 +154,7 @@ class TestUnknownFields:
     async def test_an_unknown_mode(self, http: httpx.AsyncClient, mode: Any) -> None:
         detail = await refused(http, body() | {"mode": mode})
         assert detail["param"] == "mode"
-        allowed = "static, dynamic, sequential, entropy, direct, speculative, remask"
+        allowed = ", ".join(MODES)
         assert detail["message"] == f"mode is {json.dumps(mode)}, allowed are {allowed}"
 
     @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from service.decode.modes import MODES
 from service.gateway.openai.logprobs import TokenLogprob, token_logprobs
 from service.text.piece import TokenPiece
 from tests.gateway.openai.helpers import CHAT, COMPLETIONS, ask, chat, choices, completion, frames, refused
@@ -42,7 +43,7 @@ def test_a_confidence_of_nothing_is_openais_least() -> None:
     assert values(token_logprobs(pieces(7), [step(0, (0, 7, 0.0))])) == [("7", -9999.0)]
 
 
-@pytest.mark.parametrize("mode", ["static", "dynamic", "sequential", "entropy", "direct", "speculative", "remask"])
+@pytest.mark.parametrize("mode", MODES)
 async def test_every_token_of_an_answer_has_one(http: httpx.AsyncClient, mode: str) -> None:
     body = completion(prompt=[443, 286, 438], mode=mode, logprobs=1, return_trace=True)
     (choice,) = (await ask(http, COMPLETIONS, body))["choices"]
