@@ -47,7 +47,7 @@ loadtest: $(stamp)
 
 # A worker for each core; tests that start Ray share one. One process: make test ARGS="-n 0 -k golden -x"
 test: $(stamp)
-	tests/loopback $(bin)/python -m pytest -n logical --maxprocesses 8 --dist loadgroup $(ARGS)
+	tests/loopback $(bin)/python -m pytest -n logical --maxprocesses 8 $(ARGS)
 
 # The tests that take long, one after the other: about an hour. A part of them: make test-slow ARGS="--share 0.1"
 test-slow: $(stamp)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from importlib.util import find_spec
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from hypothesis import settings
 
 from tests.clock import Clock
+from tests.scheduling import RAY, one_worker_for_ray
 
 torch.set_num_threads(1)
 
@@ -29,14 +31,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests that start Ray run on one worker, one after the other: Ray's processes need the cores by themselves.
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return one_worker_for_ray(config, log)
 
-    A slow test has an hour where it names no limit of its own.
-    """
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A slow test has an hour where it names no limit of its own. Ray is started where the scheduler expects it."""
     for item in items:
-        if item.get_closest_marker("ray"):
-            item.add_marker(pytest.mark.xdist_group("ray"))
+        if item.get_closest_marker("ray") and not item.nodeid.startswith(RAY):
+            raise pytest.UsageError(f"{item.nodeid} has the mark `ray`, but tests/scheduling.py does not name its file")
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(3600))
     share: float = config.getoption("--share")
