@@ -16,7 +16,9 @@ from service.model import load_checkpoint
 from service.text import TextCodec
 from tests.engine.helpers import FREE
 
-TEMPERATURES = (0.0, 0.01, 0.05, 0.7, 1.2)
+TEMPERATURES = (0.0, 0.7, 1.2)
+#: of the slow tests; a cold temperature rounds confidences to 0 and 1
+MORE_TEMPERATURES = (0.0, 0.01, 0.05, 0.7, 1.2)
 DRAFTED = (Speculative(1), Speculative(2), Speculative(4), Speculative(0, 8), Speculative(1, 4), Speculative(3, 12))
 DRAFTED += (Speculative("auto"), Speculative("auto"), Speculative("auto", max_drafts=3))
 RULES = (Static(2), Dynamic(0.5), Sequential(), Sequential(1, 0.1), Entropy(0.1), Entropy(1.0))
@@ -53,10 +55,10 @@ def requests(engine, codec, count, temperature):
         yield GenerationRequest(f"{number}", tuple(prompt), Static(), sampling, 96, stop)
 
 
-def differing(engine, codec, count):
+def differing(engine, codec, count, temperatures):
     """How many speculative completions were compared with static's, and which differed."""
     rng, compared, different = random.Random(5), 0, []
-    for temperature in TEMPERATURES:
+    for temperature in temperatures:
         todo = list(requests(engine, codec, count, temperature))
         expected = [engine.generate([request])[0].token_ids for request in todo]
         drafted = [replace(request, params=rng.choice(DRAFTED)) for request in todo]
@@ -83,7 +85,7 @@ def differing(engine, codec, count):
 
 
 def test_speculative_equals_static_on_the_demo(engine, codec):
-    compared, different = differing(engine, codec, 12)
+    compared, different = differing(engine, codec, 12, TEMPERATURES)
     assert compared == 2 * 12 * len(TEMPERATURES)
     assert different == []
 
@@ -125,7 +127,7 @@ def test_speculative_equals_whatever_rule_it_verifies_on_the_demo(engine, codec,
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_speculative_equals_every_rule_on_100_problems(engine, codec):
-    counts = [differing_by_rule(engine, codec, 100, temperature) for temperature in TEMPERATURES]
+    counts = [differing_by_rule(engine, codec, 100, temperature) for temperature in MORE_TEMPERATURES]
     compared, different = sum(count for count, _, _ in counts), [name for _, names, _ in counts for name in names]
     print(f"\nspeculative = rule in {compared - len(different)} of {compared}; differing: {different}")  # noqa: T201
     assert different == []
@@ -134,6 +136,6 @@ def test_speculative_equals_every_rule_on_100_problems(engine, codec):
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_speculative_equals_static_on_300_problems(engine, codec):
-    compared, different = differing(engine, codec, 300)
+    compared, different = differing(engine, codec, 300, MORE_TEMPERATURES)
     print(f"\nspeculative = static in {compared - len(different)} of {compared}; differing: {different}")  # noqa: T201
     assert different == []
