@@ -63,10 +63,8 @@ class Engine:
         grouping = same_shapes_for(checkpoint.device.type, size) if config.deterministic else None
         num_pages = config.kv_cache_tokens // size
         self._pages = PrefixCache(PagePool(num_pages), config.prefix_cache)
-        candidates, execution = (
-            config.candidates(self.model.vocab_size),
-            Execution(config.attention, config.cuda_graphs),
-        )
+        candidates = config.candidates(self.model.vocab_size)
+        execution = Execution(config.attention, config.cuda_graphs)
         self._runner = parts.runner(checkpoint, num_pages, grouping, candidates, execution)
         self._evaluating, self._refining = FittingForward(), FittingForward()
         has_mrp, clock = checkpoint.mrp is not None, clock_of(checkpoint.device)

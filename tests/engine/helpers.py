@@ -221,3 +221,14 @@ def nodes_of(pages: PrefixCache) -> Iterator[Any]:
         node = found.pop()
         found += node.children.values()
         yield node
+
+
+def events_of(engine: Engine, requests: Sequence[GenerationRequest]) -> dict[str, list[BlockEvent]]:
+    """All events of the requests, decoded together; errors are among them."""
+    events: dict[str, list[BlockEvent]] = {one.request_id: [] for one in requests}
+    for one in requests:
+        engine.submit(one)
+    while engine.has_work:
+        for event in engine.step():
+            events[event.request_id].append(event)
+    return events

@@ -13,7 +13,7 @@ from service.decode.policy import Decoding
 from service.engine import BlockEvent, Engine, EngineWorker, GenerationRequest, StepReport
 from service.errors import DecodingFailed
 from service.model import Checkpoint
-from tests.engine.helpers import audit, random_requests, request
+from tests.engine.helpers import audit, events_of, random_requests, request
 from tests.tiny import tiny_checkpoint
 
 #: when the faulty policy raises: before its first query, after a reading of the backbone, after one of MRP
@@ -58,25 +58,15 @@ def bad(name: str) -> GenerationRequest:
     return request(name, [1, 2, 3, 4, 5], Direct(2), 20)
 
 
-def run(engine: Engine, requests: list[GenerationRequest]) -> dict[str, list[BlockEvent]]:
-    events: dict[str, list[BlockEvent]] = {one.request_id: [] for one in requests}
-    for one in requests:
-        engine.submit(one)
-    while engine.has_work:
-        for event in engine.step():
-            events[event.request_id].append(event)
-    return events
-
-
 @pytest.mark.usefixtures("faulty")
 def test_the_request_ends_with_an_error_and_the_others_as_ever(
     checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
     others = [one for one in random_requests(random.Random(5), checkpoint, 40) if not isinstance(one.params, Direct)]
     engine = Engine(checkpoint)
-    wanted = run(engine, others)
+    wanted = events_of(engine, others)
     mixed = [*others[:10], bad("bad"), *others[10:]]
-    found = run(engine, mixed)
+    found = events_of(engine, mixed)
     *_, last = found.pop("bad")
     assert isinstance(last.error, DecodingFailed)
     assert last.finish_reason == "abort"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,16 +14,6 @@ from service.settings import Settings
 from service.telemetry.faults import unexpected_error
 from service.telemetry.logs import install_logs, log_formatter
 from service.tracebacks import kind_and_place, without_message
-
-
-@pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    logger = logging.getLogger("service")
-    before = logger.handlers[:], logger.level, logger.propagate
-    yield
-    for handler in set(logger.handlers) - set(before[0]):
-        handler.close()
-    logger.handlers[:], logger.level, logger.propagate = before
 
 
 def logged(settings: Settings) -> list[str]:

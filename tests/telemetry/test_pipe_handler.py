@@ -19,16 +19,6 @@ from service.telemetry.logs import install_logs
 
 
 @pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    logger = logging.getLogger("service")
-    before = logger.handlers[:], logger.level, logger.propagate
-    yield
-    for handler in set(logger.handlers) - set(before[0]):
-        handler.close()
-    logger.handlers[:], logger.level, logger.propagate = before
-
-
-@pytest.fixture(autouse=True)
 def no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stops the handler from writing to a pipe with room by itself, so that only the test's lines are written."""
     monkeypatch.setattr(pipe_handler, "_AGAIN_S", 3600.0)

@@ -11,13 +11,13 @@ import torch
 from service.decode.block import Block
 from service.decode.modes import Direct, Speculative
 from service.decode.policy import Reading
-from service.engine import BlockEvent, Engine, EngineWorker, GenerationRequest
+from service.engine import BlockEvent, Engine, EngineWorker
 from service.engine.forward.memory import FittingForward
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import Runner
 from service.errors import EngineFailed, OutOfMemory
 from service.model import Checkpoint
-from tests.engine.helpers import random_requests, request
+from tests.engine.helpers import events_of, random_requests, request
 from tests.runners import Around, engine_over
 from tests.tiny import tiny_checkpoint
 
@@ -61,16 +61,6 @@ def scarce(
 ) -> tuple[Engine, ScarceRunner]:
     """An engine for which only such rows fit."""
     return engine_over(lambda runner: ScarceRunner(runner, evaluates, refines), checkpoint, **limits)
-
-
-def run(engine: Engine, requests: Sequence[GenerationRequest]) -> dict[str, list[BlockEvent]]:
-    events: dict[str, list[BlockEvent]] = {one.request_id: [] for one in requests}
-    for one in requests:
-        engine.submit(one)
-    while engine.has_work:
-        for event in engine.step():
-            events[event.request_id].append(event)
-    return events
 
 
 def tokens(events: Sequence[BlockEvent]) -> tuple[int, ...]:
@@ -212,7 +202,7 @@ class TestEngine:
             return all(row.index < 5 for row in rows)
 
         engine, _ = scarce(checkpoint, **{f"{forward}s": fits})
-        events = run(engine, requests)
+        events = events_of(engine, requests)
         for one in requests:
             last = events[one.request_id][-1]
             if one.request_id.startswith("short"):
@@ -236,7 +226,7 @@ class TestEngine:
             return rng.random() < 0.7
 
         engine, runner = scarce(checkpoint, often, often, kv_cache_tokens=40, max_rows=16)
-        failed = [one for one in run(engine, requests).values() if one[-1].error]
+        failed = [one for one in events_of(engine, requests).values() if one[-1].error]
         assert 0 < len(failed) < 30
         runner.evaluates = runner.refines = None
         assert [done.token_ids for done in engine.generate(requests)] == [done.token_ids for done in wanted]
