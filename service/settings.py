@@ -251,17 +251,22 @@ def _refuse_unknown(names: Iterable[str], known: Iterable[str], where: str) -> N
             raise SettingsError(f"{where}: {name!r} is not a setting; {nearest(name, known)}", param=name)
 
 
-def _read(path: Path) -> Mapping[str, Any]:
-    """Reads a settings file. JSON is valid YAML."""
+def read_yaml(path: Path, what: str, param: str) -> Any:
+    """The content of a YAML file. SettingsError, which says `what` the file is, if it cannot be read."""
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f" (line {where.line + 1})" if where else ""
-        raise SettingsError(f"the settings file {path} is not YAML{line}", param="config") from None
+        raise SettingsError(f"{what} {path} is not YAML{line}", param=param) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise SettingsError(f"the settings file {path} cannot be read: {reason}", param="config") from None
+        raise SettingsError(f"{what} {path} cannot be read: {reason}", param=param) from None
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    """Reads a settings file. JSON is valid YAML."""
+    content = read_yaml(path, "the settings file", "config")
     if content is None:
         return {}
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):

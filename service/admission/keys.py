@@ -15,11 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from service.errors import SettingsError
-from service.settings import DIGEST, Settings, nearest
+from service.settings import DIGEST, Settings, nearest, read_yaml
 
 _log = logging.getLogger(__name__)
 
@@ -100,17 +99,9 @@ class _Entry(BaseModel):
 
 
 def _read(path: Path) -> Iterable[ApiKey]:
-    try:
-        if path.stat().st_mode & stat.S_IROTH:
-            _log.warning("api_keys_file %s can be read by everybody on this machine; chmod 600 is recommended", path)
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        where = getattr(error, "problem_mark", None)
-        line = f" (line {where.line + 1})" if where else ""
-        raise SettingsError(f"api_keys_file {path} is not YAML{line}", param="api_keys_file") from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise SettingsError(f"api_keys_file {path} cannot be read: {reason}", param="api_keys_file") from None
+    content = read_yaml(path, "api_keys_file", "api_keys_file")
+    if path.stat().st_mode & stat.S_IROTH:
+        _log.warning("api_keys_file %s can be read by everybody on this machine; chmod 600 is recommended", path)
     if not isinstance(content, list) or not content:
         raise SettingsError(
             f"api_keys_file {path} must be a list of keys, each with `name` and `sha256`", param="api_keys_file"
