@@ -144,7 +144,7 @@ GOOD = json.dumps(whole("/generate", "w5 w6")).encode()
         GOOD.decode().encode("utf-16"),
         GOOD.decode().encode("utf-16-le"),
         GOOD.decode().encode("utf-32"),
-        gzip.compress(GOOD),
+        gzip.compress(GOOD, mtime=0),
         b'{"prompt": ' + b"[" * 10_000 + b"]" * 10_000 + b"}",
         b'{"a":' * 10_000 + b"1" + b"}" * 10_000,
         GOOD + b"\0",
