@@ -38,9 +38,11 @@ calibrate: $(stamp)
 docs: $(stamp)
 	$(bin)/mrp-serve reference --out docs
 
-# README's moving picture and one picture for each mode, from traces of the demo. Seconds.
+# README's moving picture and one picture for each mode, from traces of the demo, and the playground's where there is a
+# Chromium. Seconds.
 pictures: $(stamp)
 	$(bin)/mrp-serve animate --threads 1 --out docs
+	tests/loopback $(bin)/python -m tests.playground.picture docs
 
 loadtest: $(stamp)
 	$(bin)/python -m loadtest.run $(ARGS)

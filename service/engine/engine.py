@@ -31,7 +31,15 @@ from service.engine.kv_cache import PagePool
 from service.engine.observer import EngineState, HarmlessObserver, Observer, SilentObserver, StepReport
 from service.engine.parts import Parts
 from service.engine.prefix_cache import PrefixCache
-from service.engine.request import BlockEvent, Completion, FinishReason, ForwardKind, GenerationRequest, Stats
+from service.engine.request import (
+    BlockEvent,
+    BlockProgress,
+    Completion,
+    FinishReason,
+    ForwardKind,
+    GenerationRequest,
+    Stats,
+)
 from service.engine.scheduler import Scheduler, Waiting
 from service.engine.sequence import Sequence
 from service.engine.validation import validate
@@ -46,7 +54,10 @@ StepRows = list[tuple[Sequence, list[Row]]]
 
 
 class Engine:
-    """Decodes requests with one checkpoint. Not thread-safe. `parts`: see `parts.py`."""
+    """Decodes requests with one checkpoint. Not thread-safe. `parts`: see `parts.py`.
+
+    `progress`: the decoding steps that the last `step` took for requests with `report_steps`.
+    """
 
     def __init__(
         self,
@@ -75,6 +86,7 @@ class Engine:
         self._scheduler = Scheduler(self._pages, size, config, self._pricing, prompt_rows)
         self._observer: Observer = HarmlessObserver(observer or SilentObserver())
         self._clock = parts.clock
+        self.progress: list[BlockProgress] = []
         whole_blocks = min(self.model.max_positions // size, self._pages.capacity) * size
         self.max_model_len = min(config.max_model_len or whole_blocks, whole_blocks)
 
@@ -126,6 +138,7 @@ class Engine:
     def step(self) -> list[BlockEvent]:
         """One backbone forward over the rows of all running requests, then MRP forwards until no request needs one."""
         start = self._clock()
+        self.progress = []
         events = self._expire(start)
         self.admit()
         plan = self._scheduler.plan()
@@ -203,6 +216,9 @@ class Engine:
         for sequence in sequences:
             for event in sequence.events:
                 waited = now - sequence.submitted
+                if isinstance(event, BlockProgress):
+                    self.progress.append(replace(event, total_s=waited))
+                    continue
                 first = sequence.stats.first_block_s
                 sequence.stats = replace(sequence.stats, first_block_s=waited if first is None else first)
                 own = sequence.stats
