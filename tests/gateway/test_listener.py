@@ -86,7 +86,7 @@ async def accepts(port: int) -> bool:
     """Whether a new connection is taken."""
     try:
         _, writer = await asyncio.open_connection("127.0.0.1", port)
-    except ConnectionRefusedError:
+    except ConnectionError:
         return False
     writer.close()
     return True
