@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from importlib.util import find_spec
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 from hypothesis import settings
 
 from tests.clock import Clock
+from tests.memory import Freeing
 from tests.scheduling import RAY, one_worker_for_ray
 
 torch.set_num_threads(1)
@@ -24,6 +24,10 @@ if not torch.cuda.is_available():
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.register_profile("explore", deadline=None)
 settings.load_profile("repeatable")  # look further with: pytest --hypothesis-profile=explore
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Freeing())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,19 +53,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
-
-
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """What was imported stays: the collections below need not look at it."""
-    gc.collect()
-    gc.freeze()
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Frees the KV caches of a file's engines, which refer to each other in circles."""
-    if nextitem is None or item.path != nextitem.path:
-        gc.collect()
 
 
 @pytest.fixture
