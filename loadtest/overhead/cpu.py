@@ -55,11 +55,11 @@ def _cpu_s(program: int | None) -> dict[str, float]:
         except (psutil.Error, OSError):  # it has ended
             continue
         role = next((role for part, role in _ROLES.items() if part in line), "Ray")
-        if role == "replica":
-            loop = threads.pop(process.pid)
+        if role == "replica":  # its busiest threads; neither has a name
+            engine, loop, *others = sorted(threads.values(), reverse=True)
+            found["replica: engine"] += engine
             found["replica: event loop"] += loop
-            found["replica: engine"] += max(threads.values(), default=0.0)
-            found["Ray"] += sum(threads.values()) - max(threads.values(), default=0.0)
+            found["Ray"] += sum(others)
         else:
             found[role] += sum(threads.values())
     return found
