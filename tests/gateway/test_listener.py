@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from service.gateway.http.leaving import EndWhenLeft
-from service.gateway.http.listener import Listener
+from service.gateway.http.listener import Listener, bind
 from service.gateway.ingress import Ingress
 from service.settings import Settings
 from tests.gateway.conftest import MakeGenerator
@@ -72,12 +72,7 @@ def client(port: int) -> httpx.AsyncClient:
 
 async def connect(port: int, request: bytes) -> asyncio.StreamWriter:
     """A client that sends and may then leave."""
-    for _ in range(200):
-        try:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-            break
-        except ConnectionRefusedError:
-            await asyncio.sleep(0.01)
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request)
     return writer
 
@@ -146,6 +141,21 @@ async def test_a_taken_address(app: Application) -> None:
         taken.listen()
         with pytest.raises(OSError, match="in use"):
             await Listener.start(app, "127.0.0.1", taken.getsockname()[1])
+
+
+async def test_small_packets_are_sent_at_once(unused_tcp_port: int) -> None:
+    accepted = asyncio.get_running_loop().create_future()
+
+    class Protocol(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            made = transport.get_extra_info("socket")
+            accepted.set_result(made.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    bound = bind("127.0.0.1", unused_tcp_port)
+    async with await asyncio.get_running_loop().create_server(Protocol, sock=bound):
+        writer = await connect(unused_tcp_port, b"")
+        assert await accepted
+        writer.close()
 
 
 async def test_signals_stay_with_the_process(app: Application, port: int) -> None:

@@ -34,8 +34,8 @@ class Listener:
 
     @classmethod
     async def start(cls, app: ASGIApp, host: str, port: int) -> Listener:
-        """Binds the address, accepts connections and returns. OSError if the address is taken."""
-        bound = _bind(host, port)
+        """Listens on the address from now on. OSError if it is taken."""
+        bound = bind(host, port)
         config = uvicorn.Config(
             EndWhenLeft(app),
             lifespan="off",
@@ -56,12 +56,18 @@ class Listener:
         await self._task
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that listens.
+
+    It names its protocol: asyncio sends small packets at once (TCP_NODELAY) on such sockets only. Else the body of an
+    answer waits some 40 ms for the client to acknowledge the head.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind((host, port))
+        bound.listen(_BACKLOG)
     except OSError:
         bound.close()
         raise
