@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -120,8 +119,10 @@ class Engine:
         now = self._clock()
         for sequence in self._scheduler.admit():
             sequence.stats = replace(sequence.stats, queue_s=now - sequence.submitted)
-            with _ending_alone(sequence):
+            try:
                 sequence.start()
+            except Exception as error:  # noqa: BLE001 - any error here concerns only this request
+                _end_alone(sequence, error)
 
     def step(self) -> list[BlockEvent]:
         """One backbone forward over the rows of all running requests, then MRP forwards until no request needs one."""
@@ -166,11 +167,15 @@ class Engine:
 
     def _evaluate(self, plan: StepRows, forwards: Counter[ForwardKind]) -> None:
         for sequence, rows, readings in _run(partial(self._evaluating.read, self._runner.evaluate), plan):
-            with _ending_alone(sequence):
+            try:
                 kinds = sequence.accept(rows, readings)
-                forwards.update(kinds)
-                if "prefill" in kinds:
-                    sequence.stats = replace(sequence.stats, prefill_s=self._clock() - sequence.submitted)
+            except Exception as error:  # noqa: BLE001 - any error here concerns only this request
+                _end_alone(sequence, error)
+                continue
+            for kind in kinds:
+                forwards[kind] += 1
+            if "prefill" in kinds:
+                sequence.stats = replace(sequence.stats, prefill_s=self._clock() - sequence.submitted)
 
     def _refine(self, sequences: list[Sequence], forwards: Counter[ForwardKind]) -> None:
         """MRP forwards, one per depth of drafting. The first one also reads blocks that MRP has not read."""
@@ -179,8 +184,10 @@ class Engine:
             refined.append(sum(len(rows) for _, rows in plan))
             for sequence, _, readings in _run(partial(self._refining.read, self._runner.refine), plan):
                 forwards["mrp"] += 1
-                with _ending_alone(sequence):
+                try:
                     sequence.accept_refinement(readings)
+                except Exception as error:  # noqa: BLE001 - any error here concerns only this request
+                    _end_alone(sequence, error)
         self._pricing.end(refined)
 
     def _expire(self, now: float) -> list[BlockEvent]:
@@ -232,22 +239,18 @@ def _run(
             yield sequence, rows, readings
 
 
-@contextmanager
-def _ending_alone(sequence: Sequence) -> Iterator[None]:
-    """An unexpected error in the context ends this request and no other.
+def _end_alone(sequence: Sequence, error: Exception) -> None:
+    """Ends the request whose bookkeeping raised an unexpected error. No other request ends.
 
     The log gets the error's kind and place. It does not get the message, which may quote a prompt.
     """
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001 - any error here concerns only this request
-        request_id, traceback = sequence.request.request_id, without_message(error)
-        _log.error(
-            "the decoding of a request failed: %s",
-            kind_and_place(error),
-            extra={"request_id": request_id, "exception": traceback},
-        )
-        sequence.fail(DecodingFailed("decoding this request raised an unexpected error; see the server's log"))
+    request_id, traceback = sequence.request.request_id, without_message(error)
+    _log.error(
+        "the decoding of a request failed: %s",
+        kind_and_place(error),
+        extra={"request_id": request_id, "exception": traceback},
+    )
+    sequence.fail(DecodingFailed("decoding this request raised an unexpected error; see the server's log"))
 
 
 def _completion(events: list[BlockEvent]) -> Completion:
