@@ -53,8 +53,8 @@ class Block(NamedTuple):
     def reveal(self, picks: Iterable[Pick]) -> Block:
         """A copy of this block with the picks' tokens at their positions."""
         tokens = list(self.tokens)
-        for position, token, _ in picks:
-            tokens[position] = token
+        for pick in picks:
+            tokens[pick[0]] = pick[1]
         return Block(tuple(tokens))
 
     def mask(self, positions: Iterable[int]) -> Block:

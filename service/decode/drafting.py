@@ -47,4 +47,3 @@ def chain(block: Block, reading: Reading, steps: int, rule: Rule, *, first: bool
         block = block.reveal(picks)
         drafts[block], picks = Draft(picks), ()
     return drafts
-

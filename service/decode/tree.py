@@ -64,9 +64,7 @@ def _pays(steps: Iterable[_Likely], block: Block, budget: DraftBudget, ends: End
 
     Under full load this is mostly not so, and the search for drafts ends here.
     """
-    return any(
-        likelihood * len(picks) >= budget.row and not ends(block.reveal(picks)) for likelihood, picks in steps
-    )
+    return any(likelihood * len(picks) >= budget.row and not ends(block.reveal(picks)) for likelihood, picks in steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +136,7 @@ class _Growth:
 
     def __init__(self, root: _Node, budget: DraftBudget, ends: Ends) -> None:
         self._root, self._budget, self._ends = root, budget, ends
-        self._nodes = {root.state: root}
+        self._nodes: dict[tuple[int, ...], _Node] = {}
         self._number = count()
         self._heap: list[tuple[float, int, _Node]] = []
         self._chosen: list[_Node] = []
@@ -159,13 +157,13 @@ class _Growth:
 
     def follow(self, node: _Node) -> None:
         """Adds the states after a chosen one."""
-        nodes, heap, source = self._nodes, self._heap, node.source
+        nodes, heap, source, reached = self._nodes, self._heap, node.source, node.likelihood
         for likelihood, picks in source.after(node.state):
-            way = node.likelihood * likelihood
+            way = reached * likelihood
             following = node.state.reveal(picks)
-            child = nodes.get(following)
+            child = nodes.get(following.tokens)
             if child is None:
-                child = nodes[following] = _Node(following, source, picks, way, way)
+                child = nodes[following.tokens] = _Node(following, source, picks, way, way)
             else:
                 child.likelihood += way
                 if way > child.best:
@@ -180,5 +178,6 @@ class _Growth:
 
 def _odds(confidence: float) -> float:
     """The odds of a confidence: positive and finite for every float, even for NaN."""
-    bounded = min(max(_DOUBTFUL, confidence), _SURE)
-    return bounded / (1 - bounded)
+    if not _DOUBTFUL < confidence < _SURE:
+        confidence = _SURE if confidence >= _SURE else _DOUBTFUL
+    return confidence / (1 - confidence)

@@ -33,7 +33,7 @@ class Row(NamedTuple):
     """
 
     state: Block
-    index: int
+    index: int  # type: ignore[assignment]  # hides a tuple's own `index`
     pages: Sequence[int]
     keeps: bool
     sampling: SamplingParams | None = None
