@@ -85,6 +85,11 @@ class Settings(BaseSettings):
     cuda_graphs: Literal["auto", "off"] = Field(
         "auto", description="auto: on cuda, forwards are captured once for each size and replayed (attention triton)"
     )
+    overlap: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="half of the requests compute while the policies of the other half run; auto: on cuda, where the "
+        "measured times say that it is faster",
+    )
     draft_candidates: Annotated[int, Field(ge=0)] | None = Field(
         None,
         description="tokens from which a draft is chosen; 0: the whole vocabulary; default: 32 of a large vocabulary, "

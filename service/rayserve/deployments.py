@@ -43,6 +43,7 @@ class GeneratorDeployment:
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it
         import torch
 
+        from service.engine.responsive import keep_responsive
         from service.model.options import pick_threads
         from service.replica.generator import load_generator
         from service.telemetry.logs import install_logs
@@ -50,6 +51,7 @@ class GeneratorDeployment:
         install_logs(settings)
         torch.set_num_threads(pick_threads(settings.torch_threads))
         self._generator = await asyncio.to_thread(load_generator, _replica_name(), settings, self.parts)
+        keep_responsive()
         self._watch = asyncio.create_task(_exit_when_failed(self._generator))
 
     async def complete(self, work: Work) -> Answer | Failure:
