@@ -94,6 +94,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.wire",
         "service.telemetry",
         "service.engine.Parts",
+        "service.engine.responsive",
         "service.model.options",
         "service.settings",
         "service.errors",

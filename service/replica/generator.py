@@ -227,6 +227,7 @@ def _limits(settings: Settings, checkpoint: Checkpoint) -> EngineConfig:
         deterministic=settings.deterministic,
         attention=settings.attention,
         cuda_graphs=settings.cuda_graphs == "auto",
+        overlap=settings.overlap,
         draft_candidates=settings.draft_candidates,
         max_prefill_tokens=settings.max_prefill_tokens,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,8 +21,7 @@ from service.engine.request import SamplingParams
 from service.model.transfer import send
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One block of tokens to put through the model.
 
     `pages`: the sequence's pages; the row reads the first `index` and, if `keeps`, writes the next.
@@ -33,7 +33,7 @@ class Row:
     """
 
     state: Block
-    index: int
+    index: int  # type: ignore[assignment]  # hides a tuple's own `index`
     pages: Sequence[int]
     keeps: bool
     sampling: SamplingParams | None = None
