@@ -131,7 +131,7 @@ class ModelCard:
     """What clients and the ingress must know of the served model.
 
     `quality`: the presets of the checkpoint. `places`: requests that the replica takes at once; on the card of the
-    service, the places of all replicas together.
+    service, the places of all replicas together. `replica_places`: those of one replica, on either card.
     """
 
     name: str
@@ -145,6 +145,7 @@ class ModelCard:
     chat: bool
     quality: Presets
     places: int = 1
+    replica_places: int = 1
 
 
 @dataclass(frozen=True, slots=True)

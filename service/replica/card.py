@@ -37,4 +37,5 @@ def make_card(settings: Settings, checkpoint: Checkpoint, engine: Engine, chat: 
         chat=chat,
         quality=presets_of(checkpoint.path, config, settings.quality_file),
         places=places_of(engine.max_running),
+        replica_places=places_of(engine.max_running),
     )
