@@ -24,6 +24,7 @@ from service.wire import Answer, Chunk, Ending, Failure, Snapshot, Status, Work
 
 if TYPE_CHECKING:
     from service.engine import Parts
+    from service.gateway.http.listener import Listener
     from service.replica.generator import Generator
 
 _log = logging.getLogger("ray.serve")
@@ -102,7 +103,8 @@ class LeavingNoticed:
 class IngressDeployment:
     """The HTTP front. Serve builds the application in every replica by `__serve_build_asgi_app__`."""
 
-    def __init__(self, settings: Settings, generator: DeploymentHandle[Any]) -> None:
+    async def __init__(self, settings: Settings, generator: DeploymentHandle[Any]) -> None:  # type: ignore[misc]
+        from service.gateway.http import listener
         from service.gateway.ingress import Ingress
         from service.rayserve.ray_backend import RayBackend
         from service.telemetry.logs import install_logs
@@ -122,6 +124,11 @@ class IngressDeployment:
             may_sleep=settings.num_replicas == 0,
         )
         self._ingress = Ingress(_replica_name(), settings, backend, start_tracing(settings), registry)
+        self._patience_s = settings.request_timeout_s
+        self._listener: Listener | None = None
+        if settings.listener == "ingress":
+            app = self._ingress.app(answers_request_id=True)
+            self._listener = await listener.Listener.start(app, settings.host, settings.port)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return LeavingNoticed(self._ingress.app(answers_request_id=False))
@@ -141,6 +148,10 @@ class IngressDeployment:
     async def cut(self) -> None:
         """Ends the requests in progress with an error."""
         self._ingress.draining.cut()
+
+    async def __del__(self) -> None:
+        if (listener := getattr(self, "_listener", None)) is not None:
+            await listener.close(self._patience_s)
 
 
 async def _exit_when_failed(generator: Generator) -> None:

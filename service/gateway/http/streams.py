@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from service.errors import MrpServeError
 from service.gateway.http.answers import block_json, done_json, error_json
-from service.gateway.http.sse import HEADERS, MEDIA_TYPE, frame, with_keep_alive
+from service.gateway.http.sse import HEADERS, KEEP_ALIVE_S, MEDIA_TYPE, frame, kept_alive
 from service.telemetry.faults import unexpected_error
 from service.wire import Chunk, Ending, ModelCard, Work
 
@@ -38,8 +38,13 @@ class FrameStream(StreamingResponse):
     """A response made of frames. The frames and their items are closed however the response ends."""
 
     def __init__(self, frames: AsyncGenerator[bytes], items: AsyncGenerator[Any]) -> None:
-        self._frames, self._items = with_keep_alive(frames), items
+        self._frames, self._items = frames, items
         super().__init__(self._frames, media_type=MEDIA_TYPE, headers=HEADERS)
+
+    async def stream_response(self, send: Send) -> None:
+        """Sends the frames, and comments while none comes."""
+        async with kept_alive(send, KEEP_ALIVE_S) as send_frame:
+            await super().stream_response(send_frame)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the frames, then closes the items, which aborts requests that are still decoded."""
