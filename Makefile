@@ -39,9 +39,11 @@ calibrate: $(stamp)  ## measure what the qualities mean on the demo
 docs: $(stamp)  ## write the reference pages from the code
 	$(bin)/mrp-serve reference --out docs
 
-# README's moving picture and one picture for each mode, from traces of the demo. Seconds.
-pictures: $(stamp)  ## draw the pictures of decoding from traces of the demo
+# README's moving picture and one picture for each mode, from traces of the demo. Where there is a Chromium, also those of
+# the playground. Seconds.
+pictures: $(stamp)  ## draw the pictures of decoding from traces of the demo, and the playground
 	$(bin)/mrp-serve animate --threads 1 --out docs
+	tests/loopback $(bin)/python -m tests.playground.picture docs
 
 loadtest: $(stamp)  ## load the service with locust
 	$(bin)/python -m loadtest.run $(ARGS)

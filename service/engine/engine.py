@@ -28,7 +28,15 @@ from service.engine.observer import EngineState, HarmlessObserver, Observer, Sil
 from service.engine.overlap import Overlap
 from service.engine.parts import Parts
 from service.engine.prefix_cache import PrefixCache
-from service.engine.request import BlockEvent, Completion, FinishReason, ForwardKind, GenerationRequest, Stats
+from service.engine.request import (
+    BlockEvent,
+    BlockProgress,
+    Completion,
+    FinishReason,
+    ForwardKind,
+    GenerationRequest,
+    Stats,
+)
 from service.engine.scheduler import Scheduler, Waiting
 from service.engine.sequence import Sequence
 from service.engine.turn import Forwards, Turn, end_alone
@@ -40,7 +48,10 @@ _log = logging.getLogger(__name__)
 
 
 class Engine:
-    """Decodes requests with one checkpoint. Not thread-safe. `parts`: see `parts.py`."""
+    """Decodes requests with one checkpoint. Not thread-safe. `parts`: see `parts.py`.
+
+    `progress`: the decoding steps that the last `step` took for requests with `report_steps`.
+    """
 
     def __init__(
         self,
@@ -68,6 +79,7 @@ class Engine:
         self._scheduler = Scheduler(self._pages, size, config, self._pricing, prompt_rows)
         self._observer: Observer = HarmlessObserver(observer or SilentObserver())
         self._clock = parts.clock
+        self.progress: list[BlockProgress] = []
         runner = self._runner
         self._forwards = Forwards(runner if isinstance(runner, AsyncRunner) else Immediate(runner), self._clock)
         self._overlap = Overlap(config.overlap, self._pricing, asynchronous=checkpoint.device.type == "cuda")
@@ -128,6 +140,7 @@ class Engine:
         With two turns under way (`overlap.py`), each of half of the requests, the one that is over first.
         """
         start = self._clock()
+        self.progress = []
         events = self._expire(start)
         self.admit()
         rows = self._begin_turns()
@@ -205,6 +218,9 @@ class Engine:
         for sequence in sequences:
             for event in sequence.events:
                 waited = now - sequence.submitted
+                if isinstance(event, BlockProgress):
+                    self.progress.append(replace(event, total_s=waited))
+                    continue
                 first = sequence.stats.first_block_s
                 sequence.stats = replace(sequence.stats, first_block_s=waited if first is None else first)
                 own = sequence.stats

@@ -49,7 +49,7 @@ class GenerationRequest:
 
     `priority` (0 is served first), `tenant` and `weight` order waiting requests. `waited_s`: its wait before the
     submission. Only requests with the same `cache_salt` share pages. `num_continued`: the last tokens of the prompt
-    that another engine has decoded for this request.
+    that another engine has decoded for this request. `report_steps`: whether `Engine.progress` tells its steps.
     """
 
     request_id: str
@@ -65,6 +65,7 @@ class GenerationRequest:
     waited_s: float = 0.0
     cache_salt: str = ""
     num_continued: int = 0
+    report_steps: bool = False
 
     def __post_init__(self) -> None:
         if not HIGHEST_PRIORITY <= self.priority <= LOWEST_PRIORITY:
@@ -182,6 +183,20 @@ class BlockEvent:
     finish_reason: FinishReason | None = None
     steps: tuple[Step, ...] = field(default=(), repr=False)
     error: MrpServeError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockProgress:
+    """New steps of a block, before or with its `BlockEvent`, for a request with `report_steps`.
+
+    `first`: the number of the first of these steps in its block. `total_s`: seconds since submission.
+    """
+
+    request_id: str
+    index: int
+    first: int
+    steps: tuple[Step, ...] = field(repr=False)
+    total_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -17,7 +17,15 @@ from service.decode.registry import only_drafts
 from service.engine.drafting.pricing import Account
 from service.engine.forward.rows import Row
 from service.engine.prefix_cache import Lease, Tokens
-from service.engine.request import BlockEvent, FinishReason, ForwardKind, Forwards, GenerationRequest, Stats
+from service.engine.request import (
+    BlockEvent,
+    BlockProgress,
+    FinishReason,
+    ForwardKind,
+    Forwards,
+    GenerationRequest,
+    Stats,
+)
 from service.errors import MrpServeError
 
 
@@ -44,7 +52,7 @@ class Sequence:
         self._forwards: Counter[ForwardKind] = Counter()
         self.written: deque[Tokens] = deque()
         self.finish_reason: FinishReason | None = None
-        self.events: list[BlockEvent] = []
+        self.events: list[BlockEvent | BlockProgress] = []
         self._block_size = block_size
         self._entropy = request.params.rule.needs_entropy
         self._drafts = account.uses_mrp and only_drafts(request.params)
@@ -173,8 +181,7 @@ class Sequence:
         except StopIteration:
             self._query = None
         evaluated = len(readings) if asked else 0
-        self._account.note(evaluated, self._canvas.steps[self._num_noted :])
-        self._num_noted = len(self._canvas.steps)
+        self._note(evaluated)
         if self._query is None:
             self._end_block(None)
             if self.finish_reason is None:
@@ -183,6 +190,16 @@ class Sequence:
                 self.start()
         elif isinstance(self._query, Evaluate) and self._settled(self._canvas.block):
             self._end_block(None)
+
+    def _note(self, evaluated: int) -> None:
+        """Notes the steps that the last readings led to. `evaluated`: the number of states that were read."""
+        first, steps = self._num_noted, self._canvas.steps
+        self._num_noted = len(steps)
+        fresh = steps[first:]
+        self._account.note(evaluated, fresh)
+        if self.request.report_steps and fresh:
+            progress = BlockProgress(self.request.request_id, self._num_blocks, first, tuple(fresh))
+            self.events.append(progress)
 
     def _new_tokens(self, block: Block) -> tuple[tuple[int, ...], FinishReason | None]:
         """The tokens of a state of the block that belong to the completion, and the finish reason if it ends there."""

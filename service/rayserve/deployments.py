@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
@@ -20,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.rayserve.scaling import WANTED
 from service.settings import Settings
-from service.wire import Answer, Chunk, Ending, Failure, Snapshot, Status, Work
+from service.wire import Answer, Failure, Items, Snapshot, Status, Work
 
 if TYPE_CHECKING:
     from service.engine import Parts
@@ -58,7 +57,7 @@ class GeneratorDeployment:
         """The whole answer."""
         return await self._generator.complete(work)
 
-    def stream(self, work: Work) -> AsyncGenerator[Chunk | Ending | Failure]:
+    def stream(self, work: Work) -> Items:
         """The answer block by block."""
         return self._generator.stream(work)
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Literal, TypeVar
 
-from service.engine import BlockEvent, Engine, EngineConfig, EngineWorker, GenerationRequest, Parts
+from service.engine import BlockEvent, BlockProgress, Engine, EngineConfig, EngineWorker, GenerationRequest, Parts
 from service.engine.sizing import Sizes, fit
 from service.errors import MrpServeError
 from service.model import Checkpoint, LoadOptions, load_checkpoint
@@ -26,7 +26,7 @@ from service.settings import Settings
 from service.telemetry.faults import unexpected_error
 from service.telemetry.tracing import Tracing, start_tracing
 from service.text import TextCodec
-from service.wire import Answer, Chunk, Ending, Failure, Snapshot, Status, Work, too_late
+from service.wire import Answer, Chunk, Ending, Failure, Items, Progress, Snapshot, Status, Work, too_late
 
 _log = logging.getLogger(__name__)
 
@@ -87,15 +87,18 @@ class Generator:
             async for item in items:
                 if isinstance(item, Failure):
                     return item
-                ending = item.ending if isinstance(item, Chunk) else item
                 if isinstance(item, Chunk):
                     chunks.append(item)
+                ending = item if isinstance(item, Ending) else getattr(item, "ending", None)
                 if ending is not None:
                     return _join(chunks, ending)
         raise AssertionError("a stream ended without an ending")
 
-    async def stream(self, work: Work) -> AsyncGenerator[Chunk | Ending | Failure]:
-        """The blocks of an answer and its ending. Closing the stream, or cancelling its task, aborts the request."""
+    async def stream(self, work: Work) -> Items:
+        """The blocks of an answer and its ending, and steps if the work asks for them.
+
+        Closing the stream, or cancelling its task, aborts the request.
+        """
         self._in_flight += 1
         try:
             async with aclosing(self._decode(work)) as items:
@@ -108,17 +111,21 @@ class Generator:
         finally:
             self._in_flight -= 1
 
-    async def _decode(self, work: Work) -> AsyncGenerator[Chunk | Ending]:
+    async def _decode(self, work: Work) -> AsyncGenerator[Progress | Chunk | Ending]:
         prompt = await self._encode(work)
         waited_s = work.arrived.waited_s()
         request = self._request(work, prompt, waited_s)
         pieces = self._codec.pieces() if work.return_pieces else None
-        answer = AnswerBlocks(work, len(prompt), waited_s, self._codec.stream(work.stop), pieces)
+        text, size = self._codec.stream(work.stop), self._engine.model.block_size
+        answer = AnswerBlocks(work, len(prompt), waited_s, text, pieces, self._codec.name_of, size)
         chunk: Chunk | None = None
         traced: list[BlockEvent] = []
         try:
             async with aclosing(self._worker.generate(request)) as events:
                 async for event in events:
+                    if isinstance(event, BlockProgress):
+                        yield answer.progress(event)
+                        continue
                     if self._tracing:
                         traced.append(event)
                     chunk = answer.take(event)
@@ -173,6 +180,7 @@ class Generator:
             weight=work.weight,
             waited_s=waited_s,
             num_continued=len(sent),
+            report_steps=work.stream_steps,
         )
 
     # --- the replica -------------------------------------------------------------------------------

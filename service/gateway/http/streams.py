@@ -1,4 +1,4 @@
-"""An answer as a stream of server-sent events: `block` frames, then `done` or `error`.
+"""An answer as a stream of server-sent events: `block` frames, then `done` or `error`. On request also `step` frames.
 
 The status is sent after the first item, so an error before it has its own HTTP status. However the response ends,
 the stream of items is closed, which aborts the request.
@@ -16,12 +16,12 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from service.errors import MrpServeError
-from service.gateway.http.answers import block_json, done_json, error_json
+from service.gateway.http.answers import block_json, done_json, error_json, step_json
 from service.gateway.http.sse import HEADERS, KEEP_ALIVE_S, MEDIA_TYPE, frame, kept_alive
 from service.telemetry.faults import unexpected_error
-from service.wire import Chunk, Ending, ModelCard, Work
+from service.wire import Chunk, Ending, ModelCard, Progress, Work
 
-Item = Chunk | Ending
+Item = Progress | Chunk | Ending
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,8 @@ async def _frames(first: Item, items: AsyncGenerator[Item], exchange: Exchange) 
 def _frame(item: Item, exchange: Exchange) -> bytes:
     if isinstance(item, Chunk):
         return frame("block", block_json(item, exchange.work))
+    if isinstance(item, Progress):
+        return b"".join(frame("step", step) for step in step_json(item))
     return frame("done", done_json(item, exchange.work, exchange.card))
 
 
