@@ -38,6 +38,7 @@ _ENVIRONMENT = {
     "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",  # off: it opens a port for every replica and takes 30 s to shut down
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",  # a replica that hangs never finishes draining
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "service.hooks:proxy_middleware",
+    "RAY_worker_niceness": "0",  # Ray's default, 15, lets everything else on the machine go before the service
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "token",  # replicas listen on all addresses and refuse clients without the token
 }
