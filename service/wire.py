@@ -157,8 +157,9 @@ class Example:
 class ModelCard:
     """What clients and the ingress must know of the served model.
 
-    `quality`: the presets of the checkpoint. `examples`: prompts of its card. `places`: requests that the replica
-    takes at once; on the card of the service, the places of all replicas together.
+    `quality`: the presets of the checkpoint. `examples`: prompts of its card. `places`: requests that the replica takes
+    at once; on the card of the service, the places of all replicas together. `replica_places`: those of one replica, on
+    either card.
     """
 
     name: str
@@ -173,6 +174,7 @@ class ModelCard:
     quality: Presets
     examples: tuple[Example, ...] = ()
     places: int = 1
+    replica_places: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,4 +39,5 @@ def make_card(settings: Settings, checkpoint: Checkpoint, engine: Engine, chat: 
         quality=presets_of(checkpoint.path, config, settings.quality_file),
         examples=examples_of(checkpoint.path),
         places=places_of(engine.max_running),
+        replica_places=places_of(engine.max_running),
     )

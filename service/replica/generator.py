@@ -212,6 +212,7 @@ def _limits(settings: Settings, checkpoint: Checkpoint) -> EngineConfig:
         max_running=_number(settings.max_running),
         max_rows=_number(settings.max_rows),
         memory_utilization=settings.memory_utilization,
+        cuda_graphs=settings.cuda_graphs == "auto",
     )
     fitted = fit(asked, checkpoint.config, checkpoint.dtype.itemsize, memory_of(checkpoint.device))
     _log.info(

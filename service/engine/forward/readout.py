@@ -29,7 +29,7 @@ from service.model.transfer import fetch, send
 _ALL = 1.0 - 2.0**-24
 
 #: token, confidence, entropy
-_Chosen = tuple[int, float, float]
+_Chosen = list[float]
 #: slots and, for each, what was chosen, `[M, 3]`
 _Part = tuple[list[int], Tensor]
 
@@ -144,13 +144,20 @@ def _readings(
 ) -> list[Reading]:
     """hidden `[R, L, H]` and what was chosen at each slot -> a Reading for each row."""
     length, readings = hidden.shape[1], []
-    for number, own in enumerate(reads):
-        chosen = [Pick(read.slot - number * length, *picks[read.slot][:2]) for read in own]
-        masked = next((place for place, read in enumerate(own) if read.token is not None), len(own))
-        entropy = {read.slot - number * length: picks[read.slot][2] for read in own[:masked] if read.entropy}
+    for number, (own, handle) in enumerate(zip(reads, hidden.unbind(0), strict=True)):
+        first = number * length
+        found = [(read.slot, picks[read.slot]) for read in own]
+        chosen = [Pick(slot - first, int(token), confidence) for slot, (token, confidence, _) in found]
+        masked = len([read for read in own if read.token is None])  # they come before the judged ones
+        entropies = {slot - first: entropy for slot, (_, _, entropy) in found[:masked]} if _entropy(own) else {}
         kept = lists.of_row(number) if lists is not None else None
-        readings.append(Reading(tuple(chosen[:masked]), tuple(chosen[masked:]), hidden[number], entropy, kept))
+        readings.append(Reading(tuple(chosen[:masked]), tuple(chosen[masked:]), handle, entropies, kept))
     return readings
+
+
+def _entropy(own: Sequence[Read]) -> bool:
+    """Whether a row's reads ask for entropies: all do or none does."""
+    return bool(own) and own[0].entropy
 
 
 def _slots(reads: Sequence[Read], flat: Tensor) -> Tensor:
@@ -165,4 +172,4 @@ def _begin_copy(found: Sequence[_Part]) -> Callable[[], Tensor]:
 def _picks(found: Sequence[_Part], copied: Callable[[], Tensor]) -> dict[int, _Chosen]:
     """Of every slot, as soon as the copy is there."""
     slots = [slot for own, _ in found for slot in own]
-    return {slot: (int(token), *more) for slot, (token, *more) in zip(slots, copied().tolist(), strict=True)}
+    return dict(zip(slots, copied().tolist(), strict=True))

@@ -47,11 +47,15 @@ class Row(NamedTuple):
         """The reads of this row as number `row` of a forward: masked positions, then judged ones."""
         if self.sampling is None:
             return []
-        sampling, tokens, revealed = self.sampling, self.state.tokens, self.state.num_revealed
+        sampling, entropy, tokens, revealed = self.sampling, self.entropy, self.state.tokens, self.state.num_revealed
         slot, start = row * block_size, self.index * block_size
-        wanted = [(position, None) for position in self.state.masked]
-        asked = [(position, tokens[position]) for position in self.judge]
-        return [Read(slot + p, start + p, revealed, sampling, token, self.entropy) for p, token in [*wanted, *asked]]
+        wanted = [
+            Read(slot + place, start + place, revealed, sampling, None, entropy)
+            for place, token in enumerate(tokens)
+            if token == MASKED
+        ]
+        asked = [Read(slot + p, start + p, revealed, sampling, tokens[p], entropy) for p in self.judge]
+        return wanted + asked
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from service.decode.policy import Reading
+from service.engine.forward.extent import MAX_LOGITS, MAX_SAMPLED_LOGITS
 from service.engine.forward.graphs import Capture, CudaCapture, Graphs, Inputs, Network
 from service.engine.forward.grouping import Group, Grouping, Together, join
 from service.engine.forward.pending import Pending
@@ -26,10 +27,6 @@ from service.model.attention import AUTO, Attention, Capturable, PagedCache, att
 from service.model.checkpoint import Checkpoint
 from service.model.config import ModelConfig
 from service.model.layers import Attend
-
-#: Logits that exist at once: 2^28 are 1 GiB in fp32, some 1,700 positions of a vocabulary of 151,936. Sampling makes
-#: six more copies (measured), so that a quarter of them takes 1.6 GiB.
-_MAX_LOGITS, _MAX_SAMPLED_LOGITS = 2**28, 2**26
 
 _T = TypeVar("_T")
 
@@ -81,7 +78,7 @@ class Runner:
         self.device = checkpoint.device
         vocabulary = checkpoint.config.vocab_size
         self._grouping = grouping or Together(
-            max(1, _MAX_LOGITS // vocabulary), max(1, _MAX_SAMPLED_LOGITS // vocabulary)
+            max(1, MAX_LOGITS // vocabulary), max(1, MAX_SAMPLED_LOGITS // vocabulary)
         )
         self._cache = PagedCache(checkpoint.config, num_pages, checkpoint.device, checkpoint.dtype)
         attention = resolve(execution.attention, checkpoint.device, checkpoint.dtype)

@@ -13,6 +13,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,8 +28,7 @@ _COLDEST = 1e-6
 _LEAST_TOP_P = torch.finfo(torch.float32).tiny
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(NamedTuple):
     """One position whose token is wanted.
 
     `slot`: row * block + position, in the forward. `token`: None to choose one, or the token whose
