@@ -9,16 +9,17 @@ are only compared with the backbone's own picks.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count, islice
 from operator import itemgetter
 from typing import NamedTuple
 
 from service.decode.block import MASKED, Block, Pick
+from service.decode.canvas import Canvas
 from service.decode.draft_budget import DraftBudget
 from service.decode.policy import Query, Reading, Refine
-from service.decode.rules import MostConfident, Rule
+from service.decode.rules import Leftmost, MostConfident, Rule
 
 
 class Draft(NamedTuple):
@@ -32,8 +33,6 @@ class Draft(NamedTuple):
 
 
 Drafts = Mapping[Block, Draft]
-#: whether the answer ends in a state, so that the state need not be verified
-Ends = Callable[[Block], bool]
 Drafting = Generator[Query, tuple[Reading, ...], Drafts]
 
 #: The weight of a pick as the next one is odds ** sharpness: _FRESH if MRP has read this very state, _STALE if the
@@ -44,43 +43,46 @@ _FRESH, _STALE = 4.0, 2.0
 _SEVERAL = 0.45
 #: the rule whose picks have odds: one token a step
 _ONE = MostConfident(1)
+_LEFTMOST = Leftmost(1)
 #: the most picks that are tried after a state
 _WIDTH = 4
 #: Confidences are clipped to these bounds, since a low temperature rounds them to 0 and 1.
 _DOUBTFUL, _SURE = 1e-12, 1 - 1e-7
 
 
-def chain(block: Block, reading: Reading, steps: int, rule: Rule, *, first: bool) -> Drafting:
+def chain(canvas: Canvas, reading: Reading, steps: int, rule: Rule, *, first: bool) -> Drafting:
     """A chain of up to `steps` states, each with one more draft than the one before. Ends at a complete state.
 
-    `reading`: of the state before `block`. `first`: the first round of a block, whose first draft is MRP's. Later
+    `reading`: of the state before the canvas's. `first`: the first round of a block, whose first draft is MRP's. Later
     rounds begin with the picks of `reading`.
     """
-    drafts: dict[Block, Draft] = {}
-    picks = () if first else rule(reading.of(block))
+    block, drafts = canvas.block, dict[Block, Draft]()
+    picks = () if first else canvas.choose(rule, reading.of(block), block)
     while len(drafts) < steps and not block.complete:
         if not picks:
             (reading,) = yield Refine(reading, block)
-            picks = rule(reading)
-        block = block.reveal(picks)
+            if not (picks := canvas.choose(rule, reading, block)):
+                break  # the answer has ended
+        block = canvas.after(block, picks)
         drafts[block], picks = Draft(picks), ()
     return drafts
 
 
-def tree(block: Block, reading: Reading, rule: Rule, budget: DraftBudget, ends: Ends) -> Drafting:
-    """The likeliest states after `block` that the budget allows and that are worth their cost.
+def tree(canvas: Canvas, reading: Reading, rule: Rule, budget: DraftBudget) -> Drafting:
+    """The likeliest states after the canvas's that the budget allows and that are worth their cost.
 
-    `reading`: of the state before `block`. Each MRP forward reads the likeliest state that MRP has not read yet. The
-    successors of a state without its own reading are taken from the reading of the state before. No returned state
-    `ends` the answer.
+    `reading`: of the state before the canvas's. Each MRP forward reads the likeliest state that MRP has not read yet.
+    The successors of a state without its own reading are taken from the reading of the state before. No returned state
+    ends the answer.
 
-    Example: the picks of `block` have the weights a 0.6 and b 0.4. The states {a} and {b} have the likelihoods 0.6 and
-    0.4. After {a} only b is left, and after {b} only a, so {a, b} is reached in both ways: likelihood 0.6 + 0.4 = 1.
+    Example: the picks of the block have the weights a 0.6 and b 0.4. The states {a} and {b} have the likelihoods 0.6
+    and 0.4. After {a} only b is left, and after {b} only a, so {a, b} is reached in both ways: likelihood 0.6 + 0.4 = 1.
     """
+    block = canvas.block
     if (budget.row >= 1 and rule == _ONE) or _first_promise(block, reading, rule) < budget.row:
         return {}
     sources = {block: _Source.of(block, reading, _STALE)}
-    nodes, seen = _grow(block, sources, rule, budget, ends), set[Block]()
+    nodes, seen = _grow(canvas, sources, rule, budget), set[Block]()
     for _ in range(budget.mrp_steps if len(nodes) > 1 else 0):
         unseen = next((node for node in nodes if node.state not in seen), None)
         if unseen is None:
@@ -88,7 +90,7 @@ def tree(block: Block, reading: Reading, rule: Rule, budget: DraftBudget, ends: 
         (refined,) = yield Refine(unseen.source.reading, unseen.state)
         sources[unseen.state] = _Source.of(unseen.state, refined, _FRESH)
         seen.add(unseen.state)
-        nodes = _grow(block, sources, rule, budget, ends)
+        nodes = _grow(canvas, sources, rule, budget)
     return {node.state: Draft(node.picks, node.promise) for node in nodes[1:]}
 
 
@@ -98,7 +100,8 @@ def _first_promise(block: Block, reading: Reading, rule: Rule) -> float:
     Under full load this is mostly below the cost of a row, and the search for drafts ends here.
     """
     if rule != _ONE:
-        return _SEVERAL * len(rule(reading.of(block)))
+        picks = rule(reading.of(block))
+        return _likelihood(picks, rule) * len(picks)
     tokens = block.tokens
     masked = (pick for pick in reading.picks if tokens[pick.position] == MASKED)
     weights: list[float] = [_odds(pick.confidence) ** _STALE for pick in masked]
@@ -119,10 +122,11 @@ class _Source:
         weighted.sort(key=itemgetter(0), reverse=True)
         return cls(reading, tuple(weighted))
 
-    def after(self, state: Block, rule: Rule) -> Iterator[tuple[float, tuple[Pick, ...]]]:
+    def after(self, state: Block, rule: Rule, canvas: Canvas) -> Iterator[tuple[float, tuple[Pick, ...]]]:
         """The likely next picks in `state`, a successor of the state that was read, each with its likelihood."""
         if rule != _ONE:
-            yield _SEVERAL, rule(self.reading.of(state))
+            if picks := canvas.choose(rule, self.reading.of(state), state):
+                yield _likelihood(picks, rule), picks
             return
         tokens = state.tokens
         left = [entry for entry in self.ranked if tokens[entry[1][0]] == MASKED]
@@ -159,8 +163,9 @@ class _Node:
             self.source = source
 
 
-def _grow(root: Block, sources: Mapping[Block, _Source], rule: Rule, budget: DraftBudget, ends: Ends) -> list[_Node]:
+def _grow(canvas: Canvas, sources: Mapping[Block, _Source], rule: Rule, budget: DraftBudget) -> list[_Node]:
     """The root and the likeliest states after it that the budget allows. Every state follows one that leads to it."""
+    root = canvas.block
     nodes = {root: _Node(root, sources[root], likelihood=1.0)}
     number, chosen = count(), dict[Block, _Node]()
     heap = [(-1.0, next(number), root)]
@@ -173,16 +178,21 @@ def _grow(root: Block, sources: Mapping[Block, _Source], rule: Rule, budget: Dra
             break
         chosen[state] = node
         source = sources.get(state, node.source)
-        for likelihood, picks in source.after(state, rule):
-            following = state.reveal(picks)
+        for likelihood, picks in source.after(state, rule, canvas):
+            following = canvas.after(state, picks)
             child = nodes.get(following)
             if child is None:
-                if ends(following):
+                if canvas.ends(following):
                     continue
                 child = nodes[following] = _Node(following, source)
             child.met_by(node.likelihood * likelihood, picks, source)
             heapq.heappush(heap, (-child.likelihood, next(number), following))
     return list(chosen.values())
+
+
+def _likelihood(picks: tuple[Pick, ...], rule: Rule) -> float:
+    """The likelihood that the rule's picks are these. From left to right, one pick's place is certain."""
+    return min(picks[0].confidence, 1.0) if rule == _LEFTMOST else _SEVERAL
 
 
 def _odds(confidence: float) -> float:

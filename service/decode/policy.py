@@ -12,7 +12,8 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from service.decode.block import MASKED, Block, Canvas, Pick
+from service.decode.block import MASKED, Block, Pick
+from service.decode.canvas import Canvas
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from service.engine.request import BlockEvent, Completion, FinishReason, Forward
 from service.engine.scheduler import Scheduler, Waiting
 from service.engine.sequence import Sequence
 from service.engine.validation import validate
-from service.errors import DecodingFailed, InvalidRequest, OutOfMemory, SettingsError
+from service.errors import DecodingFailed, InvalidRequest, MrpServeError, OutOfMemory, SettingsError
 from service.model.checkpoint import Checkpoint
 from service.tracebacks import kind_and_place, without_message
 
@@ -234,12 +234,14 @@ def _run(
 
 @contextmanager
 def _ending_alone(sequence: Sequence) -> Iterator[None]:
-    """An unexpected error in the context ends this request and no other.
+    """An error in the context ends this request and no other.
 
-    The log gets the error's kind and place. It does not get the message, which may quote a prompt.
+    Of an unexpected one, the log gets its kind and place. It does not get the message, which may quote a prompt.
     """
     try:
         yield
+    except MrpServeError as error:
+        sequence.fail(error)
     except Exception as error:  # noqa: BLE001 - any error here concerns only this request
         request_id, traceback = sequence.request.request_id, without_message(error)
         _log.error(
@@ -256,4 +258,4 @@ def _completion(events: list[BlockEvent]) -> Completion:
         raise last.error
     reason: FinishReason = last.finish_reason or "abort"
     tokens = tuple(token for event in events for token in event.token_ids)
-    return Completion(last.request_id, tokens, reason, last.stats, tuple(events))
+    return Completion(last.request_id, tokens, reason, last.stats, tuple(events), last.constraint_met)

@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
-from service.decode.block import MASKED, Block, Canvas
+from service.decode.block import MASKED, Block
+from service.decode.canvas import Canvas
+from service.decode.guide import Grammar, Guide
 from service.decode.policy import Decoding, Evaluate, Query, Reading, Refine
 from service.decode.registry import only_drafts
 from service.engine.drafting.pricing import Account
@@ -51,14 +54,23 @@ class Sequence:
         self._num_blocks = 0
         self._unwritten: deque[Row] = deque()
         self._for_mrp: list[Row] = []
+        self._grammar: Grammar | None = None
+        self._masks: dict[Block, Any] = {}
         self._canvas: Canvas
         self._decoding: Decoding
         self._query: Query | None = None
         self._prefill()
 
     def start(self) -> None:
-        """Gets the first query of the current block's policy, which may raise."""
-        self._query = next(self._decoding)
+        """Opens the request's grammar and gets the first query of the block's policy. Both may raise."""
+        request = self.request
+        if request.grammar is not None:
+            self._grammar = request.grammar.open()
+            if request.num_continued:
+                self._grammar.advance(request.prompt_token_ids[-request.num_continued :])
+            self._canvas.guide = Guide(self._grammar, self._head)
+            self._canvas.begin()
+        self._follow(next(self._decoding, None))
 
     # --- the rows it needs -------------------------------------------------------------------------
 
@@ -145,6 +157,7 @@ class Sequence:
         """Ends the request with an error. Its current block and its unshared pages are lost."""
         self._decoding.close()
         self._query = None
+        self._masks.clear()
         self.written.clear()
         self.finish_reason = "abort"
         self.stats = replace(self.stats, forwards=self._counted())
@@ -166,26 +179,42 @@ class Sequence:
             Block(head + (MASKED,) * (self._block_size - len(head))), budget=self._account.budget, ends=self._settled
         )
         self._num_noted = 0
+        if self._grammar is not None:
+            self._canvas.guide = Guide(self._grammar, self._head)
+            self._canvas.begin()
         self._decoding = self.request.params.decode(self._canvas)
 
     def _answer(self, readings: tuple[Reading, ...]) -> None:
         """Sends readings to the policy. Ends the block when it is complete or the answer ends in it."""
         asked = isinstance(self._query, Evaluate)
+        query: Query | None
         try:
-            self._query = self._decoding.send(readings)
+            query = self._decoding.send(readings)
         except StopIteration:
-            self._query = None
+            query = None
         evaluated = len(readings) if asked else 0
         self._account.note(evaluated, self._canvas.steps[self._num_noted :])
         self._num_noted = len(self._canvas.steps)
-        if self._query is None:
+        self._follow(query)
+
+    def _follow(self, query: Query | None) -> None:
+        """Goes on to a query of the policy. A complete block has none; then comes the first of the next block."""
+        while query is None:
             self._end_block(None)
-            if self.finish_reason is None:
-                self._store(self._canvas.block, self._prompt_blocks + self._num_blocks - 1)
-                self._start_block()
-                self.start()
-        elif isinstance(self._query, Evaluate) and self._settled(self._canvas.block):
+            if self.finish_reason is not None:
+                return
+            block = self._canvas.block
+            self._store(block, self._prompt_blocks + self._num_blocks - 1)
+            if self._grammar is not None:
+                self._grammar.advance(block.tokens[self._head :])
+            self._start_block()
+            query = next(self._decoding, None)
+        self._query = query
+        if isinstance(query, Evaluate) and self._settled(self._canvas.block):
             self._end_block(None)
+        elif (guide := self._canvas.guide) is not None:
+            states = query.states if isinstance(query, Evaluate) else (query.state,)
+            self._masks = {state: guide.mask(state) for state in states}
 
     def _new_tokens(self, block: Block) -> tuple[tuple[int, ...], FinishReason | None]:
         """The tokens of a state of the block that belong to the completion, and the finish reason if it ends there."""
@@ -221,14 +250,17 @@ class Sequence:
         self.finish_reason = reason
         index = max(0, self._num_blocks - 1)
         steps = tuple(self._canvas.steps)
-        self.events.append(BlockEvent(self.request.request_id, index, tokens, self.stats, reason, steps))
+        met = None if reason is None or self._grammar is None else self._grammar.complete(tokens)
+        event = BlockEvent(self.request.request_id, index, tokens, self.stats, reason, steps, constraint_met=met)
+        self.events.append(event)
 
     # --- rows --------------------------------------------------------------------------------------
 
     def _row(self, state: Block) -> Row:
         index = self._prompt_blocks + self._num_blocks
         sampling, drafts = self.request.sampling, self._account.uses_mrp and only_drafts(self.request.params)
-        return Row(state, index, self.lease.pages, keeps=False, sampling=sampling, entropy=self._entropy, drafts=drafts)
+        row = Row(state, index, self.lease.pages, keeps=False, sampling=sampling, entropy=self._entropy, drafts=drafts)
+        return row if self._grammar is None else replace(row, mask=self._masks[state])
 
     def _store(self, block: Block, index: int) -> None:
         self._unwritten.append(Row(block, index, self.lease.pages, keeps=True))

@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 
-from service.decode.block import MASKED, Block, Canvas, Pick, Step
+from service.decode.block import MASKED, Block, Pick, Step
+from service.decode.canvas import Canvas
 
 M = MASKED
 

@@ -8,10 +8,11 @@ nothing here knows which.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from service.decode.block import MASKED, Block
@@ -29,7 +30,7 @@ class Row:
     positions are to be read; `judge`: revealed positions whose token's probability is wanted.
     `anchor`: `[L, H]` hidden states, for MRP's rows. `entropy`: whether the masked positions' is wanted too.
     `drafts`: what MRP says of the block is never more than a draft, so that `candidates` by an earlier reading of it,
-    `[L, C]`, are enough.
+    `[L, C]`, are enough. `mask`: the tokens allowed at the leftmost masked position, a bit each, `[V / 8]`; None: all.
     """
 
     state: Block
@@ -42,6 +43,7 @@ class Row:
     entropy: bool = False
     drafts: bool = False
     candidates: Candidates | None = None
+    mask: NDArray[np.uint8] | None = None
 
     def reads(self, row: int, block_size: int) -> list[Read]:
         """The reads of this row as number `row` of a forward: masked positions, then judged ones."""
@@ -51,7 +53,10 @@ class Row:
         slot, start = row * block_size, self.index * block_size
         wanted = [(position, None) for position in self.state.masked]
         asked = [(position, tokens[position]) for position in self.judge]
-        return [Read(slot + p, start + p, revealed, sampling, token, self.entropy) for p, token in [*wanted, *asked]]
+        reads = [Read(slot + p, start + p, revealed, sampling, token, self.entropy) for p, token in [*wanted, *asked]]
+        if self.mask is not None and wanted:
+            reads[0] = replace(reads[0], mask=self.mask)
+        return reads
 
 
 @dataclass(frozen=True, slots=True)
