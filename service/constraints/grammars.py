@@ -14,6 +14,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from service.constraints.constraint import Constraint, Kind
 from service.constraints.matcher import CompiledGrammar
+from service.constraints.unsound import unsound_part
 from service.constraints.vocabulary import Vocabulary
 from service.errors import ConstraintFailed, InvalidRequest
 
@@ -30,6 +31,8 @@ def compile_grammar(constraint: Constraint, vocabulary: Vocabulary) -> CompiledG
         text = _GRAMMARS[constraint.kind](constraint.source)
     except Exception as error:  # noqa: BLE001 - the converter of grammars raises many types
         raise _wrong(constraint, f"{error}") from None
+    if constraint.kind == "json" and (reason := unsound_part(json.loads(constraint.source))):
+        raise _wrong(constraint, reason)
     matcher = _matcher(text, vocabulary)
     if matcher.is_error():
         where = _where(constraint, vocabulary) if constraint.kind == "json" else ""

@@ -76,7 +76,7 @@ def tree(canvas: Canvas, reading: Reading, rule: Rule, budget: DraftBudget) -> D
     ends the answer.
 
     Example: the picks of the block have the weights a 0.6 and b 0.4. The states {a} and {b} have the likelihoods 0.6
-    and 0.4. After {a} only b is left, and after {b} only a, so {a, b} is reached in both ways: likelihood 0.6 + 0.4 = 1.
+    and 0.4. After {a} only b is left, and after {b} only a. So {a, b} is reached in both ways: likelihood 1.
     """
     block = canvas.block
     if (budget.row >= 1 and rule == _ONE) or _first_promise(block, reading, rule) < budget.row:

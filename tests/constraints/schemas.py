@@ -26,7 +26,7 @@ def _integer(rng: random.Random, depth: int) -> Schema:
 
 def _number(rng: random.Random, depth: int) -> Schema:
     low = rng.choice([-2, 0, 0.5])
-    return {"type": "number", rng.choice(["minimum", "exclusiveMinimum"]): low, "maximum": low + rng.choice([0.5, 40])}
+    return {"type": "number", rng.choice(["minimum", "exclusiveMinimum"]): low, "maximum": low + rng.choice([1.5, 40])}
 
 
 def _string(rng: random.Random, depth: int) -> Schema:
@@ -34,7 +34,7 @@ def _string(rng: random.Random, depth: int) -> Schema:
         [
             {"type": "string", "maxLength": rng.choice([0, 1, 7, 20])},
             {"type": "string", "minLength": 2, "maxLength": rng.choice([2, 5])},
-            {"type": "string", "pattern": rng.choice(["^[a-f]{2,5}$", r"^\d{3}-\d{4}$", "^(ab|cd)+e?$", "^[^a-z]{1,4}$"])},
+            {"type": "string", "pattern": rng.choice(["^[a-f]{2,5}$", r"^\d{3}-\d{4}$", "^(ab|cd)+e?$", "^[^a-z]{1,4}$"])},  # noqa: E501
             {"type": "string", "format": rng.choice(["date", "uuid", "ipv4", "time"])},
         ]
     )  # fmt: skip
@@ -108,7 +108,7 @@ _TREE: Schema = {
 
 _PATTERNS = (
     "^a{3}$", "^(a|b){4}$", "^[0-9]{1,3}(\\.[0-9]{1,3}){3}$", "^\\+?[0-9]{2,4}$", "^[A-Z][a-z]{0,6}$", "^x?y?z?$",
-    "^(foo|bar|foobar)$", "^(aa|ab|ba){2}$", "^[^\"\\\\]{2}$", "^\\u00e9{2}$", "^[\\u4e00-\\u4e10]{1,3}$", "^(a(b(c)?)?)?$",
+    "^(foo|bar|foobar)$", "^(aa|ab|ba){2}$", "^[^\"\\\\]{2}$", "^\\u00e9{2}$", "^[\\u4e00-\\u4e10]{1,3}$", "^(a(b(c)?)?)?$",  # noqa: E501
     "^[a-z]+@[a-z]+\\.(com|org)$", "^0x[0-9a-f]{2,8}$", "^(true|false)$", "^ {0,3}$", "^\\t$", "^[\\s]{1,2}$", "^.{3}$",
     "^-?(0|[1-9][0-9]{0,4})$", "^(\\(\\)){1,3}$", "^[\\[\\]{}]{2}$", "^/[a-z/]{0,5}$", "^\\$[0-9]+\\.[0-9]{2}$",
 )  # fmt: skip
@@ -121,8 +121,8 @@ _RANGES: tuple[tuple[Any, Any], ...] = (
 _FORMATS = ("date", "time", "date-time", "uuid", "ipv4", "ipv6", "email", "hostname", "duration")
 
 _LITERALS: tuple[Any, ...] = (
-    "", "a", " ", '"', "\\", "/", "\n", "\t", "\u0000", "\u001f", "\u007f", "é", "e\u0301", "中文", "😀", "👩🏽‍🚀", "\u202e", "null", "1",
-    "{", "}", "<|MASK|>", "<|end|>", "w5 w6", "a" * 60, 0, -1, 1.5, True, None, [], {}, [[]], {"": ""}, [1, [2, [3]]],
+    "", "a", " ", '"', "\\", "/", "\n", "\t", "\u0000", "\u001f", "\u007f", "é", "e\u0301", "中文", "😀", "👩🏽‍🚀", "\u202e", "null", "1",  # noqa: E501
+    "{", "}", "<|", "end|>", "w5 w6", "a" * 60, 0, -1, 1.5, True, None, [], {}, [[]], {"": ""}, [1, [2, [3]]],
 )  # fmt: skip
 
 HARD: tuple[Schema, ...] = (
@@ -136,7 +136,7 @@ HARD: tuple[Schema, ...] = (
     *(_nested(depth, {"type": "null"}) for depth in (1, 2, 5, 9)),
     *(_listed(depth) for depth in (1, 3, 8, 15)),
     *({"type": "string", "minLength": length, "maxLength": length} for length in (0, 1, 2, 15, 16, 17)),
-    *({"type": "array", "items": {"enum": [1, 2]}, "minItems": n, "maxItems": n + more} for n in (0, 1, 5) for more in (0, 3)),
+    *({"type": "array", "items": {"enum": [1, 2]}, "minItems": n, "maxItems": n + m} for n in (0, 1, 5) for m in (0, 3)),  # noqa: E501
     *({"type": "integer", "minimum": 0, "maximum": 99, "multipleOf": n} for n in (2, 3, 5, 7, 10)),
     _choice({"type": "null"}, {"type": "integer", "minimum": 0, "maximum": 9}),
     _choice({"const": "a"}, {"const": "ab"}, {"const": "abc"}),
@@ -150,7 +150,8 @@ HARD: tuple[Schema, ...] = (
     {"type": "object", "patternProperties": {"^[ab]$": {"enum": [0]}}, "additionalProperties": False},
     {"type": "object", "properties": {"a": {"enum": [1]}, "b": {"enum": [2]}, "c": {"enum": [3]}},
      "additionalProperties": False},
-    {"type": "object", "properties": {"a": {"const": "x"}}, "required": ["a", "b"], "additionalProperties": {"const": 0}},
+    {"type": "object", "properties": {"a": {"const": "x"}}, "required": ["a", "b"],
+     "additionalProperties": {"const": 0}},
     {"type": ["integer", "string", "null"], "maximum": 5, "minimum": 0, "maxLength": 3},
     {"type": "array", "prefixItems": [{"const": 1}, {"type": "boolean"}], "items": {"type": "null"}, "maxItems": 4},
     {"type": "array", "items": _TREE["$defs"]["node"]["properties"]["v"], "maxItems": 2},

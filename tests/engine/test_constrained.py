@@ -20,7 +20,15 @@ from tests.engine.constrained import Tally, constrained, engine_of, sampled, try
 GREEDY = SamplingParams()
 #: answers that many draws try to fit; the slow test has more
 FEW, MANY = 12, 2000
-MODES: tuple[ModeParams, ...] = (Static(), Static(4), Dynamic(0.3), Sequential(2), Direct(3), Speculative(), Remask(0.3))
+MODES: tuple[ModeParams, ...] = (
+    Static(),
+    Static(4),
+    Dynamic(0.3),
+    Sequential(2),
+    Direct(3),
+    Speculative(),
+    Remask(0.3),
+)
 
 
 def schemas(seed: int, count: int) -> list[object]:
@@ -57,7 +65,9 @@ def test_two_thousand_random_schemas_and_the_hard_ones(name: str) -> None:
         (Constraint.grammar('root ::= "(" inner ")"\ninner ::= [0-9] | "[" [a-c] "]"'), r"\(([0-9]|\[[a-c]\])\)"),
     ],
 )
-def test_patterns_choices_and_grammars_hold_in_every_mode(mode: ModeParams, constraint: Constraint, pattern: str) -> None:
+def test_patterns_choices_and_grammars_hold_in_every_mode(
+    mode: ModeParams, constraint: Constraint, pattern: str
+) -> None:
     engine, rng = engine_of(DEMO), random.Random(5)
     for one in engine.generate([constrained(DEMO, str(n), constraint, mode, sampled(rng)) for n in range(4)]):
         assert re.fullmatch(pattern, text_of(DEMO, one.token_ids))
@@ -155,7 +165,8 @@ def test_one_compiled_grammar_serves_many_requests_at_once() -> None:
     grammar = compiled(DEMO, Constraint.regex("[a-z]{30}"))
     assert grammar.open() is not grammar.open()
     requests = [
-        constrained(DEMO, str(n), Constraint.regex("[a-z]{30}"), Speculative(2), SamplingParams(1.0, seed=n)) for n in range(6)
+        constrained(DEMO, str(n), Constraint.regex("[a-z]{30}"), Speculative(2), SamplingParams(1.0, seed=n))
+        for n in range(6)
     ]
     made = engine_of(DEMO).generate(requests)
     assert len({one.token_ids for one in made}) == 6

@@ -31,8 +31,8 @@ from service.decode.knobs import AUTO, Knob, KnobValue, knobs_in
 from service.decode.modes import KNOBS, MODES
 from service.engine.request import MAX_SEED
 from service.errors import InvalidRequest
-from service.gateway.http.constraints import Choice, GrammarText, Regex, ResponseFormat
 from service.fair_queue import DEFAULT_PRIORITY, HIGHEST_PRIORITY, LOWEST_PRIORITY
+from service.gateway.http.constraints import Choice, GrammarText, Regex, ResponseFormat
 from service.quality.schema import QualityName
 
 PROMPTS = ("prompt", "prompt_token_ids", "messages")
