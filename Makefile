@@ -1,6 +1,6 @@
 # Everything a developer runs. Needs Python >= 3.11, git and make; the rest goes into $(VENV).
 #
-#   make serve ARGS="--model PATH --port N"     make test ARGS="-k golden -x"
+#   make help
 
 VENV ?= .venv
 PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13 python; do \
@@ -17,9 +17,10 @@ code := service tests $(wildcard training loadtest)
 .PHONY: help install serve loadtest calibrate docs pictures test test-slow gpu lint check audit format clean
 
 help:
-	@echo "make serve | test | test-slow | gpu | loadtest | calibrate | docs | pictures | check | audit | lint | format | install | clean      (ARGS=\"...\" is passed on)"
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' Makefile | expand -t 18
+	@echo 'Arguments are passed on: make serve ARGS="--model PATH --port N"     make test ARGS="-k golden -x"'
 
-install: $(stamp)
+install: $(stamp)  ## set everything up in .venv
 
 $(stamp): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.11, 3.12 or 3.13 found; name one: make PYTHON=/path/to/python" >&2; exit 1; }
@@ -27,46 +28,48 @@ $(stamp): pyproject.toml constraints.txt
 	$(bin)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,loadtest,tracing,train]'
 	@touch $@
 
-serve: $(stamp)
+serve: $(stamp)  ## serve the demo checkpoint on 127.0.0.1:8000
 	$(bin)/mrp-serve serve $(ARGS)
 
 # What `quality` stands for on the demo, and its picture: after every change of the checkpoint or of a mode. 6 minutes of a core.
-calibrate: $(stamp)
+calibrate: $(stamp)  ## measure what the qualities mean on the demo
 	$(bin)/mrp-serve calibrate --threads 1 --count 700 --plot docs $(ARGS)
 
 # The reference pages, from the code. A test compares them.
-docs: $(stamp)
+docs: $(stamp)  ## write the reference pages from the code
 	$(bin)/mrp-serve reference --out docs
 
-# README's moving picture and one picture for each mode, from traces of the demo. Seconds.
-pictures: $(stamp)
+# README's moving picture and one picture for each mode, from traces of the demo. Where there is a Chromium, also those of
+# the playground. Seconds.
+pictures: $(stamp)  ## draw the pictures of decoding from traces of the demo, and the playground
 	$(bin)/mrp-serve animate --threads 1 --out docs
+	tests/loopback $(bin)/python -m tests.playground.picture docs
 
-loadtest: $(stamp)
+loadtest: $(stamp)  ## load the service with locust
 	$(bin)/python -m loadtest.run $(ARGS)
 
 # A worker for each core; tests that start Ray share one. One process: make test ARGS="-n 0 -k golden -x"
-test: $(stamp)
+test: $(stamp)  ## run the tests, a worker for each core
 	tests/loopback $(bin)/python -m pytest -n logical --maxprocesses 8 $(ARGS)
 
 # The tests that take long, one after the other: about an hour. A part of them: make test-slow ARGS="--share 0.1"
-test-slow: $(stamp)
+test-slow: $(stamp)  ## run the tests that take long
 	tests/loopback $(bin)/python -m pytest -m slow $(ARGS)
 
 # What a GPU should be asked first: correctness, speed, peers, each in nine minutes. Rows go to dev/lab/results.
-gpu: $(stamp)
+gpu: $(stamp)  ## ask a GPU: correctness, speed, peers
 	for stage in correctness speed peers; do \
 		$(bin)/python -m service.bench.gpu $$stage --out dev/lab/results $(ARGS) || exit 1; done
 
-lint: $(stamp)
+lint: $(stamp)  ## check format, lint and types
 	$(bin)/ruff format --check $(code)
 	$(bin)/ruff check $(code)
 	$(bin)/mypy
 
-check: lint test
+check: lint test  ## lint and test: what a change must pass
 
 # A report, not a gate: what is known against the pinned versions. Advisories come from osv.dev, which may be out of reach.
-audit:
+audit:  ## look for known faults of the pinned versions
 	@test -x $(audit)/bin/pip-audit || { $(PYTHON) -m venv --clear $(audit) && \
 		$(audit)/bin/python -m pip install -qq --disable-pip-version-check pip-audit==2.10.1; } \
 		|| { echo "audit: NOT DONE, pip-audit could not be installed" >&2; exit 0; }; \
@@ -76,10 +79,10 @@ audit:
 		echo "audit: NOT DONE, the advisories of osv.dev could not be read" >&2; \
 	else cat $(audit)/report; fi
 
-format: $(stamp)
+format: $(stamp)  ## mend the format
 	$(bin)/ruff format $(code)
 	$(bin)/ruff check --fix $(code)
 
-clean:
+clean:  ## remove all that make made
 	rm -rf $(VENV) $(audit) .pytest_cache .ruff_cache .mypy_cache .hypothesis build dist
 	find $(code) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -238,6 +238,11 @@ async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Outcome:
             await _read(response, reader(seen))
     except httpx.TransportError as error:
         return Outcome(0, error=f"{type(error).__name__}: {error}", total_s=time.monotonic() - began)
+    return outcome_of(seen, began)
+
+
+def outcome_of(seen: Observation, began: float) -> Outcome:
+    """The outcome of a request that was sent at `began` and has ended now."""
     frames = [began, *(at for at, _ in seen.blocks), *([seen.ended] if seen.route.stream else [])]
     gaps = [after - before for before, after in itertools.pairwise(frames)]
     total = time.monotonic() - began

@@ -85,6 +85,11 @@ class Settings(BaseSettings):
     cuda_graphs: Literal["auto", "off"] = Field(
         "auto", description="auto: on cuda, forwards are captured once for each size and replayed (attention triton)"
     )
+    overlap: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="half of the requests compute while the policies of the other half run; auto: on cuda, where the "
+        "measured times say that it is faster",
+    )
     draft_candidates: Annotated[int, Field(ge=0)] | None = Field(
         None,
         description="tokens from which a draft is chosen; 0: the whole vocabulary; default: 32 of a large vocabulary, "
@@ -134,6 +139,11 @@ class Settings(BaseSettings):
     num_ingresses: Count = Field(
         1, description="processes that take requests; each has an equal share of places and limits"
     )
+    listener: Literal["auto", "ingress", "proxy"] = Field(
+        "auto",
+        description="who takes connections: the ingress itself (fastest, one ingress only), or Serve's proxy on every "
+        "node; auto: ingress where `mrp-serve serve` starts one, else proxy",
+    )
     routing: Literal["prefix", "load"] = Field(
         "prefix",
         description="prefix: prefer the replica that has this prompt's prefix cached; load: the least loaded replica",
@@ -178,6 +188,22 @@ class Settings(BaseSettings):
     def autoscaled(self) -> bool:
         """Whether the number of replicas follows the work."""
         return self.most_replicas > self.num_replicas
+
+    def on_one_machine(self) -> Settings:
+        """The settings with `listener` chosen, for a service that runs on this machine alone."""
+        if self.listener != "auto":
+            return self
+        return self.model_copy(update={"listener": "ingress" if self.num_ingresses == 1 else "proxy"})
+
+    @model_validator(mode="after")
+    def _one_ingress_listens(self) -> Self:
+        if self.listener == "ingress" and self.num_ingresses > 1:
+            raise SettingsError(
+                f"listener is ingress, which num_ingresses {self.num_ingresses} does not allow: one process listens on "
+                "a port; allowed are auto and proxy",
+                param="listener",
+            )
+        return self
 
     @model_validator(mode="after")
     def _replicas_fit(self) -> Self:

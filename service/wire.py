@@ -1,8 +1,8 @@
 """The data that crosses between an ingress and a replica: frozen, picklable dataclasses.
 
-The ingress sends `Work`. A replica returns `Answer | Failure`, or a stream of `Chunk`s. The stream ends with an
-`Ending`, in the last chunk or by itself, or with a `Failure`. Times in statistics count from the arrival at the
-ingress.
+The ingress sends `Work`. A replica returns `Answer | Failure`, or a stream of `Chunk`s, with `Progress` between them
+on request. The stream ends with an `Ending`, in the last chunk or by itself, or with a `Failure`. Times in statistics
+count from the arrival at the ingress.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ class Work:
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     return_trace: bool = False
+    stream_steps: bool = False
     return_pieces: bool = False
     cache_salt: str = ""
     priority: int = DEFAULT_PRIORITY
@@ -116,6 +117,23 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """New steps of the block with this index, for a work with `stream_steps`. The block's chunk comes after them.
+
+    `first`: the number of the first of these steps in its block. When another replica decodes a block again, its steps
+    begin again at 0. `texts`: token id -> the token's own text. `prompt_positions`: positions at the beginning of the
+    block that hold the prompt. `total_s`: seconds since the arrival at the ingress.
+    """
+
+    index: int
+    first: int
+    steps: tuple[Mapping[str, Any], ...] = field(repr=False)
+    texts: Mapping[int, str] = field(repr=False)
+    prompt_positions: int
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
     """A whole answer: the text and tokens of all its chunks, in order."""
 
@@ -134,11 +152,21 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class Example:
+    """A prompt from the checkpoint's card: a chat (`messages`) or a text to continue (`text`)."""
+
+    title: str
+    text: str | None = None
+    messages: tuple[Mapping[str, str], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelCard:
     """What clients and the ingress must know of the served model.
 
-    `quality`: the presets of the checkpoint. `places`: requests that the replica takes at once; on the card of the
-    service, the places of all replicas together.
+    `quality`: the presets of the checkpoint. `examples`: prompts of its card. `places`: requests that the replica takes
+    at once; on the card of the service, the places of all replicas together. `replica_places`: those of one replica, on
+    either card.
     """
 
     name: str
@@ -151,7 +179,9 @@ class ModelCard:
     defaults: Mapping[str, Mapping[str, KnobValue]]
     chat: bool
     quality: Presets
+    examples: tuple[Example, ...] = ()
     places: int = 1
+    replica_places: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +215,6 @@ class Status:
 
 
 #: the stream of a replica; it ends with an `Ending`, by itself or in the last chunk, or with a `Failure`
-Items = AsyncGenerator[Chunk | Ending | Failure]
+Items = AsyncGenerator[Progress | Chunk | Ending | Failure]
 #: the same stream when failures are raised as errors
-Answering = AsyncGenerator[Chunk | Ending]
+Answering = AsyncGenerator[Progress | Chunk | Ending]

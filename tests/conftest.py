@@ -12,6 +12,7 @@ import torch
 from hypothesis import settings
 
 from tests.clock import Clock
+from tests.memory import Freeing
 from tests.scheduling import RAY, one_worker_for_ray
 
 torch.set_num_threads(1)
@@ -23,6 +24,10 @@ if not torch.cuda.is_available():
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.register_profile("explore", deadline=None)
 settings.load_profile("repeatable")  # look further with: pytest --hypothesis-profile=explore
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Freeing())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

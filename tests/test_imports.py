@@ -81,6 +81,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.settings",
         "service.errors",
     ),
+    "service.gateway.playground": ("service.quality",),
     "service.gateway": (
         "service.admission",
         "service.routing",
@@ -97,6 +98,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.wire",
         "service.telemetry",
         "service.engine.Parts",
+        "service.engine.responsive",
         "service.model.options",
         "service.settings",
         "service.errors",
@@ -121,7 +123,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 CONFINED: dict[str, tuple[str, ...]] = {
     "ray": ("service.rayserve", "service.app", "service.cli"),
     "fastapi": ("service.gateway.http", "service.gateway.openai", "service.gateway"),
-    "starlette": ("service.gateway.http", "service.gateway", "service.rayserve"),
+    "starlette": ("service.gateway.http", "service.gateway.playground", "service.gateway", "service.rayserve"),
     "opentelemetry": ("service.telemetry", "service.replica", "service.gateway"),
     "structlog": ("service.telemetry",),
     "tokenizers": ("service.text", "training"),

@@ -30,6 +30,8 @@ PACKAGE = Path(ray.__file__).parent
 #: variable -> the module of Ray that reads it
 READ_BY = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "ray.serve._private.constants",
+    "RAY_SERVE_PROXY_USE_GRPC": "ray.serve._private.constants",
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": "ray.serve._private.constants",
     "RAY_SERVE_ENABLE_DIRECT_INGRESS": "ray.serve._private.constants",
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "ray.serve._private.constants",
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "ray.serve._private.constants",
@@ -71,6 +73,8 @@ def test_serve_makes_of_the_variables_what_they_are_set_for() -> None:
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == {
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": True,
+        "RAY_SERVE_PROXY_USE_GRPC": True,
+        "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": 64 * 2**20,
         "RAY_SERVE_ENABLE_DIRECT_INGRESS": False,
         "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": True,
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "service.hooks:proxy_middleware",

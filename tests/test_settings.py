@@ -198,3 +198,21 @@ def test_the_served_name(values: dict[str, Any], name: str) -> None:
 def test_how_many_replicas_there_may_be(values: dict[str, Any], fewest: int, most: int, autoscaled: bool) -> None:
     settings = Settings(**values)
     assert (settings.num_replicas, settings.most_replicas, settings.autoscaled) == (fewest, most, autoscaled)
+
+
+@pytest.mark.parametrize(
+    ("given", "chosen"),
+    [
+        ({}, "ingress"),
+        ({"num_ingresses": 2}, "proxy"),
+        ({"listener": "proxy"}, "proxy"),
+        ({"listener": "ingress"}, "ingress"),
+    ],
+)
+def test_who_listens_on_one_machine(given: dict[str, Any], chosen: str) -> None:
+    assert Settings(**given).on_one_machine().listener == chosen
+
+
+def test_one_ingress_listens_or_none() -> None:
+    with pytest.raises(SettingsError, match="num_ingresses 2 does not allow"):
+        Settings(listener="ingress", num_ingresses=2)

@@ -16,9 +16,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
-
-from loadtest.harness import Outcome, ask, demo_prompts, options, percentile, report, requests, say, service
+from loadtest.chaos.crowd import Crowd
+from loadtest.harness import Outcome, demo_prompts, options, percentile, report, requests, say, service
 
 
 @dataclass
@@ -59,7 +58,7 @@ def parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-async def capacity(client: httpx.AsyncClient, bodies: list[dict[str, Any]], arguments: argparse.Namespace) -> float:
+async def capacity(crowd: Crowd, bodies: list[dict[str, Any]], arguments: argparse.Namespace) -> float:
     """Answers per second of a closed loop. The first third of the time is a warm-up."""
     numbers, answered = itertools.count(), []
     began = time.monotonic()
@@ -67,7 +66,7 @@ async def capacity(client: httpx.AsyncClient, bodies: list[dict[str, Any]], argu
 
     async def one() -> None:
         while time.monotonic() < until:
-            outcome = await ask(client, bodies[next(numbers) % len(bodies)])
+            outcome = await crowd.ask(bodies[next(numbers) % len(bodies)])
             if outcome.ok:
                 answered.append(time.monotonic())
             else:
@@ -78,18 +77,18 @@ async def capacity(client: httpx.AsyncClient, bodies: list[dict[str, Any]], argu
     return sum(warm < at <= until for at in answered) / (until - warm)
 
 
-async def arrive(client: httpx.AsyncClient, body: dict[str, Any], loop: Loop) -> None:
+async def arrive(crowd: Crowd, body: dict[str, Any], loop: Loop) -> None:
     """One client: sends a request, and obeys a Retry-After once."""
-    arrival = Arrival(time.monotonic(), await ask(client, body))
+    arrival = Arrival(time.monotonic(), await crowd.ask(body))
     after = arrival.first.retry_after
     if arrival.first.status == 429 and after is not None:
         await asyncio.sleep(after)
-        arrival.second = await ask(client, body)
+        arrival.second = await crowd.ask(body)
     arrival.ended = time.monotonic()
     loop.arrivals.append(arrival)
 
 
-async def open_loop(client: httpx.AsyncClient, bodies: list[dict[str, Any]], loop: Loop, seed: int) -> None:
+async def open_loop(crowd: Crowd, bodies: list[dict[str, Any]], loop: Loop, seed: int) -> None:
     """Sends requests at random times, without waiting for answers."""
     draw, clients = random.Random(seed), []
     loop.began = due = time.monotonic()
@@ -98,23 +97,24 @@ async def open_loop(client: httpx.AsyncClient, bodies: list[dict[str, Any]], loo
         if due > loop.began + loop.seconds:
             break
         await asyncio.sleep(max(0.0, due - time.monotonic()))
-        clients.append(asyncio.create_task(arrive(client, bodies[number % len(bodies)], loop)))
+        clients.append(asyncio.create_task(arrive(crowd, bodies[number % len(bodies)], loop)))
     await asyncio.gather(*clients)
 
 
 async def run(arguments: argparse.Namespace) -> int:
-    async with service(arguments) as running:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=2000)
-        async with httpx.AsyncClient(base_url=running.url, timeout=180, limits=limits) as client:
-            bodies = requests(512, arguments.seed, arguments.tokens, demo_prompts())
-            most = await capacity(client, bodies, arguments)
-            say(f"capacity: {most:.1f} answers a second")
-            loop = Loop(arguments.factor * most, arguments.seconds)
-            await open_loop(client, bodies, loop, arguments.seed)
-    return conclude(arguments, most, loop)
+    async with service(arguments) as running, Crowd.opened(running.url) as crowd:
+        bodies = requests(512, arguments.seed, arguments.tokens, demo_prompts())
+        most = await capacity(crowd, bodies, arguments)
+        say(f"capacity: {most:.1f} answers a second")
+        loop = Loop(arguments.factor * most, arguments.seconds)
+        cpu, began = time.process_time(), time.monotonic()
+        await open_loop(crowd, bodies, loop, arguments.seed)
+        busy = (time.process_time() - cpu) / (time.monotonic() - began)
+    return conclude(arguments, most, loop, busy)
 
 
-def conclude(arguments: argparse.Namespace, most: float, loop: Loop) -> int:
+def conclude(arguments: argparse.Namespace, most: float, loop: Loop, busy: float) -> int:
+    """`busy`: the share of a core that the clients took, which the service did not have."""
     answered = [arrival for arrival in loop.arrivals if arrival.accepted]
     # Only the steady state counts, without the start and the time after the last arrival.
     warm, until = loop.began + loop.seconds / 6, loop.began + loop.seconds
@@ -141,6 +141,7 @@ def conclude(arguments: argparse.Namespace, most: float, loop: Loop) -> int:
         "obeyed_retries": len(retried),
         "obeyed_succeeded": None if obeyed is None else round(obeyed, 3),
         "other_outcomes": dict(others),
+        "clients_cpu": round(busy, 2),
     }
     return report("overload", result, broken(arguments, result))
 

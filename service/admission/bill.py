@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from service.admission.throughput import Moment, Throughput
-from service.wire import Answer, Chunk, Ending
+from service.wire import Answer, Chunk, Ending, Progress
 
 
 class Job:
@@ -29,7 +29,7 @@ class Job:
         self.begun: Moment | None = None
         self._block_size, self._throughput = block_size, throughput
 
-    def take(self, item: Answer | Chunk | Ending) -> None:
+    def take(self, item: Answer | Progress | Chunk | Ending) -> None:
         """Counts an item of the stream, or the whole answer."""
         if isinstance(item, Chunk):
             self.decoded += 1
@@ -38,7 +38,7 @@ class Job:
         elif isinstance(item, Ending):
             self._end(item)
             self.streamed = item.prompt_tokens + item.completion_tokens
-        else:
+        elif isinstance(item, Answer):
             self.decoded = -(-item.ending.completion_tokens // self._block_size)
             if self.begun is not None:
                 self._throughput.decoded_since(self.begun, self.decoded)

@@ -72,6 +72,7 @@ class AdmissionController:
         """Sets the block size and the number of places from the current card."""
         self._block_size = card.block_size
         self._slots.resize(self._share(card.places))
+        self._demand.places = card.replica_places
 
     def turn_away(self, error: MrpServeError) -> None:
         """Ends all waiting requests with `error` if there are no places."""

@@ -39,10 +39,13 @@ class Load:
 
 
 class Demand:
-    """Computes the demand for replicas. `came` gets every accepted request. `places`: places of one replica."""
+    """Computes the demand for replicas. `came` gets every accepted request.
+
+    `places`: places of one replica. Before a replica is known, the most that the settings allow.
+    """
 
     def __init__(self, places: int, target_queue_s: float, clock: Callable[[], float]) -> None:
-        self._places = places
+        self.places = places
         self._target_queue_s = target_queue_s
         self._clock = clock
         self._come, self._since = 0.0, clock()
@@ -54,11 +57,11 @@ class Demand:
 
     def wanted(self, load: Load, ratio: float) -> float:
         """The number of replicas, as a fraction. `ratio`: blocks decoded per block requested."""
-        taken = load.placed / self._places
+        taken = load.placed / self.places
         if load.rate_of_place is None:
             wanted = taken / _UTILIZATION
         else:
-            rate = load.rate_of_place * self._places
+            rate = load.rate_of_place * self.places
             flow = self._remembered() * ratio / _MEMORY_S / rate / _UTILIZATION
             full = taken / _UTILIZATION if load.waiting_blocks else taken
             wanted = max(full, flow + load.waiting_blocks / (rate * self._target_queue_s))

@@ -10,12 +10,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
-from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
+from service.decode.modes import Speculative
 from service.decode.params import ModeParams
 from service.engine import Completion, Engine, GenerationRequest, SamplingParams
-
-THRESHOLDS = (0.3, 0.5, 0.7, 0.9)
-BOUNDS = (0.1, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +96,6 @@ class Score:
         proposed = sum(completion.stats.drafts_proposed for completion in self.completions)
         accepted = sum(completion.stats.drafts_accepted for completion in self.completions)
         return accepted / proposed if proposed else None
-
-
-def default_plans(with_mrp: bool) -> list[Plan]:
-    """Static first (the others are compared with it), then every mode at its usual knobs."""
-    plans = [Plan(Static()), *(Plan(Dynamic(threshold)) for threshold in THRESHOLDS)]
-    plans += [Plan(kind(entropy_bound=bound)) for kind in (Sequential, Entropy) for bound in BOUNDS]
-    if not with_mrp:
-        plans += [Plan(Speculative(0, drafts)) for drafts in (1, 4)]
-    else:
-        params: list[ModeParams] = [Remask(threshold) for threshold in THRESHOLDS]
-        params += [Direct(steps) for steps in (1, 2)]
-        params += [Speculative(steps) for steps in (1, 2, 4)]
-        plans += [Plan(mode, engine) for mode in params for engine in ("mrp", "zero")]
-    return plans
 
 
 def evaluate(

@@ -1,4 +1,4 @@
-"""Which plans a calibration tries: every mode there is, at a grid of its knobs.
+"""Which plans a calibration and an evaluation try: every mode there is, at a grid of its knobs.
 
 A mode without a line here is tried at its defaults. Knows no engine.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from service.decode.modes import MODES, Static
+from service.bench.evaluation import Plan
+from service.decode.modes import MODES, Speculative, Static
 from service.decode.params import ModeParams
 from service.decode.registry import make_params
 from service.errors import InvalidRequest
@@ -18,8 +19,20 @@ def _thresholds(*values: float) -> tuple[Mapping[str, float], ...]:
     return tuple({"threshold": value} for value in values)
 
 
-#: mode -> the knobs it is tried with
-GRID: Mapping[str, Sequence[Mapping[str, Any]]] = {
+Grid = Mapping[str, Sequence[Mapping[str, Any]]]
+
+#: mode -> the knobs that an evaluation tries: few, so that its table can be read
+EVALUATED: Grid = {
+    "dynamic": _thresholds(0.3, 0.5, 0.7, 0.9),
+    "sequential": tuple({"entropy_bound": value} for value in (0.1, 1.0)),
+    "entropy": tuple({"entropy_bound": value} for value in (0.1, 1.0)),
+    "direct": ({"mrp_steps": 1}, {"mrp_steps": 2}),
+    "speculative": ({"mrp_steps": 1}, {"mrp_steps": 2}, {"mrp_steps": 4}),
+    "remask": _thresholds(0.3, 0.5, 0.7, 0.9),
+}
+
+#: mode -> the knobs that a calibration tries
+CALIBRATED: Grid = {
     "static": ({}, {"tokens_per_step": 2}, {"tokens_per_step": 4}),
     "dynamic": _thresholds(0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
     "sequential": tuple({"entropy_bound": value} for value in (0.0, 0.1, 0.3, 1.0)),
@@ -43,8 +56,21 @@ GRID: Mapping[str, Sequence[Mapping[str, Any]]] = {
 
 def grid(block_size: int, *, has_mrp: bool) -> list[ModeParams]:
     """The plans that a checkpoint can run, static, which the others are compared with, first."""
-    plans = [plan for mode in MODES for knobs in GRID.get(mode, ({},)) if (plan := _plan(mode, knobs, block_size))]
+    plans = [plan for mode, knobs in _lines(CALIBRATED) if (plan := _plan(mode, knobs, block_size))]
     return [Static(), *(plan for plan in plans if plan != Static() and (has_mrp or not plan.needs_mrp))]
+
+
+def default_plans(*, with_mrp: bool) -> list[Plan]:
+    """What `mrp-serve eval` tries: static first. What needs MRP is tried with MRP's output set to zero, too."""
+    tried = [make_params(mode, knobs) for mode, knobs in _lines(EVALUATED)]
+    if not with_mrp:
+        tried = [params for params in tried if not params.needs_mrp]
+        tried += [Speculative(0, drafts) for drafts in (1, 4)]
+    return [Plan(params, engine) for params in tried for engine in (("mrp", "zero") if params.needs_mrp else ("mrp",))]
+
+
+def _lines(grid: Grid) -> list[tuple[str, Mapping[str, Any]]]:
+    return [(mode, knobs) for mode in MODES for knobs in grid.get(mode, ({},))]
 
 
 def _plan(mode: str, knobs: Mapping[str, Any], block_size: int) -> ModeParams | None:

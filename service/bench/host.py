@@ -7,7 +7,6 @@ any device what is left is time in which no forward runs.
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,19 +17,23 @@ from service.decode.params import ModeParams
 from service.decode.policy import Reading
 from service.engine import Engine, EngineConfig, GenerationRequest, Parts
 from service.engine.drafting.costs import Curve, StepCosts
+from service.engine.forward.clock import clock_of
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import RowRunner, Runner
 from service.model import Checkpoint, ModelConfig
 
 #: what `auto` believes forwards cost here: nothing is measured for it
-_COSTS = StepCosts(Curve(((1, 1.0), (256, 2.0))), Curve(((1, 0.1), (256, 0.2))))
+HOST_COSTS = StepCosts(Curve(((1, 1.0), (256, 2.0))), Curve(((1, 0.1), (256, 0.2))))
+
+#: rows of a request in a step, at most: all of them are in every forward
+_ROWS = 8
 
 
 class _Counted:
     """A runner, and the seconds spent in it."""
 
     def __init__(self, runner: RowRunner) -> None:
-        self._runner = runner
+        self._runner, self._clock = runner, clock_of(runner.device)
         self.config: ModelConfig = runner.config
         self.device: torch.device = runner.device
         self.seconds = 0.0
@@ -42,21 +45,24 @@ class _Counted:
 
     def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
         """The backbone over rows."""
-        begin = time.perf_counter()
+        begin = self._clock()
         readings = self._runner.evaluate(rows)
-        self.seconds += time.perf_counter() - begin
+        self.seconds += self._clock() - begin
         return readings
 
     def refine(self, rows: Sequence[Row]) -> list[Reading]:
         """MRP over rows."""
-        begin = time.perf_counter()
+        begin = self._clock()
         readings = self._runner.refine(rows)
-        self.seconds += time.perf_counter() - begin
+        self.seconds += self._clock() - begin
         return readings
 
 
 def host_milliseconds(checkpoint: Checkpoint, requests: int, steps: int, params: ModeParams | None = None) -> float:
-    """Median over steps in which so many requests decode short prompts, static if no mode is named."""
+    """Median over steps in which so many requests decode short prompts, static if no mode is named.
+
+    With one CPU thread it is CPU time, so other programs do not count.
+    """
     size, counted = checkpoint.config.block_size, list[_Counted]()
 
     def runner(*arguments: Any) -> RowRunner:
@@ -64,13 +70,18 @@ def host_milliseconds(checkpoint: Checkpoint, requests: int, steps: int, params:
         return counted[0]
 
     new_tokens = (2 + -(-steps // size)) * size
-    config = EngineConfig(max_running=requests, kv_cache_tokens=requests * (new_tokens + 2 * size), prefix_cache=False)
-    engine = Engine(checkpoint, config, parts=Parts(costs=_COSTS, runner=runner))
+    config = EngineConfig(
+        max_running=requests,
+        max_rows=max(256, _ROWS * requests),
+        kv_cache_tokens=requests * (new_tokens + 2 * size),
+        prefix_cache=False,
+    )
+    engine = Engine(checkpoint, config, parts=Parts(costs=HOST_COSTS, runner=runner))
     for number in range(requests):
         engine.submit(GenerationRequest(str(number), (number % 2,), params or Static(), max_new_tokens=new_tokens))
-    times = []
-    for _ in range(steps + 1):
-        begin, inside = time.perf_counter(), counted[0].seconds
+    times, clock = list[float](), clock_of(checkpoint.device)
+    while len(times) <= steps and (len(times) < 2 or engine.state().num_running == requests):
+        begin, inside = clock(), counted[0].seconds
         engine.step()
-        times.append(1e3 * (time.perf_counter() - begin - counted[0].seconds + inside))
+        times.append(1e3 * (clock() - begin - counted[0].seconds + inside))
     return statistics.median(times[1:])

@@ -12,7 +12,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from service.bench.rounds import Rounds
 from service.decode.modes import Speculative, Static
@@ -20,7 +20,7 @@ from service.decode.params import ModeParams
 from service.engine import Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
 from service.engine.drafting.costs import measure
 from service.engine.forward.clock import clock_of
-from service.engine.forward.runner import Runner
+from service.engine.forward.runner import Execution, Runner
 from service.model import Checkpoint
 
 #: requests of a round for each that runs at once
@@ -106,18 +106,21 @@ def compare_at_loads(
     workload: Workload,
     plans: Sequence[ModeParams],
     rounds: Rounds,
+    base: EngineConfig | None = None,
 ) -> Iterator[list[PlanAtLoad]]:
     """For each number of requests all plans, in their order. One round more warms up.
 
-    `rounds.after` is told of every plan in every round: `parts` says how often.
+    `rounds.after` is told of every plan in every round: `parts` says how often. `base`: how the engines work beside
+    their sizes.
     """
-    limits = EngineConfig()
+    limits = base or EngineConfig()
     runner = Runner(checkpoint, limits.max_rows)
     costs = measure(runner, limits.max_rows, checkpoint.mrp is not None, clock_of(checkpoint.device))
     del runner  # its cache is large
     stops = frozenset(checkpoint.config.eos_token_ids)
     for concurrency in rounds.concurrencies:
-        config = EngineConfig(max_running=concurrency, kv_cache_tokens=concurrency * _TOKENS, prefix_cache=False)
+        tokens = concurrency * _TOKENS
+        config = replace(limits, max_running=concurrency, kv_cache_tokens=tokens, prefix_cache=False)
         rows = [PlanAtLoad(params, concurrency) for params in plans]
         handed = Parts(costs=costs, runner=_shared(checkpoint, config))
         turns = deque((Engine(checkpoint, config, parts=handed), row) for row in rows)
@@ -137,7 +140,8 @@ def compare_at_loads(
 def _shared(checkpoint: Checkpoint, config: EngineConfig) -> Callable[..., Runner]:
     """One runner for engines that take turns: each gives all its pages back before the next one begins."""
     pages = config.kv_cache_tokens // checkpoint.config.block_size
-    runner = Runner(checkpoint, pages, num_candidates=config.candidates(checkpoint.config.vocab_size))
+    candidates = config.candidates(checkpoint.config.vocab_size)
+    runner = Runner(checkpoint, pages, None, candidates, Execution(config.attention, config.cuda_graphs))
     return lambda *_: runner
 
 

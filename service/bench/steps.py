@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -74,7 +74,7 @@ def step_times(
         pages = [[(row * prefix + page) % runner.num_pages for page in range(prefix)] for row in range(count)]
         rows = [Row(state, prefix, own, keeps=False, sampling=SamplingParams()) for own in pages]
         readings = runner.evaluate(rows)
-        anchored = [replace(row, anchor=reading.handle) for row, reading in zip(rows, readings, strict=True)]
+        anchored = [row._replace(anchor=reading.handle) for row, reading in zip(rows, readings, strict=True)]
         backbone = _median(partial(runner.evaluate, rows), checkpoint, rounds)
         mrp = _median(partial(runner.refine, anchored), checkpoint, rounds) if checkpoint.mrp else None
         need = forward_need(checkpoint.config, count, prefix * size, checkpoint.dtype.itemsize)

@@ -1,7 +1,7 @@
 """Starts Ray and Serve on this machine for one service, deploys it, and stops them.
 
-Serve's proxy listens on the settings' address. Ray's own ports are on loopback, except one port per replica, which
-requires Ray's token (docs/security.md). This module prints nothing.
+The ingress or Serve's proxy listens on the address of the settings. Ray's own ports are on loopback, except one port
+per replica, which requires Ray's token (docs/security.md). This module prints nothing.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ _POLL_S = 0.1
 #: environment variables that Ray and Serve read when they are imported
 _ENVIRONMENT = {
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    "RAY_SERVE_PROXY_USE_GRPC": "1",  # throughput mode does not reach the proxies, which read this before
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(64 * 2**20),  # bytes; /metrics of 64 replicas has 3 MiB
     "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",  # off: it opens a port for every replica and takes 30 s to shut down
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",  # a replica that hangs never finishes draining
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "service.hooks:proxy_middleware",
@@ -43,7 +45,7 @@ _STARTING = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20"}
 
 
 def start(settings: Settings, num_cpus: int | None = None) -> None:
-    """Starts Ray and Serve's proxy. Loads nothing of the model. `num_cpus`: the number of CPUs that Ray assumes.
+    """Starts Ray and Serve. Loads nothing of the model. `num_cpus`: the number of CPUs that Ray assumes.
 
     SettingsError if one of them does not start, or if this machine has no room for the replicas.
     """
@@ -55,7 +57,8 @@ def start(settings: Settings, num_cpus: int | None = None) -> None:
 def begin(settings: Settings, num_cpus: int | None = None) -> Future[None]:
     """As `start`, but returns when an application can be deployed.
 
-    The future is done when the proxy has started, or holds the error if it has not.
+    The future is done when Serve's proxy has started, or holds the error if it has not. No proxy is started for an
+    ingress that listens itself.
     """
     for name, value in (_ENVIRONMENT | _STARTING).items():
         os.environ.setdefault(name, value)
@@ -115,7 +118,7 @@ def _begin_serve(settings: Settings, talkative: bool) -> Future[None]:
             proxy.set_exception(error)
 
     threading.Thread(target=start, daemon=True).start()
-    while not proxy.done() and not serve.status().proxies:
+    while not proxy.done() and (settings.listener == "ingress" or not serve.status().proxies):
         time.sleep(_POLL_S)
     if proxy.done():
         proxy.result()
@@ -128,6 +131,7 @@ def _start_serve(settings: Settings, talkative: bool) -> None:
     if not talkative:
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
     serve.start(
+        proxy_location="Disabled" if settings.listener == "ingress" else "EveryNode",
         http_options={"host": settings.host, "port": settings.port},
         logging_config={
             "log_level": settings.log_level.upper(),

@@ -48,7 +48,8 @@ def command(
     output: Output = None,
 ) -> None:
     """Measures accuracy, tokens per forward and time of every mode, with MRP and with its output set to zero."""
-    from service.bench.evaluation import default_plans, evaluate
+    from service.bench.evaluation import evaluate
+    from service.bench.grid import default_plans
     from service.bench.prompts import read_prompts
     from service.bench.variants import block_only
     from service.engine import Engine, EngineConfig, SamplingParams
@@ -57,7 +58,7 @@ def command(
     asked: Sequence[Any] = read_prompts(text).lines if text else heldout(problems, "problems", seed)
     use_threads(threads)
     checkpoint = load(model, device, dtype, None)
-    plans = given or default_plans(checkpoint.mrp is not None)
+    plans = given or default_plans(with_mrp=checkpoint.mrp is not None)
     # Every plan decodes the same prompts. Without the prefix cache, every plan pays for them.
     limits = EngineConfig(prefix_cache=False, draft_candidates=draft_candidates)
     engines, used = {"mrp": Engine(checkpoint, limits)}, {plan.engine for plan in plans}

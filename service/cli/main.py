@@ -22,6 +22,7 @@ from service.cli import (
     evaluate,
     forward,
     generate,
+    host,
     inflate,
     key,
     loads,
@@ -65,6 +66,7 @@ app.command("quality")(quality.command)
 app.command("bench")(bench.command)
 app.command("forward")(forward.command)
 app.command("loads")(loads.command)
+app.command("host")(host.command)
 app.command("determinism")(determinism.command)
 app.command("inflate")(inflate.command)
 app.command("check")(check.command)

@@ -36,6 +36,7 @@ def command(**given: Any) -> None:
 def run(settings: Settings) -> None:
     """Starts the service and prints its address. Returns after SIGINT or SIGTERM, when the service has drained."""
     started = time.monotonic()
+    settings = settings.on_one_machine()
     preflight.check(settings)
     _say(f"loading {settings.model_name} …")
     with LogPipe() as pipe:

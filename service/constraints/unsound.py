@@ -42,5 +42,6 @@ def _is_narrow(part: dict[str, Any]) -> bool:
 
 
 def _number(part: dict[str, Any], name: str, exclusive: object) -> float | None:
-    given = [value for value in (part.get(name), exclusive) if type(value) in {int, float}]
-    return (max if name == "minimum" else min)(given, default=None)  # type: ignore[type-var]
+    both = (part.get(name), exclusive)
+    given = [value for value in both if isinstance(value, (int, float)) and not isinstance(value, bool)]
+    return (max if name == "minimum" else min)(given, default=None)

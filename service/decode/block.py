@@ -7,7 +7,6 @@ are relative to the block.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 MASKED = -1
@@ -23,8 +22,7 @@ class Pick(NamedTuple):
     confidence: float
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """The tokens of one block. Positions that are not decoded yet hold `MASKED`."""
 
     tokens: tuple[int, ...]
@@ -52,8 +50,8 @@ class Block:
     def reveal(self, picks: Iterable[Pick]) -> Block:
         """A copy of this block with the picks' tokens at their positions."""
         tokens = list(self.tokens)
-        for position, token, _ in picks:
-            tokens[position] = token
+        for pick in picks:
+            tokens[pick[0]] = pick[1]
         return Block(tuple(tokens))
 
     def mask(self, positions: Iterable[int]) -> Block:
@@ -62,8 +60,7 @@ class Block:
         return Block(tuple(MASKED if p in hidden else token for p, token in enumerate(self.tokens)))
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """What one decision did to a block. Traces and statistics are made from steps.
 
     `kind`: the output that the decision used (`denoise`: one backbone row, `verify`: several backbone rows, `mrp`).

@@ -9,15 +9,18 @@ Policies use no tensors; tests drive them with a scripted oracle.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from operator import itemgetter
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from service.decode.block import MASKED, Block, Pick
 from service.decode.canvas import Canvas
 
+_NONE: Mapping[int, float] = MappingProxyType({})
+_CONFIDENCE = itemgetter(Pick._fields.index("confidence"))
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+
+class Reading(NamedTuple):
     """The model's output for one state of a block.
 
     `picks`: for every masked position, ascending, the chosen token and its probability.
@@ -30,13 +33,13 @@ class Reading:
     picks: tuple[Pick, ...]
     judged: tuple[Pick, ...] = ()
     handle: Any = None
-    entropies: Mapping[int, float] = field(default_factory=dict)
+    entropies: Mapping[int, float] = _NONE
     candidates: Any = None
 
     def most_confident(self, count: int = 1) -> tuple[Pick, ...]:
         """The `count` picks of highest confidence; ties go to the lowest position."""
         if count == 1:
-            return (max(self.picks, key=lambda pick: pick.confidence),)
+            return (max(self.picks, key=_CONFIDENCE),)
         return tuple(sorted(self.picks, key=lambda pick: -pick.confidence)[:count])
 
     def above(self, threshold: float) -> tuple[Pick, ...]:
@@ -46,18 +49,16 @@ class Reading:
     def of(self, block: Block) -> Reading:
         """The reading restricted to the masked positions of `block`, a later state than the one that was read."""
         tokens = block.tokens
-        return replace(self, picks=tuple(pick for pick in self.picks if tokens[pick.position] == MASKED))
+        return self._replace(picks=tuple([pick for pick in self.picks if tokens[pick[0]] == MASKED]))
 
 
-@dataclass(frozen=True, slots=True)
-class Evaluate:
+class Evaluate(NamedTuple):
     """Asks the backbone for one Reading per state. `states[0]` is the canvas's block."""
 
     states: tuple[Block, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Refine:
+class Refine(NamedTuple):
     """Asks MRP for the Reading of `state`, anchored on an earlier one.
 
     `judge`: revealed positions of `state` for whose tokens MRP also gives probabilities.

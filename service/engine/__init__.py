@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 
 from service.engine.config import EngineConfig
 from service.engine.observer import EngineState, Observer, StepReport
-from service.engine.request import BlockEvent, Completion, Forwards, GenerationRequest, SamplingParams, Stats
+from service.engine.request import (
+    BlockEvent,
+    BlockProgress,
+    Completion,
+    Forwards,
+    GenerationRequest,
+    SamplingParams,
+    Stats,
+)
 
 if TYPE_CHECKING:
     from service.engine.engine import Engine
@@ -25,6 +33,7 @@ else:
 
 __all__ = [
     "BlockEvent",
+    "BlockProgress",
     "Completion",
     "Engine",
     "EngineConfig",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from service.fair_queue import AGING_S
 
@@ -13,6 +14,9 @@ _CANDIDATES, _LARGE_VOCABULARY = 32, 16384
 #: With so many prompt tokens, a step takes a few times as long as a decoding step (dev/lab/performance-log.md).
 _PREFILL_TOKENS = {"cpu": 64}
 _PREFILL_TOKENS_ELSEWHERE = 512
+
+#: whether half of the requests compute while the other half's policies run (`overlap.py`)
+Overlapping = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,7 @@ class EngineConfig:
     identical results, bit for bit, on any machine of the same kind. Slower.
     `attention`: the implementation's name (`service/model/attention/registry.py`); `auto`: the fastest available.
     `cuda_graphs`: whether forwards on CUDA are captured once for each size and replayed.
+    `overlap`: whether requests take turns in two halves; `auto`: on CUDA, where it is faster.
     `draft_candidates`: tokens of each position from which MRP's drafts are chosen, 0: the whole vocabulary. None: by
     the vocabulary's size. The output is the same.
     """
@@ -43,6 +48,7 @@ class EngineConfig:
     draft_candidates: int | None = None
     attention: str = "auto"
     cuda_graphs: bool = True
+    overlap: Overlapping = "auto"
     max_prefill_tokens: int | None = None
 
     def prefill_tokens(self, device: str) -> int:

@@ -11,42 +11,47 @@ a library:
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 
-from service.decode.policy import Reading
 from service.engine.config import EngineConfig
 from service.engine.drafting.costs import measure
 from service.engine.drafting.pricing import Pricing
 from service.engine.forward.clock import clock_of
 from service.engine.forward.grouping import same_shapes_for
-from service.engine.forward.memory import FittingForward
-from service.engine.forward.rows import Row
+from service.engine.forward.pending import AsyncRunner, begins
 from service.engine.forward.runner import Execution
 from service.engine.kv_cache import PagePool
 from service.engine.observer import EngineState, HarmlessObserver, Observer, SilentObserver, StepReport
+from service.engine.overlap import Overlap
 from service.engine.parts import Parts
 from service.engine.prefix_cache import PrefixCache
-from service.engine.request import BlockEvent, Completion, FinishReason, ForwardKind, GenerationRequest, Stats
+from service.engine.request import (
+    BlockEvent,
+    BlockProgress,
+    Completion,
+    FinishReason,
+    ForwardKind,
+    GenerationRequest,
+    Stats,
+)
 from service.engine.scheduler import Scheduler, Waiting
 from service.engine.sequence import Sequence
+from service.engine.turn import Forwards, Turn, end_alone
 from service.engine.validation import validate
-from service.errors import DecodingFailed, InvalidRequest, MrpServeError, OutOfMemory, SettingsError
+from service.errors import InvalidRequest, SettingsError
 from service.model.checkpoint import Checkpoint
-from service.tracebacks import kind_and_place, without_message
 
 _log = logging.getLogger(__name__)
 
-#: the sequences that have rows in a forward, and the rows
-StepRows = list[tuple[Sequence, list[Row]]]
-
 
 class Engine:
-    """Decodes requests with one checkpoint. Not thread-safe. `parts`: see `parts.py`."""
+    """Decodes requests with one checkpoint. Not thread-safe. `parts`: see `parts.py`.
+
+    `progress`: the decoding steps that the last `step` took for requests with `report_steps`.
+    """
 
     def __init__(
         self,
@@ -66,7 +71,6 @@ class Engine:
         candidates = config.candidates(self.model.vocab_size)
         execution = Execution(config.attention, config.cuda_graphs)
         self._runner = parts.runner(checkpoint, num_pages, grouping, candidates, execution)
-        self._evaluating, self._refining = FittingForward(), FittingForward()
         has_mrp, clock = checkpoint.mrp is not None, clock_of(checkpoint.device)
         measured = partial(measure, self._runner, config.max_rows, has_mrp, clock)
         costs = parts.costs
@@ -75,6 +79,14 @@ class Engine:
         self._scheduler = Scheduler(self._pages, size, config, self._pricing, prompt_rows)
         self._observer: Observer = HarmlessObserver(observer or SilentObserver())
         self._clock = parts.clock
+        self.progress: list[BlockProgress] = []
+        runner = self._runner
+        evaluate, refine = begins(runner.evaluate), begins(runner.refine)
+        if isinstance(runner, AsyncRunner):
+            evaluate, refine = runner.begin_evaluate, runner.begin_refine
+        self._forwards = Forwards(evaluate, refine, self._clock)
+        self._overlap = Overlap(config.overlap, self._pricing, asynchronous=checkpoint.device.type == "cuda")
+        self._turns: deque[Turn] = deque()
         whole_blocks = min(self.model.max_positions // size, self._pages.capacity) * size
         self.max_model_len = min(config.max_model_len or whole_blocks, whole_blocks)
 
@@ -120,25 +132,50 @@ class Engine:
         now = self._clock()
         for sequence in self._scheduler.admit():
             sequence.stats = replace(sequence.stats, queue_s=now - sequence.submitted)
-            with _ending_alone(sequence):
+            try:
                 sequence.start()
+            except Exception as error:  # noqa: BLE001 - any error here concerns only this request
+                end_alone(sequence, error)
 
     def step(self) -> list[BlockEvent]:
-        """One backbone forward over the rows of all running requests, then MRP forwards until no request needs one."""
+        """One turn of the running requests: a backbone forward over their rows, then MRP forwards until none needs one.
+
+        With two turns under way (`overlap.py`), each of half of the requests, the one that is over first.
+        """
         start = self._clock()
+        self.progress = []
         events = self._expire(start)
         self.admit()
-        plan = self._scheduler.plan()
+        rows = self._begin_turns()
         forwards: Counter[ForwardKind] = Counter()
-        if plan:
-            self._evaluate(plan, forwards)
-            self._refine([sequence for sequence, _ in plan], forwards)
-            self._scheduler.publish(sequence for sequence, _ in plan)
+        if self._turns:
+            turn = self._end_turn(forwards)
+            self._scheduler.publish(turn.sequences)
+            self._overlap.note(self._clock() - start - self._forwards.take_seconds(), len(turn.sequences))
         events += self._collect(list(self._scheduler.running))
-        rows = sum(len(rows) for _, rows in plan)
         asked, found = self._scheduler.take_lookups()
         self._observer.on_step(StepReport(self._clock() - start, rows, forwards, self.state(), asked, found))
         return events
+
+    def _begin_turns(self) -> int:
+        """Begins as many turns as there may be. Returns the rows of their first forwards."""
+        running, begun = len(self._scheduler.running), 0
+        turns = self._overlap.turns(running)
+        most = -(-running // turns)
+        while len(self._turns) < turns:
+            busy = {sequence for turn in self._turns for sequence in turn.sequences}
+            plan = self._scheduler.plan(busy, most)
+            if not plan:
+                break
+            self._turns.append(Turn(plan, self._forwards, self._pricing, self._clock))
+            begun += sum(len(rows) for _, rows in plan)
+        return begun
+
+    def _end_turn(self, forwards: Counter[ForwardKind]) -> Turn:
+        """The turns proceed by one forward each until one of them is over."""
+        while (turn := self._turns.popleft()).proceed(forwards):
+            self._turns.append(turn)
+        return turn
 
     def generate(self, requests: Iterable[GenerationRequest]) -> list[Completion]:
         """Decodes requests together and returns their completions in order. Blocks until all are done.
@@ -164,25 +201,6 @@ class Engine:
             raise
         return [_completion(events[request.request_id]) for request in requests]
 
-    def _evaluate(self, plan: StepRows, forwards: Counter[ForwardKind]) -> None:
-        for sequence, rows, readings in _run(partial(self._evaluating.read, self._runner.evaluate), plan):
-            with _ending_alone(sequence):
-                kinds = sequence.accept(rows, readings)
-                forwards.update(kinds)
-                if "prefill" in kinds:
-                    sequence.stats = replace(sequence.stats, prefill_s=self._clock() - sequence.submitted)
-
-    def _refine(self, sequences: list[Sequence], forwards: Counter[ForwardKind]) -> None:
-        """MRP forwards, one per depth of drafting. The first one also reads blocks that MRP has not read."""
-        refined = []
-        while plan := [(sequence, rows) for sequence in sequences if (rows := sequence.next_refinement())]:
-            refined.append(sum(len(rows) for _, rows in plan))
-            for sequence, _, readings in _run(partial(self._refining.read, self._runner.refine), plan):
-                forwards["mrp"] += 1
-                with _ending_alone(sequence):
-                    sequence.accept_refinement(readings)
-        self._pricing.end(refined)
-
     def _expire(self, now: float) -> list[BlockEvent]:
         """Ends requests that are over their time limit, queued or running."""
         events = []
@@ -203,6 +221,9 @@ class Engine:
         for sequence in sequences:
             for event in sequence.events:
                 waited = now - sequence.submitted
+                if isinstance(event, BlockProgress):
+                    self.progress.append(replace(event, total_s=waited))
+                    continue
                 first = sequence.stats.first_block_s
                 sequence.stats = replace(sequence.stats, first_block_s=waited if first is None else first)
                 own = sequence.stats
@@ -217,39 +238,6 @@ class Engine:
 
 def _late(request: GenerationRequest, submitted: float, now: float) -> bool:
     return request.timeout_s is not None and now - submitted >= request.timeout_s
-
-
-def _run(
-    read: Callable[[list[Row]], list[Reading | None]], plan: StepRows
-) -> Iterator[tuple[Sequence, list[Row], list[Reading]]]:
-    """Runs the plan's rows through the model. A sequence without memory for a row fails and is left out."""
-    results = iter(read([row for _, rows in plan for row in rows]))
-    for sequence, rows in plan:
-        readings = [reading for reading in islice(results, len(rows)) if reading is not None]
-        if len(readings) < len(rows):
-            sequence.fail(OutOfMemory("the device ran out of memory in a step of this request", retry_after=1.0))
-        else:
-            yield sequence, rows, readings
-
-
-@contextmanager
-def _ending_alone(sequence: Sequence) -> Iterator[None]:
-    """An error in the context ends this request and no other.
-
-    Of an unexpected one, the log gets its kind and place. It does not get the message, which may quote a prompt.
-    """
-    try:
-        yield
-    except MrpServeError as error:
-        sequence.fail(error)
-    except Exception as error:  # noqa: BLE001 - any error here concerns only this request
-        request_id, traceback = sequence.request.request_id, without_message(error)
-        _log.error(
-            "the decoding of a request failed: %s",
-            kind_and_place(error),
-            extra={"request_id": request_id, "exception": traceback},
-        )
-        sequence.fail(DecodingFailed("decoding this request raised an unexpected error; see the server's log"))
 
 
 def _completion(events: list[BlockEvent]) -> Completion:

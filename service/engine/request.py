@@ -50,8 +50,8 @@ class GenerationRequest:
 
     `priority` (0 is served first), `tenant` and `weight` order waiting requests. `waited_s`: its wait before the
     submission. Only requests with the same `cache_salt` share pages. `num_continued`: the last tokens of the prompt
-    that another engine has decoded for this request. `grammar`: what the answer must keep to; its end tokens must be
-    stop tokens of the request.
+    that another engine has decoded for this request. `report_steps`: whether `Engine.progress` tells its steps.
+    `grammar`: what the answer must keep to; its end tokens must be stop tokens of the request.
     """
 
     request_id: str
@@ -67,6 +67,7 @@ class GenerationRequest:
     waited_s: float = 0.0
     cache_salt: str = ""
     num_continued: int = 0
+    report_steps: bool = False
     grammar: GrammarSource | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -191,6 +192,20 @@ class BlockEvent:
     steps: tuple[Step, ...] = field(default=(), repr=False)
     error: MrpServeError | None = None
     constraint_met: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BlockProgress:
+    """New steps of a block, before or with its `BlockEvent`, for a request with `report_steps`.
+
+    `first`: the number of the first of these steps in its block. `total_s`: seconds since submission.
+    """
+
+    request_id: str
+    index: int
+    first: int
+    steps: tuple[Step, ...] = field(repr=False)
+    total_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, repr=False)

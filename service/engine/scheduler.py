@@ -5,7 +5,7 @@ A long prompt is stored in chunks beside decoding requests, so that it does not 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from service.engine.config import EngineConfig
@@ -76,18 +76,22 @@ class Scheduler:
         taken, self._lookups = self._lookups, (0, 0)
         return taken
 
-    def plan(self) -> list[tuple[Sequence, list[Row]]]:
+    def plan(self, busy: Collection[Sequence] = (), most: int | None = None) -> list[tuple[Sequence, list[Row]]]:
         """The rows of the next forward: those of decoding requests, then chunks of prompts.
 
-        A request that gets no rows is the first one in the next forward.
+        `busy`: sequences whose forward is under way. `most`: the number of sequences in the forward, at most. A request
+        that gets no rows is the first one in the next forward.
         """
-        self._pricing.begin(len(self.running))
         live = [sequence for sequence in self.running if sequence.finish_reason is None]  # others failed at once
-        first = [sequence for sequence in self._left_out if sequence in live]
-        others = [sequence for sequence in live if sequence not in first]
-        order = first + sorted(others, key=lambda sequence: sequence.num_prompt_rows > 0)
-        chunks = self._chunks(order)
-        budget, served, left_out = self._max_rows, [], []
+        decoding = any(not sequence.num_prompt_rows for sequence in live)
+        free = dict.fromkeys(sequence for sequence in live if sequence not in busy)
+        first = dict.fromkeys(sequence for sequence in self._left_out if sequence in free)
+        others = [sequence for sequence in free if sequence not in first]
+        ready = [*first, *sorted(others, key=lambda sequence: sequence.num_prompt_rows > 0)]
+        order, left_out = ready[:most], ready[len(ready[:most]) :]
+        self._pricing.begin(len(order))
+        chunks = self._chunks(order, decoding=decoding)
+        budget, served = self._max_rows, []
         for sequence in order:
             rows = sequence.next_rows(budget, chunks.get(sequence))
             budget -= len(rows)
@@ -98,10 +102,10 @@ class Scheduler:
         self._left_out = left_out
         return served
 
-    def _chunks(self, order: list[Sequence]) -> dict[Sequence, int]:
+    def _chunks(self, order: list[Sequence], *, decoding: bool) -> dict[Sequence, int]:
         """The rows of each prompt in this step: `prompt_rows` if any request decodes, else all that fit."""
         prompts = {sequence: rows for sequence in order if (rows := sequence.num_prompt_rows)}
-        total = self._max_rows if len(prompts) == len(order) else self._prompt_rows
+        total = self._prompt_rows if decoding else self._max_rows
         return dict(zip(prompts, equal_shares(list(prompts.values()), total), strict=True))
 
     def publish(self, sequences: Iterable[Sequence]) -> None:
@@ -111,8 +115,9 @@ class Scheduler:
                 self._pages.publish(sequence.lease, sequence.written.popleft())
 
     def remove(self, sequence: Sequence) -> None:
-        """Removes a sequence and frees its pages."""
+        """Removes a sequence and frees its pages. What it has written stays shared."""
         self.running.remove(sequence)
+        self.publish([sequence])
         self._pages.release(sequence.lease)
 
     def drop_waiting(self, request_id: str) -> Waiting | None:

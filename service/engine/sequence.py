@@ -20,7 +20,15 @@ from service.decode.registry import only_drafts
 from service.engine.drafting.pricing import Account
 from service.engine.forward.rows import Row
 from service.engine.prefix_cache import Lease, Tokens
-from service.engine.request import BlockEvent, FinishReason, ForwardKind, Forwards, GenerationRequest, Stats
+from service.engine.request import (
+    BlockEvent,
+    BlockProgress,
+    FinishReason,
+    ForwardKind,
+    Forwards,
+    GenerationRequest,
+    Stats,
+)
 from service.errors import MrpServeError
 
 
@@ -47,9 +55,10 @@ class Sequence:
         self._forwards: Counter[ForwardKind] = Counter()
         self.written: deque[Tokens] = deque()
         self.finish_reason: FinishReason | None = None
-        self.events: list[BlockEvent] = []
+        self.events: list[BlockEvent | BlockProgress] = []
         self._block_size = block_size
         self._entropy = request.params.rule.needs_entropy
+        self._drafts = account.uses_mrp and only_drafts(request.params)
         self._num_output = 0
         self._num_blocks = 0
         self._unwritten: deque[Row] = deque()
@@ -90,19 +99,16 @@ class Sequence:
         rows = list(islice(self._unwritten, budget))
         states = self._query.states if isinstance(self._query, Evaluate) else ()
         if len(rows) == len(self._unwritten) and len(rows) + len(states) <= budget:
-            rows += [self._row(state) for state in states]
+            rows += map(self._row, states)
         return rows
 
     def next_refinement(self) -> list[Row]:
         """Rows for the next MRP forward: finished blocks that MRP has not read, then the pending Refine."""
         if self.finish_reason is not None:
             return []
-        rows = list(self._for_mrp)
         if isinstance(self._query, Refine):
-            row = self._row(self._query.state)
-            earlier = self._query.after
-            rows.append(replace(row, judge=self._query.judge, anchor=earlier.handle, candidates=earlier.candidates))
-        return rows
+            return [*self._for_mrp, self._row(self._query.state, self._query.judge, self._query.after)]
+        return list(self._for_mrp)
 
     @property
     def wants_refinement(self) -> bool:
@@ -113,14 +119,14 @@ class Sequence:
 
     def accept(self, rows: list[Row], readings: list[Reading]) -> tuple[ForwardKind, ...]:
         """Takes the backbone's readings of the rows of `next_rows`. Returns the kinds of forward that it counts."""
-        stored = sum(row.keeps for row in rows)
-        for row, reading in zip(rows[:stored], readings[:stored], strict=True):
+        stored = sum([row.keeps for row in rows])
+        for row, reading in zip(rows[:stored], readings, strict=False):
             self._unwritten.popleft()
             if self._account.uses_mrp:
-                self._for_mrp.append(replace(row, anchor=reading.handle))
+                self._for_mrp.append(row._replace(anchor=reading.handle))
             else:
                 self.written.append(row.state.tokens)
-        kinds = self._kinds(rows)
+        kinds = self._kinds(rows, stored)
         for kind in kinds:
             self._count(kind)
         if len(rows) > stored:
@@ -135,9 +141,8 @@ class Sequence:
         if self.wants_refinement:
             self._answer((readings[-1],))
 
-    def _kinds(self, rows: list[Row]) -> tuple[ForwardKind, ...]:
-        """The kinds of backbone forward that these rows count as."""
-        stored = sum(row.keeps for row in rows)
+    def _kinds(self, rows: list[Row], stored: int) -> tuple[ForwardKind, ...]:
+        """The kinds of backbone forward that these rows, of which `stored` are to be stored, count as."""
         evaluated = len(rows) - stored
         kinds: list[ForwardKind] = []
         if stored and rows[0].index < self._prompt_blocks:  # blocks are stored in their order
@@ -193,8 +198,7 @@ class Sequence:
         except StopIteration:
             query = None
         evaluated = len(readings) if asked else 0
-        self._account.note(evaluated, self._canvas.steps[self._num_noted :])
-        self._num_noted = len(self._canvas.steps)
+        self._note(evaluated)
         self._follow(query)
 
     def _follow(self, query: Query | None) -> None:
@@ -216,6 +220,16 @@ class Sequence:
             states = query.states if isinstance(query, Evaluate) else (query.state,)
             self._masks = {state: guide.mask(state) for state in states}
 
+    def _note(self, evaluated: int) -> None:
+        """Notes the steps that the last readings led to. `evaluated`: the number of states that were read."""
+        first, steps = self._num_noted, self._canvas.steps
+        self._num_noted = len(steps)
+        fresh = steps[first:]
+        self._account.note(evaluated, fresh)
+        if self.request.report_steps and fresh:
+            progress = BlockProgress(self.request.request_id, self._num_blocks, first, tuple(fresh))
+            self.events.append(progress)
+
     def _new_tokens(self, block: Block) -> tuple[tuple[int, ...], FinishReason | None]:
         """The tokens of a state of the block that belong to the completion, and the finish reason if it ends there."""
         leading = block.tokens[self._head : block.num_leading]
@@ -227,15 +241,17 @@ class Sequence:
 
     def _settled(self, block: Block) -> bool:
         """Whether the answer ends in this state of the block. Asked for every state that is drafted."""
-        if block.complete:
+        tokens, head = block.tokens, self._head
+        if MASKED not in tokens:
             return True
-        end = block.num_leading
-        if end - self._head >= self.request.max_new_tokens - self._num_output:
+        end = tokens.index(MASKED)
+        if end - head >= self.request.max_new_tokens - self._num_output:
             return True
-        stops = self.request.stop_token_ids
-        return end > self._head and not stops.isdisjoint(block.tokens[self._head : end])
+        return end > head and not self.request.stop_token_ids.isdisjoint(tokens[head:end])
 
     def _end_block(self, expired: FinishReason | None) -> None:
+        if self._num_noted < len(self._canvas.steps):
+            self._note(0)
         tokens, reason = self._new_tokens(self._canvas.block)
         self._decoding.close()
         self._query = None
@@ -256,11 +272,13 @@ class Sequence:
 
     # --- rows --------------------------------------------------------------------------------------
 
-    def _row(self, state: Block) -> Row:
-        index = self._prompt_blocks + self._num_blocks
-        sampling, drafts = self.request.sampling, self._account.uses_mrp and only_drafts(self.request.params)
-        row = Row(state, index, self.lease.pages, keeps=False, sampling=sampling, entropy=self._entropy, drafts=drafts)
-        return row if self._grammar is None else replace(row, mask=self._masks[state])
+    def _row(self, state: Block, judge: tuple[int, ...] = (), after: Reading | None = None) -> Row:
+        """A row that reads a state of the current block. `after`: the reading on which MRP's is anchored."""
+        anchor, candidates = (None, None) if after is None else (after.handle, after.candidates)
+        return Row(
+            state, self._prompt_blocks + self._num_blocks, self.lease.pages, False, self.request.sampling,
+            judge, anchor, self._entropy, self._drafts, candidates, self._masks.get(state),
+        )  # fmt: skip
 
     def _store(self, block: Block, index: int) -> None:
         self._unwritten.append(Row(block, index, self.lease.pages, keeps=True))

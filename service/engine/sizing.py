@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from service.engine.forward.extent import GRAPH_ROWS, MAX_LOGITS, MAX_SAMPLED_LOGITS
 from service.errors import SettingsError
 from service.model.attention.cache import NUM_SPARE
 from service.model.config import ModelConfig
 from service.model.memory import DeviceMemory
 
-#: The most logits of a forward, as in `forward/runner.py`: greedy ones in the weights' type and in fp32, sampled ones
-#: with six more copies; and the bytes per sampled logit.
-_LOGITS, _SAMPLED_LOGITS, _SAMPLED_BYTES = 2**28, 2**26, 28
+#: bytes per sampled logit: fp32 with six more copies (greedy ones are there in the weights' type and in fp32)
+_SAMPLED_BYTES = 28
+#: bytes that the driver keeps for a captured forward beside its tensors; a guess, not measured
+_GRAPH_BYTES = 2**20
 #: tokens of a forward on a GPU, and the share of the memory that its tensors may take
 _FORWARD_TOKENS, _FORWARD_SHARE = 4096, 0.25
 #: mean tokens of a request for which there is room, if the model allows more
@@ -31,18 +33,19 @@ class Sizes:
     """The requested sizes. None: as much as fits.
 
     `memory_utilization`: the share of a GPU's memory that may be used, weights included; on a CPU the share of the free
-    memory.
+    memory. `cuda_graphs`: whether forwards on CUDA are captured, which takes memory.
     """
 
     kv_cache_tokens: int | None = None
     max_running: int | None = None
     max_rows: int | None = None
     memory_utilization: float = 0.9
+    cuda_graphs: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The sizes that fit, the bytes of the cache, and the estimated bytes of a forward's own tensors."""
+    """The sizes that fit, the bytes of the cache, and the estimated bytes of forwards (their tensors and graphs)."""
 
     kv_cache_tokens: int
     max_running: int
@@ -66,6 +69,8 @@ def fit(asked: Sizes, model: ModelConfig, itemsize: int, memory: DeviceMemory) -
     budget = int(budget * asked.memory_utilization) if cpu else int(budget + memory.total * asked.memory_utilization)
     rows = asked.max_rows or _rows(model, itemsize, budget, cpu)
     forward = forward_bytes(model, rows, itemsize)
+    if asked.cuda_graphs and memory.kind == "cuda":
+        forward += graph_bytes(model, rows, itemsize)
     running = asked.max_running or most_running(memory.kind)
     page = page_bytes(model, itemsize)
     if asked.kv_cache_tokens is None:
@@ -91,12 +96,26 @@ def page_bytes(model: ModelConfig, itemsize: int) -> int:
 
 def forward_bytes(model: ModelConfig, rows: int, itemsize: int) -> int:
     """The estimated bytes of a forward over `rows` rows, without weights and cache."""
-    tokens = rows * model.block_size
+    logits = rows * model.block_size * model.vocab_size
+    greedy, sampled = min(logits, MAX_LOGITS) * (4 + itemsize), min(logits, MAX_SAMPLED_LOGITS) * _SAMPLED_BYTES
+    return _activations(model, rows, itemsize) + max(greedy, sampled)
+
+
+def graph_bytes(model: ModelConfig, rows: int, itemsize: int) -> int:
+    """The estimated bytes of captured forwards over up to `rows` rows, of the backbone and of MRP.
+
+    Graphs share the memory of what lives only within a forward. Each keeps its inputs (with MRP's anchors) and results.
+    """
+    sizes = [size for size in GRAPH_ROWS if size <= rows] or [rows]
+    networks = 2 if model.mrp else 1
+    hidden = (2 * networks - 1) * sum(sizes) * model.block_size * model.hidden_size * itemsize
+    return _activations(model, sizes[-1], itemsize) + hidden + networks * len(sizes) * _GRAPH_BYTES
+
+
+def _activations(model: ModelConfig, rows: int, itemsize: int) -> int:
+    """What lives within a forward, without logits."""
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-    activations = tokens * (6 * model.hidden_size + 3 * heads + _inner(model)) * itemsize
-    logits = tokens * model.vocab_size
-    greedy, sampled = min(logits, _LOGITS) * (4 + itemsize), min(logits, _SAMPLED_LOGITS) * _SAMPLED_BYTES
-    return activations + max(greedy, sampled)
+    return rows * model.block_size * (6 * model.hidden_size + 3 * heads + _inner(model)) * itemsize
 
 
 def _inner(model: ModelConfig) -> int:

@@ -1,5 +1,7 @@
 """Runs the engine on its own thread, with an asyncio stream of block events for every request.
 
+A request with `report_steps` also gets the steps of each block after the engine's step that took them.
+
 The event loop submits and cancels requests; the thread makes the steps. They share an inbox under one lock. Events go
 back by one `call_soon_threadsafe` per step. If a stream is closed early (the client left), its request is aborted
 before the next step. An unexpected error in a step fails all requests in progress, and the worker stays unhealthy with
@@ -18,18 +20,20 @@ from dataclasses import dataclass, field
 
 from service.engine.engine import Engine
 from service.engine.observer import EngineState
-from service.engine.request import BlockEvent, GenerationRequest
+from service.engine.request import BlockEvent, BlockProgress, GenerationRequest
 from service.errors import EngineFailed, InvalidRequest, MrpServeError, QueueFull, ReplicaStopping
 from service.tracebacks import kind_and_place, without_message
 
 _log = logging.getLogger(__name__)
+
+Item = BlockEvent | BlockProgress | MrpServeError
 
 
 @dataclass(slots=True)
 class _Stream:
     request: GenerationRequest
     loop: asyncio.AbstractEventLoop
-    queue: asyncio.Queue[BlockEvent | MrpServeError] = field(default_factory=asyncio.Queue)
+    queue: asyncio.Queue[Item] = field(default_factory=asyncio.Queue)
 
 
 @dataclass(slots=True)
@@ -94,8 +98,8 @@ class EngineWorker:
         """The state of the engine after its last step."""
         return self._state
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[BlockEvent]:
-        """The request's block events. The last one has a finish reason.
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[BlockEvent | BlockProgress]:
+        """The request's block events, and its steps if it asks for them. The last item has a finish reason.
 
         Closing the generator aborts the request. Raises InvalidRequest and its subclasses; QueueFull if `max_waiting`
         requests wait; ReplicaStopping while the engine is stopping, stalled or stopped; EngineFailed; OutOfMemory if
@@ -108,7 +112,7 @@ class EngineWorker:
         try:
             while not finished:
                 item = await stream.queue.get()
-                finished = isinstance(item, MrpServeError) or item.finish_reason is not None
+                finished = _ends(item)
                 if isinstance(item, MrpServeError):
                     raise item
                 yield item
@@ -147,9 +151,9 @@ class EngineWorker:
         try:
             while (inbox := self._wait()) is not None:
                 self._take(inbox)
-                events = self._step() if self._engine.has_work else []
+                items = self._step() if self._engine.has_work else []
                 self._state = self._engine.state()
-                self._send([(event.request_id, event.error or event) for event in events])
+                self._send(items)
             self._fail(ReplicaStopping("the server is shutting down", retry_after=1.0))
         except Exception as error:  # noqa: BLE001 - anything unexpected is a failure of the whole engine
             _log.error("the engine stopped", extra={"exception": without_message(error)})
@@ -157,12 +161,15 @@ class EngineWorker:
                 self._failure = kind_and_place(error)
             self._fail(EngineFailed(f"the engine stopped: {self._failure}"))
 
-    def _step(self) -> list[BlockEvent]:
+    def _step(self) -> list[tuple[str, Item]]:
+        """One step of the engine: for each request its steps, then its events."""
         self._step_began = self._clock()
         try:
-            return self._engine.step()
+            events = self._engine.step()
         finally:
             self._step_began = None
+        steps: list[tuple[str, Item]] = [(one.request_id, one) for one in self._engine.progress]
+        return [*steps, *((event.request_id, event.error or event) for event in events)]
 
     def _wait(self) -> _Inbox | None:
         """The inbox, as soon as there is work. None when stopping."""
@@ -191,13 +198,12 @@ class EngineWorker:
             failed = list(self._streams)
         self._send([(request_id, copy(error)) for request_id in failed])  # raising an error extends its traceback
 
-    def _send(self, items: list[tuple[str, BlockEvent | MrpServeError]]) -> None:
+    def _send(self, items: list[tuple[str, Item]]) -> None:
         """Passes items to their streams, with one wake-up per event loop."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, BlockEvent | MrpServeError]]] = {}
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, Item]]] = {}
         with self._changed:
             for request_id, item in items:
-                ended = isinstance(item, MrpServeError) or item.finish_reason is not None
-                stream = self._streams.pop(request_id, None) if ended else self._streams.get(request_id)
+                stream = self._streams.pop(request_id, None) if _ends(item) else self._streams.get(request_id)
                 if stream is not None:
                     by_loop.setdefault(stream.loop, []).append((stream, item))
         for loop, pairs in by_loop.items():
@@ -207,6 +213,11 @@ class EngineWorker:
                 _log.debug("an event loop closed before its events came")
 
 
-def _put(pairs: list[tuple[_Stream, BlockEvent | MrpServeError]]) -> None:
+def _ends(item: Item) -> bool:
+    """Whether an item is the last one of its request."""
+    return not isinstance(item, BlockProgress) and (isinstance(item, MrpServeError) or item.finish_reason is not None)
+
+
+def _put(pairs: list[tuple[_Stream, Item]]) -> None:
     for stream, item in pairs:
         stream.queue.put_nowait(item)

@@ -22,7 +22,7 @@ from service.errors import (
     ReplicaStopping,
 )
 from service.gateway.backend import Backend
-from service.wire import Answer, Answering, Chunk, Ending, Failure, Resume, Work
+from service.wire import Answer, Answering, Chunk, Ending, Failure, Progress, Resume, Work
 
 #: the pause before the second attempt; it doubles for every further attempt, up to the longest
 _PAUSE_S = 0.05
@@ -56,7 +56,10 @@ class Failover:
                 await attempts.another(error)
 
     async def stream(self, work: Work) -> Answering:
-        """The answer block by block, every block once. Closing the stream ends the current attempt."""
+        """The answer block by block, every block once. Closing the stream ends the current attempt.
+
+        After a loss, the steps of an unfinished block come again.
+        """
         attempts = _Attempts(work, self._max_failovers, self._count)
         while True:
             try:
@@ -88,9 +91,9 @@ class _Attempts:
         self._sent: list[Chunk] = []
         self._made = self._lost = self._failed_engines = 0
 
-    def took(self, item: Chunk | Ending) -> None:
+    def took(self, item: Progress | Chunk | Ending) -> None:
         """Notes an item that is sent to the client. No other replica needs to send it."""
-        self.complete = isinstance(item, Ending) or item.ending is not None
+        self.complete = isinstance(item, Ending) or (isinstance(item, Chunk) and item.ending is not None)
         if isinstance(item, Chunk):
             self._sent.append(item)
 

@@ -32,6 +32,7 @@ from service.gateway.http.validation import parse_generate, parse_json, to_work
 from service.gateway.openai.errors import error_writer
 from service.gateway.openai.routes import Upstream, openai_router
 from service.gateway.placed import PlacedAnswers
+from service.gateway.playground.routes import playground_routes
 from service.gateway.request_log import LoggedAnswers, RequestLog, current_record
 from service.gateway.spans import telemetry
 from service.routing.affinity import HOW
@@ -104,6 +105,7 @@ class Ingress:
         openai = openai_router(Upstream(self._card, self._admit, answers.complete, answers.stream, count, limit))
         app.include_router(openai, dependencies=locked, tags=[OPENAI])
         app.include_router(self._operation())
+        app.router.routes.extend(playground_routes())
 
     def _operation(self) -> APIRouter:
         """The routes for operators. They need no API key."""

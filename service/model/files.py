@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from service.errors import CheckpointError
 from service.model.families import FAMILIES
 
-_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt")
+_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "README.md")
 
 
 def resolve(name: str | Path) -> Path:

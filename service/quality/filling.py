@@ -13,8 +13,8 @@ from service.decode.block import Pick, Step
 
 #: `prompt`: part of the prompt. `draft`: proposed, not verified yet. `new`: fixed in this moment. `old`: fixed before.
 State = Literal["prompt", "masked", "draft", "new", "old"]
-#: the network that proposed the token of a cell
-Source = Literal["backbone", "mrp"]
+#: who proposed the token of a cell: the backbone, a draft that was accepted, or MRP unverified; names of `states.json`
+Source = Literal["backbone", "accepted", "mrp"]
 #: the kinds of steps that read the backbone
 _BACKBONE = ("denoise", "verify")
 
@@ -96,11 +96,11 @@ class _Film:
         for step in steps:
             self._settle()
             if step.drafted:
-                self._write(number, step.drafted, "draft", len(step.drafted))
+                self._write(number, step.drafted, "draft", ("accepted", len(step.drafted)))
                 yield self.now()
             self._forwards += step.kind in _BACKBONE
             self._unmask(number, step)
-            self._write(number, step.revealed, "new", step.proposed)
+            self._write(number, step.revealed, "new", ("mrp" if step.kind == "mrp" else "accepted", step.proposed))
             yield self.now()
 
     def _settle(self) -> None:
@@ -116,12 +116,12 @@ class _Film:
             if cell.state == "draft" or position in step.revoked:
                 block[position] = Cell(when=cell.when)
 
-    def _write(self, number: int, picks: Sequence[Pick], state: State, by_mrp: int) -> None:
-        """Writes tokens into cells. The first `by_mrp` picks are drafts or MRP's own."""
+    def _write(self, number: int, picks: Sequence[Pick], state: State, proposed: tuple[Source, int]) -> None:
+        """Writes tokens into cells. `proposed`: who proposed the first picks, and their number."""
         block = self._blocks[number]
         for rank, (position, token, _) in enumerate(picks):
             if number * len(block) + position >= self._end:
                 continue
-            source: Source = "mrp" if rank < by_mrp else "backbone"
+            source: Source = proposed[0] if rank < proposed[1] else "backbone"
             when = block[position].when if state == "draft" else (*block[position].when, self._forwards)
             block[position] = Cell(state, self._text_of(token), source, when)

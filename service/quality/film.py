@@ -1,6 +1,6 @@
 """Pictures of decoding: a moving one of several answers beside each other, and a still of one answer.
 
-Needs Pillow, and matplotlib for its fonts and colours.
+Names and colours of the states are those of the playground (`states.json`). Needs Pillow, and matplotlib for its fonts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import matplotlib as mpl
 from PIL import Image, ImageDraw, ImageFont
 
 from service.quality.filling import Answer, Cell, Moment, at, moments
-from service.quality.style import series
+from service.quality.states import STATES
 
 #: pixels
 _CELL_WIDTH, _CELL_HEIGHT, _GAP, _EDGE, _TITLE = 58, 28, 2, 12, 30
@@ -25,16 +25,9 @@ _COLOURS_OF_A_FRAME = 48
 
 _PAPER, _INK, _FAINT = "#ffffff", "#1f2328", "#6e7781"
 _MASKED, _PROMPT, _OLD = "#ffffff", "#d8dee4", "#eef1f4"
-_LINE = "#c3cad1"
-#: blue and green of Okabe and Ito; the text on them is white
-_BY = {"backbone": series(0)["color"], "mrp": series(2)["color"]}
-_DRAFT = series(1)["color"]
+_LINE, _DRAFT = STATES["masked"].light, STATES["draft"].light
 
-LEGEND = (
-    (_BY["backbone"], "chosen by the backbone"),
-    (_DRAFT, "draft, to be verified"),
-    (_BY["mrp"], "accepted draft, or MRP's"),
-)
+LEGEND = tuple((STATES[name].light, STATES[name].label) for name in ("backbone", "draft", "accepted"))
 
 
 def animate(answers: Sequence[Answer], text_of: Callable[[int], str], prompt: str, path: Path) -> None:
@@ -123,7 +116,8 @@ def _cell(pen: ImageDraw.ImageDraw, at: tuple[int, int], cell: Cell, *, numbered
 def _looks(cell: Cell) -> tuple[str, str, str]:
     """Colours of the ground, the line around it and the text."""
     if cell.state == "new":
-        return _BY[cell.source], _BY[cell.source], _PAPER
+        colour = STATES[cell.source].light
+        return colour, colour, _PAPER
     if cell.state == "draft":
         return _MASKED, _DRAFT, _DRAFT
     return {"prompt": _PROMPT, "masked": _MASKED, "old": _OLD}[cell.state], _LINE, _INK

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
@@ -20,10 +19,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.rayserve.scaling import WANTED
 from service.settings import Settings
-from service.wire import Answer, Chunk, Ending, Failure, Snapshot, Status, Work
+from service.wire import Answer, Failure, Items, Snapshot, Status, Work
 
 if TYPE_CHECKING:
     from service.engine import Parts
+    from service.gateway.http.listener import Listener
     from service.replica.generator import Generator
 
 _log = logging.getLogger("ray.serve")
@@ -42,6 +42,7 @@ class GeneratorDeployment:
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it
         import torch
 
+        from service.engine.responsive import keep_responsive
         from service.model.options import pick_threads
         from service.replica.generator import load_generator
         from service.telemetry.logs import install_logs
@@ -49,13 +50,14 @@ class GeneratorDeployment:
         install_logs(settings)
         torch.set_num_threads(pick_threads(settings.torch_threads))
         self._generator = await asyncio.to_thread(load_generator, _replica_name(), settings, self.parts)
+        keep_responsive()
         self._watch = asyncio.create_task(_exit_when_failed(self._generator))
 
     async def complete(self, work: Work) -> Answer | Failure:
         """The whole answer."""
         return await self._generator.complete(work)
 
-    def stream(self, work: Work) -> AsyncGenerator[Chunk | Ending | Failure]:
+    def stream(self, work: Work) -> Items:
         """The answer block by block."""
         return self._generator.stream(work)
 
@@ -100,7 +102,8 @@ class LeavingNoticed:
 class IngressDeployment:
     """The HTTP front. Serve builds the application in every replica by `__serve_build_asgi_app__`."""
 
-    def __init__(self, settings: Settings, generator: DeploymentHandle[Any]) -> None:
+    async def __init__(self, settings: Settings, generator: DeploymentHandle[Any]) -> None:  # type: ignore[misc]
+        from service.gateway.http import listener
         from service.gateway.ingress import Ingress
         from service.rayserve.ray_backend import RayBackend
         from service.telemetry.logs import install_logs
@@ -120,6 +123,11 @@ class IngressDeployment:
             may_sleep=settings.num_replicas == 0,
         )
         self._ingress = Ingress(_replica_name(), settings, backend, start_tracing(settings), registry)
+        self._patience_s = settings.request_timeout_s
+        self._listener: Listener | None = None
+        if settings.listener == "ingress":
+            app = self._ingress.app(answers_request_id=True)
+            self._listener = await listener.Listener.start(app, settings.host, settings.port)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return LeavingNoticed(self._ingress.app(answers_request_id=False))
@@ -139,6 +147,10 @@ class IngressDeployment:
     async def cut(self) -> None:
         """Ends the requests in progress with an error."""
         self._ingress.draining.cut()
+
+    async def __del__(self) -> None:
+        if (listener := getattr(self, "_listener", None)) is not None:
+            await listener.close(self._patience_s)
 
 
 async def _exit_when_failed(generator: Generator) -> None:

@@ -54,6 +54,10 @@ class RayBackend:
         may_sleep: bool = False,
     ) -> None:
         self._generator = generator
+        # A handle for each method, made once: every `options` makes a handle. Ours are plain dataclasses.
+        plain: dict[str, Any] = {"request_serialization": "pickle", "response_serialization": "pickle"}
+        self._complete = generator.options(method_name="complete", **plain)
+        self._stream = generator.options(method_name="stream", stream=True, **plain)
         self._asked = asked
         self._ingress = ingress
         self._routed = routed
@@ -72,7 +76,7 @@ class RayBackend:
         """The whole answer. Cancelling the call cancels the replica's task."""
         with _errors(work):
             with reporting_to(self._routed):
-                response: Any = self._generator.complete.remote(work)
+                response: Any = self._complete.remote(work)
             try:
                 async with asyncio.timeout(_time_left(work)):
                     return cast(Answer | Failure, self._with_last_words(await response))
@@ -84,7 +88,7 @@ class RayBackend:
         """The answer block by block. Closing the stream cancels the replica's task."""
         with _errors(work):
             with reporting_to(self._routed):
-                items: Any = self._generator.options(stream=True).stream.remote(work)
+                items: Any = self._stream.remote(work)
             try:
                 async with asyncio.timeout(_time_left(work)):
                     item = await anext(items)

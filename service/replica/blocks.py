@@ -5,21 +5,22 @@ An answer that another replica has begun continues where that replica stopped.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from service.engine.request import BlockEvent, FinishReason, Stats
+from service.engine.request import BlockEvent, BlockProgress, FinishReason, Stats
 from service.replica.history import trace_steps
 from service.text.pieces import TokenPieces
 from service.text.stream import TextStream
-from service.wire import Chunk, Ending, Work
+from service.wire import Chunk, Ending, Progress, Work
 
 
 @dataclass(slots=True)
 class AnswerBlocks:
     """The answer to one `work`. `waited_s`: seconds from its arrival at the ingress to the engine.
 
-    `pieces`: names the tokens, None if the request does not need names. `stats`: the statistics so far, over all
-    replicas. `ending`: set by the last event.
+    `pieces`: names the tokens, None if the request does not need names. `text_of`: the text of a token id.
+    `stats`: the statistics so far, over all replicas. `ending`: set by the last event.
     """
 
     work: Work
@@ -27,6 +28,8 @@ class AnswerBlocks:
     waited_s: float
     text: TextStream
     pieces: TokenPieces | None
+    text_of: Callable[[int], str]
+    block_size: int
     stats: Stats = field(init=False)
     ending: Ending | None = field(init=False, default=None)
     _num_tokens: int = field(init=False)
@@ -54,6 +57,14 @@ class AnswerBlocks:
             return None
         named = () if self.pieces is None else self.pieces.push(token_ids)
         return Chunk(event.index, piece, token_ids, self.stats, trace, self.ending, named)
+
+    def progress(self, event: BlockProgress) -> Progress:
+        """New steps of a block. They change nothing of the answer."""
+        event = replace(event, index=event.index + self.work.resume.num_blocks)
+        picks = (pick for step in event.steps for pick in (*step.revealed, *step.drafted))
+        texts = {token: self.text_of(token) for token in {pick.token for pick in picks}}
+        held = 0 if event.index else self.prompt_tokens % self.block_size
+        return Progress(event.index, event.first, trace_steps(event), texts, held, self.waited_s + event.total_s)
 
     def _stats(self, stats: Stats) -> Stats:
         own, resume = stats.later_by(self.waited_s), self.work.resume

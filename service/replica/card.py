@@ -10,6 +10,7 @@ from service.engine import Engine
 from service.errors import SettingsError
 from service.model import Checkpoint
 from service.quality.presets import presets_of
+from service.replica.examples import examples_of
 from service.settings import Settings, places_of
 from service.wire import ModelCard
 
@@ -36,5 +37,7 @@ def make_card(settings: Settings, checkpoint: Checkpoint, engine: Engine, chat: 
         defaults={name: default_knobs(name, steps) for name in modes},
         chat=chat,
         quality=presets_of(checkpoint.path, config, settings.quality_file),
+        examples=examples_of(checkpoint.path),
         places=places_of(engine.max_running),
+        replica_places=places_of(engine.max_running),
     )

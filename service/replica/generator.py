@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 
 from service.constraints import Compiler
 from service.constraints.vocabulary import Vocabulary
-from service.engine import BlockEvent, Engine, EngineConfig, EngineWorker, GenerationRequest, Parts
+from service.engine import BlockEvent, BlockProgress, Engine, EngineConfig, EngineWorker, GenerationRequest, Parts
 from service.engine.sizing import Sizes, fit
 from service.errors import MrpServeError
 from service.model import Checkpoint, LoadOptions, load_checkpoint
@@ -31,7 +31,7 @@ from service.settings import Settings
 from service.telemetry.faults import unexpected_error
 from service.telemetry.tracing import Tracing, start_tracing
 from service.text import TextCodec
-from service.wire import Answer, Chunk, Ending, Failure, Snapshot, Status, Work, too_late
+from service.wire import Answer, Chunk, Ending, Failure, Items, Progress, Snapshot, Status, Work, too_late
 
 _log = logging.getLogger(__name__)
 
@@ -93,15 +93,18 @@ class Generator:
             async for item in items:
                 if isinstance(item, Failure):
                     return item
-                ending = item.ending if isinstance(item, Chunk) else item
                 if isinstance(item, Chunk):
                     chunks.append(item)
+                ending = item if isinstance(item, Ending) else getattr(item, "ending", None)
                 if ending is not None:
                     return _join(chunks, ending)
         raise AssertionError("a stream ended without an ending")
 
-    async def stream(self, work: Work) -> AsyncGenerator[Chunk | Ending | Failure]:
-        """The blocks of an answer and its ending. Closing the stream, or cancelling its task, aborts the request."""
+    async def stream(self, work: Work) -> Items:
+        """The blocks of an answer and its ending, and steps if the work asks for them.
+
+        Closing the stream, or cancelling its task, aborts the request.
+        """
         self._in_flight += 1
         try:
             async with aclosing(self._decode(work)) as items:
@@ -114,18 +117,22 @@ class Generator:
         finally:
             self._in_flight -= 1
 
-    async def _decode(self, work: Work) -> AsyncGenerator[Chunk | Ending]:
+    async def _decode(self, work: Work) -> AsyncGenerator[Progress | Chunk | Ending]:
         prompt = await self._encode(work)
         grammar = None if work.constraint is None else await self._compiler.compile(work.constraint)
         waited_s = work.arrived.waited_s()
         request = replace(self._request(work, prompt, waited_s), grammar=grammar)
         pieces = self._codec.pieces() if work.return_pieces else None
-        answer = AnswerBlocks(work, len(prompt), waited_s, self._codec.stream(work.stop), pieces)
+        text, size = self._codec.stream(work.stop), self._engine.model.block_size
+        answer = AnswerBlocks(work, len(prompt), waited_s, text, pieces, self._codec.name_of, size)
         chunk: Chunk | None = None
         traced: list[BlockEvent] = []
         try:
             async with aclosing(self._worker.generate(request)) as events:
                 async for event in events:
+                    if isinstance(event, BlockProgress):
+                        yield answer.progress(event)
+                        continue
                     if self._tracing:
                         traced.append(event)
                     chunk = answer.take(event)
@@ -180,6 +187,7 @@ class Generator:
             weight=work.weight,
             waited_s=waited_s,
             num_continued=len(sent),
+            report_steps=work.stream_steps,
         )
 
     # --- the replica -------------------------------------------------------------------------------
@@ -216,6 +224,7 @@ def _limits(settings: Settings, checkpoint: Checkpoint) -> EngineConfig:
         max_running=_number(settings.max_running),
         max_rows=_number(settings.max_rows),
         memory_utilization=settings.memory_utilization,
+        cuda_graphs=settings.cuda_graphs == "auto",
     )
     fitted = fit(asked, checkpoint.config, checkpoint.dtype.itemsize, memory_of(checkpoint.device))
     _log.info(
@@ -231,6 +240,7 @@ def _limits(settings: Settings, checkpoint: Checkpoint) -> EngineConfig:
         deterministic=settings.deterministic,
         attention=settings.attention,
         cuda_graphs=settings.cuda_graphs == "auto",
+        overlap=settings.overlap,
         draft_candidates=settings.draft_candidates,
         max_prefill_tokens=settings.max_prefill_tokens,
     )

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from service.decode.block import Pick, Step
-from service.engine.request import BlockEvent
+from service.engine.request import BlockEvent, BlockProgress
 
 
-def trace_steps(event: BlockEvent) -> tuple[Mapping[str, Any], ...]:
-    """The steps that decoded an event's block."""
+def trace_steps(event: BlockEvent | BlockProgress) -> tuple[Mapping[str, Any], ...]:
+    """The steps of an event's block."""
     return tuple(_step(event.index, step) for step in event.steps)
 
 

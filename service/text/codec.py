@@ -110,6 +110,10 @@ class TextCodec:
         """The text of ids, without control tokens."""
         return self._special.decode(list(ids), skip_special_tokens=True)
 
+    def name_of(self, token: int) -> str:
+        """The text of one token, of a control token its name. A part of a character is `\ufffd`."""
+        return self._special.decode([token], skip_special_tokens=False)
+
     def stream(self, stop: Sequence[str] = ()) -> TextStream:
         """A decoder for one answer that comes in pieces."""
         return TextStream(self._special, tuple(stop))

@@ -80,7 +80,7 @@ class Service:
         loop = asyncio.get_running_loop()
         made = Settings(**settings)
         self.doors = [AdmissionController(made, loop.time) for _ in range(made.num_ingresses)]
-        self.card: ModelCard = replace(CARD, places=places)
+        self.card: ModelCard = replace(CARD, places=places, replica_places=made.places)
         self.log = Log()
         self.capacity = places * pace
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from service.admission.controller import AdmissionController
 from service.admission.demand import FEWEST, Demand, Load
+from service.settings import Settings
 from tests.clock import Clock
+from tests.gateway.doubles import CARD
 
 
 def load(in_hand: int = 0, placed: int = 0, waiting: float = 0.0, rate: float | None = 2.0) -> Load:
@@ -58,3 +63,12 @@ def test_full_replicas_before_which_somebody_waits_want_another_one(demand: Dema
     """This holds however short the queue is. The decoding rate does not show how many replicas are needed."""
     assert demand.wanted(load(11, 10, 16), 1.0) == pytest.approx(1.25)
     assert demand.wanted(load(36, 30, 60), 1.0) == pytest.approx(3.75)
+
+
+def test_replicas_count_with_the_places_that_their_card_names() -> None:
+    """With `max_running: auto` a replica may have fewer places than the settings allow."""
+    door = AdmissionController(Settings(), lambda: 0.0)
+    most = door._demand.places
+    assert most == Settings().places
+    door.serves(replace(CARD, places=24, replica_places=8))  # of three replicas
+    assert door._demand.places == 8 < most

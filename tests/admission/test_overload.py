@@ -44,8 +44,14 @@ def threefold(lengths: str, max_waiting: int = 100_000) -> tuple[Service, Log]:
     return run(overload(LENGTHS[lengths], obeys=True, max_waiting=max_waiting))
 
 
-@pytest.mark.parametrize("lengths", LENGTHS)
-@pytest.mark.parametrize("max_waiting", [100_000, 50], ids=["by work", "by count"])
+@pytest.mark.parametrize(
+    ("lengths", "max_waiting"),
+    [
+        *(pytest.param(lengths, 100_000, id=f"by work-{lengths}") for lengths in LENGTHS),
+        pytest.param("mixed", 50, id="by count-mixed"),
+        *(pytest.param(name, 50, id=f"by count-{name}", marks=pytest.mark.slow) for name in ("alike", "early")),
+    ],
+)
 class TestThreefold:
     def test_those_who_obey_get_in(self, lengths: str, max_waiting: int) -> None:
         service, log = threefold(lengths, max_waiting)

@@ -162,5 +162,5 @@ class TestGrid:
             plan.check(2)
 
     def test_a_mode_without_a_line_is_tried_at_its_defaults(self, monkeypatch):
-        monkeypatch.setattr("service.bench.grid.GRID", {})
+        monkeypatch.setattr("service.bench.grid.CALIBRATED", {})
         assert set(grid(16, has_mrp=True)) == {params() for params in MODES.values()}

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from service.bench.evaluation import Plan, Task, default_plans, evaluate
+from service.bench.evaluation import Plan, Task, evaluate
+from service.bench.grid import default_plans
 from service.decode.modes import MODES, Dynamic, Speculative, Static
 from service.engine import Engine, SamplingParams
 from service.model import LoadOptions, load_checkpoint

@@ -13,7 +13,7 @@ from service.bench.gpu.__main__ import main
 from service.bench.gpu.extent import Extent
 from service.bench.gpu.peers import measure_peers
 from service.bench.gpu.rows import Rows
-from service.bench.gpu.speed import PLANS, measure_speed
+from service.bench.gpu.speed import PLANS, VARIANTS, measure_speed
 from service.bench.shapes import SHAPES, Shape
 
 CPU = torch.device("cpu")
@@ -52,7 +52,8 @@ def test_speed_has_a_row_for_every_step_and_plan(tmp_path: Path, monkeypatch: py
     with Rows(tmp_path / "rows", CPU, 600) as written:
         measure_speed(written, CPU, torch.float32, SMALL)
     rows = read(tmp_path / "rows")
-    assert [row["what"] for row in rows] == ["rates", "step", "step", "plan", "plan"]
+    assert [row["what"] for row in rows] == ["rates", *["step"] * 2, *["plan"] * 2, *["variant"] * 6]
+    assert [row["variant"] for row in rows[5::2]] == list(VARIANTS)
     plans = [row for row in rows if row["what"] == "plan"]
     assert plans[0]["times_static"] == 1
     assert 0 < plans[0]["tokens_per_forward"] <= 1

@@ -50,7 +50,7 @@ def test_bad_options_say_what_is_allowed(run, capsys, option, value, message):
     assert message in capsys.readouterr().err
 
 
-MEASURING = "eval calibrate quality bench forward loads determinism"
+MEASURING = "eval calibrate quality bench forward loads host determinism"
 COMMANDS = f"serve generate {MEASURING} inflate check key train-mrp animate reference"
 
 

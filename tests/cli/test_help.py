@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from service.bench.evaluation import default_plans
+from service.bench.grid import default_plans
 from service.cli import calibrate, generate, loads
 from service.decode.knobs import knobs_in
 from service.decode.modes import KNOBS, MODES

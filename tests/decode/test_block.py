@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 
 from service.decode.block import MASKED, Block, Pick, Step
@@ -34,7 +32,7 @@ def test_reveal_and_mask_give_new_blocks() -> None:
 
 
 def test_blocks_are_frozen_and_hashable() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         Block((1,)).tokens = (2,)  # type: ignore[misc]
     assert len({Block((1, M)), Block((1, M)), Block((1, 2))}) == 2
 

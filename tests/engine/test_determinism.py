@@ -76,7 +76,7 @@ def num_differing(left: dict, right: dict) -> int:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, len(SHAPES) - 1), st.integers(0, 2**32), st.integers(0, 30), st.integers(1, 8))
 def test_hidden_states_and_picks_are_equal_to_the_bit_alone_and_in_any_batch(
     dtype: torch.dtype, shape: int, seed: int, more_rows: int, max_running: int
@@ -126,7 +126,7 @@ def test_it_computes_what_the_reference_does() -> None:
 @pytest.mark.parametrize("name", GOLDEN_NAMES)
 def test_in_bfloat16_a_request_does_not_depend_on_its_batch(name: str) -> None:
     checkpoint = golden(name, torch.bfloat16)
-    requests = random_requests(random.Random(13), checkpoint, 16, longest=40)
+    requests = random_requests(random.Random(13), checkpoint, 10, longest=32)
     engine = Engine(checkpoint, EngineConfig(deterministic=True))
     together = [done.token_ids for done in engine.generate(requests)]
     assert [engine.generate([one])[0].token_ids for one in requests] == together
@@ -137,9 +137,9 @@ def test_in_bfloat16_speculative_is_static(name: str) -> None:
     """540 requests were counted without the switch, and 8 differed."""
     checkpoint = golden(name, torch.bfloat16)
     engine = Engine(checkpoint, EngineConfig(deterministic=True), parts=Parts(costs=FAIR))
-    for temperature in (0.0, 0.7, 1.2):
-        requests = pairs(21, checkpoint, temperature, 12)
-        assert_pairs(requests, engine.generate(requests), 12)
+    for temperature in (0.0, 1.2):
+        requests = pairs(21, checkpoint, temperature, 8)
+        assert_pairs(requests, engine.generate(requests), 8)
 
 
 @pytest.mark.slow
@@ -157,7 +157,7 @@ def test_in_bfloat16_speculative_is_static_for_hundreds_of_requests(name: str, t
 @pytest.mark.parametrize("name", GOLDEN_NAMES)
 def test_the_prefix_cache_changes_no_bit(name: str, dtype: torch.dtype) -> None:
     checkpoint, rng = golden(name, dtype), random.Random(5)
-    requests = random_requests(rng, checkpoint, 10, longest=40)
+    requests = random_requests(rng, checkpoint, 6, longest=32)
     for one in tuple(requests):  # the same prompt, and a seed of its own: readings are told apart by it
         sampling = replace(one.sampling, seed=one.sampling.seed ^ 1)
         requests.append(replace(one, request_id=f"{one.request_id} beside", params=Static(), sampling=sampling))

@@ -168,7 +168,7 @@ def test_a_pass_waits_for_the_device_once(execution):
     ]
     readings = runner.evaluate(rows)
     anchored = [
-        replace(row, anchor=reading.handle, candidates=reading.candidates)
+        row._replace(anchor=reading.handle, candidates=reading.candidates)
         for row, reading in zip(rows, readings, strict=True)
     ]
     for _ in range(2):

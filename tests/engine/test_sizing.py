@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from service.bench.shapes import SHAPES, shape_named
 from service.demo import CHECKPOINT
-from service.engine.sizing import Sizes, fit, forward_bytes, page_bytes
+from service.engine.sizing import Sizes, fit, forward_bytes, graph_bytes, page_bytes
 from service.errors import SettingsError
 from service.model import parse_config, read_config
 from service.model.attention import PagedCache
@@ -117,12 +117,20 @@ def test_whatever_fits_is_within_the_budget(shape, kind, total, share, utilizati
     assert more.kv_cache_tokens >= found.kv_cache_tokens or more.max_rows > found.max_rows
 
 
-def test_the_sizes_of_pages_and_logits_are_those_of_cache_and_runner():
-    from service.engine import sizing
-    from service.engine.forward import runner
-
+def test_the_sizes_of_pages_are_those_of_the_cache():
     assert page_bytes(DEMO, 2) == PagedCache.bytes_per_page(DEMO, torch.bfloat16)
     cache = PagedCache(DEMO, 100, torch.device("cpu"), torch.float32)
     assert cache.keys.nbytes + cache.values.nbytes == (100 + NUM_SPARE) * page_bytes(DEMO, 4)
-    assert (sizing._LOGITS, sizing._SAMPLED_LOGITS) == (runner._MAX_LOGITS, runner._MAX_SAMPLED_LOGITS)
     assert forward_bytes(model("sdar-8b"), 10**6, 2) > forward_bytes(model("sdar-8b"), 10, 2)
+
+
+def test_graphs_take_memory_where_there_are_any():
+    config, memory = model("sdar-1.7b"), gpu(24, 4.1)
+    captured, eager = (fit(Sizes(cuda_graphs=graphs), config, 2, memory) for graphs in (True, False))
+    more = graph_bytes(config, captured.max_rows, 2)
+    assert captured.forward_bytes - eager.forward_bytes == more
+    assert 0.1 * GIB < more < 2 * GIB
+    assert captured.kv_cache_tokens < eager.kv_cache_tokens
+    assert graph_bytes(replace(config, mrp=None), 512, 2) < graph_bytes(config, 512, 2)
+    on_cpu = DeviceMemory("cpu", 20 * GIB, 24 * GIB)
+    assert fit(Sizes(cuda_graphs=True), DEMO, 4, on_cpu) == fit(Sizes(cuda_graphs=False), DEMO, 4, on_cpu)

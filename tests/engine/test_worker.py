@@ -103,7 +103,7 @@ async def test_requests_are_decoded_together(start: Callable) -> None:
     worker, engine = start(observer=heard)
     gate = Gate(engine)
     tasks = [asyncio.ensure_future(collect(worker.generate(request(str(n), PROMPT)))) for n in range(6)]
-    await asyncio.sleep(0.05)
+    await gate.holds(worker)
     gate.open.set()
     await asyncio.gather(*tasks)
     assert max(report.state.num_running for report in heard.reports) >= 5
@@ -145,7 +145,7 @@ class TestLeaving:
         worker, engine = start()
         gate = Gate(engine)
         task = asyncio.ensure_future(collect(worker.generate(request("x", PROMPT, tokens=LONG))))
-        await asyncio.sleep(0.02)
+        await gate.holds(worker)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -168,7 +168,7 @@ class TestLeaving:
         worker, engine = start()
         gate = Gate(engine)
         first = asyncio.ensure_future(collect(worker.generate(request("x", PROMPT, tokens=LONG))))
-        await asyncio.sleep(0.02)
+        await gate.holds(worker)
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
         with pytest.raises(InvalidRequest, match="request id 'x' is in use"):
@@ -216,7 +216,7 @@ class TestRefusals:
         tasks = [asyncio.ensure_future(collect(worker.generate(request(next(names), PROMPT))))]
         await gate.holds(worker)
         tasks += [asyncio.ensure_future(collect(worker.generate(request(next(names), PROMPT)))) for _ in range(3)]
-        await asyncio.sleep(0.05)
+        await eventually(lambda: len(worker._inbox.submitted) == 3)
         with pytest.raises(QueueFull, match="3 requests are waiting, allowed are 3") as caught:
             await collect(worker.generate(request(next(names), PROMPT)))
         assert caught.value.retry_after is not None
@@ -250,7 +250,7 @@ class TestRefusals:
         worker, engine = start()
         gate = Gate(engine)
         task = asyncio.ensure_future(collect(worker.generate(request("x", PROMPT))))
-        await asyncio.sleep(0.02)
+        await gate.holds(worker)
         with pytest.raises(InvalidRequest, match="request id 'x' is in use"):
             await collect(worker.generate(request("x", PROMPT)))
         gate.open.set()
@@ -269,7 +269,7 @@ class TestFailure:
             raise RuntimeError(f"cannot decode {MARK}")
 
         tasks = [asyncio.ensure_future(collect(worker.generate(request(str(n), PROMPT)))) for n in range(3)]
-        await asyncio.sleep(0.05)
+        await gate.holds(worker)
         assert worker.failure is None
         gate._step = explode
         gate.open.set()
@@ -289,7 +289,7 @@ class TestFailure:
         worker, engine = start()
         gate = Gate(engine)
         task = asyncio.ensure_future(collect(worker.generate(request("x", PROMPT))))
-        await asyncio.sleep(0.02)
+        await gate.holds(worker)
         gate._step = lambda: 1 // 0  # type: ignore[assignment, return-value]
         task.cancel()
         gate.open.set()
@@ -383,7 +383,7 @@ class TestStopping:
         ]
         await gate.holds(worker)
         stopping = asyncio.get_running_loop().run_in_executor(None, worker.stop)
-        await asyncio.sleep(0.02)
+        await eventually(lambda: worker._stopping)
         with pytest.raises(ReplicaStopping, match="shutting down"):
             await collect(worker.generate(request("late", PROMPT)))
         gate.open.set()

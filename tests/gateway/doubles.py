@@ -100,6 +100,7 @@ CARD = ModelCard(
     chat=True,
     quality=Presets({"lossless": Plan(mode="static")}, missing="none was made"),
     places=64,
+    replica_places=64,
 )
 STATS = Stats(Forwards(denoise=1), decoded_tokens=1, first_block_s=0.001, total_s=0.001)
 

@@ -3,12 +3,18 @@
 import argparse
 import itertools
 import json
+import os
 from types import SimpleNamespace
 
 import pytest
 
-from loadtest import overhead
-from loadtest.overhead import Alone, Lone, conclude, workload
+from loadtest.overhead import alone as engine_alone
+from loadtest.overhead import cpu, plain
+from loadtest.overhead.__main__ import Found, conclude, workload
+from loadtest.overhead.alone import Alone
+from loadtest.overhead.cpu import PARTS, Spent
+from loadtest.overhead.lone import Lone, live
+from loadtest.overhead.picture import draw
 from service.engine import Engine
 
 ARGUMENTS = argparse.Namespace(
@@ -31,8 +37,8 @@ def test_the_engine_alone_takes_the_bodies_of_requests(alone, monkeypatch):
         return step(engine)
 
     monkeypatch.setattr(Engine, "step", counted)
-    monkeypatch.setattr(overhead, "_WARM_S", 0.2)
-    monkeypatch.setattr(overhead, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(engine_alone, "WARM_S", 0.2)
+    monkeypatch.setattr(engine_alone, "time", SimpleNamespace(perf_counter=lambda: now))
     static = argparse.Namespace(**{**vars(ARGUMENTS), "mode": "static"})
     bodies = (workload(static, 16).request(number).body for number in itertools.count())
     # all but what of blocks lies across the two ends of the second
@@ -43,10 +49,32 @@ def test_the_engine_alone_takes_the_bodies_of_requests(alone, monkeypatch):
 
 @pytest.mark.parametrize(
     ("http", "lone_s", "broken"),
-    [(95.0, 0.012, 0), (85.0, 0.012, 1), (95.0, 0.014, 1), (85.0, 0.014, 2)],
+    [(95.0, 0.012, 0), (85.0, 0.012, 2), (95.0, 0.014, 1), (85.0, 0.014, 3)],
 )
 def test_limits_decide(capsys, http, lone_s, broken):
-    status = conclude(ARGUMENTS, [(100.0, http)] * 3, [Lone(0.010, lone_s, 0.011)] * 5)
+    rates = {kind: [(100.0, http)] * 3 for kind in ("whole", "stream")}
+    found = Found(rates, [Lone(0.010, lone_s, 0.011)] * 5, [[0.003] * 5, [0.001] * 5])
+    status = conclude(ARGUMENTS, found)
     said = json.loads(capsys.readouterr().out)
     assert (status, len(said["broken"])) == (int(broken > 0), broken)
-    assert (said["ratio"], said["lone_more_ms"]) == (http / 100, round(1000 * (lone_s - 0.010), 2))
+    assert (said["ratio_whole"], said["ratio_stream"]) == (http / 100, http / 100)
+    assert said["lone_more_p50_ms"] == pytest.approx(1000 * (lone_s - 0.010))
+    assert said["live_ratio"] == 3.0
+
+
+def test_a_plain_server_answers():
+    with plain.running() as url:
+        [first, second] = live([url, url], 10)
+    assert len(first) == len(second) == 9
+    assert min(first + second) > 0
+
+
+def test_the_time_of_a_thread_is_counted():
+    burn = sum(number for number in range(10**6))
+    assert burn > 0
+    assert cpu._threads(os.getpid())[os.getpid()] > 0
+
+
+def test_a_picture_has_a_bar_for_each_kind(tmp_path):
+    draw({kind: Spent(9.0, dict.fromkeys(PARTS, 1.5)) for kind in ("whole", "stream")}, tmp_path / "cpu.png")
+    assert (tmp_path / "cpu.png").read_bytes().startswith(b"\x89PNG")

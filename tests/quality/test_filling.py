@@ -38,7 +38,7 @@ def test_every_step_is_a_moment_and_drafts_are_one_before() -> None:
 
 def test_a_cell_knows_who_proposed_its_token_and_when_it_was_fixed() -> None:
     first, second = moments(ANSWER, str)[-1].blocks
-    assert [cell.source for cell in first[1:]] == ["backbone", "mrp", "backbone"]
+    assert [cell.source for cell in first[1:]] == ["backbone", "accepted", "backbone"]
     assert [cell.when for cell in first[1:]] == [(1,), (2,), (2,)]
     assert second[2] == Cell("new", "29", "backbone", (3, 4))
 

@@ -62,10 +62,10 @@ class Handle:
 
     def __init__(self, *items: Any, control: Callable[[str], list[Any]] = lambda method: []) -> None:
         self.response, self._control, self.calls = Response(items), control, 0
-        self.complete = self.stream = SimpleNamespace(remote=lambda sent: self.response)
 
-    def options(self, *, stream: bool) -> Handle:
-        return self
+    def options(self, *, method_name: str, **_: Any) -> Any:
+        assert method_name in {"complete", "stream"}
+        return SimpleNamespace(remote=lambda sent: self.response)
 
     def broadcast(self, method: str) -> Any:
         self.calls += 1

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from service.decode.modes import MODES
 from service.telemetry.metrics import METRICS
+from tests.service.processes import command, descendants
 from tests.service.reading import events, eventually
 from tests.service.running import GOLDEN
 
@@ -107,6 +108,12 @@ def test_health_models_and_docs(client, service):
     assert "/generate" in client.get("/openapi.json").json()["paths"]
     assert "/docs/static/swagger-ui-bundle.js" in client.get("/docs").text
     assert "javascript" in client.get("/docs/static/swagger-ui-bundle.js").headers["content-type"]
+
+
+def test_no_proxy_runs_before_the_only_ingress(client, service):
+    running = [command(process) for process in descendants(service.process.pid)]
+    assert [title for title in running if "ServeReplica:mrp:Ingress" in title]
+    assert not [title for title in running if "ProxyActor" in title]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Layout, trajectories and losses on tiny random models; one stage of the recipe; the saved checkpoint."""
 
 import json
+from itertools import islice
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from training.demo import tokenizer as tok
 from training.demo.backbone import backbone_loss, complementary_masks, new_backbone
 from training.demo.batches import Batches
 from training.demo.recipe import RecipeConfig, Stage, export, run, shape
+from training.demo.text import library_files
 from training.layout import Layout
 from training.losses import Weights, divergence, order_divergence
 from training.module import new_mrp
@@ -158,6 +160,9 @@ def test_a_perfect_drafter_yields_all_drafts_and_none_at_least_one(backbone, bat
 
 def test_the_recipe_writes_a_checkpoint_that_loads(tmp_path, monkeypatch):
     monkeypatch.setattr("training.demo.recipe.HIDDEN", {"hidden_size": 32, "head_dim": 16, "intermediate_size": 32})
+    monkeypatch.setattr(
+        "training.demo.recipe.library_files", lambda *, heldout: islice(library_files(heldout=heldout), 40)
+    )
     run(RecipeConfig(tmp_path, minutes=0.02, seed=0))
     loaded = load_checkpoint(tmp_path / "demo")
     assert loaded.mrp is not None

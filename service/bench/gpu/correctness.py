@@ -50,7 +50,7 @@ def check_device(rows: Rows, device: torch.device, golden: Path, requests: int) 
 
 def _checks(device: torch.device, golden: Path, requests: int) -> Iterator[tuple[str, Check]]:
     for config in _backends(device):
-        label = f"{config.attention}, graphs {config.cuda_graphs}"
+        label = f"{config.attention}, graphs {config.cuda_graphs}, overlap {config.overlap}"
         for folder in sorted(golden.glob("sdar-*")):
             yield f"golden {folder.name} float32, {label}", partial(_golden, folder, device, config)
         for deterministic in (False, True):
@@ -62,9 +62,10 @@ def _checks(device: torch.device, golden: Path, requests: int) -> Iterator[tuple
 
 
 def _backends(device: torch.device) -> list[EngineConfig]:
-    found = [EngineConfig(attention="eager", cuda_graphs=False)]
+    found = [EngineConfig(attention="eager", cuda_graphs=False, overlap="off")]
     if has_triton(device):
-        found += [EngineConfig(attention="triton", cuda_graphs=on) for on in (False, True)]
+        found += [EngineConfig(attention="triton", cuda_graphs=on, overlap="off") for on in (False, True)]
+        found.append(EngineConfig(attention="triton", overlap="on"))
     return found
 
 

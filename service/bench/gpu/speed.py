@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 import torch
@@ -18,6 +18,7 @@ from service.bench.steps import Platform, step_times
 from service.decode.modes import Direct, Dynamic, Remask, Sequential, Speculative, Static
 from service.decode.params import ModeParams
 from service.demo import CHECKPOINT, heldout_problems
+from service.engine import EngineConfig
 from service.model import Checkpoint, LoadOptions
 from service.text import TextCodec
 
@@ -35,9 +36,17 @@ PLANS: tuple[ModeParams, ...] = (
     Direct(2),
 )
 
+#: how engines may work beside their defaults, and the plans for which that is measured
+VARIANTS = {
+    "overlap on": EngineConfig(overlap="on"),
+    "overlap off": EngineConfig(overlap="off"),
+    "overlap off, graphs off": EngineConfig(overlap="off", cuda_graphs=False),
+}
+VARIED: tuple[ModeParams, ...] = (Static(), Speculative(1, 4))
+
 
 def measure_speed(rows: Rows, device: torch.device, dtype: torch.dtype, extent: Extent) -> None:
-    """Small shapes first. A row for each step, and one for each plan at each load."""
+    """Small shapes first. A row for each step, for each plan at each load, and for each variant at the highest load."""
     rates = measure_rates(device, dtype)
     rows.write("rates", **asdict(rates))
     for shape in extent.shapes:
@@ -49,13 +58,24 @@ def measure_speed(rows: Rows, device: torch.device, dtype: torch.dtype, extent: 
         for concurrency in extent.concurrencies:
             if rows.over(f"{shape}, {concurrency} together"):
                 break
-            for row in _loads(checkpoint, concurrency, extent):
+            for row in _loads(checkpoint, concurrency, extent, PLANS):
                 rows.write("plan", shape=shape, **row)
+        for name, config in VARIANTS.items():
+            if rows.over(f"{shape}, {name}"):
+                break
+            for row in _loads(checkpoint, max(extent.concurrencies), extent, VARIED, config):
+                rows.write("variant", shape=shape, variant=name, **row)
 
 
-def _loads(checkpoint: Checkpoint, concurrency: int, extent: Extent) -> Iterator[dict[str, object]]:
+def _loads(
+    checkpoint: Checkpoint,
+    concurrency: int,
+    extent: Extent,
+    params: Sequence[ModeParams],
+    config: EngineConfig | None = None,
+) -> Iterator[dict[str, object]]:
     workload = Workload(_prompts(), fewest=2 * concurrency, new_tokens=extent.new_tokens)
-    for plans in compare_at_loads(checkpoint, workload, PLANS, Rounds((concurrency,), extent.rounds)):
+    for plans in compare_at_loads(checkpoint, workload, params, Rounds((concurrency,), extent.rounds), config):
         for plan in plans:
             yield _row(plan, plans[0])
 

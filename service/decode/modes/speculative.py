@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 from service.decode.block import Block, Pick, Step
 from service.decode.canvas import Canvas
 from service.decode.draft_budget import DraftBudget
-from service.decode.drafting import Draft, Drafting, Drafts, chain, tree
+from service.decode.drafting import Drafting, Drafts, chain
 from service.decode.knobs import AUTO, ENTROPY_BOUND, THRESHOLD, TOKENS_PER_STEP, Knob, knob, knobs_in
 from service.decode.modes.dynamic import Dynamic
 from service.decode.modes.entropy import Entropy
@@ -27,6 +27,7 @@ from service.decode.modes.static import Static
 from service.decode.params import ModeParams, RuleParams
 from service.decode.policy import Decoding, Evaluate, Reading
 from service.decode.rules import Rule
+from service.decode.tree import tree
 from service.errors import InvalidRequest
 
 #: the modes whose output can be verified, by name
@@ -124,8 +125,10 @@ class Speculative(ModeParams):
         canvas.reveal("denoise", canvas.choose(rule, reading, canvas.block))
         while not canvas.block.complete:
             drafts = yield from _draft(canvas, reading, self, rule)
-            states = (canvas.block, *(state for state in drafts if not canvas.ends(state)))
-            readings = yield Evaluate(states)
+            states = [canvas.block, *drafts]
+            while len(states) > 1 and canvas.ends(states[-1]):  # the last ones of a chain; none of a tree does
+                states.pop()
+            readings = yield Evaluate(tuple(states))
             reading = _walk(canvas, dict(zip(states, readings, strict=True)), drafts, rule)
 
 
@@ -145,26 +148,22 @@ def _has_one_reading(canvas: Canvas) -> bool:
 
 def _walk(canvas: Canvas, readings: Mapping[Block, Reading], drafts: Drafts, rule: Rule) -> Reading:
     """Applies the rule from state to state, up to the first state that was not read. Returns the last reading."""
-    if not drafts:
-        reading = readings[canvas.block]
-        canvas.reveal("verify", canvas.choose(rule, reading, canvas.block))
-        return reading
-    block, met, revealed = canvas.block, dict[Block, Draft](), list[Pick]()
-    while True:
+    block, revealed = canvas.block, list[Pick]()
+    met: dict[Block, tuple[Pick, ...]] = {}
+    while block in readings:
         reading = readings[block]
         picks = canvas.choose(rule, reading, block)
         revealed += picks
         block = canvas.after(block, picks)
         if block in drafts:
-            met[block] = Draft(picks)
-        if block not in readings:
-            drafted = _flat({**met, **{state: drafts[state] for state in drafts if state not in met}})
-            promises = tuple(
-                (draft.promise, len(met[state].picks) if state in met else 0) for state, draft in drafts.items()
-            )
-            canvas.record(Step("verify", tuple(revealed), (), drafted, len(_flat(met)), promises), block)
-            return reading
+            met[block] = picks
+    canvas.record(_verified(revealed, drafts, met), block)
+    return reading
 
 
-def _flat(drafts: Drafts) -> tuple[Pick, ...]:
-    return tuple(pick for draft in drafts.values() for pick in draft.picks)
+def _verified(revealed: list[Pick], drafts: Drafts, met: Mapping[Block, tuple[Pick, ...]]) -> Step:
+    """The record of a walk. `met`: the drafts that it passed through, with the picks that led there."""
+    accepted = [pick for picks in met.values() for pick in picks]
+    refused = [pick for state, draft in drafts.items() if state not in met for pick in draft.picks]
+    promises = [(draft.promise, len(met.get(state, ()))) for state, draft in drafts.items()]
+    return Step("verify", tuple(revealed), (), (*accepted, *refused), len(accepted), tuple(promises))

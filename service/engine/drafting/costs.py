@@ -15,9 +15,9 @@ from functools import partial
 from service.decode.block import MASKED, Block
 from service.decode.canvas import Canvas
 from service.decode.draft_budget import DraftBudget
-from service.decode.drafting import tree
 from service.decode.policy import Reading
 from service.decode.rules import MostConfident
+from service.decode.tree import tree
 from service.engine.forward.memory import FittingForward
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import RowRunner
@@ -114,13 +114,13 @@ def measure(
     runner may be measured between steps, since the rows only read pages.
     """
     counts = [1 << power for power in range(max_rows.bit_length()) if 1 << power < max_rows] + [max_rows]
-    row = replace(_row(runner, _PREFIX), drafts=has_mrp)
+    row = _row(runner, _PREFIX)._replace(drafts=has_mrp)
     (reading,) = runner.evaluate([row])
     backbone = _fastest(lambda rows: partial(FittingForward().read, runner.evaluate, _apart(row, rows)), counts, clock)
     draft, page = _drafting(row.state, reading, clock), _reading(runner, clock)
     if not has_mrp:
         return StepCosts(backbone, None, draft, page, row.index)
-    anchored = replace(row, anchor=reading.handle, candidates=reading.candidates)
+    anchored = row._replace(anchor=reading.handle, candidates=reading.candidates)
     mrp = _fastest(lambda rows: partial(FittingForward().read, runner.refine, _apart(anchored, rows)), counts, clock)
     return StepCosts(backbone, mrp, draft, page, row.index)
 
@@ -135,7 +135,7 @@ def _row(runner: RowRunner, prefix: int) -> Row:
 
 def _apart(row: Row, count: int) -> list[Row]:
     """Rows of `count` different sequences."""
-    return [replace(row, pages=[*row.pages]) for _ in range(count)]
+    return [row._replace(pages=[*row.pages]) for _ in range(count)]
 
 
 def _reading(runner: RowRunner, clock: Callable[[], float]) -> float:

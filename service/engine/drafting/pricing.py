@@ -35,12 +35,11 @@ class Pricing:
     def __init__(self, costs: Callable[[], StepCosts], max_rows: int) -> None:
         self._measure, self._max_rows = costs, max_rows
         self._costs: StepCosts | None = None
-        self._running = 1
         self._rows = _Mean(1.0)
         self._tokens = _Mean(1.0)
         self._mrp = _Mean(0.0)
         self._pages = _Mean(0.0)
-        self._step = _Step()
+        self.work = StepWork()
         self._slope: tuple[float, float] | None = None
         self._mrp_choice = MrpChoice()
         self._kinds: dict[_Kind, Reliability] = {}
@@ -56,7 +55,7 @@ class Pricing:
         if not leaves_drafts_open(params):
             return None
         costs = self.costs().behind(self._pages.value)
-        return self._mrp_choice.best(costs, self._running + 1, self._most_states(self._running + 1))
+        return self._mrp_choice.best(costs, self.work.running + 1, self._most_states(self.work.running + 1))
 
     def open(self, request: GenerationRequest, mrp_steps: int | None) -> Account:
         """The account of a request that begins. `mrp_steps`: the result of the method `mrp_steps`."""
@@ -70,9 +69,12 @@ class Pricing:
         return DraftingAccount(self, self._mrp_choice, self._kinds.setdefault(kind, Reliability()), mrp_steps)
 
     def begin(self, running: int) -> None:
-        """Notes the begin of a step with `running` requests."""
-        self._running = max(1, running)
-        self._slope = None
+        """Notes the begin of a step of `running` requests."""
+        self.resume(StepWork(max(1, running)))
+
+    def resume(self, work: StepWork) -> None:
+        """Goes on with a step that has begun. Steps of two halves of the requests alternate."""
+        self.work, self._slope = work, None
 
     def note(self, rows: int, tokens: int, pages: int = 0) -> None:
         """Counts the work of one request in this step.
@@ -80,7 +82,7 @@ class Pricing:
         `rows`: its states that the backbone read (0: MRP read one). `tokens`: its revealed tokens. `pages`: the pages
         that each of its states reads.
         """
-        step = self._step
+        step = self.work
         step.requests += bool(rows)
         step.rows += rows
         step.tokens += tokens
@@ -88,7 +90,7 @@ class Pricing:
 
     def end(self, refined: Iterable[int]) -> None:
         """Notes the end of the step. `refined`: the rows of each of its MRP forwards."""
-        step, self._step = self._step, _Step()
+        step, self.work = self.work, StepWork(self.work.running)
         if not step.requests:
             return
         self._rows.add(step.rows / step.requests)
@@ -102,21 +104,26 @@ class Pricing:
         """The price, in tokens, of one more row that reads `pages` pages."""
         costs = self.costs()
         if self._slope is None:
-            running = self._running
+            running = self.work.running
             rows = running * self._rows.value
-            reading = rows * costs.reading(self._pages.value)
-            seconds = (costs.backbone.at(rows) + reading) * (1 + self._mrp.value)
+            seconds = self.forwards_of(running)
             low = max(running, rows - running / 2)
             slope = costs.backbone.slope(low, rows + running / 2) + costs.draft
             self._slope = slope, running * self._tokens.value / seconds
         slope, rate = self._slope
         return (slope + costs.reading(pages)) * rate
 
+    def forwards_of(self, running: int) -> float:
+        """The time of the forwards of a step of so many requests."""
+        costs, rows = self.costs(), running * self._rows.value
+        reading = rows * costs.reading(self._pages.value)
+        return (costs.backbone.at(rows) + reading) * (1 + self._mrp.value)
+
     def budget(self, mrp_steps: int, reliability: Reliability, pages: int) -> DraftBudget:
         """The current budget of a request. `reliability`: of its kind of drafts. `pages`: those each state reads."""
         price = self.row(pages)
         least = price if price >= 1 else reliability.least(price)
-        return DraftBudget(least, self._most_states(self._running), mrp_steps)
+        return DraftBudget(least, self._most_states(self.work.running), mrp_steps)
 
     def _most_states(self, running: int) -> int:
         """A request's share of the rows of a forward, less its current state and a block to store."""
@@ -167,7 +174,10 @@ class DraftingAccount(Account):
 
 
 @dataclass(slots=True)
-class _Step:
+class StepWork:
+    """The work of a step of `running` requests: those that the backbone has read, their rows, tokens and pages."""
+
+    running: int = 1
     requests: int = 0
     rows: int = 0
     tokens: int = 0

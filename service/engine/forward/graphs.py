@@ -15,14 +15,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from service.engine.forward.extent import GRAPH_ROWS
 from service.model.attention import Capturable, Place, Static
 from service.model.attention.work import Capacity, Work
 from service.model.layers import Attend
 
 _log = logging.getLogger(__name__)
-
-#: Numbers of rows that there are graphs for. Above 64, at most an eighth of the rows only fill up.
-SIZES = (1, 2, 4, *range(8, 64, 8), *range(64, 128, 16), *range(128, 256, 32), *range(256, 512, 64), 512)
 
 #: Runs a function and makes it repeatable: -> what repeats it, and the tensor that holds its result after each time.
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
@@ -71,11 +69,11 @@ class CudaCapture:
 
 
 class Graphs:
-    """The graphs of a runner's networks. `least`: a number of rows that there is a graph for besides `SIZES`."""
+    """The graphs of a runner's networks. `least`: a number of rows that there is a graph for besides `GRAPH_ROWS`."""
 
     def __init__(self, attention: Capturable, capture: Capture, least: int = 1) -> None:
         self._attention, self._capture = attention, capture
-        self._sizes = sorted({*SIZES, least})
+        self._sizes = sorted({*GRAPH_ROWS, least})
         self._graphs: dict[tuple[Network, Capacity], _Graph] = {}
         self._works = True
 

@@ -9,7 +9,7 @@ reads by their sizes; no tensors, no sequences. Called by the runner.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Generic, Protocol, TypeVar
 
@@ -126,7 +126,7 @@ def _width(row: Row) -> int:
 
 
 def _idle(row: Row) -> Row:
-    return replace(row, keeps=False, sampling=None, judge=())
+    return row._replace(keeps=False, sampling=None, judge=())
 
 
 def _sampling(read: Read) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from service.decode.policy import Reading
+from service.engine.forward.pending import Beginning, Pending, begins, done
 from service.engine.forward.rows import Row
 
 _log = logging.getLogger(__name__)
@@ -39,25 +40,30 @@ class FittingForward:
         self._probing = False
 
     def read(self, forward: Forward, rows: Sequence[Row]) -> list[Reading | None]:
-        """A Reading for every row in order; None for a row whose forward found no memory even alone.
+        """A Reading for every row in order; None for a row whose forward found no memory even alone."""
+        return self.begin(begins(forward), rows)()
 
-        Rows stay in order, so a row still finds what rows before it wrote.
+    def begin(self, forward: Beginning, rows: Sequence[Row]) -> Pending[Reading | None]:
+        """As `read`, but the forwards may be under way.
+
+        Rows stay in order, so a row still finds what rows before it wrote. Memory is found when a forward begins.
         """
-        readings: list[Reading | None] = []
-        before = self.limit
-        while len(readings) < len(rows):
-            start = len(readings)
+        begun: list[Pending[Reading] | Pending[None]] = []
+        before, start = self.limit, 0
+        while start < len(rows):
             chunk = rows[start : start + (self.limit or len(rows))]
-            found = _attempt(forward, chunk)
-            if found is not None:
+            pending = _attempt(forward, chunk)
+            if pending is not None:
                 self._fitted(len(chunk))
-                readings += found
+                begun.append(pending)
+                start += len(chunk)
             elif len(chunk) > 1:
                 self._failed(len(chunk))
             else:  # too large by itself, which says nothing of the others
                 self.limit, self._full, self._probing = before, 0, False
-                readings.append(None)
-        return readings
+                begun.append(done([None]))
+                start += 1
+        return lambda: [reading for pending in begun for reading in pending()]
 
     def _failed(self, rows: int) -> None:
         if self._probing:
@@ -74,7 +80,7 @@ class FittingForward:
             self.limit, self._full, self._probing = 2 * self.limit, 0, True
 
 
-def _attempt(forward: Forward, rows: Sequence[Row]) -> list[Reading] | None:
+def _attempt(forward: Beginning, rows: Sequence[Row]) -> Pending[Reading] | None:
     try:
         return forward(rows)
     except (RuntimeError, MemoryError) as error:

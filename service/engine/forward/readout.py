@@ -8,7 +8,7 @@ Knows tensors, rows and reads; no requests, no modes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,17 +18,18 @@ from torch import Tensor
 from service.decode.block import Pick
 from service.decode.policy import Reading
 from service.engine.forward.grouping import Grouping, in_places, join
+from service.engine.forward.pending import Pending
 from service.engine.forward.rows import Row
 from service.engine.forward.sampling import Candidates, Read, keep_allowed, scale
 from service.engine.forward.vocabulary import Vocabulary, chosen
 from service.model.backbone import Backbone
-from service.model.transfer import send
+from service.model.transfer import fetch, send
 
 #: The share of all probability that a list has at most, so that the others' weight is finite.
 _ALL = 1.0 - 2.0**-24
 
 #: token, confidence, entropy
-_Chosen = tuple[int, float, float]
+_Chosen = list[float]
 #: slots and, for each, what was chosen, `[M, 3]`
 _Part = tuple[list[int], Tensor]
 
@@ -41,8 +42,8 @@ class Readout:
         self._mask = vocabulary.mask_token_id
         self._num_candidates = min(num_candidates, len(backbone.head) - 1)
 
-    def read(self, rows: Sequence[Row], hidden: Tensor) -> list[Reading]:
-        """hidden `[R, L, H]`; only positions that are read get logits."""
+    def begin(self, rows: Sequence[Row], hidden: Tensor) -> Pending[Reading]:
+        """hidden `[R, L, H]`; only positions that are read get logits. Does not wait for the device."""
         flat, length = hidden.flatten(0, 1), hidden.shape[1]
         reads = [row.reads(number, length) for number, row in enumerate(rows)]
         lists = _Lists.of(rows, flat, self._num_candidates)
@@ -51,15 +52,8 @@ class Readout:
         found = self._read(whole, lambda members: self._choose(flat, members, lists))
         if lists is not None:
             found += self._read(short, lambda members: self._choose_listed(flat, members, lists))
-        picks = _picks(found)
-        readings = []
-        for number, own in enumerate(reads):
-            chosen = [Pick(read.slot - number * length, *picks[read.slot][:2]) for read in own]
-            masked = next((place for place, read in enumerate(own) if read.token is not None), len(own))
-            entropy = {read.slot - number * length: picks[read.slot][2] for read in own[:masked] if read.entropy}
-            kept = lists.of_row(number) if lists is not None else None
-            readings.append(Reading(tuple(chosen[:masked]), tuple(chosen[masked:]), hidden[number], entropy, kept))
-        return readings
+        copied = _begin_copy(found)
+        return lambda: _readings(hidden, reads, lists, _picks(found, copied))
 
     def _read(self, reads: list[Read], choose: Callable[[Sequence[Read]], Tensor]) -> list[_Part]:
         """The slots of the reads and what was chosen there, still on the device; one part, or none."""
@@ -147,14 +141,37 @@ class _Lists:
         return Candidates(self.tokens[own], self.others[own]) if number in self.rows else None
 
 
+def _readings(
+    hidden: Tensor, reads: Sequence[list[Read]], lists: _Lists | None, picks: Mapping[int, _Chosen]
+) -> list[Reading]:
+    """hidden `[R, L, H]` and what was chosen at each slot -> a Reading for each row."""
+    length, readings = hidden.shape[1], []
+    for number, (own, handle) in enumerate(zip(reads, hidden.unbind(0), strict=True)):
+        first = number * length
+        found = [(read.slot, picks[read.slot]) for read in own]
+        chosen = [Pick(slot - first, int(token), confidence) for slot, (token, confidence, _) in found]
+        masked = len([read for read in own if read.token is None])  # they come before the judged ones
+        entropies = {slot - first: entropy for slot, (_, _, entropy) in found[:masked]} if _entropy(own) else {}
+        kept = lists.of_row(number) if lists is not None else None
+        readings.append(Reading(tuple(chosen[:masked]), tuple(chosen[masked:]), handle, entropies, kept))
+    return readings
+
+
+def _entropy(own: Sequence[Read]) -> bool:
+    """Whether a row's reads ask for entropies: all do or none does."""
+    return bool(own) and own[0].entropy
+
+
 def _slots(reads: Sequence[Read], flat: Tensor) -> Tensor:
     return send(np.array([read.slot for read in reads]), flat.device)
 
 
-def _picks(found: Sequence[_Part]) -> dict[int, _Chosen]:
-    """Of every slot, all in one copy to the CPU."""
-    if not found:
-        return {}
-    chosen = join([part for _, part in found]).tolist()
+def _begin_copy(found: Sequence[_Part]) -> Callable[[], Tensor]:
+    """All in one copy to the CPU, `[M, 3]`."""
+    return fetch(join([part for _, part in found])) if found else lambda: torch.empty(0, 3)
+
+
+def _picks(found: Sequence[_Part], copied: Callable[[], Tensor]) -> dict[int, _Chosen]:
+    """Of every slot, as soon as the copy is there."""
     slots = [slot for own, _ in found for slot in own]
-    return {slot: (int(token), *more) for slot, (token, *more) in zip(slots, chosen, strict=True)}
+    return dict(zip(slots, copied().tolist(), strict=True))

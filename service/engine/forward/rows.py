@@ -8,7 +8,8 @@ nothing here knows which.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,8 +22,7 @@ from service.engine.request import SamplingParams
 from service.model.transfer import send
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One block of tokens to put through the model.
 
     `pages`: the sequence's pages; the row reads the first `index` and, if `keeps`, writes the next.
@@ -34,7 +34,7 @@ class Row:
     """
 
     state: Block
-    index: int
+    index: int  # type: ignore[assignment]  # hides a tuple's own `index`
     pages: Sequence[int]
     keeps: bool
     sampling: SamplingParams | None = None
@@ -49,14 +49,17 @@ class Row:
         """The reads of this row as number `row` of a forward: masked positions, then judged ones."""
         if self.sampling is None:
             return []
-        sampling, tokens, revealed = self.sampling, self.state.tokens, self.state.num_revealed
+        sampling, entropy, tokens, revealed = self.sampling, self.entropy, self.state.tokens, self.state.num_revealed
         slot, start = row * block_size, self.index * block_size
-        wanted = [(position, None) for position in self.state.masked]
-        asked = [(position, tokens[position]) for position in self.judge]
-        reads = [Read(slot + p, start + p, revealed, sampling, token, self.entropy) for p, token in [*wanted, *asked]]
+        wanted = [
+            Read(slot + place, start + place, revealed, sampling, None, entropy)
+            for place, token in enumerate(tokens)
+            if token == MASKED
+        ]
+        asked = [Read(slot + p, start + p, revealed, sampling, tokens[p], entropy) for p in self.judge]
         if self.mask is not None and wanted:
-            reads[0] = replace(reads[0], mask=self.mask)
-        return reads
+            wanted[0] = wanted[0]._replace(mask=self.mask)
+        return wanted + asked
 
 
 @dataclass(frozen=True, slots=True)

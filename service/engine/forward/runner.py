@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from service.decode.policy import Reading
+from service.engine.forward.extent import MAX_LOGITS, MAX_SAMPLED_LOGITS
 from service.engine.forward.graphs import Capture, CudaCapture, Graphs, Inputs, Network
 from service.engine.forward.grouping import Group, Grouping, Together, join
+from service.engine.forward.pending import Pending
 from service.engine.forward.readout import Readout
 from service.engine.forward.rows import Row, to_tensors
 from service.engine.forward.vocabulary import vocabulary_for
@@ -25,10 +27,6 @@ from service.model.attention import AUTO, Attention, Capturable, PagedCache, att
 from service.model.checkpoint import Checkpoint
 from service.model.config import ModelConfig
 from service.model.layers import Attend
-
-#: Logits that exist at once: 2^28 are 1 GiB in fp32, some 1,700 positions of a vocabulary of 151,936. Sampling makes
-#: six more copies (measured), so that a quarter of them takes 1.6 GiB.
-_MAX_LOGITS, _MAX_SAMPLED_LOGITS = 2**28, 2**26
 
 _T = TypeVar("_T")
 
@@ -80,7 +78,7 @@ class Runner:
         self.device = checkpoint.device
         vocabulary = checkpoint.config.vocab_size
         self._grouping = grouping or Together(
-            max(1, _MAX_LOGITS // vocabulary), max(1, _MAX_SAMPLED_LOGITS // vocabulary)
+            max(1, MAX_LOGITS // vocabulary), max(1, MAX_SAMPLED_LOGITS // vocabulary)
         )
         self._cache = PagedCache(checkpoint.config, num_pages, checkpoint.device, checkpoint.dtype)
         attention = resolve(execution.attention, checkpoint.device, checkpoint.dtype)
@@ -97,14 +95,24 @@ class Runner:
     @torch.inference_mode()
     def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
         """The backbone over rows; a Reading for every row, `handle` its hidden states `[L, H]`."""
-        return self._run(rows, self._backbone_hidden)
+        return self._begin(rows, self._backbone_hidden)()
 
     @torch.inference_mode()
     def refine(self, rows: Sequence[Row]) -> list[Reading]:
         """MRP over anchored rows; a Reading for every row, `handle` the next anchor."""
-        return self._run(rows, self._mrp_hidden)
+        return self._begin(rows, self._mrp_hidden)()
 
-    def _run(self, rows: Sequence[Row], network: Network) -> list[Reading]:
+    @torch.inference_mode()
+    def begin_evaluate(self, rows: Sequence[Row]) -> Pending[Reading]:
+        """As `evaluate`, without waiting for the device."""
+        return self._begin(rows, self._backbone_hidden)
+
+    @torch.inference_mode()
+    def begin_refine(self, rows: Sequence[Row]) -> Pending[Reading]:
+        """As `refine`, without waiting for the device."""
+        return self._begin(rows, self._mrp_hidden)
+
+    def _begin(self, rows: Sequence[Row], network: Network) -> Pending[Reading]:
         hidden: list[Tensor] = []
         places: list[int] = []
         for group in self._grouping.rows(rows):
@@ -112,7 +120,8 @@ class Runner:
             own = [group.places[number] for number in order if number < len(group.places)]
             hidden.append(states[: len(own)])
             places += own
-        return _put_back(self._readout.read([rows[place] for place in places], join(hidden)), places)
+        pending = self._readout.begin([rows[place] for place in places], join(hidden))
+        return lambda: _put_back(pending(), places)
 
     def _forward(self, group: Group[Row], network: Network) -> tuple[Sequence[int], Tensor]:
         """The order that the group's rows were computed in, and what came out, `[R, L, H]`.

@@ -12,7 +12,8 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -28,8 +29,7 @@ _COLDEST = 1e-6
 _LEAST_TOP_P = torch.finfo(torch.float32).tiny
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(NamedTuple):
     """One position whose token is wanted.
 
     `slot`: row * block + position, in the forward. `token`: None to choose one, or the token whose
@@ -43,7 +43,7 @@ class Read:
     sampling: SamplingParams
     token: int | None = None
     entropy: bool = False
-    mask: NDArray[np.uint8] | None = field(default=None, repr=False, compare=False)
+    mask: NDArray[np.uint8] | None = None
 
     @property
     def filtered(self) -> bool:

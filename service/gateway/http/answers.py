@@ -5,6 +5,7 @@ The pydantic models are the schema. The functions build plain dictionaries; test
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ from service.decode.knobs import KnobValue
 from service.engine.request import Stats
 from service.errors import MrpServeError
 from service.quality.schema import knobs_of
-from service.wire import Answer, Chunk, Ending, ModelCard, Work
+from service.wire import Answer, Chunk, Ending, ModelCard, Progress, Work
 
 
 class ForwardCounts(BaseModel):
@@ -69,6 +70,20 @@ class TraceStep(BaseModel):
     revoked: list[int]
     drafted: list[tuple[int, int, float]]
     accepted: int
+
+
+class StepFrame(TraceStep):
+    """A frame of a stream with `stream_steps`: one decision, before the frame of its block.
+
+    `step`: its number in the block. A number that comes again replaces that step and those after it: another replica
+    decodes the block again. `texts`: the text of each token. `prompt_positions`: positions of the block that the
+    prompt fills. `ms`: when it was made, counted from the arrival of the request at the ingress.
+    """
+
+    step: int
+    texts: dict[int, str]
+    prompt_positions: int
+    ms: float
 
 
 class Done(BaseModel):
@@ -182,6 +197,19 @@ def block_json(chunk: Chunk, work: Work) -> dict[str, Any]:
     """One frame of a stream."""
     body = {"index": chunk.index, "text": chunk.text, "token_ids": chunk.token_ids, "stats": stats_json(chunk.stats)}
     return body | {"trace": chunk.trace} if work.return_trace else body
+
+
+def step_json(progress: Progress) -> list[dict[str, Any]]:
+    """The `step` frames of a stream: one for each step."""
+    common = {"prompt_positions": progress.prompt_positions, "ms": milliseconds(progress.total_s)}
+    return [
+        {**step, "step": number, "texts": {token: progress.texts[token] for token in _tokens(step)}, **common}
+        for number, step in enumerate(progress.steps, progress.first)
+    ]
+
+
+def _tokens(step: Mapping[str, Any]) -> set[int]:
+    return {token for _, token, _ in (*step["revealed"], *step["drafted"])}
 
 
 def error_json(error: MrpServeError, request_id: str) -> dict[str, Any]:

@@ -5,13 +5,18 @@ As in `answers.py`, the pydantic models are the schema and the functions build p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from service.decode.knobs import AUTO, Knob, KnobValue, knobs_in
+from service.decode.modes import MODES
 from service.quality.presets import Presets
 from service.quality.schema import Measured, Plan, QualityName, Row
-from service.wire import ModelCard
+from service.wire import Example, ModelCard
+
+_TYPES: Mapping[type[KnobValue], str] = {int: "integer", float: "number", str: "string"}
 
 
 class Quality(BaseModel):
@@ -24,6 +29,36 @@ class Quality(BaseModel):
     missing: str | None
     measured: Measured | None
     frontier: list[Row]
+
+
+class KnobLimits(BaseModel):
+    """A knob of a mode: its type, its range and its default. A limit of null is none.
+
+    `choices`: texts that are allowed; beside numbers, if the type is not string. `default`: null if it is not set.
+    """
+
+    type: Literal["integer", "number", "string"]
+    description: str
+    minimum: float | None
+    exclusive_minimum: float | None
+    maximum: float | None
+    choices: list[str]
+    default: KnobValue | None
+
+
+class ModeInfo(BaseModel):
+    """What a mode does, and its knobs by name."""
+
+    summary: str
+    knobs: dict[str, KnobLimits]
+
+
+class CardExample(BaseModel):
+    """A prompt from the checkpoint's card: `messages` of a chat, or a `text` to continue."""
+
+    title: str
+    text: str | None = None
+    messages: list[dict[str, str]] | None = None
 
 
 class Model(BaseModel):
@@ -40,7 +75,9 @@ class Model(BaseModel):
     modes: list[str]
     default_mode: str
     defaults: dict[str, dict[str, float | str]]
+    mode_info: dict[str, ModeInfo]
     chat_template: bool
+    examples: list[CardExample]
     quality: Quality
 
 
@@ -57,8 +94,34 @@ def models_json(card: ModelCard) -> dict[str, Any]:
     model |= {"block_size": card.block_size, "vocab_size": card.vocab_size, "max_model_len": card.max_model_len}
     model |= {"mrp": card.mrp, "modes": card.modes, "default_mode": card.default_mode}
     model |= {"defaults": card.defaults, "chat_template": card.chat}
+    model |= {"mode_info": {mode: _mode(mode, card) for mode in card.modes}}
+    model |= {"examples": [_example(one) for one in card.examples]}
     model |= {"quality": _quality(card.quality)}
     return {"object": "list", "data": [model]}
+
+
+def _mode(mode: str, card: ModelCard) -> dict[str, Any]:
+    summary = (MODES[mode].__doc__ or "").strip().partition("\n")[0]
+    defaults = card.defaults.get(mode, {})
+    knobs = {name: _limits(one, card.block_size, defaults.get(name)) for name, one in knobs_in(MODES[mode]).items()}
+    return {"summary": summary, "knobs": knobs}
+
+
+def _limits(knob: Knob, block_size: int, default: KnobValue | None) -> dict[str, Any]:
+    return {
+        "type": _TYPES[knob.kind],
+        "description": knob.help,
+        "minimum": knob.least,
+        "exclusive_minimum": knob.above,
+        "maximum": block_size if knob.in_block else knob.most,
+        "choices": [*knob.choices, *([AUTO] if knob.auto else [])],
+        "default": default,
+    }
+
+
+def _example(example: Example) -> dict[str, Any]:
+    prompt = {"text": example.text} if example.messages is None else {"messages": example.messages}
+    return {"title": example.title, **prompt}
 
 
 def _quality(presets: Presets) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from fastapi.telemetry import TelemetryConfig
 from fastapi_offline import FastAPIOffline
 from pydantic import BaseModel
 
-from service.gateway.http.answers import BlockFrame, Done, ErrorAnswer, GenerateAnswer
+from service.gateway.http.answers import BlockFrame, Done, ErrorAnswer, GenerateAnswer, StepFrame
 from service.gateway.http.schemas import EXAMPLES, GENERATE, GenerateDefault, GenerateQuality
 
 #: the headings of the page
@@ -34,6 +34,7 @@ _ERRORS: Mapping[int, str] = {
 }
 _STREAM = (
     "Server-sent events: `block` frames (BlockFrame), then `done` (Done) or `error` (ErrorAnswer). "
+    "With `stream_steps` also `step` frames (StepFrame), each before the frame of its block. "
     "A comment line every 15 s keeps proxies awake."
 )
 
@@ -57,7 +58,7 @@ def _with_models(schema: dict[str, Any]) -> dict[str, Any]:
     """FastAPI's schema with the models that FastAPI does not know."""
     models = schema.setdefault("components", {}).setdefault("schemas", {})
     models.update(GENERATE.json_schema(ref_template=_REF)["$defs"])
-    for model in (BlockFrame, Done, GenerateDefault, GenerateQuality):
+    for model in (BlockFrame, StepFrame, Done, GenerateDefault, GenerateQuality):
         made = model.model_json_schema(ref_template=_REF)
         models.update(made.pop("$defs", {}) | {model.__name__: made})
     return schema

@@ -120,6 +120,9 @@ class GenerateCommon(BaseModel):
     stream: bool = Field(False, description="server-sent events, one per block")
     timeout_s: float | None = Field(None, gt=0, description="default and maximum: the server's limit")
     return_trace: bool = Field(False, description="return the denoising history")
+    stream_steps: bool = Field(
+        False, description="with `stream`: also an event for each decoding step, while its block is decoded"
+    )
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None = Field(
         None, description="share cached prompts only with requests of the same salt and API key"
     )
@@ -137,6 +140,15 @@ class GenerateCommon(BaseModel):
             received = " and ".join(given) or "none of them"
             raise InvalidRequest(
                 f"{received} given, exactly one of {', '.join(PROMPTS)} is allowed", param=(given or PROMPTS)[-1]
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _steps_are_streamed(self) -> GenerateCommon:
+        if self.stream_steps and not self.stream:
+            raise InvalidRequest(
+                "stream_steps is true and stream is false: steps are events of a stream, set stream to true",
+                param="stream_steps",
             )
         return self
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
+
+from starlette.types import Message, Send
 
 KEEP_ALIVE = b": keep-alive\n\n"
 KEEP_ALIVE_S = 15.0
@@ -20,20 +22,30 @@ def frame(event: str, data: Any) -> bytes:
     return f"event: {event}\ndata: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
 
 
-async def with_keep_alive(frames: AsyncGenerator[bytes], period_s: float = KEEP_ALIVE_S) -> AsyncGenerator[bytes]:
-    """The frames, with a comment after every `period_s` seconds without one. Closes `frames` at the end."""
-    async with aclosing(frames):
-        following = asyncio.ensure_future(anext(frames, None))
-        try:
-            while True:
-                done, _ = await asyncio.wait({following}, timeout=period_s)
-                if not done:
-                    yield KEEP_ALIVE
-                elif (item := following.result()) is None:
-                    return
-                else:
-                    following = asyncio.ensure_future(anext(frames, None))
-                    yield item
-        finally:
-            following.cancel()
-            await asyncio.gather(following, return_exceptions=True)
+@asynccontextmanager
+async def kept_alive(send: Send, period_s: float) -> AsyncIterator[Send]:
+    """A `send` for one response. After every `period_s` seconds without a message, a comment is sent.
+
+    If the comment cannot be sent, the block ends with that error.
+    """
+    loop = asyncio.get_running_loop()
+    last = loop.time()
+
+    async def send_noting_when(message: Message) -> None:
+        nonlocal last
+        last = loop.time()
+        await send(message)
+
+    async def comment() -> None:
+        while True:
+            if (silent_s := loop.time() - last) >= period_s:
+                await send_noting_when({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+            await asyncio.sleep(max(0.0, period_s - silent_s))
+
+    try:
+        async with asyncio.TaskGroup() as both:
+            comments = both.create_task(comment())
+            yield send_noting_when
+            comments.cancel()
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None

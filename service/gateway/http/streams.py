@@ -1,4 +1,4 @@
-"""An answer as a stream of server-sent events: `block` frames, then `done` or `error`.
+"""An answer as a stream of server-sent events: `block` frames, then `done` or `error`. On request also `step` frames.
 
 The status is sent after the first item, so an error before it has its own HTTP status. However the response ends,
 the stream of items is closed, which aborts the request.
@@ -16,12 +16,12 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from service.errors import MrpServeError
-from service.gateway.http.answers import block_json, done_json, error_json
-from service.gateway.http.sse import HEADERS, MEDIA_TYPE, frame, with_keep_alive
+from service.gateway.http.answers import block_json, done_json, error_json, step_json
+from service.gateway.http.sse import HEADERS, KEEP_ALIVE_S, MEDIA_TYPE, frame, kept_alive
 from service.telemetry.faults import unexpected_error
-from service.wire import Chunk, Ending, ModelCard, Work
+from service.wire import Chunk, Ending, ModelCard, Progress, Work
 
-Item = Chunk | Ending
+Item = Progress | Chunk | Ending
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,13 @@ class FrameStream(StreamingResponse):
     """A response made of frames. The frames and their items are closed however the response ends."""
 
     def __init__(self, frames: AsyncGenerator[bytes], items: AsyncGenerator[Any]) -> None:
-        self._frames, self._items = with_keep_alive(frames), items
+        self._frames, self._items = frames, items
         super().__init__(self._frames, media_type=MEDIA_TYPE, headers=HEADERS)
+
+    async def stream_response(self, send: Send) -> None:
+        """Sends the frames, and comments while none comes."""
+        async with kept_alive(send, KEEP_ALIVE_S) as send_frame:
+            await super().stream_response(send_frame)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the frames, then closes the items, which aborts requests that are still decoded."""
@@ -79,6 +84,8 @@ async def _frames(first: Item, items: AsyncGenerator[Item], exchange: Exchange) 
 def _frame(item: Item, exchange: Exchange) -> bytes:
     if isinstance(item, Chunk):
         return frame("block", block_json(item, exchange.work))
+    if isinstance(item, Progress):
+        return b"".join(frame("step", step) for step in step_json(item))
     return frame("done", done_json(item, exchange.work, exchange.card))
 
 

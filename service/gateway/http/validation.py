@@ -84,6 +84,7 @@ def to_work(request: GenerateCommon, card: ModelCard, timeout_limit_s: float) ->
         stop_token_ids=frozenset(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
         return_trace=request.return_trace,
+        stream_steps=request.stream_steps,
         cache_salt=request.cache_salt or "",
         priority=request.priority,
         session=request.prompt_cache_key or "",

@@ -15,11 +15,11 @@ from typing import Any
 from service.gateway.http.streams import FrameStream
 from service.gateway.openai.answers import Writer
 from service.gateway.openai.convert import Choice
-from service.wire import Chunk, Ending
+from service.wire import Chunk, Ending, Progress
 
 DONE = b"data: [DONE]\n\n"
 
-Numbered = AsyncGenerator[tuple[int, Chunk | Ending]]
+Numbered = AsyncGenerator[tuple[int, Progress | Chunk | Ending]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ async def started(items: Numbered) -> Numbered:
     return _with_first(first, items)
 
 
-async def _with_first(first: tuple[int, Chunk | Ending], items: Numbered) -> Numbered:
+async def _with_first(first: tuple[int, Progress | Chunk | Ending], items: Numbered) -> Numbered:
     async with aclosing(items):
         yield first
         async for item in items:
@@ -65,7 +65,7 @@ async def _frames(items: Numbered, script: Script) -> AsyncGenerator[bytes]:
             if isinstance(item, Ending):
                 endings[number] = item
                 yield _data(script.writer.closing(choice, item))
-            else:
+            elif isinstance(item, Chunk):  # these routes ask for no steps
                 yield _data(script.writer.piece(choice, item))
     except Exception as error:  # noqa: BLE001 - the status is sent, so only a frame can report the error
         yield _data(script.failed(error))

@@ -59,7 +59,7 @@ def test_their_confidences_are_those_of_the_whole_vocabulary(
     row = Row(Block((MASKED,) * size), 0, [0], keeps=False, sampling=sampling, drafts=True)
     (whole,) = runner.evaluate([row])
     monkeypatch.setattr(checkpoint.mrp, "forward", lambda embedded, anchors, *_: anchors)
-    (listed,) = runner.refine([replace(row, anchor=whole.handle, candidates=whole.candidates)])
+    (listed,) = runner.refine([row._replace(anchor=whole.handle, candidates=whole.candidates)])
     assert [pick[:2] for pick in listed.picks] == [pick[:2] for pick in whole.picks]
     wanted = [pick.confidence for pick in whole.picks]
     assert [pick.confidence for pick in listed.picks] == pytest.approx(wanted, rel=1e-4, abs=1e-7)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from service.decode.block import MASKED, Block
 from service.engine import Engine, EngineConfig, Parts
-from service.engine.forward.graphs import SIZES, Capture, CaptureFailed, Graphs, Inputs
+from service.engine.forward.extent import GRAPH_ROWS
+from service.engine.forward.graphs import Capture, CaptureFailed, Graphs, Inputs
 from service.engine.forward.grouping import same_shapes_for
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import Execution, Runner
@@ -87,7 +88,7 @@ class TestBookkeeping:
         assert graphs.run(doubled, range(513), None, inputs(513)) is None
 
     def test_sizes_waste_little(self) -> None:
-        assert list(SIZES) == sorted(set(SIZES))
+        assert list(GRAPH_ROWS) == sorted(set(GRAPH_ROWS))
         assert all(Graphs(Plans(), Eagerly()).size(rows) <= max(rows + 7, 1.25 * rows) for rows in range(1, 513))
 
     def test_the_rows_of_deterministic_have_a_size_of_their_own(self) -> None:

@@ -17,7 +17,7 @@ def test_chunks_change_nothing(monkeypatch):
         for number, params in enumerate([Static(), Dynamic(0.3), Speculative(4), Remask(0.3)] * 2)
     ]
     whole = Engine(checkpoint).generate(requests)
-    monkeypatch.setattr(runner, "_MAX_LOGITS", 7 * checkpoint.config.vocab_size)
-    monkeypatch.setattr(runner, "_MAX_SAMPLED_LOGITS", 3 * checkpoint.config.vocab_size)
+    monkeypatch.setattr(runner, "MAX_LOGITS", 7 * checkpoint.config.vocab_size)
+    monkeypatch.setattr(runner, "MAX_SAMPLED_LOGITS", 3 * checkpoint.config.vocab_size)
     chunked = Engine(checkpoint).generate(requests)
     assert [completion.token_ids for completion in chunked] == [completion.token_ids for completion in whole]

@@ -5,7 +5,6 @@ On a CPU nothing waits, so the operations that would wait on CUDA are looked for
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -66,7 +65,7 @@ def test_a_pass_waits_once(
         readings = runner.evaluate(rows)
     assert (watch.waited, len(copies)) == ([], 1)
     drafted = [
-        replace(row, anchor=reading.handle, candidates=reading.candidates)
+        row._replace(anchor=reading.handle, candidates=reading.candidates)
         for row, reading in zip(rows, readings, strict=True)
     ]
     assert [row.candidates is not None for row in drafted] == [False, True, False, True]

@@ -13,7 +13,7 @@ import pytest
 
 from service.decode.modes import MODES
 from service.gateway.http import schemas
-from service.gateway.http.answers import BlockFrame, Done, GenerateAnswer
+from service.gateway.http.answers import BlockFrame, Done, GenerateAnswer, StepFrame
 from service.gateway.http.openapi import DECODING, OPENAI, OPERATION
 from service.gateway.http.schemas import EXAMPLES, KNOBS, REQUESTS
 from service.gateway.http.validation import parse_generate
@@ -82,7 +82,7 @@ def test_errors_and_frames_are_there(schema: dict[str, Any]) -> None:
     answers = schema["paths"][GENERATE]["post"]["responses"]
     assert {"200", "401", "404", "413", "422", "429", "503", "504"} <= answers.keys()
     assert "text/event-stream" in answers["200"]["content"]
-    for model in (GenerateAnswer, BlockFrame, Done):
+    for model in (GenerateAnswer, BlockFrame, StepFrame, Done):
         assert schema["components"]["schemas"][model.__name__]["properties"].keys() == model.model_fields.keys()
     for status in ("422", "503"):
         assert answers[status]["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorAnswer")
@@ -160,6 +160,7 @@ async def test_the_contracts_fields_are_all_there_are() -> None:
         "stream",
         "timeout_s",
         "return_trace",
+        "stream_steps",
         "cache_salt",
         "prompt_cache_key",
         "prompt",

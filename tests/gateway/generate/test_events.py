@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
+from starlette.types import Message
 
 from service.errors import NotReady
 from service.gateway.http.answers import ErrorAnswer
-from service.gateway.http.sse import KEEP_ALIVE, KEEP_ALIVE_S, frame, with_keep_alive
+from service.gateway.http.sse import KEEP_ALIVE, KEEP_ALIVE_S, frame, kept_alive
 from service.wire import Chunk, Ending, Failure
 from tests.gateway.doubles import STATS, Scripted
 from tests.gateway.generate.helpers import body, frames
@@ -28,71 +28,77 @@ class TestFrames:
         assert json.loads(data.removeprefix("data: ")) == {"text": text}
 
 
+class Sent:
+    """What a response sends. `broken`: from the second message on the client is gone."""
+
+    def __init__(self, broken: bool = False) -> None:
+        self.bodies: list[bytes] = []
+        self.commented = asyncio.Event()
+        self._broken = broken
+
+    async def __call__(self, message: Message) -> None:
+        if self._broken and self.bodies:
+            raise OSError("the client has left")
+        self.bodies.append(message["body"])
+        if message["body"] == KEEP_ALIVE:
+            assert message["more_body"]
+            self.commented.set()
+
+
+def part(text: bytes) -> Message:
+    return {"type": "http.response.body", "body": text, "more_body": True}
+
+
 class TestKeepAlive:
     """`period_s` is far too long or nothing at all, so no test waits for time to pass."""
 
-    async def numbers(self, ended: list[str], error: Exception | None = None) -> AsyncGenerator[bytes]:
-        try:
-            for number in (b"1", b"2", b"3"):
-                yield number
-            if error:
-                raise error
-        finally:
-            ended.append("ended")
-
     async def test_frames_that_come_are_all_there_is(self) -> None:
-        ended: list[str] = []
-        got = [item async for item in with_keep_alive(self.numbers(ended), period_s=1000)]
-        assert (got, ended) == ([b"1", b"2", b"3"], ["ended"])
+        sent = Sent()
+        async with kept_alive(sent, period_s=1000) as send:
+            for text in (b"1", b"2", b"3"):
+                await send(part(text))
+                await asyncio.sleep(0)
+        assert sent.bodies == [b"1", b"2", b"3"]
 
     async def test_comments_while_nothing_comes(self) -> None:
-        go = asyncio.Event()
-
-        async def slow() -> AsyncGenerator[bytes]:
-            await go.wait()
-            yield b"1"
-
-        frames = with_keep_alive(slow(), period_s=0)
-        assert [await anext(frames) for _ in range(3)] == [KEEP_ALIVE] * 3
-        go.set()
-        rest = [item async for item in frames]
-        assert rest[-1] == b"1"
-        assert set(rest[:-1]) <= {KEEP_ALIVE}
+        sent = Sent()
+        async with kept_alive(sent, period_s=0) as send:
+            await send(part(b"1"))
+            await sent.commented.wait()
+            await send(part(b"2"))
+        await asyncio.sleep(0)
+        assert (sent.bodies[0], sent.bodies[-1]) == (b"1", b"2")
+        assert set(sent.bodies[1:-1]) == {KEEP_ALIVE}
 
     def test_a_comment_is_one(self) -> None:
         assert KEEP_ALIVE.startswith(b":")
         assert KEEP_ALIVE.endswith(b"\n\n")
         assert KEEP_ALIVE_S == 15
 
-    @pytest.mark.parametrize("taken", [0, 1, 2])
-    async def test_closing_ends_the_frames(self, taken: int) -> None:
-        ended: list[str] = []
-        frames = with_keep_alive(self.numbers(ended), period_s=1000)
-        for _ in range(taken):
-            await anext(frames)
-        await frames.aclose()
-        assert ended == ["ended"] * (taken > 0)
-
-    async def test_closing_while_nothing_comes_ends_them_too(self) -> None:
-        ended: list[str] = []
-
-        async def never() -> AsyncGenerator[bytes]:
-            try:
+    async def test_a_client_that_left_while_nothing_came_ends_the_stream(self) -> None:
+        async def stream() -> None:
+            async with kept_alive(Sent(broken=True), period_s=0) as send:
+                await send(part(b"1"))
                 await asyncio.Event().wait()
-                yield b""
-            finally:
-                ended.append("ended")
 
-        frames = with_keep_alive(never(), period_s=0)
-        assert await anext(frames) == KEEP_ALIVE
-        await frames.aclose()
-        assert ended == ["ended"]
+        with pytest.raises(OSError, match="has left"):
+            await stream()
 
     async def test_an_error_comes_through(self) -> None:
-        ended: list[str] = []
         with pytest.raises(ValueError, match="no"):
-            _ = [item async for item in with_keep_alive(self.numbers(ended, ValueError("no")), period_s=1000)]
-        assert ended == ["ended"]
+            async with kept_alive(Sent(), period_s=1000):
+                raise ValueError("no")
+
+    async def test_cancelled_it_ends(self) -> None:
+        async def stream() -> None:
+            async with kept_alive(Sent(), period_s=1000):
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(stream())
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
 
 class TestErrorsInTheMidst:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from ray.exceptions import TaskCancelledError
 
+from service.gateway.http import streams
 from service.gateway.ingress import Ingress
 from service.rayserve.deployments import LeavingNoticed
 from service.replica.generator import Generator
@@ -38,8 +39,11 @@ async def assert_gone(generator: Generator, mode: str = "static") -> None:
 
 class TestStreams:
     @pytest.mark.parametrize("version", ["2.3", "2.4"])
-    async def test_the_client_leaves(self, make_generator: MakeGenerator, version: str) -> None:
-        """Servers of ASGI 2.3 say so when asked, later ones refuse what is sent."""
+    async def test_the_client_leaves(
+        self, make_generator: MakeGenerator, version: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Servers of ASGI 2.3 say so when asked, later ones refuse what is sent: a block or a comment."""
+        monkeypatch.setattr(streams, "KEEP_ALIVE_S", 0.01)
         held = Held()
         generator = make_generator(parts=held.parts)
         ingress = Ingress("i0", Settings(), LocalBackend(generator))

@@ -6,11 +6,13 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Message, Send
 
 from service.gateway.failover import Failover
 from service.gateway.http import streams
@@ -176,10 +178,14 @@ class TestErrorsAfterTheAnswerBegan:
     ) -> None:
         """In what writes frames, and in what closes the items."""
 
-        async def broken(frames: Any) -> AsyncIterator[bytes]:
-            async for frame in frames:
-                yield frame
-                raise ValueError(MARK)
+        @asynccontextmanager
+        async def broken(send: Send, period_s: float) -> AsyncIterator[Send]:
+            async def send_and_break(message: Message) -> None:
+                await send(message)
+                if message["type"] == "http.response.body":
+                    raise ValueError(MARK)
+
+            yield send_and_break
 
         class Unclosable(Scripted):
             async def stream(self, work: Any) -> Any:
@@ -190,7 +196,7 @@ class TestErrorsAfterTheAnswerBegan:
                     raise ValueError(MARK)
 
         if stream == "frames":
-            monkeypatch.setattr(streams, "with_keep_alive", broken)
+            monkeypatch.setattr(streams, "kept_alive", broken)
         backend = (Scripted if stream == "frames" else Unclosable)(Chunk(0, "a", (1,), STATS), hangs=True)
         app = Ingress("i0", Settings(), backend).app(answers_request_id=True)
         await Visitor(body(stream=True)).visit(app)

@@ -33,7 +33,9 @@ async def client(
     settings: Settings, make_generator: MakeGenerator, byte_checkpoint: Checkpoint
 ) -> AsyncIterator[openai.AsyncOpenAI]:
     backend = LocalBackend(make_generator(model=byte_checkpoint))
-    http = httpx.AsyncClient(transport=httpx.ASGITransport(Ingress("i0", settings, backend).app()))
+    http = httpx.AsyncClient(
+        transport=httpx.ASGITransport(Ingress("i0", settings, backend).app(answers_request_id=True))
+    )
     async with openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", max_retries=0, http_client=http) as client:
         yield client
 

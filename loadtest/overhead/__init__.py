@@ -1,0 +1,1 @@
+"""What HTTP, Ray and the queue cost beside the engine alone."""

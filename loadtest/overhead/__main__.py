@@ -1,0 +1,185 @@
+"""`python -m loadtest.overhead`: what HTTP, Ray and the queue cost beside the engine alone.
+
+The engine alone runs in this process, with the same threads and the same kind and number of requests. Service and
+engine take turns; one is idle while the other works. At saturation, tokens per second of both are compared in rounds,
+for whole answers and for streams. Lone requests are sent to both in turn, by HTTP over one open connection. GET /live
+is asked of the service and of a plain server in turn. The CPU time of requests is counted by process. Leave a core
+free: with as many torch threads as cores, engine and HTTP would compete for them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import itertools
+import statistics
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from loadtest.generator.workload import Lengths, Workload, heldout_prompts, plans
+from loadtest.harness import Running, options, percentile, report, say, service
+from loadtest.overhead import plain
+from loadtest.overhead.alone import WARM_S, Alone
+from loadtest.overhead.cpu import Spent, spent
+from loadtest.overhead.lone import Lone, live, lone
+from loadtest.overhead.picture import draw
+from loadtest.report.driver import Driver
+from loadtest.report.scenario import Run, Slo
+from loadtest.report.summary import points
+
+#: kind of answer -> locust's user
+_USERS = {"whole": "GenerateUser", "stream": "StreamUser"}
+
+
+@dataclass
+class Found:
+    """What was measured. `rates`: tokens per second of engine and service by kind and round. `live`: both servers'."""
+
+    rates: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    singles: list[Lone] = field(default_factory=list)
+    live: list[list[float]] = field(default_factory=list)
+    cpu: dict[str, Spent] = field(default_factory=dict)
+
+
+async def over_http(driver: Driver, arguments: argparse.Namespace, name: str) -> float:
+    """Tokens per second over HTTP, with as many users as the engine has requests."""
+    run = Run(
+        name=name,
+        levels=f"{WARM_S + arguments.seconds:g}:{arguments.concurrency}",
+        modes=arguments.mode,
+        lengths=f"fixed:{arguments.tokens}",
+        exact=True,
+        users=_USERS[name.partition("-")[0]],
+    )
+    record = await driver.drive(run, lambda _: None)
+    [point] = points(run, record.rows, record.samples, Slo(), WARM_S)
+    if point.failed:
+        raise SystemExit(f"{point.failed} of {point.requests} requests failed")
+    return point.tokens_per_s
+
+
+def parse() -> argparse.Namespace:
+    parser = options(__doc__.splitlines()[0])
+    parser.add_argument("--model", default=None, help="checkpoint; default: the demo")
+    parser.add_argument("--mode", default="static")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads, in the replica and here")
+    parser.add_argument("--concurrency", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of each answer at saturation")
+    parser.add_argument("--short", type=int, default=16, help="tokens of a lone request")
+    parser.add_argument("--seconds", type=float, default=15.0, help="seconds of each measurement at saturation")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--lone", type=int, default=200, help="lone requests")
+    parser.add_argument("--cpu", type=int, default=100, help="requests of each kind whose CPU time is counted")
+    parser.add_argument("--ratio", type=float, default=0.9, help="the least share of the engine's tokens per second")
+    parser.add_argument("--more-ms", type=float, default=4.0, help="most milliseconds added to p50 of a lone request")
+    parser.add_argument("--out", type=Path, default=Path("loadtest-overhead"))
+    return parser.parse_args()
+
+
+def workload(arguments: argparse.Namespace, tokens: int) -> Workload:
+    """Requests for answers of exactly `tokens` tokens."""
+    return Workload(heldout_prompts(), plans(arguments.mode), Lengths("fixed", tokens), exact=True, seed=arguments.seed)
+
+
+async def run(arguments: argparse.Namespace) -> int:
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    alone = Alone(arguments.model, arguments.threads, max_running=max(64, arguments.concurrency))
+    gc.freeze()
+    flags = [*(("--model", arguments.model) if arguments.model else ()), "--torch-threads", arguments.threads]
+    flags += ["--max-running", max(64, arguments.concurrency)]
+    found = Found()
+    with plain.running() as other:
+        async with service(arguments, *flags) as running:
+            found.live = await asyncio.to_thread(live, [running.url, other], 2 * arguments.lone)
+            short = workload(arguments, arguments.short)
+            bodies = [short.request(number, "lone").body for number in range(arguments.lone)]
+            found.singles = await asyncio.to_thread(lone, alone, running.url, bodies)
+            found.cpu = await cpu(arguments, running)
+            found.rates = await rates(arguments, alone, running)
+    if found.cpu:
+        draw(found.cpu, arguments.out / "cpu.png")
+    return conclude(arguments, found)
+
+
+async def rates(arguments: argparse.Namespace, alone: Alone, running: Running) -> dict[str, list[tuple[float, float]]]:
+    """Tokens per second of the engine and over HTTP, in turn."""
+    bodies = (workload(arguments, arguments.tokens).request(number).body for number in itertools.count())
+    driver = Driver(running.url, arguments.out)
+    found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in _USERS}
+    for number in range(arguments.rounds):
+        mine = alone.tokens_per_s(bodies, arguments.concurrency, arguments.seconds)
+        for kind, pairs in found.items():
+            pairs.append((mine, await over_http(driver, arguments, f"{kind}-{number}")))
+            say(f"round {number + 1}, {kind}: engine alone {mine:.0f}, over HTTP {pairs[-1][1]:.0f} tokens/s")
+    return found
+
+
+async def cpu(arguments: argparse.Namespace, running: Running) -> dict[str, Spent]:
+    """The CPU time of whole answers and of streams, of 1 and of 64 blocks, eight requests at once."""
+    found = {}
+    for blocks in (1, 64):
+        asked = workload(arguments, 8 * blocks)
+        for kind in ("whole", "stream"):
+            bodies = [{**asked.request(n, kind).body, "stream": kind == "stream"} for n in range(arguments.cpu)]
+            found[f"{kind}, {blocks} block{'s' * (blocks > 1)}"] = await spent(running, bodies, together=8)
+    return found
+
+
+def conclude(arguments: argparse.Namespace, found: Found) -> int:
+    """Reports medians of the rounds and of the lone requests. The limits decide the exit status."""
+    result: dict[str, Any] = {
+        "mode": arguments.mode, "threads": arguments.threads, "concurrency": arguments.concurrency,
+        **_saturation(found.rates), **_lone(arguments, found.singles), **_live(found.live), **_cpu(found.cpu),
+    }  # fmt: skip
+    limits = [(f"ratio_{kind}", arguments.ratio, -1) for kind in found.rates]
+    limits += [("lone_more_p50_ms", arguments.more_ms, 1)] if found.singles else []
+    broken = [
+        f"{name} {result[name]}, wanted {limit}" for name, limit, sign in limits if sign * (result[name] - limit) > 0
+    ]
+    return report("overhead", result, broken)
+
+
+def _saturation(rates: Mapping[str, Sequence[tuple[float, float]]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for kind, pairs in rates.items():
+        ratios = [theirs / mine for mine, theirs in pairs]
+        found["engine_tokens_per_s"] = round(statistics.median(mine for mine, _ in pairs))
+        found[f"{kind}_tokens_per_s"] = round(statistics.median(theirs for _, theirs in pairs))
+        found[f"ratios_{kind}"] = [round(ratio, 3) for ratio in ratios]
+        found[f"ratio_{kind}"] = round(statistics.median(ratios), 3)
+    return found
+
+
+def _lone(arguments: argparse.Namespace, singles: Sequence[Lone]) -> dict[str, Any]:
+    if not singles:
+        return {}
+    more = [1e3 * (one.over_http - one.alone) for one in singles]
+    return {
+        "lone_tokens": arguments.short,
+        **{f"lone_{name}_p50_ms": _median_ms(vars(one)[name] for one in singles) for name in vars(singles[0])},
+        "lone_more_p50_ms": percentile(more, 0.5),
+        "lone_more_p99_ms": percentile(more, 0.99),
+    }  # fmt: skip
+
+
+def _median_ms(seconds: Iterable[float]) -> float:
+    return round(1e3 * statistics.median(seconds), 3)
+
+
+def _live(found: Sequence[Sequence[float]]) -> dict[str, Any]:
+    if not found:
+        return {}
+    ours, other = (_median_ms(times) for times in found)
+    return {"live_p50_ms": ours, "plain_p50_ms": other, "live_ratio": round(ours / other, 2)}
+
+
+def _cpu(found: Mapping[str, Spent]) -> dict[str, Any]:
+    return {f"cpu_ms_{name}": {part: round(ms, 2) for part, ms in one.cpu_ms.items()} for name, one in found.items()}
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(run(parse())))

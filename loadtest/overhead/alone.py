@@ -1,0 +1,93 @@
+"""The engine without a service, for comparison. It takes the bodies of requests."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from loadtest.generator.workload import Json
+
+if TYPE_CHECKING:
+    from service.engine import Engine, GenerationRequest
+
+#: seconds before a measurement at saturation
+WARM_S = 2.0
+
+
+class Alone:
+    """The engine without a service. It takes the bodies of POST /generate."""
+
+    def __init__(self, model: str | None, threads: int, max_running: int) -> None:
+        import torch
+
+        from service.cli.options import load
+        from service.engine import Engine, EngineConfig
+        from service.text import TextCodec
+
+        torch.set_num_threads(threads)
+        checkpoint = load(model, "auto", "auto", None)
+        self._codec = TextCodec.load(checkpoint.path)
+        self._ends = frozenset(checkpoint.config.eos_token_ids)
+        self._engine: Engine = Engine(checkpoint, EngineConfig(max_running=max_running))
+
+    def tokens_per_s(self, bodies: Iterator[Json], together: int, seconds: float) -> float:
+        """Tokens per second with `together` requests at once, after a warm-up.
+
+        The window begins with the end of the warm-up's last step. It has at least one block, however long a step is.
+        """
+        names = itertools.count()
+        steps = self._steps(bodies, together, names)
+        _produced(steps, WARM_S)
+        began = time.perf_counter()
+        tokens = _produced(steps, seconds)
+        measured = time.perf_counter() - began
+        for name in range(next(names)):
+            self._engine.abort(str(name))
+        return tokens / measured
+
+    def _steps(self, bodies: Iterator[Json], together: int, names: Iterator[int]) -> Iterator[int]:
+        """The tokens of each step of the engine, with `together` requests at once."""
+        for _ in range(together):
+            self._engine.submit(self._request(next(bodies), next(names)))
+        while True:
+            tokens = 0
+            for event in self._engine.step():
+                tokens += len(event.token_ids)
+                if event.finish_reason:
+                    self._engine.submit(self._request(next(bodies), next(names)))
+            yield tokens
+
+    def seconds(self, body: Json) -> float:
+        """The seconds of one request alone, tokenisation included."""
+        began = time.perf_counter()
+        [completion] = self._engine.generate([self._request(body, 0)])
+        self._codec.decode(completion.token_ids)
+        return time.perf_counter() - began
+
+    def _request(self, body: Json, name: int) -> GenerationRequest:
+        from service.decode.registry import make_params
+        from service.engine import GenerationRequest, SamplingParams
+
+        knobs = {
+            knob: body[knob]
+            for knob in ("threshold", "mrp_steps", "tokens_per_step", "entropy_bound", "verify")
+            if knob in body
+        }
+        return GenerationRequest(
+            str(name),
+            tuple(self._codec.encode_chat(body["messages"])),
+            make_params(body["mode"], knobs),
+            SamplingParams(body["temperature"], seed=body["seed"]),
+            body["max_new_tokens"],
+            frozenset() if body.get("ignore_eos") else self._ends,
+        )
+
+
+def _produced(steps: Iterator[int], seconds: float) -> int:
+    """The tokens of the steps in `seconds`, and of the steps after that until there is a token."""
+    tokens, end = 0, time.perf_counter() + seconds
+    while time.perf_counter() < end or not tokens:
+        tokens += next(steps)
+    return tokens

@@ -1,0 +1,71 @@
+"""Where the CPU time of a request goes: client, ingress, the replica's event loop, its engine, and the rest of Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+
+from loadtest.generator.workload import Json
+from loadtest.harness import Running, ask
+
+#: the parts of a request's way, in their order
+PARTS = ("client", "proxy", "ingress", "replica: event loop", "replica: engine", "Ray")
+_ROLES = {"ServeReplica:mrp:Ingress": "ingress", "ServeReplica:mrp:Generator": "replica", "ProxyActor": "proxy"}
+
+
+@dataclass(frozen=True)
+class Spent:
+    """Milliseconds a request: `wall_ms` from first to last divided by all, and CPU time by part."""
+
+    wall_ms: float
+    cpu_ms: Mapping[str, float]
+
+
+async def spent(running: Running, bodies: Sequence[Json], together: int) -> Spent:
+    """Sends the bodies, `together` at once, and counts the CPU time of all processes meanwhile."""
+    waiting = list(bodies)
+    limits = httpx.Limits(max_connections=together)
+    async with httpx.AsyncClient(base_url=running.url, timeout=300, limits=limits) as client:
+
+        async def user() -> None:
+            while waiting:
+                outcome = await ask(client, waiting.pop())
+                if not outcome.ok:
+                    raise SystemExit(f"a request failed: {outcome.status} {outcome.error}")
+
+        before, began = _cpu_s(running.pid), time.perf_counter()
+        await asyncio.gather(*(user() for _ in range(together)))
+        wall, after = time.perf_counter() - began, _cpu_s(running.pid)
+    return Spent(1e3 * wall / len(bodies), {part: 1e3 * (after[part] - before[part]) / len(bodies) for part in PARTS})
+
+
+def _cpu_s(program: int | None) -> dict[str, float]:
+    """CPU seconds of every part since its start."""
+    found = dict.fromkeys(PARTS, 0.0)
+    found["client"] = time.process_time()
+    for process in psutil.Process(program).children(recursive=True):
+        try:
+            line, threads = " ".join(process.cmdline()), _threads(process.pid)
+        except (psutil.Error, OSError):  # it has ended
+            continue
+        role = next((role for part, role in _ROLES.items() if part in line), "Ray")
+        if role == "replica":  # its busiest threads; neither has a name
+            engine, loop, *others = sorted(threads.values(), reverse=True)
+            found["replica: engine"] += engine
+            found["replica: event loop"] += loop
+            found["Ray"] += sum(others)
+        else:
+            found[role] += sum(threads.values())
+    return found
+
+
+def _threads(process: int) -> dict[int, float]:
+    """CPU seconds by thread, to the nanosecond."""
+    tasks = Path(f"/proc/{process}/task").iterdir()
+    return {int(task.name): int((task / "schedstat").read_text().split()[0]) / 1e9 for task in tasks}

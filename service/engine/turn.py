@@ -1,0 +1,137 @@
+"""One step of some running requests: a forward of the backbone, then forwards of MRP until none of them needs one.
+
+A turn is begun and then proceeds from forward to forward. In between, its forward may still be under way on the device,
+and the engine attends to another turn. An unexpected error in the bookkeeping of one request ends that request only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import islice
+
+from service.decode.policy import Reading
+from service.engine.drafting.pricing import Pricing
+from service.engine.forward.memory import FittingForward
+from service.engine.forward.pending import Beginning, Pending
+from service.engine.forward.rows import Row
+from service.engine.request import ForwardKind
+from service.engine.sequence import Sequence
+from service.errors import DecodingFailed, MrpServeError, OutOfMemory
+from service.tracebacks import kind_and_place, without_message
+
+_log = logging.getLogger(__name__)
+
+#: the sequences that have rows in a forward, and the rows
+StepRows = list[tuple[Sequence, list[Row]]]
+
+
+class Forwards:
+    """The forwards of an engine. `seconds`: of `clock`, spent in them since the last `take_seconds`."""
+
+    def __init__(self, evaluate: Beginning, refine: Beginning, clock: Callable[[], float]) -> None:
+        self._evaluate, self._refine = evaluate, refine
+        self._evaluating, self._refining = FittingForward(), FittingForward()
+        self._clock, self._seconds = clock, 0.0
+
+    def evaluate(self, plan: StepRows) -> Pending[Reading | None]:
+        """Begins a forward of the backbone."""
+        return self._begun(self._evaluating, self._evaluate, plan)
+
+    def refine(self, plan: StepRows) -> Pending[Reading | None]:
+        """Begins a forward of MRP."""
+        return self._begun(self._refining, self._refine, plan)
+
+    def read(self, pending: Pending[Reading | None]) -> list[Reading | None]:
+        """Waits for a forward."""
+        began = self._clock()
+        readings = pending()
+        self._seconds += self._clock() - began
+        return readings
+
+    def take_seconds(self) -> float:
+        """The seconds since the last call."""
+        taken, self._seconds = self._seconds, 0.0
+        return taken
+
+    def _begun(self, fitting: FittingForward, begin: Beginning, plan: StepRows) -> Pending[Reading | None]:
+        began = self._clock()
+        pending = fitting.begin(begin, [row for _, rows in plan for row in rows])
+        self._seconds += self._clock() - began
+        return pending
+
+
+class Turn:
+    """A turn of the sequences of a plan. Its first forward is under way as soon as it exists."""
+
+    def __init__(self, plan: StepRows, forwards: Forwards, pricing: Pricing, clock: Callable[[], float]) -> None:
+        self._plan, self._forwards, self._pricing, self._clock = plan, forwards, pricing, clock
+        self.sequences = [sequence for sequence, _ in plan]
+        self._work, self._refined = pricing.work, list[int]()
+        self._refines = False
+        self._pending = forwards.evaluate(plan)
+
+    def proceed(self, counts: Counter[ForwardKind]) -> bool:
+        """Waits for the forward, hands its readings out and begins the next one. False: the turn is over.
+
+        `counts`: requests by kind of forward, to which this forward is added.
+        """
+        self._pricing.resume(self._work)
+        for sequence, rows, readings in _served(self._plan, self._forwards.read(self._pending)):
+            try:
+                if self._refines:
+                    counts["mrp"] += 1
+                    sequence.accept_refinement(readings)
+                else:
+                    self._accept(sequence, rows, readings, counts)
+            except Exception as error:  # noqa: BLE001 - any error here concerns only this request
+                end_alone(sequence, error)
+        self._refines = True
+        self._plan = [(sequence, rows) for sequence in self.sequences if (rows := sequence.next_refinement())]
+        if self._plan:
+            self._refined.append(sum(len(rows) for _, rows in self._plan))
+            self._pending = self._forwards.refine(self._plan)
+        else:
+            self._pricing.end(self._refined)
+        return bool(self._plan)
+
+    def _accept(
+        self, sequence: Sequence, rows: list[Row], readings: list[Reading], counts: Counter[ForwardKind]
+    ) -> None:
+        kinds = sequence.accept(rows, readings)
+        for kind in kinds:
+            counts[kind] += 1
+        if "prefill" in kinds:
+            sequence.stats = replace(sequence.stats, prefill_s=self._clock() - sequence.submitted)
+
+
+def _served(plan: StepRows, found: Iterable[Reading | None]) -> Iterator[tuple[Sequence, list[Row], list[Reading]]]:
+    """The sequences with their readings. Left out: those that ended meanwhile, those without memory for a row."""
+    results = iter(found)
+    for sequence, rows in plan:
+        readings = [reading for reading in islice(results, len(rows)) if reading is not None]
+        if sequence.finish_reason is not None:
+            continue
+        if len(readings) < len(rows):
+            sequence.fail(OutOfMemory("the device ran out of memory in a step of this request", retry_after=1.0))
+        else:
+            yield sequence, rows, readings
+
+
+def end_alone(sequence: Sequence, error: Exception) -> None:
+    """Ends the request whose bookkeeping raised an error. No other request ends.
+
+    Of an unexpected error, the log gets its kind and place. It does not get the message, which may quote a prompt.
+    """
+    if isinstance(error, MrpServeError):
+        sequence.fail(error)
+        return
+    request_id, traceback = sequence.request.request_id, without_message(error)
+    _log.error(
+        "the decoding of a request failed: %s",
+        kind_and_place(error),
+        extra={"request_id": request_id, "exception": traceback},
+    )
+    sequence.fail(DecodingFailed("decoding this request raised an unexpected error; see the server's log"))

@@ -1,0 +1,85 @@
+// The calibration's frontier: accuracy against tokens a second, a point for each plan. A plan can be picked.
+
+import { el, svg } from "./dom.js";
+import { named, same } from "./plan.js";
+
+const WIDTH = 480, HEIGHT = 270, LEFT = 52, RIGHT = 18, TOP = 26, LOW = 42;
+
+/** Draws the frontier of a model. `pick(plan)`: a point was chosen. */
+export class Frontier {
+  constructor(root, model, pick) {
+    Object.assign(this, { root, model, pick, rows: model.quality.frontier });
+  }
+
+  /** Draws it with the chosen plans marked. */
+  draw(plans) {
+    const { measured, missing } = this.model.quality;
+    if (!this.rows.length) return this.root.replaceChildren(el("p", { class: "summary", text: missing ?? "The calibration has no frontier." }));
+    this.at = measured.chosen_at;
+    const speeds = this.rows.map((row) => this.#speed(row));
+    this.most = Math.max(...speeds) * 1.08;
+    const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "frontier", role: "img", "aria-label": "Accuracy against tokens a second; the list beside it has the same plans" },
+      this.#axes(), this.#line(), this.rows.map((row, number) => this.#point(row, number, this.#chosen(row, plans))));
+    this.root.replaceChildren(
+      el("div", { class: "measured" }, picture, el("ol", {}, this.rows.map((row, number) => this.#entry(row, number, this.#chosen(row, plans))))),
+      el("p", { class: "summary", text: `Measured ${measured.at} on ${measured.prompts} prompts (${measured.scorer}), ${measured.device}, ${measured.dtype}, ${this.at} requests together. Choose a point to try its plan.` }),
+    );
+  }
+
+  #chosen(row, plans) {
+    return plans.some((plan) => same(plan, row.plan, this.model));
+  }
+
+  #speed(row) {
+    return row.speed.find((one) => one.concurrency === this.at).tokens_per_second;
+  }
+
+  #x(speed) {
+    return LEFT + (speed / this.most) * (WIDTH - LEFT - RIGHT);
+  }
+
+  #y(accuracy) {
+    return TOP + (1 - accuracy) * (HEIGHT - TOP - LOW);
+  }
+
+  #axes() {
+    const step = 10 ** Math.floor(Math.log10(this.most)) / (this.most / 10 ** Math.floor(Math.log10(this.most)) < 3 ? 2 : 1);
+    const speeds = Array.from({ length: Math.floor(this.most / step) + 1 }, (_, number) => number * step);
+    return [
+      ...[0, 0.25, 0.5, 0.75, 1].flatMap((level) => [
+        svg("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: this.#y(level), y2: this.#y(level), class: "level" }),
+        svg("text", { x: LEFT - 8, y: this.#y(level) + 4, class: "tick end", text: `${level * 100} %` }),
+      ]),
+      ...speeds.map((speed) => svg("text", { x: this.#x(speed), y: HEIGHT - LOW + 18, class: "tick middle", text: speed.toLocaleString("en") })),
+      svg("text", { x: (LEFT + WIDTH) / 2, y: HEIGHT - 4, class: "tick middle", text: "tokens a second" }),
+      svg("text", { x: 2, y: 10, class: "tick", text: "accuracy" }),
+    ];
+  }
+
+  #line() {
+    const points = this.rows.map((row) => `${this.#x(this.#speed(row))},${this.#y(row.accuracy)}`);
+    return svg("polyline", { points: points.join(" "), class: "front" });
+  }
+
+  #point(row, number, chosen) {
+    const [x, y] = [this.#x(this.#speed(row)), this.#y(row.accuracy)];
+    return svg("g", { class: `point${chosen ? " chosen" : ""}`, onclick: () => this.pick(row.plan) },
+      svg("title", { text: named(row.plan) }),
+      this.#presets(row).length ? svg("circle", { cx: x, cy: y, r: 14, class: "ring" }) : null,
+      svg("circle", { cx: x, cy: y, r: 10, class: "dot" }),
+      svg("text", { x, y: y + 4, class: "number", text: String(number + 1) }));
+  }
+
+  #entry(row, number, chosen) {
+    const speed = Math.round(this.#speed(row)).toLocaleString("en");
+    return el("li", {}, el("button", { type: "button", class: "entry", "aria-pressed": String(chosen), onclick: () => this.pick(row.plan) },
+      el("span", { class: "number", text: String(number + 1) }),
+      el("span", {}, el("b", { text: named(row.plan) }), this.#presets(row).map((name) => el("em", { text: name })),
+        el("small", { text: `accuracy ${(row.accuracy * 100).toFixed(1)} %, ${speed} tokens a second, ${row.tokens_per_forward.toFixed(2)} a forward` }))));
+  }
+
+  /** The names of the presets that are this plan. */
+  #presets(row) {
+    return Object.entries(this.model.quality.presets).filter(([, plan]) => same(plan, row.plan, this.model)).map(([name]) => name);
+  }
+}

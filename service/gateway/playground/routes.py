@@ -1,0 +1,69 @@
+"""Serves the playground: `GET /` and the files that it loads, from memory. The ingress adds these routes.
+
+The page needs no API key; what it asks of the API does. The headers allow nothing from elsewhere, no inline script or
+style, and no text that becomes markup. Addresses in the page are relative, so it works behind a route prefix.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from service.quality.states import FILE as STATES
+
+_FOLDER = Path(__file__).parent / "page"
+_INDEX = "index.html"
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".json": "application/json",
+    ".svg": "image/svg+xml",
+}
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+#: browsers keep the files, and ask each time whether they are still right
+HEADERS = {
+    "Cache-Control": "no-cache",
+    "Content-Security-Policy": _POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+def playground_routes() -> list[Route]:
+    """`/` and `/playground/<file>` for every file of the page."""
+    return [Route("/", _index), *(Route(f"/playground/{name}", _file) for name in files() if name != _INDEX)]
+
+
+@cache
+def files() -> dict[str, bytes]:
+    """The content of every file by its name, the states' names and colours among them."""
+    paths = [*sorted(_FOLDER.iterdir()), STATES]
+    return {path.name: path.read_bytes() for path in paths if path.suffix in _TYPES}
+
+
+async def _index(request: Request) -> Response:
+    return _answer(request, _INDEX)
+
+
+async def _file(request: Request) -> Response:
+    return _answer(request, request.url.path.rpartition("/")[2])
+
+
+def _answer(request: Request, name: str) -> Response:
+    content = files()[name]
+    tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    headers = {**HEADERS, "ETag": tag}
+    if tag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(content, headers=headers, media_type=_TYPES[Path(name).suffix])

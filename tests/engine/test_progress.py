@@ -1,0 +1,78 @@
+"""`Engine.progress`: the steps of requests that ask for them, after the engine's step that took them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+
+from service.decode.block import Step
+from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
+from service.decode.params import ModeParams
+from service.engine import BlockEvent, BlockProgress, Engine, EngineWorker, GenerationRequest
+from service.model import Checkpoint, load_checkpoint
+from tests.tiny import GOLDEN
+
+PROMPT = tuple(range(3, 10))
+MODES = (Static(), Dynamic(0.1), Direct(2), Speculative(mrp_steps=2), Remask(0.1))
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Checkpoint:
+    return load_checkpoint(GOLDEN / "sdar-mrp-random-a")
+
+
+def asked(name: str, params: ModeParams, report: bool = True) -> GenerationRequest:
+    return GenerationRequest(name, PROMPT, params, max_new_tokens=14, report_steps=report)
+
+
+def test_progress_of_a_block_is_the_steps_of_its_event(checkpoint: Checkpoint) -> None:
+    engine = Engine(checkpoint)
+    for number, params in enumerate(MODES):
+        engine.submit(asked(str(number), params))
+    told: dict[tuple[str, int], list[Step]] = defaultdict(list)
+    finished = set()
+    while engine.has_work:
+        events = engine.step()
+        for one in engine.progress:
+            assert (one.request_id, one.index) not in finished
+            assert one.first == len(told[one.request_id, one.index])
+            assert one.steps
+            assert one.total_s >= 0
+            told[one.request_id, one.index] += one.steps
+        for event in events:
+            finished.add((event.request_id, event.index))
+            assert tuple(told[event.request_id, event.index]) == event.steps
+    assert {request_id for request_id, _ in finished} == {str(number) for number in range(len(MODES))}
+
+
+def test_requests_that_do_not_ask_make_none(checkpoint: Checkpoint) -> None:
+    engine = Engine(checkpoint)
+    engine.submit(asked("silent", Static(), report=False))
+    while engine.has_work:
+        engine.step()
+        assert engine.progress == []
+
+
+def test_answers_do_not_depend_on_it(checkpoint: Checkpoint) -> None:
+    engine = Engine(checkpoint)
+    for params in MODES:
+        plain, told = (engine.generate([asked("x", params, report)])[0] for report in (False, True))
+        assert (plain.token_ids, plain.blocks[-1].steps) == (told.token_ids, told.blocks[-1].steps)
+
+
+async def test_a_workers_stream_has_the_steps_before_their_block(checkpoint: Checkpoint) -> None:
+    worker = EngineWorker(Engine(checkpoint))
+    worker.start()
+    try:
+        steps: list[Step] = []
+        async for item in worker.generate(asked("x", Speculative(mrp_steps=2))):
+            if isinstance(item, BlockProgress):
+                steps += item.steps
+            else:
+                assert isinstance(item, BlockEvent)
+                assert tuple(steps) == item.steps
+                steps = []
+        assert steps == []
+    finally:
+        worker.stop()

@@ -1,0 +1,168 @@
+"""`stream_steps`: every decoding step is an event, sent while its block is decoded, and the answer stays the same."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from service.errors import ReplicaLost
+from service.gateway.http.answers import BlockFrame, StepFrame
+from service.model import Checkpoint
+from service.wire import Chunk, Ending, Progress
+from tests.gateway.conftest import MakeGenerator
+from tests.gateway.doubles import STATS, Dying, Scripted
+from tests.gateway.engines import Held
+from tests.gateway.generate.helpers import CASES, GENERATE, body, essence, frames, golden_body, refused, streamed
+from tests.gateway.helpers import assert_shape, over
+
+STEP = {"block": 0, "kind": "denoise", "revealed": [(0, 5, 0.5)], "revoked": [], "drafted": [], "accepted": 0}
+PICKED = Progress(0, 0, (STEP,), {5: " five"}, 3, 0.0015)
+
+
+def steps_of(events: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any]]:
+    return [data for name, data in events if name == "step"]
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_the_steps_are_those_of_the_trace_and_the_answer_is_the_same(
+    http: httpx.AsyncClient, case: dict[str, Any]
+) -> None:
+    asked = golden_body(case, return_trace=True, seed=7)
+    plain = await streamed(http, asked)
+    events = await frames(http, {**asked, "stream_steps": True})
+    steps = steps_of(events)
+    trace = [{name: step[name] for name in STEP} for step in steps]
+    assert trace == plain["trace"]
+    for step in steps:
+        assert step["texts"].keys() == {str(token) for _, token, _ in (*step["revealed"], *step["drafted"])}
+    rest = [event for event in events if event[0] != "step"]
+    answer = {**rest[-1][1], "text": "", "token_ids": [], "trace": []}
+    for name, block in rest[:-1]:
+        assert name == "block"
+        answer |= {field: answer[field] + block[field] for field in ("text", "token_ids", "trace")}
+    assert essence(answer) == essence(plain)
+
+
+async def test_steps_come_in_order_before_their_block(http: httpx.AsyncClient) -> None:
+    events = await frames(http, body(stream_steps=True, max_new_tokens=20))
+    numbers: dict[int, int] = {}
+    finished, before = -1, 0.0
+    for name, data in events[:-1]:
+        if name == "block":
+            assert_shape(BlockFrame, data)
+            assert data["index"] == finished + 1
+            finished = data["index"]
+            continue
+        assert_shape(StepFrame, data)
+        assert data["block"] == finished + 1
+        assert data["step"] == numbers.get(data["block"], 0)
+        assert data["ms"] >= before
+        numbers[data["block"]], before = data["step"] + 1, data["ms"]
+    assert set(numbers) == set(range(finished + 1))
+
+
+async def test_only_the_first_block_has_positions_of_the_prompt(http: httpx.AsyncClient) -> None:
+    [model] = (await http.get("/v1/models")).json()["data"]
+    events = await frames(http, body(prompt_token_ids=[1, 2, 3, 4, 5], stream_steps=True))
+    held = {step["block"]: step["prompt_positions"] for step in steps_of(events)}
+    assert held == {block: 5 % model["block_size"] if block == 0 else 0 for block in held}
+    assert len(held) > 1
+
+
+async def test_a_step_is_sent_before_the_next_forward_is_made(
+    make_generator: MakeGenerator, checkpoint: Checkpoint
+) -> None:
+    held = Held()
+    generator = make_generator(parts=held.parts)
+    async with over(generator) as http:
+        held.let(1)
+        request = http.build_request("POST", GENERATE, json=body(prompt_token_ids=[7], stream=True, stream_steps=True))
+        items = await _first_bytes(http, request, held)
+    assert b"event: step" in items
+    assert b"event: block" not in items
+
+
+async def _first_bytes(http: httpx.AsyncClient, request: httpx.Request, held: Held) -> bytes:
+    """What the application has sent when the engine waits before its second forward."""
+    import asyncio
+
+    sent: list[bytes] = []
+    came = asyncio.Event()
+    app = http._transport.app  # type: ignore[attr-defined]
+    asked = False
+
+    async def receive() -> dict[str, Any]:
+        nonlocal asked
+        if not asked:
+            asked = True
+            return {"type": "http.request", "body": request.content, "more_body": False}
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: Any) -> None:
+        sent.append(message.get("body", b""))
+        if b"event:" in b"".join(sent):
+            came.set()
+
+    scope = {"type": "http", "method": "POST", "path": GENERATE, "headers": [], "query_string": b"", "root_path": ""}
+    visit = asyncio.ensure_future(app({**scope, "asgi": {"spec_version": "2.3"}}, receive, send))
+    async with asyncio.timeout(20):
+        await came.wait()
+    await held.holds(before=2)
+    taken = b"".join(sent)
+    visit.cancel()
+    await asyncio.gather(visit, return_exceptions=True)
+    held.release()
+    return taken
+
+
+async def test_who_does_not_ask_gets_no_steps(http: httpx.AsyncClient) -> None:
+    assert steps_of(await frames(http, body(return_trace=True))) == []
+
+
+async def test_steps_without_a_stream_are_refused(http: httpx.AsyncClient) -> None:
+    response = await http.post(GENERATE, json=body(stream_steps=True))
+    detail = response.json()["error"]
+    assert (response.status_code, detail["param"]) == (422, "stream_steps")
+    assert detail["message"] == (
+        "stream_steps is true and stream is false: steps are events of a stream, set stream to true"
+    )
+    assert "stream_steps" in (await refused(http, body(stream_steps="yes")))["message"]
+
+
+async def test_after_a_loss_the_steps_of_the_open_block_begin_again(make_generator: MakeGenerator) -> None:
+    asked = body(stream_steps=True, max_new_tokens=16)
+    async with over(make_generator("whole")) as http:
+        whole = await frames(http, asked)
+    dying = Dying(make_generator("first"), make_generator("second"), after=2)
+    async with over(dying) as http:
+        events = await frames(http, asked)
+    assert len(dying.works) == 2
+    steps = [(step["block"], step["step"]) for step in steps_of(events)]
+    assert steps[:3] == [(0, 0), (0, 1), (0, 0)]
+    alike = ("block", "step", "revealed", "texts", "prompt_positions")
+    kept = [{name: step[name] for name in alike} for step in steps_of(events)[2:]]
+    assert kept == [{name: step[name] for name in alike} for step in steps_of(whole)]
+    assert [data["token_ids"] for name, data in events if name == "block"] == [
+        data["token_ids"] for name, data in whole if name == "block"
+    ]
+
+
+async def test_an_error_after_a_step_is_an_event() -> None:
+    async with over(Scripted(PICKED, ReplicaLost("gone")), max_failovers=0) as http:
+        (first, step), (last, error) = await frames(http, body(stream_steps=True))
+    assert (first, last) == ("step", "error")
+    assert step == json.loads(
+        json.dumps({**STEP, "step": 0, "texts": {"5": " five"}, "prompt_positions": 3, "ms": 1.5})
+    )
+    assert error["error"]["code"] == "replica_lost"
+
+
+async def test_steps_are_no_blocks_for_admission_and_the_log() -> None:
+    items = [PICKED, Chunk(0, "a", (1,), STATS), Ending("stop", 3, 1, STATS)]
+    async with over(Scripted(*items)) as http:
+        names = [name for name, _ in await frames(http, body(stream_steps=True))]
+    assert names == ["step", "block", "done"]

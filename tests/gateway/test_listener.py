@@ -1,0 +1,203 @@
+"""The ingress's own server, over real connections: answers, clients that leave, its end, and a taken address."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from service.gateway.http.leaving import EndWhenLeft
+from service.gateway.http.listener import Listener, bind
+from service.gateway.ingress import Ingress
+from service.settings import Settings
+from tests.gateway.conftest import MakeGenerator
+from tests.gateway.engines import Held
+from tests.gateway.generate.helpers import body
+from tests.gateway.helpers import eventually, idle
+from tests.gateway.local import LocalBackend
+
+
+class Application:
+    """Answers when the test says so. Notes what becomes of its requests."""
+
+    def __init__(self) -> None:
+        self.asked, self.answers = asyncio.Event(), asyncio.Event()
+        self.ended: list[str] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            body = await request.body()
+            self.asked.set()
+            if scope["path"] == "/stream":
+                await StreamingResponse(self._parts())(scope, receive, send)
+            else:
+                await self.answers.wait()
+                await PlainTextResponse(body)(scope, receive, send)
+            self.ended.append("answered")
+        except asyncio.CancelledError:
+            self.ended.append("cancelled")
+            raise
+
+    async def _parts(self) -> AsyncIterator[bytes]:
+        yield b"first "
+        await self.answers.wait()
+        yield b"last"
+
+
+@pytest.fixture
+def app() -> Application:
+    return Application()
+
+
+@pytest.fixture
+async def port(app: Application, unused_tcp_port: int) -> AsyncIterator[int]:
+    listener = await Listener.start(app, "127.0.0.1", unused_tcp_port)
+    yield unused_tcp_port
+    app.answers.set()
+    await listener.close(5.0)
+
+
+def client(port: int) -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60)
+
+
+async def connect(port: int, request: bytes) -> asyncio.StreamWriter:
+    """A client that sends and may then leave."""
+    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request)
+    return writer
+
+
+async def accepts(port: int) -> bool:
+    """Whether a new connection is taken."""
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except ConnectionError:
+        return False
+    writer.close()
+    return True
+
+
+def post(path: str, body: bytes = b"hello") -> bytes:
+    return b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (path.encode(), len(body), body)
+
+
+async def test_it_answers_on_kept_connections(app: Application, port: int) -> None:
+    app.answers.set()
+    async with client(port) as http:
+        assert [(await http.post("/", content=text)).text for text in ("one", "two")] == ["one", "two"]
+    assert app.ended == ["answered", "answered"]
+
+
+async def test_who_leaves_before_the_answer_ends_the_request(app: Application, port: int) -> None:
+    writer = await connect(port, post("/"))
+    await app.asked.wait()
+    writer.close()
+    await eventually(lambda: app.ended == ["cancelled"])
+
+
+async def test_who_leaves_within_a_body_ends_the_request(app: Application, port: int) -> None:
+    writer = await connect(port, post("/")[:-3])
+    writer.close()
+    async with client(port) as http:  # the server goes on
+        app.answers.set()
+        assert (await http.post("/", content="next")).text == "next"
+    assert app.ended[-1] == "answered"
+
+
+async def test_a_stream_ends_when_its_client_leaves(app: Application, port: int) -> None:
+    async with client(port) as http, http.stream("POST", "/stream") as response:
+        assert await anext(response.aiter_raw()) == b"first "
+    app.asked.clear()
+    await eventually(lambda: len(app.ended) == 1)
+    assert not app.answers.is_set()
+
+
+async def test_its_end_waits_for_requests_and_takes_no_more(app: Application, unused_tcp_port: int) -> None:
+    listener = await Listener.start(app, "127.0.0.1", unused_tcp_port)
+    async with client(unused_tcp_port) as http:
+        asked = asyncio.create_task(http.post("/", content="slow"))
+        await app.asked.wait()
+        closing = asyncio.create_task(listener.close(60.0))
+        while await accepts(unused_tcp_port):
+            await asyncio.sleep(0.01)
+        app.answers.set()
+        assert (await asked).text == "slow"
+    await closing
+
+
+async def test_a_taken_address(app: Application) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(OSError, match="in use"):
+            await Listener.start(app, "127.0.0.1", taken.getsockname()[1])
+
+
+async def test_small_packets_are_sent_at_once(unused_tcp_port: int) -> None:
+    accepted = asyncio.get_running_loop().create_future()
+
+    class Protocol(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            made = transport.get_extra_info("socket")
+            accepted.set_result(made.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    bound = bind("127.0.0.1", unused_tcp_port)
+    async with await asyncio.get_running_loop().create_server(Protocol, sock=bound):
+        writer = await connect(unused_tcp_port, b"")
+        assert await accepted
+        writer.close()
+
+
+async def test_signals_stay_with_the_process(app: Application, port: int) -> None:
+    app.answers.set()
+    before = signal.getsignal(signal.SIGTERM)
+    async with client(port) as http:
+        await http.post("/")
+        assert signal.getsignal(signal.SIGTERM) is before
+
+
+async def test_who_else_cancels_is_heard() -> None:
+    """A server that ends cancels its requests. Then the application's end is not the client's leaving."""
+    held = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        await held.wait()
+
+    async def stays() -> dict[str, object]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    task = asyncio.create_task(EndWhenLeft(app)({"type": "http"}, stays, lambda _: asyncio.sleep(0)))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_nothing_is_left_of_a_request_whose_client_has_left(
+    make_generator: MakeGenerator, unused_tcp_port: int, stream: bool
+) -> None:
+    held = Held()
+    generator = make_generator(parts=held.parts)
+    ingress = Ingress("i0", Settings(), LocalBackend(generator))
+    listener = await Listener.start(ingress.app(answers_request_id=True), "127.0.0.1", unused_tcp_port)
+    asked = json.dumps(body(max_new_tokens=1900, ignore_eos=True, stream=stream)).encode()
+    writer = await connect(unused_tcp_port, post("/generate", asked))
+    await held.holds()
+    assert (ingress.snapshot().in_flight, generator.snapshot().in_flight) == (1, 1)
+    writer.close()
+    await eventually(lambda: ingress.snapshot().in_flight == 0)
+    held.release()
+    await eventually(lambda: idle(generator))
+    await listener.close(5.0)

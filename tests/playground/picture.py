@@ -1,0 +1,58 @@
+"""The pictures of docs/playground.md: `python -m tests.playground.picture docs`. `make pictures` runs it.
+
+Without playwright or a browser it says so and leaves the pictures as they are.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from PIL import Image
+
+from service.demo import CHECKPOINT
+from service.engine import Parts
+from service.gateway.ingress import Ingress
+from service.model import load_checkpoint
+from service.replica.generator import Generator
+from service.settings import Settings
+from tests.engine.helpers import FAIR
+from tests.gateway.local import LocalBackend
+from tests.playground.browsing import Visit, program
+from tests.playground.serving import listening
+
+SIZE = {"width": 1280, "height": 890}
+#: the moment that is shown
+_AT = 24
+
+
+def main(folder: Path) -> None:
+    """Photographs a race on the demo, light and dark."""
+    browser = program()
+    if browser is None or find_spec("playwright") is None:
+        sys.stderr.write("no picture of the playground: Chromium or playwright is missing\n")
+        return
+    from playwright.sync_api import sync_playwright
+
+    settings = Settings(device="cpu", dtype="float32")
+    generator = Generator("r0", load_checkpoint(CHECKPOINT), settings, parts=Parts(costs=FAIR))
+    app = Ingress("i0", Settings(), LocalBackend(generator)).app(answers_request_id=True)
+    with listening(app) as url, sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])
+        for scheme, name in (("light", "playground.png"), ("dark", "playground-dark.png")):
+            context = chromium.new_context(viewport=SIZE, color_scheme=scheme, reduced_motion="reduce")
+            one = Visit(context, url)
+            one.page.check("#race")
+            one.run(lanes=2)
+            one.seek(_AT)
+            one.page.locator("[data-lane=A] .cell.accepted").first.hover()
+            one.page.screenshot(path=folder / name)
+            with Image.open(folder / name) as shot:
+                shot.convert("RGB").quantize(128).save(folder / name, optimize=True)
+        chromium.close()
+    generator.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

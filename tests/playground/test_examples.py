@@ -1,0 +1,73 @@
+"""The examples of a checkpoint's card reach GET /v1/models, and a broken card stops nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from service.demo import CHECKPOINT
+from service.gateway.http.models import Model, models_json
+from service.replica.examples import examples_of
+from service.wire import Example
+from tests.gateway.doubles import CARD
+
+
+def card(folder: Path, front: str) -> tuple[Example, ...]:
+    (folder / "README.md").write_text(f"---\n{front}\n---\n\n# A model\n", "utf-8")
+    return examples_of(folder)
+
+
+def test_the_demo_has_chats_and_a_text() -> None:
+    examples = examples_of(CHECKPOINT)
+    assert examples[0].messages == ({"role": "user", "content": "Tom has 5 apples, gets 3, loses 2."},)
+    assert any(example.text for example in examples)
+
+
+def test_texts_and_chats_of_the_hubs_form(tmp_path: Path) -> None:
+    front = "widget:\n- text: once\n  example_title: A tale\n- messages: [{role: user, content: hi there}]"
+    tale = Example("A tale", text="once")
+    assert card(tmp_path, front) == (tale, Example("hi there", messages=({"role": "user", "content": "hi there"},)))
+
+
+@pytest.mark.parametrize(
+    "front",
+    [
+        "license: mit",
+        "widget: soon",
+        "widget:\n- src: picture.png",
+        "widget:\n- text: 7",
+        "widget:\n- text: ''",
+        "widget:\n- messages: []",
+        "widget:\n- messages: [{role: user}]",
+        "widget: [",
+        "- a list",
+        "",
+    ],
+)
+def test_what_is_no_prompt_is_left_out(tmp_path: Path, front: str) -> None:
+    assert card(tmp_path, front) == ()
+
+
+def test_cards_that_cannot_be_read(tmp_path: Path) -> None:
+    assert examples_of(tmp_path) == ()
+    (tmp_path / "README.md").write_text("# No front matter\n---\nwidget:\n- text: a\n---\n", "utf-8")
+    assert examples_of(tmp_path) == ()
+    (tmp_path / "README.md").write_bytes(b"---\nwidget:\n- text: \xff\n---\n")
+    assert examples_of(tmp_path) == ()
+
+
+def test_titles_are_short_and_examples_few(tmp_path: Path) -> None:
+    many = "widget:\n" + "\n".join(f"- text: {'word ' * 40}{number}" for number in range(40))
+    examples = card(tmp_path, many)
+    assert len(examples) == 12
+    assert all(len(example.title) == 60 for example in examples)
+    assert examples[0].text == "word " * 40 + "0"
+
+
+def test_the_answer_has_the_shape_that_is_documented() -> None:
+    examples = (Example("a", text="b"), Example("c", messages=({"role": "user", "content": "d"},)))
+    [model] = models_json(replace(CARD, examples=examples))["data"]
+    assert Model.model_validate(model).examples[1].messages == [{"role": "user", "content": "d"}]
+    assert model["examples"] == [{"title": "a", "text": "b"}, {"title": "c", "messages": examples[1].messages}]

@@ -1,0 +1,181 @@
+"""The page's files: types, sizes, caching, headers, without a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import httpx
+import pytest
+
+from service.gateway.ingress import Ingress
+from service.gateway.playground.routes import files
+from service.quality.states import STATES
+from service.settings import Settings
+from tests.gateway.doubles import Scripted
+from tests.gateway.helpers import client, over
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "service" / "gateway" / "playground" / "page"
+TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".json": "application/json"}
+TYPES |= {".svg": "image/svg+xml"}
+LARGEST = 200_000
+ADDRESSES = {name: "/" if name == "index.html" else f"/playground/{name}" for name in files()}
+
+
+@pytest.mark.parametrize("name", ADDRESSES)
+async def test_every_file_is_served_as_what_it_is(name: str) -> None:
+    async with over(Scripted()) as http:
+        answer = await http.get(ADDRESSES[name])
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].partition(";")[0] == TYPES[Path(name).suffix]
+    assert answer.content == files()[name]
+
+
+@pytest.mark.parametrize("name", ADDRESSES)
+async def test_headers_allow_nothing_from_elsewhere_and_nothing_inline(name: str) -> None:
+    async with over(Scripted()) as http:
+        headers = (await http.get(ADDRESSES[name])).headers
+    policy = dict(part.strip().partition(" ")[::2] for part in headers["content-security-policy"].split(";"))
+    assert policy.pop("default-src") == "'none'"
+    own = {name for name, value in policy.items() if value == "'self'"}
+    assert own == {"script-src", "style-src", "img-src", "connect-src"}
+    assert {policy[name] for name in ("base-uri", "form-action", "frame-ancestors", "trusted-types")} == {"'none'"}
+    assert policy["require-trusted-types-for"] == "'script'"
+    assert "unsafe" not in headers["content-security-policy"]
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+
+
+@pytest.mark.parametrize("name", ADDRESSES)
+async def test_browsers_keep_a_file_and_ask_whether_it_is_still_right(name: str) -> None:
+    async with over(Scripted()) as http:
+        first = await http.get(ADDRESSES[name])
+        again = await http.get(ADDRESSES[name], headers={"If-None-Match": first.headers["etag"]})
+        other = await http.get(ADDRESSES[name], headers={"If-None-Match": '"another"'})
+    assert first.headers["cache-control"] == "no-cache"
+    assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", first.headers["etag"])
+    assert (other.status_code, other.content) == (200, first.content)
+
+
+async def test_load_balancers_may_ask_for_the_head() -> None:
+    async with over(Scripted()) as http:
+        answer = await http.head("/")
+    assert (answer.status_code, answer.content) == (200, b"")
+
+
+@pytest.mark.parametrize(
+    "path", ["/playground/nope.js", "/playground/", "/playground/index.html", "/playground/../app.py"]
+)
+async def test_other_files_are_not_found_as_the_api_words_it(path: str) -> None:
+    async with over(Scripted()) as http:
+        answer = await http.get(path)
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "not_found"
+
+
+async def test_the_page_takes_no_posts() -> None:
+    async with over(Scripted()) as http:
+        answer = await http.post("/")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (405, "method_not_allowed")
+
+
+async def test_the_page_needs_no_key_and_what_it_asks_does() -> None:
+    async with over(Scripted(), api_keys=("secret",)) as http:
+        for address in ADDRESSES.values():
+            assert (await http.get(address)).status_code == 200
+        assert (await http.get("/v1/models")).status_code == 401
+        assert (await http.get("/v1/models", headers={"Authorization": "Bearer secret"})).status_code == 200
+
+
+async def test_behind_a_prefix_the_page_is_there_with_a_slash_at_the_end() -> None:
+    """Its addresses are relative, so without the slash they would lead elsewhere."""
+    app = Ingress("i0", Settings(), Scripted()).app(answers_request_id=True)
+
+    async def below(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
+        await app({**scope, "root_path": "/models/demo"}, receive, send)
+
+    async with client(below) as http:
+        bare = await http.get("/models/demo")
+        assert bare.status_code in {307, 308}
+        assert httpx.URL(bare.headers["location"]).path == "/models/demo/"
+        assert (await http.get("/models/demo/")).content == files()["index.html"]
+        assert (await http.get("/models/demo/playground/main.js")).content == files()["main.js"]
+
+
+def test_all_together_are_small() -> None:
+    assert sum(map(len, files().values())) < LARGEST
+
+
+def test_nothing_is_loaded_from_elsewhere_or_stands_inline() -> None:
+    page = files()["index.html"].decode()
+    assert not re.search(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=", page)
+    for name, content in files().items():
+        foreign = re.findall(r"https?://[^\s\"'`)]+", content.decode())
+        assert set(foreign) <= {"http://www.w3.org/2000/svg"}, name
+    addresses = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert {address for address in addresses if address != "docs"} <= {f"playground/{name}" for name in files()}
+    assert not [address for address in addresses if address.startswith("/")]
+
+
+def test_every_module_that_is_imported_is_served_and_nothing_is_left_over() -> None:
+    asked = {"main.js"}
+    for name, content in files().items():
+        if name.endswith(".js"):
+            asked |= set(re.findall(r'from "\./([\w.]+)"', content.decode()))
+    assert asked == {name for name in files() if name.endswith(".js")}
+
+
+@pytest.mark.parametrize(
+    "sink", ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "DOMParser"]
+)
+def test_no_text_becomes_markup(sink: str) -> None:
+    assert [name for name, content in files().items() if sink.encode() in content] == []
+
+
+def test_the_states_of_cells_are_those_of_the_pictures() -> None:
+    assert files()["states.json"] == (ROOT / "service" / "quality" / "states.json").read_bytes()
+    style = files()["stage.css"].decode()
+    assert {name for name in STATES if f".{name}" not in style} == set()
+    for state in STATES.values():
+        assert re.fullmatch(r"#[0-9a-f]{6}", state.light)
+        assert re.fullmatch(r"#[0-9a-f]{6}", state.dark)
+
+
+def test_no_mode_stands_in_the_page() -> None:
+    """Modes, knobs and limits come from GET /v1/models."""
+    from service.decode.modes import MODES
+
+    for name, content in files().items():
+        if name.endswith(".js"):
+            words = set(re.findall(r'"([a-z_]+)"', content.decode()))
+            assert not words & set(MODES), name
+
+
+def test_the_wheel_has_the_files() -> None:
+    """Hatch packs what lies in the packages, unless git ignores it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    assert "service" in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    paths = [str(path) for path in (*PAGE.iterdir(), ROOT / "service" / "quality" / "states.json")]
+    assert subprocess.run(["git", "check-ignore", *paths], cwd=ROOT, capture_output=True, check=False).stdout == b""
+    known = subprocess.run(["git", "ls-files", *paths], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert len(known.splitlines()) == len(paths)
+
+
+async def test_the_models_limits_are_enough_for_the_page() -> None:
+    async with over(Scripted()) as http:
+        [model] = (await http.get("/v1/models")).json()["data"]
+    assert model["mode_info"].keys() == set(model["modes"])
+    threshold = model["mode_info"]["dynamic"]["knobs"]["threshold"]
+    assert json.dumps(threshold)
+    assert {name: threshold[name] for name in ("type", "exclusive_minimum", "maximum", "default")} == {
+        "type": "number",
+        "exclusive_minimum": 0,
+        "maximum": 1,
+        "default": 0.9,
+    }
+    steps = model["mode_info"]["static"]["knobs"]["tokens_per_step"]
+    assert (steps["type"], steps["minimum"], steps["maximum"]) == ("integer", 1, model["block_size"])
