@@ -88,7 +88,8 @@ async def _beats(seconds: float, threads: Sequence[int]) -> list[float]:
     late = list[float]()
     end = time.perf_counter() + seconds
     while not late or time.perf_counter() < end:
-        began, waited = time.perf_counter(), _waited_for_core(threads)
+        waited = _waited_for_core(threads)
+        began = time.perf_counter()  # not earlier: to read a file waits for Python's lock, too
         await asyncio.sleep(_BEAT_S)
         more = time.perf_counter() - began - _BEAT_S
         late.append(max(0.0, more - _waited_for_core(threads) + waited))

@@ -21,7 +21,7 @@ from service.engine.drafting.costs import measure
 from service.engine.drafting.pricing import Pricing
 from service.engine.forward.clock import clock_of
 from service.engine.forward.grouping import same_shapes_for
-from service.engine.forward.pending import AsyncRunner, begins
+from service.engine.forward.pending import AsyncRunner, Immediate
 from service.engine.forward.runner import Execution
 from service.engine.kv_cache import PagePool
 from service.engine.observer import EngineState, HarmlessObserver, Observer, SilentObserver, StepReport
@@ -81,10 +81,7 @@ class Engine:
         self._clock = parts.clock
         self.progress: list[BlockProgress] = []
         runner = self._runner
-        evaluate, refine = begins(runner.evaluate), begins(runner.refine)
-        if isinstance(runner, AsyncRunner):
-            evaluate, refine = runner.begin_evaluate, runner.begin_refine
-        self._forwards = Forwards(evaluate, refine, self._clock)
+        self._forwards = Forwards(runner if isinstance(runner, AsyncRunner) else Immediate(runner), self._clock)
         self._overlap = Overlap(config.overlap, self._pricing, asynchronous=checkpoint.device.type == "cuda")
         self._turns: deque[Turn] = deque()
         whole_blocks = min(self.model.max_positions // size, self._pages.capacity) * size

@@ -15,7 +15,7 @@ from itertools import islice
 from service.decode.policy import Reading
 from service.engine.drafting.pricing import Pricing
 from service.engine.forward.memory import FittingForward
-from service.engine.forward.pending import Beginning, Pending
+from service.engine.forward.pending import AsyncRunner, Beginning, Pending
 from service.engine.forward.rows import Row
 from service.engine.request import ForwardKind
 from service.engine.sequence import Sequence
@@ -31,18 +31,18 @@ StepRows = list[tuple[Sequence, list[Row]]]
 class Forwards:
     """The forwards of an engine. `seconds`: of `clock`, spent in them since the last `take_seconds`."""
 
-    def __init__(self, evaluate: Beginning, refine: Beginning, clock: Callable[[], float]) -> None:
-        self._evaluate, self._refine = evaluate, refine
+    def __init__(self, runner: AsyncRunner, clock: Callable[[], float]) -> None:
+        self._runner = runner
         self._evaluating, self._refining = FittingForward(), FittingForward()
         self._clock, self._seconds = clock, 0.0
 
     def evaluate(self, plan: StepRows) -> Pending[Reading | None]:
         """Begins a forward of the backbone."""
-        return self._begun(self._evaluating, self._evaluate, plan)
+        return self._begun(self._evaluating, self._runner.begin_evaluate, plan)
 
     def refine(self, plan: StepRows) -> Pending[Reading | None]:
         """Begins a forward of MRP."""
-        return self._begun(self._refining, self._refine, plan)
+        return self._begun(self._refining, self._runner.begin_refine, plan)
 
     def read(self, pending: Pending[Reading | None]) -> list[Reading | None]:
         """Waits for a forward."""

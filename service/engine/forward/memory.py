@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from service.decode.policy import Reading
-from service.engine.forward.pending import Beginning, Pending, begins, done
+from service.engine.forward.pending import Beginning, Pending, done
 from service.engine.forward.rows import Row
 
 _log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class FittingForward:
 
     def read(self, forward: Forward, rows: Sequence[Row]) -> list[Reading | None]:
         """A Reading for every row in order; None for a row whose forward found no memory even alone."""
-        return self.begin(begins(forward), rows)()
+        return self.begin(lambda chunk: done(forward(chunk)), rows)()
 
     def begin(self, forward: Beginning, rows: Sequence[Row]) -> Pending[Reading | None]:
         """As `read`, but the forwards may be under way.

@@ -1,7 +1,7 @@
 """Forwards that are under way: begun now, read later.
 
-On an asynchronous device a forward computes between the two. A runner that can begin forwards is an `AsyncRunner`. Of
-any other runner, `begins` makes forwards that are done when they have begun.
+On an asynchronous device a forward computes between the two. A runner that can begin forwards is an `AsyncRunner`. The
+forwards of any other runner are done when they have begun (`Immediate`).
 """
 
 from __future__ import annotations
@@ -31,9 +31,29 @@ class AsyncRunner(Protocol):
         """Begins a forward of MRP."""
 
 
-def begins(forward: Callable[[Sequence[Row]], list[Reading]]) -> Beginning:
-    """As `forward`, done when it has begun."""
-    return lambda rows: done(forward(rows))
+class Forwarding(Protocol):
+    """A runner whose forwards return their readings."""
+
+    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+        """A forward of the backbone."""
+
+    def refine(self, rows: Sequence[Row]) -> list[Reading]:
+        """A forward of MRP."""
+
+
+class Immediate:
+    """An `AsyncRunner` over any other runner."""
+
+    def __init__(self, runner: Forwarding) -> None:
+        self._runner = runner
+
+    def begin_evaluate(self, rows: Sequence[Row]) -> Pending[Reading]:
+        """Computes a forward of the backbone."""
+        return done(self._runner.evaluate(rows))
+
+    def begin_refine(self, rows: Sequence[Row]) -> Pending[Reading]:
+        """Computes a forward of MRP."""
+        return done(self._runner.refine(rows))
 
 
 def done(results: list[_T]) -> Pending[_T]:

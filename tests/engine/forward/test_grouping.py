@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,9 +35,9 @@ class TestTogether:
         assert in_places(groups) == [0, 1, 2, 3, 4]
 
     def test_fewer_logits_fit_where_one_of_them_is_sampled(self) -> None:
-        reads = [replace(read(slot, slot % 4), sampling=SamplingParams()) for slot in range(5)]
+        reads = [read(slot, slot % 4)._replace(sampling=SamplingParams()) for slot in range(5)]
         assert len(Together(9, 2).reads(reads)) == 1
-        reads[3] = replace(reads[3], sampling=SamplingParams(temperature=0.5))
+        reads[3] = reads[3]._replace(sampling=SamplingParams(temperature=0.5))
         assert [len(group.members) for group in Together(9, 2).reads(reads)] == [2, 2, 1]
 
 
