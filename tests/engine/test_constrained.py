@@ -19,7 +19,7 @@ from tests.engine.constrained import Tally, constrained, engine_of, sampled, try
 
 GREEDY = SamplingParams()
 #: answers that many draws try to fit; the slow test has more
-FEW, MANY = 12, 2000
+FEW, MANY = 8, 2000
 MODES: tuple[ModeParams, ...] = (
     Static(),
     Static(4),
