@@ -33,7 +33,7 @@ class Compiler:
         self._vocabulary: Vocabulary | None = None
         self._kept: OrderedDict[Constraint, Future[CompiledGrammar]] = OrderedDict()
         self._lock = threading.Lock()
-        self._threads = _with_deep_stacks()
+        self._threads: ThreadPoolExecutor | None = None
 
     async def compile(self, constraint: Constraint) -> CompiledGrammar:
         """The grammar of a constraint.
@@ -54,7 +54,8 @@ class Compiler:
 
     def close(self) -> None:
         """Ends the threads after what they compile now."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _compile(self, constraint: Constraint) -> CompiledGrammar:
         with self._lock:
@@ -66,6 +67,8 @@ class Compiler:
         """Called on the event loop's thread only."""
         future = self._kept.get(constraint)
         if future is None:
+            if self._threads is None:
+                self._threads = _with_deep_stacks()
             future = self._kept[constraint] = self._threads.submit(self._compile, constraint)
         self._kept.move_to_end(constraint)
         while len(self._kept) > _KEPT:

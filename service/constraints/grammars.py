@@ -42,7 +42,7 @@ def compile_grammar(constraint: Constraint, vocabulary: Vocabulary) -> CompiledG
         first = grammar.open()
         first.mask(first.forced(()))
     except ConstraintFailed as error:
-        raise InvalidRequest(f"{error.message}; no answer can satisfy it", param=constraint.param) from None
+        raise InvalidRequest(error.message, param=constraint.param) from None
     return grammar
 
 
@@ -69,10 +69,10 @@ _GRAMMARS: Mapping[Kind, Callable[[str], str]] = {
 
 def _matcher(grammar: str, vocabulary: Vocabulary) -> LLMatcher:
     limits = LLParserLimits(
-        max_items_in_row=1000,
+        max_items_in_row=2_000,
         initial_lexer_fuel=500_000,
         step_lexer_fuel=50_000,
-        step_max_items=5_000,
+        step_max_items=10_000,
         max_lexer_states=20_000,
         max_grammar_size=20_000,
         verbose_errors=False,

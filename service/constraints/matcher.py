@@ -53,7 +53,7 @@ class OpenGrammar:
             bits = np.frombuffer(matcher.compute_bitmask(), np.uint8, len(texts)) & texts
             if matcher.is_accepting():
                 bits |= self._vocabulary.eos_bits
-            if not bits.any():
+            if not bits.any() and not matcher.is_error():
                 raise self._failed(f"no token can come after {self._length + len(tokens)} tokens")
         return bits
 
@@ -134,4 +134,5 @@ class OpenGrammar:
 
 
 def _first_line(message: str) -> str:
-    return next(iter(message.splitlines()), "").removesuffix(" <non-verbose/>")
+    line = next(iter(message.splitlines()), "").removesuffix(" <non-verbose/>")
+    return "nothing can come next" if line.startswith("NoExtension") else line
