@@ -98,6 +98,11 @@ def test_serve_still_says_what_its_messages_are_recognised_by() -> None:
             assert piece in text
 
 
+def test_ray_still_says_so_when_it_is_slow_to_start() -> None:
+    text = (PACKAGE / "_private" / "node.py").read_text("utf-8")
+    assert cluster._TOO_SLOW in text
+
+
 def test_the_states_are_called_as_they_were() -> None:
     assert {"RUNNING", "DEPLOY_FAILED"} <= {status.value for status in ApplicationStatus}
     assert {"RUNNING", "STOPPING"} <= {state.value for state in ReplicaState}

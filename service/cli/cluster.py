@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 #: name of the application in Serve
 APPLICATION = "mrp"
 _OBJECT_STORE_BYTES = 200 * 2**20
+#: what Ray says of processes that take long; it waits no longer and has no setting for it
+_TOO_SLOW = "timed out during startup"
 #: seconds between two checks whether Serve's controller answers
 _POLL_S = 0.1
 
@@ -82,6 +84,19 @@ def _imported(module: str) -> Iterator[None]:
 
 
 def _start_ray(num_cpus: int | None, talkative: bool) -> None:
+    """Starts Ray, once more if its processes have not come up within Ray's 30 s, as on a machine that is busy.
+
+    Those of the first attempt end with this program.
+    """
+    try:
+        _init_ray(num_cpus, talkative)
+    except Exception as error:
+        if _TOO_SLOW not in str(error):
+            raise
+        _init_ray(num_cpus, talkative)
+
+
+def _init_ray(num_cpus: int | None, talkative: bool) -> None:
     import ray
 
     ray.init(

@@ -98,3 +98,25 @@ def test_ray_that_does_not_start(machine: Machine, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(cluster, "_start_ray", init)
     with pytest.raises(SettingsError, match=r"^Ray did not start: FileNotFoundError: .*'/nowhere'$"):
         cluster.start(SETTINGS)
+
+
+def test_ray_that_is_slow_to_start_is_started_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries, error = [], Exception("The current node timed out during startup. This could happen because …")
+
+    def init(*_: object) -> None:
+        tries.append(1)
+        if len(tries) == 1:
+            raise error
+
+    monkeypatch.setattr(cluster, "_init_ray", init)
+    cluster._start_ray(1, talkative=False)
+    assert len(tries) == 2
+
+
+def test_ray_that_does_not_come_up_twice_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(*_: object) -> None:
+        raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(cluster, "_init_ray", init)
+    with pytest.raises(Exception, match="timed out during startup"):
+        cluster._start_ray(1, talkative=False)

@@ -29,6 +29,9 @@ from tests.engine.helpers import (
 from tests.reference import Reference
 from tests.tiny import EXPERTS, GOLDEN, GOLDEN_NAMES, tiny_checkpoint
 
+#: room for a few requests: tests that make many engines would else need gigabytes
+SMALL = EngineConfig(kv_cache_tokens=4096)
+
 SHAPES = (
     {"block_size": 1},
     {"block_size": 2, "num_key_value_heads": 4, "num_nextn_predict_layers": 2},
@@ -146,15 +149,15 @@ def test_a_good_drafter_saves_forwards() -> None:
     """An MRP without effect drafts the backbone's next best tokens, which are right often enough to save forwards."""
     checkpoint = load_checkpoint(GOLDEN / GOLDEN_NAMES[1], LoadOptions(mrp_zero=True, dtype=torch.float64))
     requests = pairs(3, checkpoint, 0.0, 10)
-    assert assert_pairs(requests, Engine(checkpoint, parts=Parts(costs=FREE)).generate(requests), 10) > 0
+    assert assert_pairs(requests, Engine(checkpoint, SMALL, parts=Parts(costs=FREE)).generate(requests), 10) > 0
 
 
 @pytest.mark.parametrize("name", GOLDEN_NAMES)
 def test_a_request_does_not_depend_on_its_batch(name: str) -> None:
     checkpoint = golden(name, torch.float64)
     requests = random_requests(random.Random(11), checkpoint, 12, longest=30)
-    together = Engine(checkpoint, EngineConfig(max_rows=64)).generate(requests)
-    engine = Engine(checkpoint, EngineConfig(max_rows=24))
+    together = Engine(checkpoint, replace(SMALL, max_rows=64)).generate(requests)
+    engine = Engine(checkpoint, replace(SMALL, max_rows=24))
     for one, mixed in zip(requests, together, strict=True):
         (alone,) = engine.generate([one])
         assert alone.token_ids == mixed.token_ids
@@ -171,7 +174,7 @@ def test_a_seed_gives_the_same_tokens_again_and_another_seed_others() -> None:
     def decode(seed: int) -> tuple[int, ...]:
         sampling = SamplingParams(temperature=1.2, seed=seed)
         one = GenerationRequest("x", (1, 2, 3), Static(), sampling, max_new_tokens=24)
-        return Engine(checkpoint).generate([one])[0].token_ids
+        return Engine(checkpoint, SMALL).generate([one])[0].token_ids
 
     assert decode(5) == decode(5)
     assert len({decode(seed) for seed in range(6)}) == 6
@@ -183,7 +186,7 @@ def test_a_continued_request_goes_on_as_if_nothing_had_happened() -> None:
     for params in (Static(), Dynamic(0.3), Sequential(1, 3.0), Entropy(3.0), Direct(2), Speculative(3), Remask(0.3)):
         sampling = SamplingParams(temperature=0.9, seed=3)
         whole = GenerationRequest("x", tuple(range(11)), params, sampling, max_new_tokens=30)
-        (done,) = Engine(checkpoint).generate([whole])
+        (done,) = Engine(checkpoint, SMALL).generate([whole])
         sent = done.blocks[0].token_ids + done.blocks[1].token_ids
         rest = replace(whole, prompt_token_ids=whole.prompt_token_ids + sent, max_new_tokens=30 - len(sent))
-        assert Engine(checkpoint).generate([rest])[0].token_ids == done.token_ids[len(sent) :]
+        assert Engine(checkpoint, SMALL).generate([rest])[0].token_ids == done.token_ids[len(sent) :]

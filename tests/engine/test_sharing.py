@@ -157,14 +157,11 @@ class TestMrp:
 
 class TestWhatIsNotWritten:
     @pytest.mark.parametrize("broken", ["evaluate", "refine"])
-    def test_a_step_that_fails_shares_nothing(
-        self, checkpoint: Checkpoint, broken: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def fail(rows: object) -> None:
+    def test_a_step_that_fails_shares_nothing(self, checkpoint: Checkpoint, broken: str) -> None:
+        def fail(self: object, rows: object) -> None:
             raise RuntimeError("broken")
 
-        engine, runner = engine_over(Around, checkpoint)
-        monkeypatch.setattr(runner, broken, fail)
+        engine, _ = engine_over(type("Failing", (Around,), {broken: fail}), checkpoint)
         engine.submit(request("x", PROMPT, Direct(1)))
         with pytest.raises(RuntimeError, match="broken"):
             engine.step()
