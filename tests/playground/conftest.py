@@ -73,8 +73,11 @@ def serve() -> Iterator[Serve]:
 
 
 @pytest.fixture
-def visit(browser: Browser, url: str) -> Iterator[Callable[..., Visit]]:
-    """visit(**options) -> the page, open in a fresh browser. Checks what every visit must keep when the test ends."""
+def visit(browser: Browser, url: str, serve: Serve) -> Iterator[Callable[..., Visit]]:
+    """visit(**options) -> the page, open in a fresh browser. Checks what every visit must keep when the test ends.
+
+    It needs `serve`, so that pages close before their servers do.
+    """
     visits: list[Visit] = []
 
     def visit(at: str = url, ready: bool = True, **options: Any) -> Visit:

@@ -24,7 +24,7 @@ from tests.playground.serving import listening
 
 SIZE = {"width": 1280, "height": 890}
 #: the moment that is shown
-_AT = 24
+_AT = 30
 
 
 def main(folder: Path) -> None:
@@ -49,7 +49,7 @@ def main(folder: Path) -> None:
             one.page.locator("[data-lane=A] .cell.accepted").first.hover()
             one.page.screenshot(path=folder / name)
             with Image.open(folder / name) as shot:
-                shot.convert("RGB").quantize(128).save(folder / name, optimize=True)
+                shot.convert("RGB").save(folder / name, optimize=True)
         chromium.close()
     generator.close()
 

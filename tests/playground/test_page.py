@@ -170,7 +170,7 @@ def test_a_cell_says_its_token_its_confidence_and_who_proposed_it(visit: Visitin
     told = one.page.locator(".detail").inner_text()
     assert "accepted draft" in told
     assert re.search(r"confidence [\d.]+ %", told)
-    assert re.search(r"forward \d+: drafted", told)
+    assert re.search(r"forwards? \d+( to \d+)?: drafted", told)
     accepted.focus()
     before = one.page.evaluate("document.activeElement.getAttribute('aria-label')")
     one.page.keyboard.press("ArrowRight")

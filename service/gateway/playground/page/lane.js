@@ -80,11 +80,6 @@ export class Lane {
       this.flow.append(made);
       this.blocks.push(made);
     }
-    if (count && tape.result && !this.blocks[count - 1].final) {
-      const made = Object.assign(this.#flowing(count - 1), { final: true });
-      this.blocks[count - 1].replaceWith(made);
-      this.blocks[count - 1] = made;
-    }
     this.plain.textContent = tape.chunks.slice(0, count).map((chunk) => chunk?.text ?? "").join("");
     this.flow.classList.toggle("nothing", !count);
   }
@@ -173,7 +168,7 @@ export class Lane {
       el("b", { class: "about" }, `Position ${position + 1} `, cell.text === undefined || beyond ? "" : el("bdi", { class: "piece", text: visible(cell.text) })),
       el("span", { class: `state ${cell.state}`, text: beyond ? "after the end of the answer" : this.states[cell.state].label }),
       ...facts.map(([name, value]) => el("span", { class: "fact" }, `${name} `, el("b", { text: String(value) }))),
-      el("ol", {}, cell.history.map((one) => el("li", {}, `forward ${one.forward}: `, el("b", { class: `state ${one.what}`, text: this.states[one.what].label }), " ", el("bdi", { text: visible(one.text ?? "") }), ` ${percent(one.confidence)}`))));
+      el("ol", {}, told(cell.history).map((one) => el("li", {}, `${one.when}: `, el("b", { class: `state ${one.what}`, text: this.states[one.what].label }), " ", el("bdi", { text: visible(one.text ?? "") }), ` ${percent(one.confidence)}`))));
   }
 
   // --- numbers ---------------------------------------------------------------------------------
@@ -194,6 +189,17 @@ export class Lane {
       return bar;
     }));
   }
+}
+
+/** A cell's history, in which forwards that did the same follow each other in one line. */
+function told(history) {
+  const lines = [];
+  for (const one of history) {
+    const before = lines.at(-1);
+    if (before?.what === one.what && before.text === one.text) Object.assign(before, { confidence: one.confidence, when: `forwards ${before.forward} to ${one.forward}` });
+    else lines.push({ ...one, when: `forward ${one.forward}` });
+  }
+  return lines;
 }
 
 /** Forwards of the backbone that decoded tokens. */

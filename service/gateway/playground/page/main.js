@@ -1,6 +1,6 @@
 // The page: asks what is served, runs what stands in the form, and draws what comes.
 
-import { ApiError, Lost, generate, key, served, states } from "./api.js";
+import { Lost, generate, key, served, states } from "./api.js";
 import { WAYS } from "./copy.js";
 import { byId, el } from "./dom.js";
 import { Form, completed, initial } from "./form.js";
@@ -12,16 +12,17 @@ import { verdict } from "./race.js";
 import { Tape } from "./tape.js";
 import { startTheme } from "./theme.js";
 import { Timeline } from "./timeline.js";
+import { Trouble } from "./trouble.js";
 
 const calm = matchMedia("(prefers-reduced-motion: reduce)").matches;
-let model, names, form, frontier, way = "curl", running = null, lanes = [];
-const timeline = new Timeline(draw, ended);
+let model, names, form, frontier, addressed, way = "curl", running = null, lanes = [];
+const timeline = new Timeline(draw);
+const trouble = new Trouble(() => form && changed());
 
 startTheme();
 boot();
 byId("form").addEventListener("submit", (event) => (event.preventDefault(), run()));
 byId("stop").addEventListener("click", () => running?.abort());
-byId("key-form").addEventListener("submit", unlock);
 byId("link").addEventListener("click", () => copy(linkTo(form.state), byId("link")));
 byId("copy").addEventListener("click", () => copy(byId("code").textContent, byId("copy")));
 byId("pace").addEventListener("change", () => (timeline.live = following()));
@@ -32,9 +33,9 @@ async function boot() {
   try {
     [model, names] = await Promise.all([served(), states()]);
   } catch (error) {
-    return trouble(error, boot);
+    return trouble.show(error, boot);
   }
-  byId("notice").replaceChildren();
+  trouble.clear();
   byId("model").replaceChildren(el("b", { text: model.id }), ` block ${model.block_size}${model.mrp ? ", MRP" : ""}`);
   colour();
   form = new Form(model, completed(linked(model) ?? initial(model), model), () => form && changed());
@@ -59,7 +60,8 @@ function changed() {
   byId("code").textContent = WAYS[way](form.body(plans.at(-1)), about);
   byId("of-plan").textContent = plans.length > 1 ? "of plan B" : "";
   for (const button of byId("ways").children) button.setAttribute("aria-pressed", String(button.dataset.way === way));
-  history.replaceState(null, "", linkTo(form.state));
+  clearTimeout(addressed);
+  addressed = setTimeout(() => history.replaceState(null, "", linkTo(form.state)), 300);
   if (!running && lanes.length !== plans.length) prepare();
 }
 
@@ -83,14 +85,14 @@ async function run() {
   if (running || !form) return;
   const { plans } = form.state, race = plans.length > 1;
   prepare();
-  byId("notice").replaceChildren();
+  trouble.clear();
   busy(new AbortController());
   timeline.open(lanes.map((lane) => lane.tape), race || following());
   try {
     for (const [number, plan] of plans.entries()) await record(lanes[number], body(plan, race), race);
-    if (race) arrive();
+    if (race) arrive(plans);
   } catch (error) {
-    trouble(error, run);
+    trouble.show(error, run);
   } finally {
     for (const lane of lanes) lane.tape.over = true;
     busy(null);
@@ -124,8 +126,8 @@ async function record(lane, body, race) {
   }
 }
 
-function arrive() {
-  byId("verdict").replaceChildren(...verdict(form.state.plans.map(named), lanes.map((lane) => lane.tape)));
+function arrive(plans) {
+  byId("verdict").replaceChildren(...verdict(plans.map(named), lanes.map((lane) => lane.tape)));
   byId("say").textContent = byId("verdict").querySelector(".same").textContent;
   timeline.open(lanes.map((lane) => lane.tape), false);
   if (calm) timeline.seek(timeline.keys.length);
@@ -166,40 +168,6 @@ function draw(indices, grown) {
     lane.show(indices[number] ?? 0);
     lane.chart.mark(timeline.now);
   });
-}
-
-function ended() {}
-
-// --- errors --------------------------------------------------------------------------------------
-
-function trouble(error, again) {
-  if (error.name === "AbortError") return;
-  if (error instanceof ApiError && error.status === 401) return askForKey(error, again);
-  if (!(error instanceof ApiError || error instanceof Lost)) console.error(error);
-  const facts = [error.code, error.param && `field ${error.param}`, error.requestId && `request ${error.requestId}`];
-  const later = error.retryAfter ? ` Try again in ${error.retryAfter} s.` : "";
-  byId("notice").replaceChildren(
-    el("div", { class: "error" }, el("p", {}, el("bdi", { text: error.message }), later), el("p", { class: "facts", text: facts.filter(Boolean).join(" · ") }),
-      el("button", { type: "button", onclick: again, text: "Try again" })));
-}
-
-let pending = null;
-
-function askForKey(error, again) {
-  pending = again;
-  key.set("");
-  byId("key-form").hidden = false;
-  byId("key-why").textContent = error.message;
-  byId("key").focus();
-}
-
-function unlock(event) {
-  event.preventDefault();
-  key.set(byId("key").value.trim());
-  byId("key").value = "";
-  byId("key-form").hidden = true;
-  pending?.();
-  if (form) changed();
 }
 
 // --- the rest ------------------------------------------------------------------------------------

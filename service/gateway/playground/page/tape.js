@@ -83,7 +83,7 @@ export class Tape {
     this.between = backbone ? 0 : this.between + 1;
     this.#unmask(step);
     step.revealed.forEach((pick, rank) => this.#write(pick, source(step, rank), names(pick), step));
-    this.#moment(step, this.between / 64, step.ms);
+    this.#moment(step, this.between / 1024, step.ms);
   }
 
   #open(step) {

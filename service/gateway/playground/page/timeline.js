@@ -6,9 +6,9 @@ import { byId } from "./dom.js";
 const RACE_MS = 7000;
 
 export class Timeline {
-  /** `show(index of each tape, grown)` draws; `grown`: the slider has changed, too. `ended()` is called when playing has reached the end of complete tapes. */
-  constructor(show, ended) {
-    Object.assign(this, { show, ended, tapes: [], keys: [], at: 0, playing: false, live: false, clock: "forwards" });
+  /** `show(index of each tape, grown)` draws; `grown`: the slider has changed, too. */
+  constructor(show) {
+    Object.assign(this, { show, tapes: [], keys: [], at: 0, playing: false, live: false, clock: "forwards" });
     this.slider = byId("slider");
     this.slider.addEventListener("input", () => this.seek(Number(this.slider.value)));
     byId("play").addEventListener("click", () => (this.playing ? this.pause() : this.play()));
@@ -107,7 +107,7 @@ export class Timeline {
   #tick() {
     this.timer = setTimeout(() => {
       if (this.at < this.keys.length - 1) this.#go(this.at + 1);
-      else if (this.tapes.every((tape) => tape.over)) return this.#end();
+      else if (this.tapes.every((tape) => tape.over)) return this.pause();
       this.#tick();
     }, this.#pause());
   }
@@ -117,11 +117,6 @@ export class Timeline {
     if (next === undefined) return 30;
     if (this.clock === "ms") return (next - now) * this.slowness;
     return (1000 / (Number(byId("pace").value) || 60)) * (next - now < 0.3 ? 0.3 : Math.min(1, next - now));
-  }
-
-  #end() {
-    this.pause();
-    this.ended();
   }
 
   #draw(grown = false) {
