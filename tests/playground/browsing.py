@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, ConsoleMessage
 
-_SOON_MS = 60_000
+_SOON_MS = 150_000
 #: what Debian, other distributions and Google call it
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -71,9 +72,13 @@ class Visit:
 
     def until(self, condition: str) -> None:
         """Waits until an expression is true. Playwright's own way evaluates texts, which the page's policy refuses."""
+        self.wait(lambda: bool(self.page.evaluate(condition)))
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """Waits until a condition is true, while the browser goes on."""
         end = time.monotonic() + _SOON_MS / 1000
-        while not self.page.evaluate(condition):
-            assert time.monotonic() < end, condition
+        while not condition():
+            assert time.monotonic() < end
             self.page.wait_for_timeout(10)
 
     def seek(self, at: int) -> None:

@@ -43,15 +43,15 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def demo() -> Iterator[Generator]:
-    settings = Settings(device="cpu", dtype="float32")
+    settings = Settings(device="cpu", dtype="float32", kv_cache_tokens=16384)
     generator = Generator("r0", load_checkpoint(CHECKPOINT), settings, parts=Parts(costs=FAIR))
     yield generator
     generator.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def url(demo: Generator) -> Iterator[str]:
     with listening(Ingress("i0", Settings(), LocalBackend(demo)).app(answers_request_id=True)) as url:
         yield url

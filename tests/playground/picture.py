@@ -35,7 +35,7 @@ def main(folder: Path) -> None:
         return
     from playwright.sync_api import sync_playwright
 
-    settings = Settings(device="cpu", dtype="float32")
+    settings = Settings(device="cpu", dtype="float32", kv_cache_tokens=16384)
     generator = Generator("r0", load_checkpoint(CHECKPOINT), settings, parts=Parts(costs=FAIR))
     app = Ingress("i0", Settings(), LocalBackend(generator)).app(answers_request_id=True)
     with listening(app) as url, sync_playwright() as playwright:

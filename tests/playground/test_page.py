@@ -235,11 +235,7 @@ def test_stop_ends_the_request_and_keeps_what_came(visit: Visiting, serve: Serve
     assert one.page.locator(".cell.backbone").inner_text() == "five"
     assert one.page.locator("#notice .error").count() == 0
     one.page.wait_for_selector("#run:enabled")
-    for _ in range(1000):
-        if not backend.live:
-            break
-        one.page.wait_for_timeout(10)
-    assert backend.live == 0
+    one.wait(lambda: backend.live == 0)
 
 
 def test_steps_are_on_the_page_before_the_block_is_finished(visit: Visiting, serve: Serve) -> None:
