@@ -3,6 +3,8 @@
 MrpServeError
 ├── InvalidRequest         422  a field of the request is not allowed; `param` names it
 │   ├── ModeNotAvailable   422  the mode needs MRP and the checkpoint has none
+│   ├── ConstraintFailed   422  an answer cannot go on within its constraint
+│   ├── ConstraintNotAvailable 422 answers of this checkpoint cannot be constrained
 │   ├── QualityNotAvailable 422 the checkpoint has no calibration file that says what this quality is
 │   └── PromptTooLong      422  prompt + max_new_tokens over the model's length or the KV cache
 ├── Unauthorized           401  an API key is required and missing or wrong
@@ -68,6 +70,18 @@ class QualityNotAvailable(InvalidRequest):
     """The checkpoint has no calibration file that defines this quality. The message says how to make one."""
 
     code = "quality_not_available"
+
+
+class ConstraintFailed(InvalidRequest):
+    """An answer cannot go on within its constraint, or following the constraint takes too long."""
+
+    code = "constraint_failed"
+
+
+class ConstraintNotAvailable(InvalidRequest):
+    """Answers of this checkpoint cannot be constrained. The message says why."""
+
+    code = "constraint_not_available"
 
 
 class PromptTooLong(InvalidRequest):

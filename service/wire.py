@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from service.arrival import Arrival
+from service.constraints.constraint import Constraint
 from service.decode.knobs import KnobValue
 from service.decode.params import ModeParams
 from service.engine.request import FinishReason, SamplingParams, Stats
@@ -48,7 +49,8 @@ class Work:
     queues included. `stop_token_ids` are added to the checkpoint's eos ids. `tenant`: the name of its API key;
     `weight`: that key's weight. `cache_salt`: only works with the same salt share cached prompts; it contains the
     key's name unless keys share prefixes. `session`: works of one session should go to the same replica. `resume`: the
-    beginning of the answer, which was already sent. `attempt`: number of earlier attempts.
+    beginning of the answer, which was already sent. `attempt`: number of earlier attempts. `constraint`: what the whole
+    answer must be.
     """
 
     request_id: str
@@ -74,6 +76,7 @@ class Work:
     origin: Origin = Origin()
     resume: Resume = Resume()
     attempt: int = 0
+    constraint: Constraint | None = None
 
 
 def too_late(work: Work) -> DeadlineExceeded:
@@ -84,12 +87,16 @@ def too_late(work: Work) -> DeadlineExceeded:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The end of an answer: its finish reason, token counts and statistics."""
+    """The end of an answer: its finish reason, token counts and statistics.
+
+    `constraint_met`: whether the answer satisfies the request's constraint; None without one.
+    """
 
     finish_reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
     stats: Stats
+    constraint_met: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

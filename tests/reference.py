@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from service.decode.block import MASKED, Block, Canvas, Pick, Step
+from service.decode.block import MASKED, Block, Pick, Step
+from service.decode.canvas import Canvas
 from service.decode.params import ModeParams
 from service.decode.policy import Evaluate, Reading
 from service.engine.forward.sampling import Read, gumbel, noise_key

@@ -6,15 +6,12 @@ are relative to the block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
-
-from service.decode.draft_budget import DraftBudget
 
 MASKED = -1
 
-StepKind = Literal["denoise", "verify", "mrp"]
+StepKind = Literal["denoise", "verify", "mrp", "forced"]
 
 
 class Pick(NamedTuple):
@@ -67,6 +64,7 @@ class Step(NamedTuple):
     """What one decision did to a block. Traces and statistics are made from steps.
 
     `kind`: the output that the decision used (`denoise`: one backbone row, `verify`: several backbone rows, `mrp`).
+    `forced`: none, the answer's grammar left one text only.
     `drafted`: the picks that were verified; the first `accepted` of them are the first of `revealed`.
     `promises`: for each state of a tree of drafts, the expected tokens and the tokens that were kept.
     """
@@ -82,36 +80,3 @@ class Step(NamedTuple):
     def proposed(self) -> int:
         """The number of revealed tokens that were proposed before the forward: MRP's picks and accepted drafts."""
         return len(self.revealed) if self.kind == "mrp" else self.accepted
-
-
-def _complete(block: Block) -> bool:
-    return block.complete
-
-
-@dataclass(slots=True)
-class Canvas:
-    """The block on which a policy works: its current state and the steps that led to it.
-
-    `budget`: called when drafts are made; returns what they may cost now. `ends`: whether the answer ends in a state,
-    so that nothing after it is needed.
-    """
-
-    block: Block
-    steps: list[Step] = field(default_factory=list)
-    budget: Callable[[], DraftBudget] = DraftBudget
-    ends: Callable[[Block], bool] = _complete
-
-    def reveal(self, kind: StepKind, picks: Iterable[Pick]) -> None:
-        """Reveals the picks and records the step."""
-        self.record(Step(kind, tuple(picks)))
-
-    def record(self, step: Step) -> None:
-        """Reveals the picks of a step and records it."""
-        self.block = self.block.reveal(step.revealed)
-        self.steps.append(step)
-
-    def revoke(self, kind: StepKind, positions: Iterable[int]) -> None:
-        """Masks positions again and records the step."""
-        revoked = tuple(positions)
-        self.block = self.block.mask(revoked)
-        self.steps.append(Step(kind, revoked=revoked))

@@ -8,10 +8,11 @@ compared with the backbone's own picks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from typing import NamedTuple
 
 from service.decode.block import Block, Pick
+from service.decode.canvas import Canvas
 from service.decode.policy import Query, Reading, Refine
 from service.decode.rules import Rule
 
@@ -27,23 +28,22 @@ class Draft(NamedTuple):
 
 
 Drafts = Mapping[Block, Draft]
-#: whether the answer ends in a state, so that the state need not be verified
-Ends = Callable[[Block], bool]
 Drafting = Generator[Query, tuple[Reading, ...], Drafts]
 
 
-def chain(block: Block, reading: Reading, steps: int, rule: Rule, *, first: bool) -> Drafting:
+def chain(canvas: Canvas, reading: Reading, steps: int, rule: Rule, *, first: bool) -> Drafting:
     """A chain of up to `steps` states, each with one more draft than the one before. Ends at a complete state.
 
-    `reading`: of the state before `block`. `first`: the first round of a block, whose first draft is MRP's. Later
+    `reading`: of the state before the canvas's. `first`: the first round of a block, whose first draft is MRP's. Later
     rounds begin with the picks of `reading`.
     """
-    drafts: dict[Block, Draft] = {}
-    picks = () if first else rule(reading.of(block))
+    block, drafts = canvas.block, dict[Block, Draft]()
+    picks = () if first else canvas.choose(rule, reading.of(block), block)
     while len(drafts) < steps and not block.complete:
         if not picks:
             (reading,) = yield Refine(reading, block)
-            picks = rule(reading)
-        block = block.reveal(picks)
+            if not (picks := canvas.choose(rule, reading, block)):
+                break  # the answer has ended
+        block = canvas.after(block, picks)
         drafts[block], picks = Draft(picks), ()
     return drafts

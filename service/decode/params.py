@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from service.decode.block import Canvas
+from service.decode.canvas import Canvas
 from service.decode.knobs import knobs_in
 from service.decode.policy import Decoding, Evaluate
 from service.decode.rules import Rule
@@ -46,7 +46,7 @@ class RuleParams(ModeParams):
 
     def decode(self, canvas: Canvas) -> Decoding:
         """Every forward reveals the picks that the rule chooses."""
-        rule = self.rule
+        rule = canvas.rule(self.rule)
         while not canvas.block.complete:
             (reading,) = yield Evaluate((canvas.block,))
-            canvas.reveal("denoise", rule(reading))
+            canvas.reveal("denoise", canvas.choose(rule, reading, canvas.block))

@@ -13,7 +13,8 @@ from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from service.decode.block import MASKED, Block, Canvas, Pick
+from service.decode.block import MASKED, Block, Pick
+from service.decode.canvas import Canvas
 
 _NONE: Mapping[int, float] = MappingProxyType({})
 _CONFIDENCE = itemgetter(Pick._fields.index("confidence"))

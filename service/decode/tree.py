@@ -13,10 +13,11 @@ from itertools import count
 from operator import itemgetter
 
 from service.decode.block import MASKED, Block, Pick
+from service.decode.canvas import Canvas
 from service.decode.draft_budget import DraftBudget
-from service.decode.drafting import Draft, Drafting, Drafts, Ends
+from service.decode.drafting import Draft, Drafting, Drafts
 from service.decode.policy import Reading, Refine
-from service.decode.rules import MostConfident, Rule
+from service.decode.rules import Leftmost, MostConfident, Rule
 
 #: The weight of a pick as the next one is odds ** sharpness: _FRESH if MRP has read this very state, _STALE if the
 #: reading is of an earlier state. Tuned on held-out problems of the demo that no reported number uses.
@@ -26,6 +27,8 @@ _FRESH, _STALE = 4.0, 2.0
 _SEVERAL = 0.45
 #: the rule whose picks have odds: one token a step
 _ONE = MostConfident(1)
+#: the rule whose next place is certain
+_NEXT = Leftmost(1)
 #: the most picks that are tried after a state
 _WIDTH = 4
 #: Confidences are clipped to these bounds, since a low temperature rounds them to 0 and 1.
@@ -36,21 +39,22 @@ _Likely = tuple[float, tuple[Pick, ...]]
 _WEIGHT = itemgetter(0)
 
 
-def tree(block: Block, reading: Reading, rule: Rule, budget: DraftBudget, ends: Ends) -> Drafting:
-    """The likeliest states after `block` that the budget allows and that are worth their cost.
+def tree(canvas: Canvas, reading: Reading, rule: Rule, budget: DraftBudget) -> Drafting:
+    """The likeliest states after the canvas's that the budget allows and that are worth their cost.
 
-    `reading`: of the state before `block`. MRP reads `block` and the states that are chosen first. The successors of a
-    state without its own reading are taken from the reading of the state before. No returned state `ends` the answer.
+    `reading`: of the state before. MRP reads the canvas's state and those that are chosen first. The successors of a
+    state without its own reading are taken from the reading of the state before. No returned state ends the answer.
 
-    Example: the picks of `block` have the weights a 0.6 and b 0.4. The states {a} and {b} have the likelihoods 0.6 and
-    0.4. After {a} only b is left, and after {b} only a, so {a, b} is reached in both ways: likelihood 0.6 + 0.4 = 1.
+    Example: the picks of the block have the weights a 0.6 and b 0.4. The states {a} and {b} have the likelihoods 0.6
+    and 0.4. After {a} only b is left, and after {b} only a. So {a, b} is reached in both ways: likelihood 1.
     """
     if not budget.states or (budget.row >= 1 and rule == _ONE):
         return {}
+    block = canvas.block
     source = _source(block, reading, rule, _STALE)
-    if not _pays(source.after(block), block, budget, ends):
+    if not _pays(source.after(block, canvas), canvas, budget):
         return {}
-    growth = _Growth(_Node(block, source), budget, ends)
+    growth = _Growth(_Node(block, source), budget, canvas)
     for number, node in enumerate(growth):
         if number < min(budget.mrp_steps, budget.states):
             (refined,) = yield Refine(node.source.reading, node.state)
@@ -59,12 +63,13 @@ def tree(block: Block, reading: Reading, rule: Rule, budget: DraftBudget, ends: 
     return growth.drafts()
 
 
-def _pays(steps: Iterable[_Likely], block: Block, budget: DraftBudget, ends: Ends) -> bool:
-    """Whether a state right after the block is worth its cost.
+def _pays(steps: Iterable[_Likely], canvas: Canvas, budget: DraftBudget) -> bool:
+    """Whether a state right after the canvas's is worth its cost.
 
     Under full load this is mostly not so, and the search for drafts ends here.
     """
-    return any(likelihood * len(picks) >= budget.row and not ends(block.reveal(picks)) for likelihood, picks in steps)
+    likely = (picks for likelihood, picks in steps if likelihood * len(picks) >= budget.row)
+    return any(not canvas.ends(canvas.after(canvas.block, picks)) for picks in likely)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,7 @@ class _Single:
     reading: Reading
     ranked: list[tuple[float, Pick]]
 
-    def after(self, state: Block) -> list[_Likely]:
+    def after(self, state: Block, canvas: Canvas) -> list[_Likely]:  # noqa: ARG002 - as for other rules
         """The likely next picks in `state`, which is the state that was read or a successor."""
         tokens = state.tokens
         left = [entry for entry in self.ranked if tokens[entry[1][0]] == MASKED]
@@ -89,9 +94,12 @@ class _Several:
     reading: Reading
     rule: Rule
 
-    def after(self, state: Block) -> list[_Likely]:
+    def after(self, state: Block, canvas: Canvas) -> list[_Likely]:
         """What the rule picks in `state`, which is the state that was read or a successor."""
-        return [(_SEVERAL, self.rule(self.reading.of(state)))]
+        picks = canvas.choose(self.rule, self.reading.of(state), state)
+        if not picks:
+            return []
+        return [(min(picks[0].confidence, _SURE) if self.rule == _NEXT else _SEVERAL, picks)]
 
 
 _Source = _Single | _Several
@@ -134,8 +142,8 @@ class _Growth:
     The successors of a chosen state are to be added before the next is chosen.
     """
 
-    def __init__(self, root: _Node, budget: DraftBudget, ends: Ends) -> None:
-        self._root, self._budget, self._ends = root, budget, ends
+    def __init__(self, root: _Node, budget: DraftBudget, canvas: Canvas) -> None:
+        self._root, self._budget, self._canvas = root, budget, canvas
         self._nodes: dict[tuple[int, ...], _Node] = {}
         self._number = count()
         self._heap: list[tuple[float, int, _Node]] = []
@@ -148,7 +156,7 @@ class _Growth:
             if node.left:
                 continue
             node.left = True
-            if self._ends(node.state):
+            if self._canvas.ends(node.state):
                 continue
             if node.promise < self._budget.row:
                 break
@@ -158,9 +166,9 @@ class _Growth:
     def follow(self, node: _Node) -> None:
         """Adds the states after a chosen one."""
         nodes, heap, source, reached = self._nodes, self._heap, node.source, node.likelihood
-        for likelihood, picks in source.after(node.state):
+        for likelihood, picks in source.after(node.state, self._canvas):
             way = reached * likelihood
-            following = node.state.reveal(picks)
+            following = self._canvas.after(node.state, picks)
             child = nodes.get(following.tokens)
             if child is None:
                 child = nodes[following.tokens] = _Node(following, source, picks, way, way)

@@ -243,4 +243,4 @@ def _completion(events: list[BlockEvent]) -> Completion:
         raise last.error
     reason: FinishReason = last.finish_reason or "abort"
     tokens = tuple(token for event in events for token in event.token_ids)
-    return Completion(last.request_id, tokens, reason, last.stats, tuple(events))
+    return Completion(last.request_id, tokens, reason, last.stats, tuple(events), last.constraint_met)

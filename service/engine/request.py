@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from service.decode.block import Step
+from service.decode.guide import GrammarSource
 from service.decode.modes import Static
 from service.decode.params import ModeParams
 from service.errors import InvalidRequest, MrpServeError
@@ -50,6 +51,7 @@ class GenerationRequest:
     `priority` (0 is served first), `tenant` and `weight` order waiting requests. `waited_s`: its wait before the
     submission. Only requests with the same `cache_salt` share pages. `num_continued`: the last tokens of the prompt
     that another engine has decoded for this request. `report_steps`: whether `Engine.progress` tells its steps.
+    `grammar`: what the answer must keep to; its end tokens must be stop tokens of the request.
     """
 
     request_id: str
@@ -66,6 +68,7 @@ class GenerationRequest:
     cache_salt: str = ""
     num_continued: int = 0
     report_steps: bool = False
+    grammar: GrammarSource | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not HIGHEST_PRIORITY <= self.priority <= LOWEST_PRIORITY:
@@ -104,6 +107,7 @@ class Stats:
 
     `mrp_steps`: as requested, or as chosen by `auto`; None for modes that have none.
     `cached_tokens`: tokens of the prompt that were in the prefix cache.
+    `forced_tokens`: tokens that the request's grammar forced, for which no forward was needed.
     `prefill_s`: when the last whole block of the prompt was stored; None if the prompt has none.
     """
 
@@ -112,6 +116,7 @@ class Stats:
     drafts_proposed: int = 0
     drafts_accepted: int = 0
     remasked: int = 0
+    forced_tokens: int = 0
     mrp_steps: int | None = None
     cached_tokens: int = 0
     queue_s: float = 0.0
@@ -137,6 +142,7 @@ class Stats:
             drafts_proposed=self.drafts_proposed + sum(len(step.drafted) for step in steps),
             drafts_accepted=self.drafts_accepted + sum(step.accepted for step in steps),
             remasked=self.remasked + sum(len(step.revoked) for step in steps),
+            forced_tokens=self.forced_tokens + sum(len(step.revealed) for step in steps if step.kind == "forced"),
         )
 
     def later_by(self, seconds: float) -> Stats:
@@ -158,6 +164,7 @@ class Stats:
             drafts_proposed=self.drafts_proposed + rest.drafts_proposed,
             drafts_accepted=self.drafts_accepted + rest.drafts_accepted,
             remasked=self.remasked + rest.remasked,
+            forced_tokens=self.forced_tokens + rest.forced_tokens,
             mrp_steps=rest.mrp_steps,
             cached_tokens=self.cached_tokens,
             queue_s=self.queue_s,
@@ -173,7 +180,8 @@ class BlockEvent:
 
     `token_ids`: the completion's new tokens, without a stop token. The tokens of all events together are the
     completion. `index`: 0 for the first generated block. `finish_reason`: set on a request's last event. `steps`: how
-    the block was decoded. `error`: why the engine ended the request (the finish reason is then "abort"), else None.
+    the block was decoded. `constraint_met`: on the last event, whether the answer satisfies the request's grammar; None
+    without a grammar. `error`: why the engine ended the request (the finish reason is then "abort"), else None.
     """
 
     request_id: str
@@ -183,6 +191,7 @@ class BlockEvent:
     finish_reason: FinishReason | None = None
     steps: tuple[Step, ...] = field(default=(), repr=False)
     error: MrpServeError | None = None
+    constraint_met: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,13 +210,17 @@ class BlockProgress:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Completion:
-    """A whole answer, as `Engine.generate` returns it. `service.text.TextCodec` makes text of its tokens."""
+    """A whole answer, as `Engine.generate` returns it. `service.text.TextCodec` makes text of its tokens.
+
+    `constraint_met`: whether it satisfies the request's grammar; None without a grammar.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     stats: Stats
     blocks: tuple[BlockEvent, ...] = ()
+    constraint_met: bool | None = None
 
     def __repr__(self) -> str:
         speed = f"{self.stats.tokens_per_forward:.2f} tokens a forward"

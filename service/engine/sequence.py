@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import replace
 from itertools import islice
+from typing import Any
 
-from service.decode.block import MASKED, Block, Canvas
+from service.decode.block import MASKED, Block
+from service.decode.canvas import Canvas
+from service.decode.guide import Grammar, Guide
 from service.decode.policy import Decoding, Evaluate, Query, Reading, Refine
 from service.decode.registry import only_drafts
 from service.engine.drafting.pricing import Account
@@ -60,14 +63,23 @@ class Sequence:
         self._num_blocks = 0
         self._unwritten: deque[Row] = deque()
         self._for_mrp: list[Row] = []
+        self._grammar: Grammar | None = None
+        self._masks: dict[Block, Any] = {}
         self._canvas: Canvas
         self._decoding: Decoding
         self._query: Query | None = None
         self._prefill()
 
     def start(self) -> None:
-        """Gets the first query of the current block's policy, which may raise."""
-        self._query = next(self._decoding)
+        """Opens the request's grammar and gets the first query of the block's policy. Both may raise."""
+        request = self.request
+        if request.grammar is not None:
+            self._grammar = request.grammar.open()
+            if request.num_continued:
+                self._grammar.advance(request.prompt_token_ids[-request.num_continued :])
+            self._canvas.guide = Guide(self._grammar, self._head)
+            self._canvas.begin()
+        self._follow(next(self._decoding, None))
 
     # --- the rows it needs -------------------------------------------------------------------------
 
@@ -150,6 +162,7 @@ class Sequence:
         """Ends the request with an error. Its current block and its unshared pages are lost."""
         self._decoding.close()
         self._query = None
+        self._masks.clear()
         self.written.clear()
         self.finish_reason = "abort"
         self.stats = replace(self.stats, forwards=self._counted())
@@ -171,25 +184,41 @@ class Sequence:
             Block(head + (MASKED,) * (self._block_size - len(head))), budget=self._account.budget, ends=self._settled
         )
         self._num_noted = 0
+        if self._grammar is not None:
+            self._canvas.guide = Guide(self._grammar, self._head)
+            self._canvas.begin()
         self._decoding = self.request.params.decode(self._canvas)
 
     def _answer(self, readings: tuple[Reading, ...]) -> None:
         """Sends readings to the policy. Ends the block when it is complete or the answer ends in it."""
         asked = isinstance(self._query, Evaluate)
+        query: Query | None
         try:
-            self._query = self._decoding.send(readings)
+            query = self._decoding.send(readings)
         except StopIteration:
-            self._query = None
+            query = None
         evaluated = len(readings) if asked else 0
         self._note(evaluated)
-        if self._query is None:
+        self._follow(query)
+
+    def _follow(self, query: Query | None) -> None:
+        """Goes on to a query of the policy. A complete block has none; then comes the first of the next block."""
+        while query is None:
             self._end_block(None)
-            if self.finish_reason is None:
-                self._store(self._canvas.block, self._prompt_blocks + self._num_blocks - 1)
-                self._start_block()
-                self.start()
-        elif isinstance(self._query, Evaluate) and self._settled(self._canvas.block):
+            if self.finish_reason is not None:
+                return
+            block = self._canvas.block
+            self._store(block, self._prompt_blocks + self._num_blocks - 1)
+            if self._grammar is not None:
+                self._grammar.advance(block.tokens[self._head :])
+            self._start_block()
+            query = next(self._decoding, None)
+        self._query = query
+        if isinstance(query, Evaluate) and self._settled(self._canvas.block):
             self._end_block(None)
+        elif (guide := self._canvas.guide) is not None:
+            states = query.states if isinstance(query, Evaluate) else (query.state,)
+            self._masks = {state: guide.mask(state) for state in states}
 
     def _note(self, evaluated: int) -> None:
         """Notes the steps that the last readings led to. `evaluated`: the number of states that were read."""
@@ -221,6 +250,8 @@ class Sequence:
         return end > head and not self.request.stop_token_ids.isdisjoint(tokens[head:end])
 
     def _end_block(self, expired: FinishReason | None) -> None:
+        if self._num_noted < len(self._canvas.steps):
+            self._note(0)
         tokens, reason = self._new_tokens(self._canvas.block)
         self._decoding.close()
         self._query = None
@@ -235,7 +266,9 @@ class Sequence:
         self.finish_reason = reason
         index = max(0, self._num_blocks - 1)
         steps = tuple(self._canvas.steps)
-        self.events.append(BlockEvent(self.request.request_id, index, tokens, self.stats, reason, steps))
+        met = None if reason is None or self._grammar is None else self._grammar.complete(tokens)
+        event = BlockEvent(self.request.request_id, index, tokens, self.stats, reason, steps, constraint_met=met)
+        self.events.append(event)
 
     # --- rows --------------------------------------------------------------------------------------
 
@@ -244,7 +277,7 @@ class Sequence:
         anchor, candidates = (None, None) if after is None else (after.handle, after.candidates)
         return Row(
             state, self._prompt_blocks + self._num_blocks, self.lease.pages, False, self.request.sampling,
-            judge, anchor, self._entropy, self._drafts, candidates,
+            judge, anchor, self._entropy, self._drafts, candidates, self._masks.get(state),
         )  # fmt: skip
 
     def _store(self, block: Block, index: int) -> None:

@@ -19,7 +19,7 @@ from service.engine.forward.pending import AsyncRunner, Beginning, Pending
 from service.engine.forward.rows import Row
 from service.engine.request import ForwardKind
 from service.engine.sequence import Sequence
-from service.errors import DecodingFailed, OutOfMemory
+from service.errors import DecodingFailed, MrpServeError, OutOfMemory
 from service.tracebacks import kind_and_place, without_message
 
 _log = logging.getLogger(__name__)
@@ -121,10 +121,13 @@ def _served(plan: StepRows, found: Iterable[Reading | None]) -> Iterator[tuple[S
 
 
 def end_alone(sequence: Sequence, error: Exception) -> None:
-    """Ends the request whose bookkeeping raised an unexpected error. No other request ends.
+    """Ends the request whose bookkeeping raised an error. No other request ends.
 
-    The log gets the error's kind and place. It does not get the message, which may quote a prompt.
+    Of an unexpected error, the log gets its kind and place. It does not get the message, which may quote a prompt.
     """
+    if isinstance(error, MrpServeError):
+        sequence.fail(error)
+        return
     request_id, traceback = sequence.request.request_id, without_message(error)
     _log.error(
         "the decoding of a request failed: %s",

@@ -15,6 +15,8 @@ from service.decode.block import Pick, Step
 State = Literal["prompt", "masked", "draft", "new", "old"]
 #: who proposed the token of a cell: the backbone, a draft that was accepted, or MRP unverified; names of `states.json`
 Source = Literal["backbone", "accepted", "mrp"]
+#: the kinds of steps that read the backbone
+_BACKBONE = ("denoise", "verify")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +60,7 @@ class Answer:
     @property
     def forwards(self) -> int:
         """The number of backbone forwards."""
-        return sum(step.kind != "mrp" for steps in self.blocks for step in steps)
+        return sum(step.kind in _BACKBONE for steps in self.blocks for step in steps)
 
 
 def moments(answer: Answer, text_of: Callable[[int], str]) -> list[Moment]:
@@ -96,7 +98,7 @@ class _Film:
             if step.drafted:
                 self._write(number, step.drafted, "draft", ("accepted", len(step.drafted)))
                 yield self.now()
-            self._forwards += step.kind != "mrp"
+            self._forwards += step.kind in _BACKBONE
             self._unmask(number, step)
             self._write(number, step.revealed, "new", ("mrp" if step.kind == "mrp" else "accepted", step.proposed))
             yield self.now()

@@ -50,7 +50,7 @@ class AnswerBlocks:
             piece += self.text.finish()
         self.stats = self._stats(event.stats)
         self._num_tokens += len(token_ids)
-        self.ending = self._ending(reason)
+        self.ending = self._ending(reason, event.constraint_met)
         event = replace(event, index=event.index + self.work.resume.num_blocks)
         trace = trace_steps(event) if self.work.return_trace else ()
         if not (piece or token_ids or trace):
@@ -70,5 +70,9 @@ class AnswerBlocks:
         own, resume = stats.later_by(self.waited_s), self.work.resume
         return resume.stats.continued(own) if resume.num_blocks else own
 
-    def _ending(self, reason: FinishReason | None) -> Ending | None:
-        return None if reason is None else Ending(reason, self.prompt_tokens, self._num_tokens, self.stats)
+    def _ending(self, reason: FinishReason | None, met: bool | None) -> Ending | None:
+        if reason is None:
+            return None
+        if self.work.constraint is not None and self.text.stopped:
+            met = False  # a stop text cut the answer
+        return Ending(reason, self.prompt_tokens, self._num_tokens, self.stats, met)

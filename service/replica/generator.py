@@ -10,12 +10,17 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
 from typing import Literal, TypeVar
 
+from service.constraints import Compiler
+from service.constraints.vocabulary import Vocabulary
 from service.engine import BlockEvent, BlockProgress, Engine, EngineConfig, EngineWorker, GenerationRequest, Parts
 from service.engine.sizing import Sizes, fit
 from service.errors import MrpServeError
 from service.model import Checkpoint, LoadOptions, load_checkpoint
+from service.model.config import ModelConfig
 from service.model.memory import memory_of
 from service.model.options import pick_device, pick_dtype
 from service.replica.blocks import AnswerBlocks
@@ -72,6 +77,7 @@ class Generator:
         self._engine = engine = Engine(checkpoint, limits, self._metrics, parts)
         self._card = make_card(settings, checkpoint, engine, self._codec.chat_problem is None)
         self._eos = frozenset(checkpoint.config.eos_token_ids)
+        self._compiler = Compiler(partial(_vocabulary, self._codec, checkpoint.config))
         # The ingress limits the waiting requests. The worker has room for all that the ingress admits.
         room = settings.max_waiting + max(settings.places, self._card.places)
         self._worker = EngineWorker(engine, room, settings.stall_timeout_s)
@@ -113,8 +119,9 @@ class Generator:
 
     async def _decode(self, work: Work) -> AsyncGenerator[Progress | Chunk | Ending]:
         prompt = await self._encode(work)
+        grammar = None if work.constraint is None else await self._compiler.compile(work.constraint)
         waited_s = work.arrived.waited_s()
-        request = self._request(work, prompt, waited_s)
+        request = replace(self._request(work, prompt, waited_s), grammar=grammar)
         pieces = self._codec.pieces() if work.return_pieces else None
         text, size = self._codec.stream(work.stop), self._engine.model.block_size
         answer = AnswerBlocks(work, len(prompt), waited_s, text, pieces, self._codec.name_of, size)
@@ -201,8 +208,13 @@ class Generator:
     def close(self) -> None:
         """Stops the engine. Requests in progress fail with ReplicaStopping."""
         self._worker.stop()
+        self._compiler.close()
         if self._tracing:
             self._tracing.close()
+
+
+def _vocabulary(codec: TextCodec, model: ModelConfig) -> Vocabulary:
+    return Vocabulary(codec.definition, max(codec.vocab_size, model.vocab_size), model.eos_token_ids)
 
 
 def _limits(settings: Settings, checkpoint: Checkpoint) -> EngineConfig:

@@ -73,7 +73,8 @@ class ReplicaMetrics:
             self._registry.add(
                 "tokens_revealed_total", proposed, mode=mode, source="mrp" if step.kind == "mrp" else "draft"
             )
-            self._registry.add("tokens_revealed_total", len(step.revealed) - proposed, mode=mode, source="backbone")
+            source = "grammar" if step.kind == "forced" else "backbone"
+            self._registry.add("tokens_revealed_total", len(step.revealed) - proposed, mode=mode, source=source)
             self._registry.add("tokens_remasked_total", len(step.revoked))
             self._registry.add("spec_decode_num_draft_tokens_total", len(step.drafted))
             self._registry.add("spec_decode_num_accepted_tokens_total", step.accepted)

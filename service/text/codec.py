@@ -54,6 +54,11 @@ class TextCodec:
         return self._special.get_vocab_size()
 
     @property
+    def definition(self) -> str:
+        """The tokenizer as `tokenizer.json` writes it, with all added tokens."""
+        return self._special.to_str()
+
+    @property
     def has_chat_template(self) -> bool:
         """Whether the checkpoint has a chat template, usable or not."""
         return self._template.source != ""

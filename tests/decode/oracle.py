@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from service.decode.block import MASKED, Block, Canvas, Pick
+from service.decode.block import MASKED, Block, Pick
+from service.decode.canvas import Canvas
 from service.decode.draft_budget import DraftBudget
 from service.decode.params import ModeParams
 from service.decode.policy import Evaluate, Query, Reading, Refine

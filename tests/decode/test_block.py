@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from service.decode.block import MASKED, Block, Canvas, Pick, Step
+from service.decode.block import MASKED, Block, Pick, Step
+from service.decode.canvas import Canvas
 
 M = MASKED
 

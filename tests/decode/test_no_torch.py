@@ -10,7 +10,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = """
 import sys
-from service.decode.block import MASKED, Block, Canvas, Pick
+from service.decode.block import MASKED, Block, Pick
+from service.decode.canvas import Canvas
 from service.decode.policy import Reading
 from service.decode.modes import MODES
 canvas = Canvas(Block((MASKED,)))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from service.decode.block import MASKED, Block, Canvas, Pick
+from service.decode.block import MASKED, Block, Pick
+from service.decode.canvas import Canvas
 from service.decode.draft_budget import DraftBudget
 from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
 from service.decode.policy import Reading

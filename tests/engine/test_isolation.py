@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from service.decode.block import Canvas
+from service.decode.canvas import Canvas
 from service.decode.modes import Direct, Static
 from service.decode.policy import Decoding
 from service.engine import BlockEvent, Engine, EngineWorker, GenerationRequest, StepReport

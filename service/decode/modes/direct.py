@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from service.decode.block import Canvas
+from service.decode.canvas import Canvas
 from service.decode.knobs import Knob, knob
 from service.decode.params import ModeParams
 from service.decode.policy import Decoding, Evaluate, Refine
@@ -32,12 +32,14 @@ class Direct(ModeParams):
 
     def decode(self, canvas: Canvas) -> Decoding:
         """Up to 1 + `mrp_steps` tokens per backbone forward."""
-        rule = self.rule
+        rule = canvas.rule(self.rule)
         while not canvas.block.complete:
             (reading,) = yield Evaluate((canvas.block,))
-            canvas.reveal("denoise", rule(reading))
+            canvas.reveal("denoise", canvas.choose(rule, reading, canvas.block))
             for _ in range(self.mrp_steps):
                 if canvas.block.complete:
                     break
                 (reading,) = yield Refine(reading, canvas.block)
-                canvas.reveal("mrp", rule(reading))
+                if not (picks := canvas.choose(rule, reading, canvas.block)):
+                    break  # the answer has ended
+                canvas.reveal("mrp", picks)

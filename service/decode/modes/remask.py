@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from service.decode.block import Canvas, Pick
+from service.decode.block import Pick
+from service.decode.canvas import Canvas
 from service.decode.knobs import THRESHOLD, knob
 from service.decode.params import ModeParams
 from service.decode.policy import Decoding, Evaluate, Refine
@@ -30,19 +31,19 @@ class Remask(ModeParams):
 
     def decode(self, canvas: Canvas) -> Decoding:
         """Only tokens of the current step can be masked again, and never all of them."""
-        rule = self.rule
+        rule = canvas.rule(self.rule)
         while not canvas.block.complete:
             (reading,) = yield Evaluate((canvas.block,))
-            canvas.reveal("denoise", rule(reading))
-            fresh = canvas.steps[-1].revealed
+            fresh = canvas.choose(rule, reading, canvas.block)
+            canvas.reveal("denoise", fresh)
             if len(fresh) == 1:
                 continue
             (corrected,) = yield Refine(reading, canvas.block, judge=tuple(pick.position for pick in fresh))
-            doubtful = _doubtful(corrected.judged, self.threshold)
+            keep = corrected.judged[0] if canvas.guide else max(corrected.judged, key=lambda pick: pick.confidence)
+            doubtful = _doubtful(corrected.judged, self.threshold, keep.position)
             if doubtful:
                 canvas.revoke("mrp", doubtful)
 
 
-def _doubtful(judged: tuple[Pick, ...], threshold: float) -> tuple[int, ...]:
-    keep = max(judged, key=lambda pick: pick.confidence).position
+def _doubtful(judged: tuple[Pick, ...], threshold: float, keep: int) -> tuple[int, ...]:
     return tuple(p.position for p in judged if p.confidence < threshold and p.position != keep)

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from service.decode.block import Block, Canvas, Pick, Step
+from service.decode.block import Block, Pick, Step
+from service.decode.canvas import Canvas
 from service.decode.draft_budget import DraftBudget
 from service.decode.drafting import Drafting, Drafts, chain
 from service.decode.knobs import AUTO, ENTROPY_BOUND, THRESHOLD, TOKENS_PER_STEP, Knob, knob, knobs_in
@@ -117,9 +118,11 @@ class Speculative(ModeParams):
 
     def decode(self, canvas: Canvas) -> Decoding:
         """Decodes the block in as few forwards as the drafts allow."""
-        rule = self.rule
+        rule = canvas.rule(self.rule)
+        if canvas.block.complete:
+            return
         (reading,) = yield Evaluate((canvas.block,))
-        canvas.reveal("denoise", rule(reading))
+        canvas.reveal("denoise", canvas.choose(rule, reading, canvas.block))
         while not canvas.block.complete:
             drafts = yield from _draft(canvas, reading, self, rule)
             states = [canvas.block, *drafts]
@@ -132,11 +135,15 @@ class Speculative(ModeParams):
 def _draft(canvas: Canvas, reading: Reading, params: Speculative, rule: Rule) -> Drafting:
     if params.mrp_steps == AUTO:
         budget = canvas.budget().at_most(params.max_drafts or len(canvas.block.tokens))
-        return tree(canvas.block, reading, rule, budget, canvas.ends)
+        return tree(canvas, reading, rule, budget)
     if params.max_drafts is None:
-        return chain(canvas.block, reading, params.mrp_steps, rule, first=len(canvas.steps) == 1)
+        return chain(canvas, reading, params.mrp_steps, rule, first=_has_one_reading(canvas))
     fixed = DraftBudget(0.0, params.max_drafts, params.mrp_steps)
-    return tree(canvas.block, reading, rule, fixed, canvas.ends)
+    return tree(canvas, reading, rule, fixed)
+
+
+def _has_one_reading(canvas: Canvas) -> bool:
+    return sum(step.kind != "forced" for step in canvas.steps) == 1
 
 
 def _walk(canvas: Canvas, readings: Mapping[Block, Reading], drafts: Drafts, rule: Rule) -> Reading:
@@ -145,12 +152,12 @@ def _walk(canvas: Canvas, readings: Mapping[Block, Reading], drafts: Drafts, rul
     met: dict[Block, tuple[Pick, ...]] = {}
     while block in readings:
         reading = readings[block]
-        picks = rule(reading)
+        picks = canvas.choose(rule, reading, block)
         revealed += picks
-        block = block.reveal(picks)
+        block = canvas.after(block, picks)
         if block in drafts:
             met[block] = picks
-    canvas.record(_verified(revealed, drafts, met))
+    canvas.record(_verified(revealed, drafts, met), block)
     return reading
 
 

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from service.decode.block import Pick
 from service.decode.policy import Reading
+from service.decode.rules.leading import Leading
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,11 @@ class Above:
 
     needs_entropy: ClassVar[bool] = False
     threshold: float
+
+    @property
+    def in_order(self) -> Leading:
+        """The rule from left to right."""
+        return Leading(self.threshold)
 
     def __call__(self, reading: Reading) -> tuple[Pick, ...]:
         """The picks to reveal after the reading."""

@@ -25,6 +25,11 @@ class Leftmost:
         """Whether a reading must have entropies."""
         return self.bound > 0
 
+    @property
+    def in_order(self) -> Leftmost:
+        """Itself."""
+        return self
+
     def __call__(self, reading: Reading) -> tuple[Pick, ...]:
         """The picks to reveal after the reading."""
         if not self.needs_entropy:

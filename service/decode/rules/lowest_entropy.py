@@ -8,6 +8,7 @@ from typing import ClassVar
 from service.decode.block import Pick
 from service.decode.policy import Reading
 from service.decode.rules.bounded import bounded
+from service.decode.rules.leftmost import Leftmost
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,11 @@ class LowestEntropy:
 
     needs_entropy: ClassVar[bool] = True
     bound: float
+
+    @property
+    def in_order(self) -> Leftmost:
+        """The rule from left to right."""
+        return Leftmost(1, self.bound)
 
     def __call__(self, reading: Reading) -> tuple[Pick, ...]:
         """The picks to reveal after the reading."""

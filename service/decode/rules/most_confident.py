@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from service.decode.block import Pick
 from service.decode.policy import Reading
+from service.decode.rules.leftmost import Leftmost
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,11 @@ class MostConfident:
 
     needs_entropy: ClassVar[bool] = False
     count: int = 1
+
+    @property
+    def in_order(self) -> Leftmost:
+        """The rule from left to right."""
+        return Leftmost(self.count)
 
     def __call__(self, reading: Reading) -> tuple[Pick, ...]:
         """The picks to reveal after the reading."""

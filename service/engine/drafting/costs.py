@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from service.decode.block import MASKED, Block
+from service.decode.canvas import Canvas
 from service.decode.draft_budget import DraftBudget
 from service.decode.policy import Reading
 from service.decode.rules import MostConfident
@@ -154,8 +155,8 @@ def _states_of(runner: RowRunner, row: Row) -> Callable[[int], Callable[[], obje
 def _drafting(state: Block, reading: Reading, clock: Callable[[], float]) -> float:
     """The time per state of drafting a small tree."""
     rule, terms = MostConfident(1), DraftBudget(0.0, _DRAFTS)
-    block = state.reveal(rule(reading))
-    return min(_seconds(lambda: deque(tree(block, reading, rule, terms, bool)), clock) for _ in range(20)) / _DRAFTS
+    canvas = Canvas(state.reveal(rule(reading)), ends=bool)
+    return min(_seconds(lambda: deque(tree(canvas, reading, rule, terms)), clock) for _ in range(20)) / _DRAFTS
 
 
 def _fastest(

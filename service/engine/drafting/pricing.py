@@ -64,6 +64,7 @@ class Pricing:
             return Account(self, params.needs_mrp, getattr(params, "mrp_steps", None))
         self._mrp_choice.count()
         rule, sampled = params.rule, request.sampling.temperature > 0
+        rule = rule if request.grammar is None else rule.in_order
         kind = type(rule).__name__, rule == MostConfident(1), sampled, mrp_steps
         return DraftingAccount(self, self._mrp_choice, self._kinds.setdefault(kind, Reliability()), mrp_steps)
 

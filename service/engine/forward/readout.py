@@ -20,7 +20,7 @@ from service.decode.policy import Reading
 from service.engine.forward.grouping import Grouping, in_places, join
 from service.engine.forward.pending import Pending
 from service.engine.forward.rows import Row
-from service.engine.forward.sampling import Candidates, Read, scale
+from service.engine.forward.sampling import Candidates, Read, keep_allowed, scale
 from service.engine.forward.vocabulary import Vocabulary, chosen
 from service.model.backbone import Backbone
 from service.model.transfer import fetch, send
@@ -67,6 +67,7 @@ class Readout:
         """flat `[R * L, H]` -> tokens, confidences, entropies (0 if none asks), `[M, 3]`, float64; fills the lists."""
         slots = _slots(reads, flat)
         logits = self._backbone.logits(flat[slots])
+        keep_allowed(logits, reads)
         if not self._vocabulary.keeps_logits and lists is not None:
             lists.fill(reads, slots, logits, self._mask)
         found, weights = self._vocabulary.read(logits, reads)
@@ -79,6 +80,7 @@ class Readout:
         slots = _slots(reads, flat)
         tokens = lists.tokens[slots]
         logits = torch.einsum("mh,mch->mc", flat[slots], self._backbone.head[tokens])
+        keep_allowed(logits, reads, tokens)
         return chosen(logits, reads, self._mask, Candidates(tokens, lists.others[slots]))
 
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from service.decode.block import MASKED, Block
@@ -29,7 +30,7 @@ class Row(NamedTuple):
     positions are to be read; `judge`: revealed positions whose token's probability is wanted.
     `anchor`: `[L, H]` hidden states, for MRP's rows. `entropy`: whether the masked positions' is wanted too.
     `drafts`: what MRP says of the block is never more than a draft, so that `candidates` by an earlier reading of it,
-    `[L, C]`, are enough.
+    `[L, C]`, are enough. `mask`: the tokens allowed at the leftmost masked position, a bit each, `[V / 8]`; None: all.
     """
 
     state: Block
@@ -42,6 +43,7 @@ class Row(NamedTuple):
     entropy: bool = False
     drafts: bool = False
     candidates: Candidates | None = None
+    mask: NDArray[np.uint8] | None = None
 
     def reads(self, row: int, block_size: int) -> list[Read]:
         """The reads of this row as number `row` of a forward: masked positions, then judged ones."""
@@ -55,6 +57,8 @@ class Row(NamedTuple):
             if token == MASKED
         ]
         asked = [Read(slot + p, start + p, revealed, sampling, tokens[p], entropy) for p in self.judge]
+        if self.mask is not None and wanted:
+            wanted[0] = wanted[0]._replace(mask=self.mask)
         return wanted + asked
 
 

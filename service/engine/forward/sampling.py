@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from service.engine.request import SamplingParams
@@ -33,7 +34,7 @@ class Read(NamedTuple):
 
     `slot`: row * block + position, in the forward. `token`: None to choose one, or the token whose
     probability is asked for. `position` is absolute, `revealed` counts the block's tokens. `entropy`: whether that of
-    the distribution is wanted too.
+    the distribution is wanted too. `mask`: the allowed tokens, a bit each, `[V / 8]`; None: all.
     """
 
     slot: int
@@ -42,6 +43,7 @@ class Read(NamedTuple):
     sampling: SamplingParams
     token: int | None = None
     entropy: bool = False
+    mask: NDArray[np.uint8] | None = None
 
     @property
     def filtered(self) -> bool:
@@ -58,6 +60,23 @@ class Candidates:
 
     tokens: Tensor
     others: Tensor
+
+
+def keep_allowed(logits: Tensor, reads: Sequence[Read], tokens: Tensor | None = None) -> None:
+    """Sets the logits `[M, V]` of tokens that a read's mask does not allow to -inf, in place.
+
+    With `tokens` `[M, C]` the logits are of these, `[M, C]`. What is read afterwards is of the allowed tokens alone.
+    """
+    masked = [number for number, read in enumerate(reads) if read.mask is not None]
+    if not masked:
+        return
+    rows = send(np.array(masked), logits.device)
+    words = send(np.stack([mask for read in reads if (mask := read.mask) is not None]), logits.device)
+    bits = torch.arange(8, dtype=torch.uint8, device=logits.device)
+    allowed = (words[:, :, None] >> bits & 1).flatten(1).bool()
+    width = logits.shape[-1]
+    allowed = allowed[:, :width] if tokens is None else allowed.gather(-1, tokens[rows])
+    logits.index_copy_(0, rows, logits[rows].masked_fill(~allowed, -torch.inf))
 
 
 def choose(

@@ -34,6 +34,8 @@ class ForwardCounts(BaseModel):
 class AnswerStats(BaseModel):
     """How the answer was decoded. `mrp_steps`: as requested, or as chosen by `auto`.
 
+    `forced_tokens`: tokens that a constraint forced, for which no forward was needed.
+
     Times count from the arrival of the request at the ingress.
     """
 
@@ -43,6 +45,7 @@ class AnswerStats(BaseModel):
     drafts_proposed: int
     drafts_accepted: int
     remasked: int
+    forced_tokens: int
     mrp_steps: int | None
     cached_tokens: int
     queue_ms: float
@@ -62,7 +65,7 @@ class TraceStep(BaseModel):
     """One decision on one block. Positions are relative to the block; picks are [position, token id, confidence]."""
 
     block: int
-    kind: Literal["denoise", "verify", "mrp"]
+    kind: Literal["denoise", "verify", "mrp", "forced"]
     revealed: list[tuple[int, int, float]]
     revoked: list[int]
     drafted: list[tuple[int, int, float]]
@@ -84,7 +87,10 @@ class StepFrame(TraceStep):
 
 
 class Done(BaseModel):
-    """The last frame of a stream: the answer without the fields that earlier frames had."""
+    """The last frame of a stream: the answer without the fields that earlier frames had.
+
+    `constraint_met`: whether the answer satisfies the request's constraint; only there if it has one.
+    """
 
     id: str
     model: str
@@ -94,6 +100,7 @@ class Done(BaseModel):
     seed: int
     usage: Usage
     stats: AnswerStats
+    constraint_met: bool | None = None
 
 
 class GenerateAnswer(Done):
@@ -152,6 +159,7 @@ def stats_json(stats: Stats) -> dict[str, Any]:
         "drafts_proposed": stats.drafts_proposed,
         "drafts_accepted": stats.drafts_accepted,
         "remasked": stats.remasked,
+        "forced_tokens": stats.forced_tokens,
         "mrp_steps": stats.mrp_steps,
         "cached_tokens": stats.cached_tokens,
         "queue_ms": milliseconds(stats.queue_s),
@@ -168,7 +176,7 @@ def answer_json(answer: Answer, work: Work, card: ModelCard) -> dict[str, Any]:
 
 def done_json(ending: Ending, work: Work, card: ModelCard) -> dict[str, Any]:
     """The last frame of a stream."""
-    return {
+    body = {
         "id": f"gen-{work.request_id}",
         "model": card.name,
         "finish_reason": ending.finish_reason,
@@ -182,6 +190,7 @@ def done_json(ending: Ending, work: Work, card: ModelCard) -> dict[str, Any]:
         },
         "stats": stats_json(ending.stats),
     }
+    return body if work.constraint is None else body | {"constraint_met": ending.constraint_met}
 
 
 def block_json(chunk: Chunk, work: Work) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from service.decode.modes import KNOBS, MODES
 from service.engine.request import MAX_SEED
 from service.errors import InvalidRequest
 from service.fair_queue import DEFAULT_PRIORITY, HIGHEST_PRIORITY, LOWEST_PRIORITY
+from service.gateway.http.constraints import Choice, GrammarText, Regex, ResponseFormat
 from service.quality.schema import QualityName
 
 PROMPTS = ("prompt", "prompt_token_ids", "messages")
@@ -112,6 +113,10 @@ class GenerateCommon(BaseModel):
         [], max_length=1024, description="ids that end the answer"
     )
     ignore_eos: bool = Field(False, description="continue after the checkpoint's end token")
+    response_format: ResponseFormat | None = Field(None, description="the form of the answer, as OpenAI names it")
+    regex: Regex | None = Field(None, description="a regular expression that matches the whole answer")
+    choice: Choice | None = Field(None, description="the texts from which the answer is chosen")
+    grammar: GrammarText | None = Field(None, description="a grammar of the answer, in Lark's or llama.cpp's form")
     stream: bool = Field(False, description="server-sent events, one per block")
     timeout_s: float | None = Field(None, gt=0, description="default and maximum: the server's limit")
     return_trace: bool = Field(False, description="return the denoising history")
@@ -212,6 +217,17 @@ EXAMPLES: Mapping[str, Any] = {
         "summary": "Parallel decoding; tokens that MRP doubts are masked again",
         "value": {"prompt": "1 + 1 =", "mode": "remask", "threshold": 0.5, "return_trace": True},
     },
+    "schema": {
+        "summary": "JSON that fits a schema",
+        "value": {
+            "prompt": "Tom is 5 years old.",
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"schema": {"properties": {"age": {"type": "integer"}}, "required": ["age"]}},
+            },
+        },
+    },
+    "choice": {"summary": "One of several texts", "value": {"prompt": "1 + 1 = 2?", "choice": ["yes", "no"]}},
     "sampled": {
         "summary": "A repeatable sample",
         "value": {"prompt": "Once", "temperature": 0.8, "top_p": 0.95, "seed": 17},

@@ -19,11 +19,19 @@ from service.decode.modes import KNOBS
 from service.decode.registry import make_params, these_knobs
 from service.engine.request import SamplingParams
 from service.errors import InvalidRequest, UnknownModel
+from service.gateway.http.constraints import ResponseFormat, constraint_of
 from service.gateway.http.schemas import GENERATE, REQUESTS, GenerateCommon, GenerateQuality, Message
 from service.settings import nearest
 from service.wire import ModelCard, Work
 
 _SHOWN = 80
+
+#: field -> what it holds, and the fields of that
+_OWNERS: Mapping[str | int, tuple[str, Sequence[str]]] = {
+    "messages": ("a message", tuple(Message.model_fields)),
+    "response_format": ("response_format", tuple(ResponseFormat.model_fields)),
+    "json_schema": ("response_format.json_schema", ("name", "description", "schema", "strict")),
+}
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -80,6 +88,7 @@ def to_work(request: GenerateCommon, card: ModelCard, timeout_limit_s: float) ->
         cache_salt=request.cache_salt or "",
         priority=request.priority,
         session=request.prompt_cache_key or "",
+        constraint=constraint_of(request),
     )
 
 
@@ -130,7 +139,8 @@ def _explain(problem: Mapping[str, Any]) -> tuple[str | None, str]:
 def _unknown(place: Sequence[str | int], mode: str | None) -> str:
     name = str(place[-1])
     if len(place) > 1:
-        return f"{name!r} is not a field of a message; {nearest(name, Message.model_fields)}"
+        owner, fields = _OWNERS[place[-2] if place[-2] in _OWNERS else "messages"]
+        return f"{name!r} is not a field of {owner}; {nearest(name, fields)}"
     if mode and name in KNOBS:
         users = [other for other, schema in REQUESTS.items() if name in schema.model_fields]
         used = sorted(set(KNOBS) & set(REQUESTS[mode].model_fields))

@@ -46,7 +46,7 @@ class Writer:
 
     def closing(self, choice: Choice, ending: Ending) -> Json:
         """The last frame of a choice."""
-        end = {"finish_reason": _reason(ending), "stats": _stats(choice, ending)}
+        end = {"finish_reason": _reason(ending), "stats": _stats(choice, ending), **_met(choice, ending)}
         return self._frame(choice, self._dialect.closing(), end)
 
     def usage(self, endings: Mapping[int, Ending]) -> Json | None:
@@ -62,6 +62,7 @@ class Writer:
             "finish_reason": _reason(answer.ending),
             **self._extras(choice, answer),
             "stats": _stats(choice, answer.ending),
+            **_met(choice, answer.ending),
         }
 
     def _frame(self, choice: Choice, content: Json, extras: Mapping[str, Any] | None = None) -> Json:
@@ -96,6 +97,10 @@ class Writer:
 def _reason(ending: Ending) -> str:
     """OpenAI's finish reason. OpenAI has none for a time-out; `length` also means an answer cut off."""
     return "stop" if ending.finish_reason == "stop" else "length"
+
+
+def _met(choice: Choice, ending: Ending) -> Json:
+    return {} if choice.work.constraint is None else {"constraint_met": ending.constraint_met}
 
 
 def _stats(choice: Choice, ending: Ending) -> Json:

@@ -69,8 +69,9 @@ def _schema(schema: type[OpenAiRequest]) -> dict[str, Any]:
     made = schema.model_json_schema()
     definitions = made.pop("$defs", {})
     for request in REQUESTS.values():
-        shared = request.model_json_schema()["properties"]
-        made["properties"] |= {name: field for name, field in shared.items() if name in PASSED}
+        shared = request.model_json_schema()
+        definitions |= shared.get("$defs", {})
+        made["properties"] |= {name: field for name, field in shared["properties"].items() if name in PASSED}
     made["properties"]["temperature"] |= {"maximum": MAX_TEMPERATURE}
     made["properties"]["mode"] = {"enum": list(REQUESTS), "description": "default: the server's"}
     made["properties"]["quality"] = {"enum": list(QUALITIES), "description": "instead of a mode and its knobs"}

@@ -28,6 +28,7 @@ class _Choice(BaseModel):
     logprobs: dict[str, Any] | None
     token_ids: list[int]
     stats: ChoiceStats
+    constraint_met: bool | None = None
     trace: list[TraceStep] | None = None
 
 

@@ -128,7 +128,8 @@ any_json = st.recursive(
 @FEW
 @given(data=st.data())
 def test_a_field_of_any_json(http: httpx.Client, route: str, data: st.DataObject) -> None:
-    names = st.sampled_from((*FIELDS, "prompt", "messages", "mode", "model", "echo", "stream_options", "return_trace"))
+    others = ("prompt", "messages", "mode", "model", "echo", "stream_options", "return_trace")
+    names = st.sampled_from((*FIELDS, *others, "response_format", "regex", "choice", "grammar"))
     fields = data.draw(st.dictionaries(names, any_json, max_size=3))
     fields.pop("timeout_s", None)  # a 504 would be right
     post(http, route, json.dumps({**whole(route, "w5 w6"), **fields}).encode())

@@ -167,6 +167,10 @@ async def test_the_contracts_fields_are_all_there_are() -> None:
         "prompt_token_ids",
         "messages",
         "priority",
+        "response_format",
+        "regex",
+        "choice",
+        "grammar",
     }
     assert {name for model in REQUESTS.values() for name in model.model_fields} - KNOBS.keys() == fields
     async with over(Scripted()) as http:

@@ -25,7 +25,7 @@ from tests.gateway.openai.helpers import CHAT, COMPLETIONS, ask, chat, completio
         (COMPLETIONS, completion(best_of=3), "best_of", "not served"),
         (COMPLETIONS, completion(suffix="w1"), "suffix", "not served"),
         (CHAT, chat(tools=[{"type": "function"}]), "tools", "not served"),
-        (CHAT, chat(response_format={"type": "json_object"}), "response_format", 'allowed is {"type": "text"}'),
+        (CHAT, chat(response_format={"type": "xml"}), "response_format", "json_schema"),
         (CHAT, chat(store=0), "store", "allowed is false"),
         (COMPLETIONS, completion(temprature=1), "temprature", "did you mean 'temperature'?"),
         (COMPLETIONS, completion(max_new_tokens=1), "max_new_tokens", "did you mean 'max_tokens'?"),

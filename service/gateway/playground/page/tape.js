@@ -78,7 +78,7 @@ export class Tape {
       for (const pick of step.drafted) this.#write(pick, "draft", names(pick), step);
       this.#moment(step, 0.5, this.moments.at(-1).ms);
     }
-    const backbone = step.kind !== "mrp";
+    const backbone = step.kind === "denoise" || step.kind === "verify";
     this.forwards += backbone;
     this.between = backbone ? 0 : this.between + 1;
     this.#unmask(step);

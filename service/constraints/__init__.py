@@ -1,0 +1,23 @@
+"""Constraints on answers: JSON schemas, regular expressions, choices and grammars, by llguidance.
+
+`Constraint` is what a request asks for; it crosses from the ingress to the replica. The replica compiles it
+(`compiler.py`) and the engine follows the compiled grammar through `decode/guide.py`'s protocol. The library is
+imported with the compiler, so an ingress does not load it.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from service.constraints.constraint import Constraint
+
+if TYPE_CHECKING:
+    from service.constraints.compiler import Compiler
+else:
+
+    def __getattr__(name: str) -> type:
+        if name != "Compiler":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return import_module("service.constraints.compiler").Compiler
+
+
+__all__ = ["Compiler", "Constraint"]

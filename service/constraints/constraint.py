@@ -1,0 +1,82 @@
+"""A constraint as a request states it: data that is checked for its size here and for its meaning by the compiler.
+
+The gateway makes it from a request's fields. Its limits bound the time and memory of compiling it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from service.errors import InvalidRequest
+
+Kind = Literal["json", "regex", "choice", "grammar"]
+
+MAX_SCHEMA, MAX_REGEX, MAX_GRAMMAR, MAX_CHOICES = 64 * 1024, 4096, 16 * 1024, 1000
+#: the most schemas within each other, as literal JSON
+MAX_DEPTH = 64
+
+_ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What a whole answer must be. `source`: a schema or a list of texts as JSON, a pattern, a grammar.
+
+    `param`: the field of the request, which errors name.
+    """
+
+    kind: Kind
+    source: str = field(repr=False)
+    param: str
+
+    @classmethod
+    def json(cls, schema: Mapping[str, Any] | bool | None, param: str) -> Constraint:
+        """JSON that fits a schema; None: any JSON object. InvalidRequest if the schema is too large."""
+        _check_depth(schema, param)
+        source = json.dumps(_ANY_OBJECT if schema is None else schema, ensure_ascii=False, separators=(",", ":"))
+        return cls("json", _within(source, MAX_SCHEMA, param), param)
+
+    @classmethod
+    def regex(cls, pattern: str) -> Constraint:
+        """A text that a regular expression matches as a whole. InvalidRequest if the expression is too long."""
+        return cls("regex", _within(pattern, MAX_REGEX, "regex"), "regex")
+
+    @classmethod
+    def choice(cls, texts: Sequence[str]) -> Constraint:
+        """One of several texts. InvalidRequest if they are too many, too long, or not texts."""
+        if not 0 < len(texts) <= MAX_CHOICES or not all(texts):
+            raise InvalidRequest(
+                f"choice has {len(texts)} texts, allowed are 1 to {MAX_CHOICES}, none of them empty", param="choice"
+            )
+        source = json.dumps(list(dict.fromkeys(texts)), ensure_ascii=False)
+        return cls("choice", _within(source, MAX_SCHEMA, "choice"), "choice")
+
+    @classmethod
+    def grammar(cls, text: str) -> Constraint:
+        """A text of a grammar in Lark's or llama.cpp's form (GBNF). InvalidRequest if the grammar is too long."""
+        return cls("grammar", _within(text, MAX_GRAMMAR, "grammar"), "grammar")
+
+
+def _within(source: str, most: int, param: str) -> str:
+    if len(source) > most:
+        raise InvalidRequest(f"{param} has {len(source)} characters, allowed are {most}", param=param)
+    return source
+
+
+def _check_depth(schema: object, param: str) -> None:
+    """InvalidRequest if values are nested too deeply. Goes down level by level, so that no depth is too deep for it."""
+    level: list[object] = [schema]
+    for _ in range(2 * MAX_DEPTH):
+        level = [value for one in level for value in _within_value(one)]
+        if not level:
+            return
+    raise InvalidRequest(f"{param} is nested too deeply, allowed are {MAX_DEPTH} levels", param=param)
+
+
+def _within_value(value: object) -> Iterable[object]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list) else ()

@@ -1,0 +1,127 @@
+"""From a constraint to a compiled grammar, by llguidance, with limits on what it may take.
+
+A wrong constraint is an InvalidRequest that says where: a path in a schema, a line of a grammar, a place in a pattern.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits
+from llguidance.gbnf_to_lark import any_to_lark
+
+from service.constraints.constraint import Constraint, Kind
+from service.constraints.matcher import CompiledGrammar
+from service.constraints.unsound import unsound_part
+from service.constraints.vocabulary import Vocabulary
+from service.errors import ConstraintFailed, InvalidRequest
+
+#: JSON on one line, as `json.dumps` writes it: so the grammar forces as much as possible, and no answer is white space
+_JSON: Any = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, "lenient": False}
+
+#: the most parts of a wrong schema that are compiled to find the place
+_TRIES = 200
+
+
+def compile_grammar(constraint: Constraint, vocabulary: Vocabulary) -> CompiledGrammar:
+    """The grammar of a constraint, and its first mask. InvalidRequest if there is an error in it."""
+    try:
+        text = _GRAMMARS[constraint.kind](constraint.source)
+    except Exception as error:  # noqa: BLE001 - the converter of grammars raises many types
+        raise _wrong(constraint, f"{error}") from None
+    if constraint.kind == "json" and (reason := unsound_part(json.loads(constraint.source))):
+        raise _wrong(constraint, reason)
+    matcher = _matcher(text, vocabulary)
+    if matcher.is_error():
+        where = _where(constraint, vocabulary) if constraint.kind == "json" else ""
+        raise _wrong(constraint, where + matcher.get_error())
+    grammar = CompiledGrammar(matcher, vocabulary, constraint.param)
+    try:
+        first = grammar.open()
+        first.mask(first.forced(()))
+    except ConstraintFailed as error:
+        raise InvalidRequest(error.message, param=constraint.param) from None
+    return grammar
+
+
+def _json(source: str) -> str:
+    return LLMatcher.grammar_from_json_schema(source, overrides=_JSON)
+
+
+def _choice(source: str) -> str:
+    texts = (json.dumps(text, ensure_ascii=False) for text in json.loads(source))
+    return LLMatcher.grammar_from_lark("start: " + " | ".join(texts))
+
+
+def _grammar(source: str) -> str:
+    return LLMatcher.grammar_from_lark(any_to_lark(source))
+
+
+_GRAMMARS: Mapping[Kind, Callable[[str], str]] = {
+    "json": _json,
+    "regex": LLMatcher.grammar_from_regex,
+    "choice": _choice,
+    "grammar": _grammar,
+}
+
+
+def _matcher(grammar: str, vocabulary: Vocabulary) -> LLMatcher:
+    limits = LLParserLimits(
+        max_items_in_row=2_000,
+        initial_lexer_fuel=500_000,
+        step_lexer_fuel=50_000,
+        step_max_items=10_000,
+        max_lexer_states=20_000,
+        max_grammar_size=20_000,
+        verbose_errors=False,
+    )
+    return LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=limits)
+
+
+def _wrong(constraint: Constraint, reason: str) -> InvalidRequest:
+    shown = " ".join(reason.split())[:400]
+    return InvalidRequest(f"{constraint.param} cannot be used: {shown}", param=constraint.param)
+
+
+# --- the place of an error in a schema -------------------------------------------------------------
+
+
+def _where(constraint: Constraint, vocabulary: Vocabulary) -> str:
+    """The path of the innermost part that is wrong by itself, for an error message."""
+    root = json.loads(constraint.source)
+    part, path, tries = root, "", _TRIES
+    found = True
+    while found:
+        found = False
+        for name, child in _parts(part):
+            tries -= 1
+            if tries >= 0 and _is_wrong(root, child, vocabulary):
+                part, path, found = child, f"{path}/{name}", True
+                break
+    return f"at {path or '/'}: "
+
+
+def _is_wrong(root: Mapping[str, Any], part: Any, vocabulary: Vocabulary) -> bool:
+    known = {name: root[name] for name in ("$defs", "definitions") if isinstance(part, dict) and name in root}
+    try:
+        grammar = _json(json.dumps({**known, **part} if isinstance(part, dict) else part))
+    except ValueError:
+        return True
+    return _matcher(grammar, vocabulary).is_error()
+
+
+def _parts(schema: Any) -> Iterator[tuple[str, Any]]:
+    """The schemas right within a schema, with their paths."""
+    if not isinstance(schema, dict):
+        return
+    for name in ("properties", "patternProperties", "$defs", "definitions"):
+        if isinstance(schema.get(name), dict):
+            yield from ((f"{name}/{one}", value) for one, value in schema[name].items())
+    for name in ("anyOf", "allOf", "oneOf", "prefixItems"):
+        if isinstance(schema.get(name), list):
+            yield from ((f"{name}/{number}", value) for number, value in enumerate(schema[name]))
+    for name in ("items", "additionalProperties"):
+        if isinstance(schema.get(name), dict):
+            yield name, schema[name]

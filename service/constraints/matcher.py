@@ -1,0 +1,138 @@
+"""One answer's way through a compiled grammar: `decode/guide.py`'s protocols, over llguidance's matcher.
+
+The matcher stands somewhere in the answer and goes back and forth between the states that are asked about. The library
+knows no end tokens here: the answer may end wherever the matcher accepts. Control tokens are never allowed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import takewhile
+
+import numpy as np
+from llguidance import LLMatcher
+
+from service.constraints.vocabulary import Bits, Vocabulary
+from service.errors import ConstraintFailed
+
+Tokens = tuple[int, ...]
+
+#: the time that an answer's grammar may take on the engine's thread: at once, and more for every token
+_SECONDS, _SECONDS_A_TOKEN = 1.0, 0.005
+
+
+class CompiledGrammar:
+    """A grammar without errors. `start`: a matcher at its beginning, which is only copied."""
+
+    def __init__(self, start: LLMatcher, vocabulary: Vocabulary, param: str) -> None:
+        self._start, self._vocabulary, self._param = start, vocabulary, param
+
+    def open(self) -> OpenGrammar:
+        """A grammar at the beginning of an answer."""
+        return OpenGrammar(self._start.deep_copy(), self._vocabulary, self._param)
+
+
+class OpenGrammar:
+    """The way of one answer. Implements `decode.guide.Grammar`. `param`: the request's field, for errors."""
+
+    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary, param: str) -> None:
+        self._matcher, self._vocabulary, self._param = matcher, vocabulary, param
+        self._at: Tokens = ()
+        self._forced: dict[Tokens, Tokens] = {}
+        self._spent = 0.0
+        self._length = 0
+
+    def mask(self, tokens: Tokens) -> Bits | None:
+        """The tokens that may come next, a bit each. None after an end token."""
+        if self._ended(tokens):
+            return None
+        with self._at_state(tokens) as matcher:
+            texts = self._vocabulary.text_bits
+            bits = np.frombuffer(matcher.compute_bitmask(), np.uint8, len(texts)) & texts
+            if matcher.is_accepting():
+                bits |= self._vocabulary.eos_bits
+            if not bits.any() and not matcher.is_error():
+                raise self._failed(f"no token can come after {self._length + len(tokens)} tokens")
+        return bits
+
+    def forced(self, tokens: Tokens) -> Tokens:
+        """The next tokens, where only one text can follow; an end token, where nothing else can."""
+        if self._ended(tokens):
+            return ()
+        known = self._forced.get(tokens)
+        if known is None:
+            known = self._forced[tokens] = self._find_forced(tokens)
+        return known
+
+    def allowed(self, tokens: Tokens, following: Tokens) -> int:
+        """How many of the following tokens may come next, one after the other."""
+        if self._ended(tokens):
+            return 0
+        texts = list(takewhile(self._vocabulary.is_text, following))
+        with self._at_state(tokens) as matcher:
+            count = matcher.validate_tokens(texts) if texts else 0
+        if count == len(texts) < len(following) and following[count] in self._vocabulary.eos:
+            return count + self.complete((*tokens, *texts))
+        return count
+
+    def complete(self, tokens: Tokens) -> bool:
+        """Whether the answer may end here. False where the matcher failed."""
+        texts = tuple(takewhile(self._vocabulary.is_text, tokens))
+        try:
+            with self._at_state(texts) as matcher:
+                return matcher.is_accepting()
+        except ConstraintFailed:
+            return False
+
+    def advance(self, tokens: Tokens) -> None:
+        """The tokens are final."""
+        with self._at_state(tokens):
+            self._at = ()
+        self._length += len(tokens)
+        self._forced.clear()
+
+    def _find_forced(self, tokens: Tokens) -> Tokens:
+        found: Tokens = ()
+        while True:
+            with self._at_state((*tokens, *found)) as matcher:
+                if matcher.is_stopped():
+                    return (*found, self._vocabulary.eos[0])
+                more = matcher.compute_ff_tokens()
+            texts = tuple(takewhile(self._vocabulary.is_text, more))  # a literal control token has to be spelled
+            found += texts
+            if not texts or len(texts) < len(more):
+                return found
+
+    def _ended(self, tokens: Tokens) -> bool:
+        return bool(tokens) and tokens[-1] in self._vocabulary.eos
+
+    @contextmanager
+    def _at_state(self, tokens: Tokens) -> Iterator[LLMatcher]:
+        """The matcher after the tokens. ConstraintFailed if it cannot go there or fails there, or is too slow."""
+        before = time.thread_time()
+        self._go(tokens)
+        yield self._matcher
+        if self._matcher.is_error():
+            raise self._failed(_first_line(self._matcher.get_error()))
+        self._spent += time.thread_time() - before
+        if self._spent > _SECONDS + _SECONDS_A_TOKEN * (self._length + len(tokens)):
+            raise self._failed("it takes too long to follow")
+
+    def _go(self, tokens: Tokens) -> None:
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self._at, tokens, strict=False)))
+        if same < len(self._at):
+            self._matcher.rollback(len(self._at) - same)
+        following = list(tokens[same:])
+        if following and not self._matcher.consume_tokens(following):
+            raise self._failed(_first_line(self._matcher.get_error()))
+        self._at = tokens
+
+    def _failed(self, reason: str) -> ConstraintFailed:
+        return ConstraintFailed(f"{self._param} cannot be followed: {reason}", param=self._param)
+
+
+def _first_line(message: str) -> str:
+    line = next(iter(message.splitlines()), "").removesuffix(" <non-verbose/>")
+    return "nothing can come next" if line.startswith("NoExtension") else line

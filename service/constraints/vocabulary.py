@@ -1,0 +1,45 @@
+"""The tokens of a checkpoint as llguidance needs them: the bytes of each token, and which tokens end an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from llguidance import LLTokenizer
+from numpy.typing import NDArray
+
+from service.errors import ConstraintNotAvailable
+
+Bits = NDArray[np.uint8]
+
+
+class Vocabulary:
+    """The tokenizer of a checkpoint. Making it takes seconds for a large vocabulary.
+
+    `tokenizer`: as `tokenizer.json` writes it. `size`: the model's number of tokens. `eos`: the tokens that end an
+    answer. ConstraintNotAvailable if answers of this tokenizer cannot be constrained.
+    """
+
+    def __init__(self, tokenizer: str, size: int, eos: Sequence[int]) -> None:
+        if not eos:
+            raise ConstraintNotAvailable("this checkpoint has no end token, so no constrained answer could end")
+        self.eos = tuple(eos)
+        try:
+            self.tokens = LLTokenizer(tokenizer, n_vocab=size, eos_token=list(eos))
+        except ValueError as error:
+            message = f"this checkpoint's tokenizer does not say which bytes its tokens are: {error}"
+            raise ConstraintNotAvailable(message) from error
+        texts = [not self.tokens.is_special_token(token) and token not in self.eos for token in range(size)]
+        self._is_text = tuple(texts)
+        self.text_bits = _bits(np.array(texts))
+        self.eos_bits = _bits(np.isin(np.arange(size), self.eos))
+
+    def is_text(self, token: int) -> bool:
+        """Whether a token is text: no control token, no end token, no row of the model that means nothing."""
+        return self._is_text[token]
+
+
+def _bits(tokens: NDArray[np.bool_]) -> Bits:
+    """A bit for every token, filled up to whole words of 32."""
+    packed = np.packbits(tokens, bitorder="little")
+    return np.pad(packed, (0, -len(packed) % 4))

@@ -1,0 +1,98 @@
+"""The grammar of an answer, as policies see it: what may follow, what must follow.
+
+`Grammar` is the seam: `service/constraints` implements it, the engine opens one for each request that has a
+constraint. A `Guide` holds for one block. With a guide a block is filled from left to right, since only the leftmost
+masked position has a known prefix. A mode then decides only how many positions a forward fills.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from service.decode.block import Block, Pick
+
+Tokens = tuple[int, ...]
+
+#: The confidence of a token that the grammar forces.
+_CERTAIN = 1.0
+
+
+class Grammar(Protocol):
+    """The way of one answer through a grammar. `tokens`: those after the ones given to `advance`.
+
+    Every method may raise an MrpServeError, which ends the request. All but `advance` only look ahead.
+    """
+
+    def mask(self, tokens: Tokens) -> Any:
+        """The tokens that may come next, opaque to policies. None after an end token."""
+
+    def forced(self, tokens: Tokens) -> Tokens:
+        """The next tokens, where only one text can follow; an end token, where nothing else can."""
+
+    def allowed(self, tokens: Tokens, following: Tokens) -> int:
+        """How many of the following tokens may come next, one after the other. Nothing follows an end token."""
+
+    def complete(self, tokens: Tokens) -> bool:
+        """Whether the answer may end here."""
+
+    def advance(self, tokens: Tokens) -> None:
+        """The tokens are final. Other calls count from here."""
+
+
+class GrammarSource(Protocol):
+    """A compiled grammar, from which each request opens its own."""
+
+    def open(self) -> Grammar:
+        """A grammar at the beginning of an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """The grammar of the answer in one block. `head`: the block's positions before the answer."""
+
+    grammar: Grammar
+    head: int
+
+    def mask(self, block: Block) -> Any:
+        """What may stand at the leftmost masked position. None if nothing is to be chosen there."""
+        return None if block.complete else self.grammar.mask(self.tokens(block))
+
+    def tokens(self, block: Block) -> Tokens:
+        """The tokens of the answer in a state of the block."""
+        return block.tokens[self.head : block.num_leading]
+
+    def chosen(self, block: Block, picks: Sequence[Pick]) -> tuple[Pick, ...]:
+        """The first of the picks, from the leftmost masked position on, that the grammar allows after each other.
+
+        They end where the grammar forces what follows. `picks`: without gaps.
+        """
+        before = self.tokens(block)
+        allowed = self.grammar.allowed(before, tuple(pick.token for pick in picks))
+        for count in range(1, allowed):
+            if self.grammar.forced((*before, *(pick.token for pick in picks[:count]))):
+                return tuple(picks[:count])
+        return tuple(picks[:allowed])
+
+    def closed(self, block: Block) -> Block:
+        """The block with all that the grammar forces at its masked positions."""
+        if block.complete:
+            return block
+        start = block.num_leading
+        return block.reveal(
+            Pick(position, token, _CERTAIN)
+            for position, token in zip(
+                range(start, len(block.tokens)), self.grammar.forced(self.tokens(block)), strict=False
+            )
+        )
+
+
+def forced_picks(before: Block, after: Block, revealed: Iterable[Pick]) -> tuple[Pick, ...]:
+    """The picks from a state to a later one that are not among the revealed ones."""
+    others = {pick.position for pick in revealed}
+    return tuple(
+        Pick(position, after.tokens[position], _CERTAIN)
+        for position in range(before.num_leading, after.num_leading)
+        if position not in others
+    )

@@ -1,0 +1,28 @@
+"""The rule of `dynamic` in the order of the text: for answers that keep to a grammar."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import ClassVar
+
+from service.decode.block import Pick
+from service.decode.policy import Reading
+
+
+@dataclass(frozen=True, slots=True)
+class Leading:
+    """The leftmost pick, and those after it up to the first of confidence <= `threshold`."""
+
+    needs_entropy: ClassVar[bool] = False
+    threshold: float
+
+    @property
+    def in_order(self) -> Leading:
+        """Itself."""
+        return self
+
+    def __call__(self, reading: Reading) -> tuple[Pick, ...]:
+        """The picks to reveal after the reading."""
+        first, *others = reading.picks
+        return (first, *takewhile(lambda pick: pick.confidence > self.threshold, others))

@@ -1,0 +1,63 @@
+"""Sizes that constraints may have, checked before anything is compiled."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from service.constraints.constraint import (
+    MAX_CHOICES,
+    MAX_DEPTH,
+    MAX_GRAMMAR,
+    MAX_REGEX,
+    MAX_SCHEMA,
+    Constraint,
+)
+from service.errors import InvalidRequest
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Constraint.regex("a" * (MAX_REGEX + 1)), "regex has 4097 characters, allowed are 4096"),
+        (lambda: Constraint.grammar("a" * (MAX_GRAMMAR + 1)), "grammar has 16385 characters, allowed are 16384"),
+        (lambda: Constraint.choice([]), "choice has 0 texts, allowed are 1 to 1000"),
+        (lambda: Constraint.choice(["a", ""]), "none of them empty"),
+        (lambda: Constraint.choice(["a"] * (MAX_CHOICES + 1)), "choice has 1001 texts"),
+        (lambda: Constraint.choice(["a" * MAX_SCHEMA]), "choice has"),
+        (lambda: Constraint.json({"const": "a" * MAX_SCHEMA}, "form"), "form has"),
+        (lambda: Constraint.json(nested(2 * MAX_DEPTH), "form"), "form is nested too deeply, allowed are 64 levels"),
+        (lambda: Constraint.json(nested(100_000), "form"), "form is nested too deeply"),
+    ],
+)
+def test_what_is_too_large_is_refused_by_name(make: Callable[[], Constraint], said: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        make()
+    assert said in caught.value.message
+    assert caught.value.param in ("regex", "grammar", "choice", "form")
+
+
+def test_what_is_as_large_as_allowed_passes() -> None:
+    assert len(Constraint.regex("a" * MAX_REGEX).source) == MAX_REGEX
+    assert Constraint.json(nested(MAX_DEPTH), "form").kind == "json"
+
+
+def test_it_crosses_processes_and_equal_ones_are_equal() -> None:
+    one, other = (Constraint.json({"type": "integer"}, "form") for _ in range(2))
+    assert one == other == pickle.loads(pickle.dumps(one))
+    assert hash(one) == hash(other)
+    assert one != Constraint.json({"type": "number"}, "form")
+
+
+def test_what_a_user_wrote_is_not_shown() -> None:
+    assert "secret" not in repr(Constraint.regex("secret"))

@@ -1,0 +1,159 @@
+"""Wrong constraints are refused with their place; hostile ones are compiled or refused in bounded time."""
+
+from __future__ import annotations
+
+import json
+import random
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from service.constraints.compiler import Compiler
+from service.constraints.constraint import Constraint
+from service.constraints.grammars import compile_grammar
+from service.constraints.matcher import OpenGrammar
+from service.constraints.vocabulary import Vocabulary
+from service.errors import ConstraintFailed, ConstraintNotAvailable, InvalidRequest
+from tests.constraints.checkpoints import DEMO, NAMES, tokenizer, vocabulary
+from tests.constraints.schemas import HARD, random_schema
+from tests.tiny import GOLDEN
+
+
+def refusal(constraint: Constraint) -> str:
+    with pytest.raises(InvalidRequest) as caught:
+        compile_grammar(constraint, vocabulary(DEMO))
+    assert caught.value.param == constraint.param
+    assert caught.value.status == 422
+    assert len(caught.value.message) < 600
+    return caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"type": "strin"}, "at /: Invalid type: strin"),
+        ({"properties": {"a": {"items": {"not": {}}}}}, 'at /properties/a/items: Unimplemented keys: ["not"]'),
+        ({"anyOf": [{"type": "null"}, {"uniqueItems": True}]}, "at /anyOf/1: "),
+        ({"properties": {"q": {"type": "string", "pattern": "("}}}, "at /properties/q: "),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "text"}}}, "at /$defs/a: "),
+        ({"$ref": "file:///etc/passwd"}, "at /: "),
+        ({"$ref": "http://127.0.0.1:1/x"}, "at /: "),
+        ({"type": "integer", "minimum": 5, "maximum": 4}, "Unsatisfiable schema"),
+        ({"type": "object", "properties": {"a": False}, "required": ["a"]}, "Unsatisfiable schema"),
+        ({"type": "string", "format": "poem"}, "Unknown format: poem"),
+    ],
+)
+def test_a_wrong_schema_is_refused_with_the_place(schema: dict[str, Any], said: str) -> None:
+    message = refusal(Constraint.json(schema, "form"))
+    assert message.startswith("form cannot be used: ")
+    assert said in message
+
+
+@pytest.mark.parametrize(
+    ("constraint", "said"),
+    [
+        (Constraint.regex("a("), "unclosed group"),
+        (Constraint.regex("(?=a)b"), "look-around"),
+        (Constraint.grammar('start: a\na: b "x"\n'), 'at 2(4): unknown name: "b"'),
+        (Constraint.grammar('start: "x'), "1(10): lexer error"),
+        (Constraint.grammar("root ::= ("), "grammar cannot be used"),
+        (Constraint.grammar('start: a\na: a "x"\n'), "nothing can come next"),
+        (Constraint.grammar("start: <|MASK|>"), "no token can come"),
+        (Constraint.grammar("start: <[4]>"), "no token can come"),
+        (Constraint.choice(["<|MASK|>"]), "no token can come"),
+        (Constraint.grammar('start: %json {"$ref": "file:///etc/passwd"}'), "grammar cannot be used"),
+    ],
+)
+def test_a_wrong_pattern_or_grammar_is_refused(constraint: Constraint, said: str) -> None:
+    assert said in refusal(constraint)
+
+
+def chain(count: int) -> dict[str, Any]:
+    links = {f"a{number}": {"$ref": f"#/$defs/a{number + 1}"} for number in range(count)}
+    return {"$ref": "#/$defs/a0", "$defs": {**links, f"a{count}": {"type": "null"}}}
+
+
+#: what took a library down, or took it long, while this was written; and more of the kind
+HOSTILE: dict[str, Constraint] = {
+    "references in a chain": Constraint.json(chain(2000), "form"),
+    "a reference to itself": Constraint.json({"$ref": "#"}, "form"),
+    "doubling": Constraint.json(
+        {
+            "$ref": "#/$defs/a0",
+            "$defs": {
+                **{f"a{n}": {"allOf": [{"$ref": f"#/$defs/a{n + 1}"}] * 2} for n in range(30)},
+                "a30": {"type": "object"},
+            },
+        },
+        "form",
+    ),
+    "products of unions": Constraint.json(
+        {"allOf": [{"anyOf": [{"properties": {f"p{n}{m}": {"const": m}}} for m in range(4)]} for n in range(12)]},
+        "form",
+    ),
+    "many properties": Constraint.json({"properties": {f"p{n}": {"type": "null"} for n in range(1500)}}, "form"),
+    "many names in any order": Constraint.json(
+        {"type": "object", "properties": {f"p{n}": {"type": "null"} for n in range(400)}}, "form"
+    ),
+    "many values": Constraint.json({"enum": [f"value {n}" for n in range(3000)]}, "form"),
+    "a billion items": Constraint.json({"type": "array", "items": {"type": "null"}, "minItems": 10**9}, "form"),
+    "multiples": Constraint.json({"type": "integer", "multipleOf": 999999937, "minimum": 3}, "form"),
+    "powers of repetition": Constraint.regex("((((a{1,50}){1,50}){1,50}){1,50}){1,50}"),
+    "a large automaton": Constraint.regex(".*a.{24}"),
+    "parentheses": Constraint.regex("(" * 2000 + ")" * 2000),
+    "letters of all languages": Constraint.regex("(\\w{1,1000}\\W{1,1000}){100}"),
+    "rules in a chain": Constraint.grammar(
+        "start: r0\n" + "\n".join(f"r{n}: r{n + 1}" for n in range(1100)) + '\nr1100: "a"'
+    ),
+    "doubling of terminals": Constraint.grammar(
+        "start: R0\n" + "\n".join(f"R{n}: R{n + 1} R{n + 1}" for n in range(40)) + '\nR40: "a"'
+    ),
+    "nothing but options": Constraint.grammar("start: " + " ".join(['"a"?'] * 3000)),
+    "ambiguity": Constraint.grammar('start: a\na: a a | "x" | a a a'),
+    "empty rules": Constraint.grammar('start: a\na: b c\nb: c a | ""\nc: a b | ""'),
+    "nested groups": Constraint.grammar("start: " + "(" * 5000 + '"a"' + ")" * 5000),
+    "nested groups of the other form": Constraint.grammar("root ::= " + "(" * 5000 + '"a"' + ")" * 5000),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.timeout(60)
+async def test_hostile_constraints_are_refused_or_followed(name: str) -> None:
+    """The process lives on, and an answer ends or is ended. Slow machines may take long, but not for ever."""
+    compiler = Compiler(lambda: vocabulary(DEMO))
+    with suppress(InvalidRequest, ConstraintFailed):
+        grammar = await compiler.compile(HOSTILE[name])
+        walk(grammar.open(), random.Random(name), 100)
+    compiler.close()
+
+
+def walk(grammar: OpenGrammar, rng: random.Random, most: int) -> tuple[int, ...]:
+    """A random answer of at most so many tokens."""
+    tokens: tuple[int, ...] = ()
+    while len(tokens) < most:
+        if forced := grammar.forced(tokens):
+            tokens += forced
+        elif (mask := grammar.mask(tokens)) is not None:
+            choices = [place * 8 + bit for place, byte in enumerate(mask) for bit in range(8) if byte >> bit & 1]
+            tokens += (rng.choice(choices),)
+        if tokens and tokens[-1] in vocabulary(DEMO).eos:
+            break
+    return tokens
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_schemas_of_these_tests_compile(name: str) -> None:
+    for schema in (*HARD, *(random_schema(random.Random(seed)) for seed in range(50))):
+        assert compile_grammar(Constraint.json(schema, "form"), vocabulary(name)), json.dumps(schema)
+
+
+def test_a_tokenizer_without_bytes_cannot_be_constrained() -> None:
+    words = (GOLDEN / "sdar-mrp-random-a" / "tokenizer.json").read_text("utf-8")
+    with pytest.raises(ConstraintNotAvailable, match="does not say which bytes its tokens are"):
+        Vocabulary(words, 512, (510,))
+
+
+def test_a_checkpoint_without_an_end_token_cannot_be_constrained() -> None:
+    with pytest.raises(ConstraintNotAvailable, match="no end token"):
+        Vocabulary(tokenizer(DEMO).to_str(), 1024, ())

@@ -1,0 +1,107 @@
+"""An answer's way through a grammar: looking ahead changes nothing, masks and allowed tokens agree."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from service.constraints.constraint import Constraint
+from service.constraints.matcher import OpenGrammar
+from service.errors import ConstraintFailed
+from tests.constraints.checkpoints import DEMO, NAMES, compiled, text_of, tokenizer, vocabulary
+from tests.constraints.schemas import random_schema
+
+NUMBERS = Constraint.regex("[0-9]{3}( and [0-9])?")
+
+
+def ids(text: str, name: str = DEMO) -> tuple[int, ...]:
+    return tuple(tokenizer(name).encode(text).ids)
+
+
+def allowed(grammar: OpenGrammar, tokens: tuple[int, ...]) -> set[int]:
+    mask = grammar.mask(tokens)
+    return set() if mask is None else set(np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist())
+
+
+@pytest.fixture
+def numbers() -> OpenGrammar:
+    return compiled(DEMO, NUMBERS).open()
+
+
+def test_masks_are_the_tokens_that_may_follow(numbers: OpenGrammar) -> None:
+    first = {text_of(DEMO, (token,)) for token in allowed(numbers, ())}
+    assert first >= set("0123456789")
+    assert all(text.isdigit() for text in first)
+
+
+def test_looking_ahead_and_back_changes_nothing(numbers: OpenGrammar) -> None:
+    before = allowed(numbers, ())
+    one, other = ids("12"), ids("345")
+    seen = [allowed(numbers, one), allowed(numbers, other), allowed(numbers, ())]
+    assert seen == [allowed(numbers, one), allowed(numbers, other), before]
+
+
+def test_the_end_is_allowed_where_the_answer_may_end(numbers: OpenGrammar) -> None:
+    [end] = vocabulary(DEMO).eos
+    assert end not in allowed(numbers, ids("34"))
+    assert end in allowed(numbers, ids("345"))
+    assert numbers.complete(ids("345"))
+    assert not numbers.complete(ids("34"))
+    assert numbers.allowed(ids("34"), (*ids("5"), end, *ids("6"))) == 2
+    assert numbers.allowed(ids("34"), (end,)) == 0
+    assert numbers.mask((*ids("345"), end)) is None
+    assert numbers.forced((*ids("345"), end)) == ()
+    assert numbers.allowed((*ids("345"), end), ids("6")) == 0
+
+
+def test_the_end_is_forced_where_nothing_else_can_come(numbers: OpenGrammar) -> None:
+    whole = "345 and 6"
+    assert numbers.forced(ids(whole)) == vocabulary(DEMO).eos
+    assert text_of(DEMO, numbers.forced((*ids("345"), *ids(" a")))) == "nd"
+
+
+def test_tokens_that_are_no_text_are_never_allowed(numbers: OpenGrammar) -> None:
+    control = {token for token in range(1024) if vocabulary(DEMO).tokens.is_special_token(token)}
+    for tokens in ((), ids("345"), ids("345 and 6")):
+        assert not allowed(numbers, tokens) & (control - set(vocabulary(DEMO).eos))
+    for token in (4, 0, 1023):
+        assert numbers.allowed((), (token,)) == int(token in allowed(numbers, ()))
+
+
+def test_final_tokens_are_where_it_counts_from(numbers: OpenGrammar) -> None:
+    ahead = allowed(numbers, ids("34"))
+    numbers.advance(ids("34"))
+    assert allowed(numbers, ()) == ahead
+    assert numbers.complete(ids("5"))
+
+
+def test_tokens_that_the_grammar_refuses_are_an_error(numbers: OpenGrammar) -> None:
+    with pytest.raises(ConstraintFailed) as caught:
+        numbers.mask(ids("x"))
+    assert caught.value.param == "regex"
+    assert not numbers.complete(ids("3"))  # a matcher that failed stays so, quietly
+
+
+def test_an_answer_that_takes_too_long_is_ended(numbers: OpenGrammar, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.constraints.matcher._SECONDS", -1.0)
+    with pytest.raises(ConstraintFailed, match="takes too long"):
+        numbers.mask(())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_forced_tokens_are_allowed_ones_and_mask_agrees_with_allowed(name: str) -> None:
+    """On random ways through random schemas."""
+    for seed in range(15):
+        rng = random.Random(f"{name}.{seed}")
+        grammar = compiled(name, Constraint.json(random_schema(rng), "x")).open()
+        tokens: tuple[int, ...] = ()
+        while len(tokens) < 60 and (may := allowed(grammar, tokens)):
+            forced = grammar.forced(tokens)
+            assert grammar.allowed(tokens, forced) == len(forced)
+            some = rng.sample(sorted(may), min(5, len(may)))
+            assert all(grammar.allowed(tokens, (token,)) == 1 for token in some)
+            others = [token for token in rng.sample(range(1024 if name == DEMO else 512), 20) if token not in may]
+            assert not any(grammar.allowed(tokens, (token,)) for token in others)
+            tokens += forced or (rng.choice(some),)

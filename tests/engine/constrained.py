@@ -1,0 +1,112 @@
+"""What tests of constrained answers share: modes, requests, and the check of a finished answer."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jsonschema
+
+from service.constraints.constraint import Constraint
+from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
+from service.decode.params import ModeParams
+from service.engine import Completion, Engine, GenerationRequest, Parts, SamplingParams
+from tests.constraints.checkpoints import checkpoint, compiled, prompt, text_of
+from tests.engine.helpers import FAIR, FREE
+
+#: rules, and drafts that are verified against them
+PAIRS: tuple[tuple[ModeParams, tuple[ModeParams, ...]], ...] = (
+    (Sequential(), (Speculative(verify="sequential"), Speculative(3), Speculative(0, 4), Speculative(2, 4), Static())),
+    (Static(3), (Speculative(2, tokens_per_step=3), Speculative(1, 4, tokens_per_step=3))),
+    (Dynamic(0.4), (Speculative(threshold=0.4), Speculative(2, threshold=0.4), Speculative(0, 3, threshold=0.4))),
+    (Entropy(0.5), (Speculative(verify="entropy", entropy_bound=0.5), Sequential(1, 0.5))),
+)
+OTHERS: tuple[ModeParams, ...] = (Direct(2), Direct(4), Remask(0.5), Remask(0.9))
+
+
+def engine_of(name: str, costs: Any = FAIR) -> Engine:
+    return Engine(checkpoint(name), parts=Parts(costs=costs))
+
+
+def constrained(
+    name: str, key: str, constraint: Constraint, params: ModeParams, sampling: SamplingParams, tokens: int = 160
+) -> GenerationRequest:
+    """A request for a constrained answer."""
+    eos = frozenset(checkpoint(name).config.eos_token_ids)
+    grammar = compiled(name, constraint)
+    return GenerationRequest(key, prompt(name), params, sampling, tokens, eos, grammar=grammar)
+
+
+def sampled(rng: random.Random) -> SamplingParams:
+    return SamplingParams(
+        temperature=rng.choice([0, 0, 0.7, 1.3]),
+        top_k=rng.choice([0, 0, 3, 40]),
+        top_p=rng.choice([1.0, 1.0, 0.8]),
+        seed=rng.randrange(2**63),
+    )
+
+
+@dataclass
+class Tally:
+    """What many answers came to. `unaided`: the forwards if every forced token had taken one."""
+
+    answers: int = 0
+    stopped: int = 0
+    tokens: int = 0
+    forwards: int = 0
+    forced: int = 0
+
+    def add(self, completion: Completion) -> None:
+        stats = completion.stats
+        self.answers += 1
+        self.stopped += completion.finish_reason == "stop"
+        self.tokens += stats.decoded_tokens
+        self.forwards += stats.forwards.denoise + stats.forwards.verify
+        self.forced += stats.forced_tokens
+
+    @property
+    def per_forward(self) -> float:
+        return self.tokens / self.forwards
+
+    @property
+    def per_forward_unaided(self) -> float:
+        return self.tokens / (self.forwards + self.forced)
+
+
+def check(name: str, schema: Any, completion: Completion) -> None:
+    """An answer that ended by itself fits; one that was cut says so."""
+    text = text_of(name, completion.token_ids)
+    assert completion.finish_reason in ("stop", "length")
+    if completion.finish_reason == "stop":
+        assert completion.constraint_met is True
+        jsonschema.validate(json.loads(text), schema)
+    elif completion.constraint_met:
+        jsonschema.validate(json.loads(text), schema)
+
+
+def try_schemas(name: str, schemas: Iterable[Any], rng: random.Random, tallies: dict[str, Tally]) -> None:
+    """Decodes an answer for every schema in a few modes together; checks that all fit and that pairs agree."""
+    engine, param = engine_of(name, rng.choice([FREE, FAIR])), "response_format"
+    for schema in schemas:
+        constraint, sampling = Constraint.json(schema, param), sampled(rng)
+        rule, drafted = rng.choice(PAIRS)
+        modes = [rule, rng.choice(drafted), rng.choice(OTHERS)]
+        made = engine.generate(
+            [constrained(name, str(key), constraint, mode, sampling) for key, mode in enumerate(modes)]
+        )
+        assert_equal(modes[:2], made[:2], schema)
+        for mode, one in zip(modes, made, strict=True):
+            check(name, schema, one)
+            tallies.setdefault(type(mode).__name__, Tally()).add(one)
+
+
+def assert_equal(modes: Sequence[ModeParams], made: Sequence[Completion], schema: Any) -> None:
+    """Drafts give the rule's tokens in no more forwards."""
+    plain, drafted = made
+    assert (plain.token_ids, plain.finish_reason) == (drafted.token_ids, drafted.finish_reason), (modes, schema)
+    assert plain.stats.forced_tokens == drafted.stats.forced_tokens
+    spent = [one.stats.forwards.denoise + one.stats.forwards.verify for one in made]
+    assert spent[1] <= spent[0], (modes, schema)

@@ -1,0 +1,173 @@
+"""Constrained answers: every mode keeps to the grammar, drafts change nothing, forced tokens need no forward."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import replace
+
+import pytest
+
+from service.constraints.constraint import Constraint
+from service.decode.modes import Direct, Dynamic, Remask, Sequential, Speculative, Static
+from service.decode.params import ModeParams
+from service.engine import GenerationRequest, SamplingParams
+from service.errors import ConstraintFailed
+from tests.constraints.checkpoints import DEMO, NAMES, checkpoint, compiled, prompt, text_of
+from tests.constraints.schemas import HARD, random_schema
+from tests.engine.constrained import Tally, constrained, engine_of, sampled, try_schemas
+
+GREEDY = SamplingParams()
+#: answers that many draws try to fit; the slow test has more
+FEW, MANY = 8, 2000
+MODES: tuple[ModeParams, ...] = (
+    Static(),
+    Static(4),
+    Dynamic(0.3),
+    Sequential(2),
+    Direct(3),
+    Speculative(),
+    Remask(0.3),
+)
+
+
+def schemas(seed: int, count: int) -> list[object]:
+    return [random_schema(random.Random(f"{seed}.{number}")) for number in range(count)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_answer_fits_its_schema_and_drafts_change_nothing(name: str) -> None:
+    rng = random.Random(name)
+    tallies: dict[str, Tally] = {}
+    try_schemas(name, [*schemas(1, FEW), *rng.sample(HARD, FEW)], rng, tallies)
+    assert sum(tally.stopped for tally in tallies.values()) >= 2 * FEW
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_two_thousand_random_schemas_and_the_hard_ones(name: str) -> None:
+    rng = random.Random(f"slow {name}")
+    tallies: dict[str, Tally] = {}
+    share = MANY // len(NAMES)
+    try_schemas(name, [*schemas(NAMES.index(name) + 2, share), *HARD], rng, tallies)
+    for mode, tally in sorted(tallies.items()):
+        print(f"{name} {mode}: {tally} {tally.per_forward:.2f} {tally.per_forward_unaided:.2f}")  # noqa: T201
+    assert sum(tally.stopped for tally in tallies.values()) > share
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize(
+    ("constraint", "pattern"),
+    [
+        (Constraint.regex("[0-9]{3}-[a-f]{2,4}x"), "[0-9]{3}-[a-f]{2,4}x"),
+        (Constraint.choice(["yes", "no", "yes, of course"]), "yes|no|yes, of course"),
+        (Constraint.grammar('start: "<" NAME ">"\nNAME: /[a-z]{1,5}/'), "<[a-z]{1,5}>"),
+        (Constraint.grammar('root ::= "(" inner ")"\ninner ::= [0-9] | "[" [a-c] "]"'), r"\(([0-9]|\[[a-c]\])\)"),
+    ],
+)
+def test_patterns_choices_and_grammars_hold_in_every_mode(
+    mode: ModeParams, constraint: Constraint, pattern: str
+) -> None:
+    engine, rng = engine_of(DEMO), random.Random(5)
+    for one in engine.generate([constrained(DEMO, str(n), constraint, mode, sampled(rng)) for n in range(4)]):
+        assert re.fullmatch(pattern, text_of(DEMO, one.token_ids))
+        assert (one.finish_reason, one.constraint_met) == ("stop", True)
+
+
+def test_a_batch_decodes_constrained_and_free_requests_as_each_alone() -> None:
+    rng, eos = random.Random(3), frozenset(checkpoint(DEMO).config.eos_token_ids)
+    requests: list[GenerationRequest] = []
+    for number, schema in enumerate(schemas(9, 8)):
+        mode, sampling = rng.choice(MODES), sampled(rng)
+        requests.append(constrained(DEMO, f"c{number}", Constraint.json(schema, "x"), mode, sampling, 64))
+        requests.append(GenerationRequest(f"f{number}", prompt(DEMO), rng.choice(MODES), sampling, 40, eos))
+    together = engine_of(DEMO).generate(requests)
+    for request, made in zip(requests, together, strict=True):
+        [alone] = engine_of(DEMO).generate([request])
+        assert (made.token_ids, made.finish_reason) == (alone.token_ids, alone.finish_reason)
+        assert (made.constraint_met is None) == request.request_id.startswith("f")
+        assert made.stats.forced_tokens == 0 or request.request_id.startswith("c")
+
+
+class TestForcedTokens:
+    def test_an_answer_without_a_choice_needs_no_forward(self) -> None:
+        text = "All of this, however long, is the only text that the grammar has. " * 3
+        request = constrained(DEMO, "a", Constraint.choice([text]), Speculative(), GREEDY, 300)
+        [made] = engine_of(DEMO).generate([request])
+        assert text_of(DEMO, made.token_ids) == text
+        assert made.stats.forwards == type(made.stats.forwards)()
+        assert made.stats.forced_tokens == made.stats.decoded_tokens == len(made.token_ids) + 1
+        assert (made.finish_reason, made.constraint_met) == ("stop", True)
+        assert {step.kind for event in made.blocks for step in event.steps} == {"forced"}
+
+    def test_the_limit_cuts_it_and_says_so(self) -> None:
+        request = constrained(DEMO, "a", Constraint.choice(["one two three four five"]), Speculative(), GREEDY, 3)
+        [made] = engine_of(DEMO).generate([request])
+        assert len(made.token_ids) == 3
+        assert (made.finish_reason, made.constraint_met) == ("length", False)
+
+    def test_an_answer_may_be_whole_at_its_limit(self) -> None:
+        request = constrained(DEMO, "a", Constraint.regex("[ab]*"), Sequential(), GREEDY, 3)
+        [made] = engine_of(DEMO).generate([request])
+        assert made.constraint_met is True
+
+    def test_a_forced_text_between_choices_is_written_at_once(self) -> None:
+        constraint = Constraint.regex("[0-9] is the answer that was found, and [0-9] is another one[.]")
+        [made] = engine_of(DEMO).generate([constrained(DEMO, "a", constraint, Sequential(), GREEDY)])
+        assert made.stats.forwards.denoise == made.stats.decoded_tokens - made.stats.forced_tokens <= 4
+
+
+class TestBeginnings:
+    @pytest.mark.parametrize("name", NAMES)
+    def test_a_continued_answer_is_the_same(self, name: str) -> None:
+        """As after a lost replica: the blocks so far come back as the end of the prompt."""
+        constraint, sampling = Constraint.regex("([a-c]{9}=[0-9]{9};){3}"), SamplingParams(temperature=1.0, seed=4)
+        whole = constrained(name, "a", constraint, Sequential(), sampling)
+        [made] = engine_of(name).generate([whole])
+        sent: tuple[int, ...] = ()
+        for event in made.blocks[:-1]:
+            sent += event.token_ids
+            rest = replace(
+                whole,
+                prompt_token_ids=whole.prompt_token_ids + sent,
+                max_new_tokens=whole.max_new_tokens - len(sent),
+                num_continued=len(sent),
+            )
+            [continued] = engine_of(name).generate([rest])
+            assert sent + continued.token_ids == made.token_ids
+            assert (continued.finish_reason, continued.constraint_met) == ("stop", True)
+
+    def test_a_stop_token_of_the_client_ends_it_early(self) -> None:
+        free = constrained(DEMO, "a", Constraint.regex("[a-z]{20}"), Sequential(), GREEDY)
+        [made] = engine_of(DEMO).generate([free])
+        digit = made.token_ids[2]
+        [cut] = engine_of(DEMO).generate([replace(free, stop_token_ids=free.stop_token_ids | {digit})])
+        assert cut.token_ids == made.token_ids[: made.token_ids.index(digit)]
+        assert (cut.finish_reason, cut.constraint_met) == ("stop", False)
+
+
+def test_a_grammar_that_comes_to_a_dead_end_ends_its_request_alone() -> None:
+    """The grammar's rule `b` never ends: after the first letter nothing can follow."""
+    dead = constrained(DEMO, "a", Constraint.grammar('start: ("x" | "y") b\nb: b "z"'), Sequential(), GREEDY)
+    other = constrained(DEMO, "b", Constraint.choice(["yes", "no"]), Sequential(), GREEDY)
+    engine = engine_of(DEMO)
+    for request in (dead, other):
+        engine.submit(request)
+    events = []
+    while engine.has_work:
+        events += engine.step()
+    ends = {event.request_id: event for event in events if event.finish_reason}
+    assert isinstance(ends["a"].error, ConstraintFailed)
+    assert (ends["b"].finish_reason, ends["b"].constraint_met) == ("stop", True)
+
+
+def test_one_compiled_grammar_serves_many_requests_at_once() -> None:
+    grammar = compiled(DEMO, Constraint.regex("[a-z]{30}"))
+    assert grammar.open() is not grammar.open()
+    requests = [
+        constrained(DEMO, str(n), Constraint.regex("[a-z]{30}"), Speculative(2), SamplingParams(1.0, seed=n))
+        for n in range(6)
+    ]
+    made = engine_of(DEMO).generate(requests)
+    assert len({one.token_ids for one in made}) == 6
+    assert all(re.fullmatch("[a-z]{30}", text_of(DEMO, one.token_ids)) for one in made)

@@ -1,0 +1,168 @@
+"""Constrained answers over HTTP in this process: JSON, patterns, choices, grammars; whole and streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+
+from service.model import Checkpoint
+from tests.gateway.conftest import MakeGenerator
+from tests.gateway.generate.helpers import ask, body, frames, refused
+from tests.gateway.helpers import over
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}, "n": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "required": ["ok", "n"],
+    "additionalProperties": False,
+}
+FORM = {"type": "json_schema", "json_schema": {"name": "answer", "strict": True, "schema": SCHEMA}}
+MODES = ("static", "dynamic", "sequential", "entropy", "direct", "speculative", "remask", None)
+
+
+@pytest.fixture
+async def bytes_http(make_generator: MakeGenerator, byte_checkpoint: Checkpoint) -> Any:
+    generator = make_generator(model=byte_checkpoint)
+    async with over(generator) as http:
+        yield http
+
+
+def constrained(**fields: Any) -> dict[str, Any]:
+    return body(**{"max_new_tokens": 60, "seed": 5} | fields)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("temperature", [0, 1.0])
+async def test_a_schema_holds_in_every_mode(
+    bytes_http: httpx.AsyncClient, mode: str | None, temperature: float
+) -> None:
+    request = constrained(mode=mode, temperature=temperature, response_format=FORM)
+    answer = await ask(bytes_http, request)
+    jsonschema.validate(json.loads(answer["text"]), SCHEMA)
+    assert (answer["finish_reason"], answer["constraint_met"]) == ("stop", True)
+    assert answer["stats"]["forced_tokens"] > 5
+    assert answer["stats"]["tokens_per_forward"] > 1
+    streamed = await frames(bytes_http, request)
+    assert "".join(data["text"] for name, data in streamed if name == "block") == answer["text"]
+    assert streamed[-1][1]["constraint_met"] is True
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"regex": "[0-9]{2}:[a-c]+x"}, "[0-9]{2}:[a-c]+x"),
+        ({"choice": ["yes", "no", "I do not know"]}, "yes|no|I do not know"),
+        ({"grammar": 'start: "<" /[a-z]{3}/ ">"'}, "<[a-z]{3}>"),
+        ({"grammar": 'root ::= "(" [0-9] ")"'}, r"\([0-9]\)"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": {"a": [1]}}}}},
+            r'{"a": \[1\]}',
+        ),
+    ],
+)
+async def test_patterns_choices_and_grammars(bytes_http: httpx.AsyncClient, fields: Any, pattern: str) -> None:
+    answer = await ask(bytes_http, constrained(**fields))
+    assert answer["constraint_met"] is True
+    assert re.fullmatch(pattern, answer["text"])
+
+
+async def test_a_json_object_is_an_object(bytes_http: httpx.AsyncClient) -> None:
+    answer = await ask(bytes_http, constrained(response_format={"type": "json_object"}, max_new_tokens=30))
+    assert answer["text"].startswith("{")
+    if answer["constraint_met"]:
+        assert isinstance(json.loads(answer["text"]), dict)
+
+
+async def test_text_is_no_constraint(bytes_http: httpx.AsyncClient) -> None:
+    free, asked = [await ask(bytes_http, constrained(**form)) for form in ({}, {"response_format": {"type": "text"}})]
+    assert free["token_ids"] == asked["token_ids"]
+    assert "constraint_met" not in free
+    assert "constraint_met" not in asked
+    assert free["stats"]["forced_tokens"] == 0
+
+
+class TestCut:
+    async def test_by_length(self, bytes_http: httpx.AsyncClient) -> None:
+        answer = await ask(bytes_http, constrained(response_format=FORM, max_new_tokens=4))
+        assert (answer["text"], answer["finish_reason"], answer["constraint_met"]) == ('{"ok', "length", False)
+
+    async def test_by_a_stop_text(self, bytes_http: httpx.AsyncClient) -> None:
+        answer = await ask(bytes_http, constrained(response_format=FORM, stop=['"n"']))
+        assert answer["text"].endswith(", ")
+        assert (answer["finish_reason"], answer["constraint_met"]) == ("stop", False)
+
+
+async def test_the_trace_shows_what_was_forced(bytes_http: httpx.AsyncClient) -> None:
+    answer = await ask(bytes_http, constrained(response_format=FORM, return_trace=True))
+    forced = [step for step in answer["trace"] if step["kind"] == "forced"]
+    assert sum(len(step["revealed"]) for step in forced) == answer["stats"]["forced_tokens"]
+    assert all(confidence == 1.0 for step in forced for _, _, confidence in step["revealed"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "said"),
+    [
+        ({"regex": "a("}, "regex", "unclosed group"),
+        ({"grammar": "start: b"}, "grammar", 'unknown name: "b"'),
+        ({"regex": "a", "choice": ["a"]}, "choice", "regex and choice are given"),
+        ({"regex": "a", "ignore_eos": True}, "ignore_eos", "which regex does not allow"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "xml"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "is missing"),
+        (
+            {"response_format": {"type": "json_object", "json_schema": {}}},
+            "response_format.json_schema",
+            "json_schema is given",
+        ),
+        (
+            {"response_format": {"type": "text", "schema": {}}},
+            "response_format.schema",
+            "not a field of response_format",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"properties": {"a": {"not": {}}}}}}},
+            "response_format.json_schema.schema",
+            "at /properties/a: ",
+        ),
+        ({"choice": []}, "choice", "choice is []"),
+        ({"choice": [""]}, "choice.0", '""'),
+        ({"regex": ""}, "regex", '""'),
+        ({"regex": "a" * 5000}, "regex", "4096"),
+        ({"grammar": 5}, "grammar", "5"),
+    ],
+)
+async def test_bad_ones_are_refused_before_anything_is_decoded(
+    bytes_http: httpx.AsyncClient, fields: dict[str, Any], param: str, said: str
+) -> None:
+    detail = await refused(bytes_http, constrained(**fields))
+    assert detail["param"] == param
+    assert said in detail["message"]
+
+
+async def test_a_tokenizer_of_words_cannot_be_constrained(http: httpx.AsyncClient) -> None:
+    detail = await refused(http, constrained(regex="a"))
+    assert detail["code"] == "constraint_not_available"
+
+
+async def test_many_at_once_beside_free_ones(bytes_http: httpx.AsyncClient) -> None:
+    bodies = [constrained(seed=n, temperature=1, **({"response_format": FORM} if n % 2 else {})) for n in range(8)]
+    answers = await asyncio.gather(*(ask(bytes_http, one) for one in bodies))
+    for number, answer in enumerate(answers):
+        if number % 2:
+            jsonschema.validate(json.loads(answer["text"]), SCHEMA)
+        else:
+            assert "constraint_met" not in answer
+
+
+async def test_metrics_count_forced_tokens(make_generator: MakeGenerator, byte_checkpoint: Checkpoint) -> None:
+    generator = make_generator(model=byte_checkpoint)
+    async with over(generator) as http:
+        answer = await ask(http, constrained(response_format=FORM, mode="sequential"))
+        page = (await http.get("/metrics")).text
+    line = next(line for line in page.splitlines() if 'source="grammar"' in line and "tokens_revealed_total{" in line)
+    assert float(line.rpartition(" ")[2]) == answer["stats"]["forced_tokens"]

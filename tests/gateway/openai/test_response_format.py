@@ -1,0 +1,97 @@
+"""Structured outputs as OpenAI's own client asks for them, unmodified."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any, Literal
+
+import httpx
+import openai
+import pytest
+from pydantic import BaseModel, Field
+
+from service.gateway.ingress import Ingress
+from service.model import Checkpoint
+from service.settings import Settings
+from tests.gateway.conftest import MakeGenerator
+from tests.gateway.local import LocalBackend
+
+MESSAGES: Any = [{"role": "user", "content": "How many apples does Tom have?"}]
+
+
+class Apples(BaseModel):
+    """What the model is to fill in."""
+
+    who: Literal["Tom", "Ann"]
+    count: int = Field(ge=0, le=99)
+    ripe: bool | None
+
+
+@pytest.fixture
+async def client(
+    settings: Settings, make_generator: MakeGenerator, byte_checkpoint: Checkpoint
+) -> AsyncIterator[openai.AsyncOpenAI]:
+    backend = LocalBackend(make_generator(model=byte_checkpoint))
+    http = httpx.AsyncClient(
+        transport=httpx.ASGITransport(Ingress("i0", settings, backend).app(answers_request_id=True))
+    )
+    async with openai.AsyncOpenAI(base_url="http://test/v1", api_key="none", max_retries=0, http_client=http) as client:
+        yield client
+
+
+async def test_a_class_is_parsed(client: openai.AsyncOpenAI) -> None:
+    answer = await client.chat.completions.parse(model="golden", messages=MESSAGES, response_format=Apples)
+    [choice] = answer.choices
+    assert isinstance(choice.message.parsed, Apples)
+    assert choice.finish_reason == "stop"
+    assert (choice.model_extra or {})["constraint_met"] is True
+
+
+async def test_a_stream_is_parsed_when_it_is_whole(client: openai.AsyncOpenAI) -> None:
+    async with client.chat.completions.stream(model="golden", messages=MESSAGES, response_format=Apples) as stream:
+        final = await stream.get_final_completion()
+    assert isinstance(final.choices[0].message.parsed, Apples)
+
+
+async def test_several_answers_each_fit(client: openai.AsyncOpenAI) -> None:
+    schema = {"name": "apples", "schema": Apples.model_json_schema()}
+    answer = await client.chat.completions.create(
+        model="golden",
+        messages=MESSAGES,
+        n=3,
+        temperature=1.5,
+        seed=1,
+        logprobs=True,
+        response_format={"type": "json_schema", "json_schema": schema},
+    )
+    for choice in answer.choices:
+        assert Apples.model_validate_json(choice.message.content or "")
+        assert choice.logprobs
+        logprobs = [token.logprob for token in choice.logprobs.content or ()]
+        assert logprobs.count(0.0) >= 10  # forced
+        assert all(logprob <= 0 for logprob in logprobs)
+
+
+async def test_completions_take_our_fields_too(client: openai.AsyncOpenAI) -> None:
+    answer = await client.completions.create(model="golden", prompt="1+1=", extra_body={"choice": ["two", "three"]})
+    assert answer.choices[0].text in ("two", "three")
+    answer = await client.completions.create(
+        model="golden", prompt="1+1=", max_tokens=40, extra_body={"response_format": {"type": "json_object"}}
+    )
+    assert answer.choices[0].text.startswith("{")
+
+
+async def test_an_answer_that_was_cut_is_told_by_the_client(client: openai.AsyncOpenAI) -> None:
+    with pytest.raises(openai.LengthFinishReasonError):
+        await client.chat.completions.parse(model="golden", messages=MESSAGES, response_format=Apples, max_tokens=3)
+
+
+async def test_a_schema_that_is_not_supported_is_a_bad_request(client: openai.AsyncOpenAI) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"items": {"uniqueItems": True}}}}
+    for stream in (False, True):
+        with pytest.raises(openai.UnprocessableEntityError) as caught:
+            await client.chat.completions.create(model="golden", messages=MESSAGES, response_format=form, stream=stream)
+        assert caught.value.param == "response_format.json_schema.schema"
+        assert "at /items: " in caught.value.message
+    assert json.loads(caught.value.response.text)["error"]["type"] == "invalid_request_error"
