@@ -34,6 +34,7 @@ BEYOND_THE_SCHEMA = re.compile(
     r"|allowed are 0 \(with max_drafts\), 1 to 8 \(the block size\)"
     r"|allowed are [01] to 8 \(the block size\)"
     r"|allowed is 0 < timeout_s"
+    r"|stream_steps is true and stream is false"
     r"|tokenizer does not say which bytes its tokens are"  # constraints; tests/constraints has tokenizers that do
     r"|the prompt is empty"  # no token is left of a text
     r"|echo is true"

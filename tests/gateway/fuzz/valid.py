@@ -36,7 +36,7 @@ def valid_request(rng: random.Random, served: Served) -> tuple[str, dict[str, An
     body = {**drawn_knobs(rng, served.block_size), **drawn_sampling(rng), **_shared(rng, served)}
     if route == "/generate":
         body |= {"max_new_tokens": tokens, **_some_prompt(rng, prompt, served.chat)}
-        return route, body
+        return route, body | {"stream_steps": bool(body.get("stream")) and rng.random() < 0.5}
     body |= {"model": served.model, "max_tokens": tokens, "n": rng.choice([1, 1, 1, 2, 3])}
     body["temperature"] = min(_WARMEST, body.get("temperature", 0))
     if route == "/v1/completions":
