@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 
 from service.decode.modes import Speculative
 from service.decode.policy import Reading
+from service.engine.drafting import costs
 from service.engine.drafting.costs import Curve, StepCosts, lower_hull, measure
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import Runner
@@ -24,9 +26,9 @@ def test_a_curve_is_straight_between_what_was_measured_and_on_beyond_it() -> Non
 
 
 def test_rows_cost_what_they_read_beyond_those_of_the_curve() -> None:
-    costs = StepCosts(Curve(((1, 2.0), (3, 4.0))), page=0.5, prefix=10)
-    assert [costs.reading(pages) for pages in (0, 10, 14)] == [0, 0, 2]
-    assert costs.behind(14).backbone == Curve(((1, 4.0), (3, 10.0)))
+    priced = StepCosts(Curve(((1, 2.0), (3, 4.0))), page=0.5, prefix=10)
+    assert [priced.reading(pages) for pages in (0, 10, 14)] == [0, 0, 2]
+    assert priced.behind(14).backbone == Curve(((1, 4.0), (3, 10.0)))
 
 
 @pytest.mark.parametrize(
@@ -50,18 +52,30 @@ def test_an_engine_measures_its_own_forwards_and_changes_no_page_that_is_kept() 
     engine, runner = checked(tiny_checkpoint(1), max_rows=24)
     asked = request("x", tuple(range(5, 25)), Speculative(2))
     (first,) = engine.generate([asked])
-    costs = measure(runner.runner, 24, has_mrp=True)
-    assert costs.mrp is not None
-    for curve in (costs.backbone, costs.mrp):
+    found = measure(runner.runner, 24, has_mrp=True)
+    assert found.mrp is not None
+    for curve in (found.backbone, found.mrp):
         assert curve.at(1) > 0
         assert curve.at(24) >= curve.at(1)
-    assert costs.draft > 0
-    assert costs.page >= 0
-    assert costs.prefix == 16
+    assert found.draft > 0
+    assert found.page >= 0
+    assert found.prefix == 16
     assert measure(runner.runner, 24, has_mrp=False).mrp is None
     (again,) = engine.generate([asked])
     assert again.stats.cached_tokens == 20
     assert again.token_ids == first.token_ids
+
+
+def test_drafting_is_measured_on_trees_that_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    grown, states = costs._grown, list[int]()
+
+    def counted(*given: Any) -> int:
+        states.append(grown(*given))
+        return states[-1]
+
+    monkeypatch.setattr(costs, "_grown", counted)
+    measure(Runner(tiny_checkpoint(3), 24), 24, has_mrp=False)
+    assert set(states) == {costs._DRAFTS}
 
 
 def test_where_memory_is_short_forwards_are_measured_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,8 +89,8 @@ def test_where_memory_is_short_forwards_are_measured_by_halves(monkeypatch: pyte
         return evaluate(rows)
 
     monkeypatch.setattr(runner, "evaluate", small)
-    costs = measure(runner, 24, has_mrp=False)
-    assert costs.backbone.at(24) >= costs.backbone.at(1) > 0
+    found = measure(runner, 24, has_mrp=False)
+    assert found.backbone.at(24) >= found.backbone.at(1) > 0
     assert {24, 16, 12, 8, 6} <= set(asked)
 
 
