@@ -14,8 +14,9 @@ import psutil
 from loadtest.generator.workload import Json
 from loadtest.harness import Running, ask
 
+ENGINE = "replica: engine"
 #: the parts of a request's way, in their order
-PARTS = ("client", "proxy", "ingress", "replica: event loop", "replica: engine", "Ray")
+PARTS = ("client", "proxy", "ingress", "replica: event loop", ENGINE, "Ray")
 _ROLES = {"ServeReplica:mrp:Ingress": "ingress", "ServeReplica:mrp:Generator": "replica", "ProxyActor": "proxy"}
 
 
@@ -57,7 +58,7 @@ def _cpu_s(program: int | None) -> dict[str, float]:
         role = next((role for part, role in _ROLES.items() if part in line), "Ray")
         if role == "replica":  # its busiest threads; neither has a name
             engine, loop, *others = sorted(threads.values(), reverse=True)
-            found["replica: engine"] += engine
+            found[ENGINE] += engine
             found["replica: event loop"] += loop
             found["Ray"] += sum(others)
         else:

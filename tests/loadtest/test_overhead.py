@@ -76,5 +76,11 @@ def test_the_time_of_a_thread_is_counted():
 
 
 def test_a_picture_has_a_bar_for_each_kind(tmp_path):
-    draw({kind: Spent(9.0, dict.fromkeys(PARTS, 1.5)) for kind in ("whole", "stream")}, tmp_path / "cpu.png")
+    draw(
+        {
+            kind: Spent(9.0, dict.fromkeys(PARTS, 1.5))
+            for kind in ("whole, 1 block", "stream, 1 block", "whole, 64 blocks")
+        },
+        tmp_path / "cpu.png",
+    )
     assert (tmp_path / "cpu.png").read_bytes().startswith(b"\x89PNG")
