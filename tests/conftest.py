@@ -64,5 +64,5 @@ def clock() -> Clock:
 def triton_device() -> str:
     """Where Triton's kernels run: on CUDA, else on the CPU by Triton's interpreter. Skips where there is no Triton."""
     if find_spec("triton") is None:
-        pytest.skip("triton has wheels for Linux on x86_64 only; there the extra `dev` installs it")
+        pytest.skip("no kernel to test: triton has wheels for Linux on x86_64 only, where the extra `dev` installs it")
     return "cuda" if torch.cuda.is_available() else "cpu"

@@ -140,6 +140,11 @@ class IngressDeployment:
         """Serve calls this and passes the result to `scaling.policy`."""
         return {WANTED: self._ingress.replicas_wanted}
 
+    async def check_health(self) -> None:
+        """Serve calls this. It replaces an ingress whose server has stopped."""
+        if self._listener is not None and not self._listener.listens:
+            raise RuntimeError("the ingress's HTTP server has stopped")
+
     async def drain(self) -> int:
         """Refuses new requests from now on. Returns the number of requests in progress."""
         return self._ingress.draining.begin()

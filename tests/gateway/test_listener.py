@@ -124,6 +124,7 @@ async def test_a_stream_ends_when_its_client_leaves(app: Application, port: int)
 
 async def test_its_end_waits_for_requests_and_takes_no_more(app: Application, unused_tcp_port: int) -> None:
     listener = await Listener.start(app, "127.0.0.1", unused_tcp_port)
+    assert listener.listens
     async with client(unused_tcp_port) as http:
         asked = asyncio.create_task(http.post("/", content="slow"))
         await app.asked.wait()
@@ -133,6 +134,7 @@ async def test_its_end_waits_for_requests_and_takes_no_more(app: Application, un
         app.answers.set()
         assert (await asked).text == "slow"
     await closing
+    assert not listener.listens
 
 
 async def test_a_taken_address(app: Application) -> None:

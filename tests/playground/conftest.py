@@ -19,7 +19,7 @@ from service.settings import Settings
 from tests.engine.helpers import FAIR
 from tests.gateway.local import LocalBackend
 from tests.playground.browsing import Visit, program
-from tests.playground.serving import listening
+from tests.serving import listening
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -20,7 +20,7 @@ from service.settings import Settings
 from tests.engine.helpers import FAIR
 from tests.gateway.local import LocalBackend
 from tests.playground.browsing import Visit, program
-from tests.playground.serving import listening
+from tests.serving import listening
 
 SIZE = {"width": 1280, "height": 890}
 #: the moment that is shown

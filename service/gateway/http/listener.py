@@ -49,6 +49,11 @@ class Listener:
         server = _Server(config)
         return cls(server, asyncio.create_task(server.serve(sockets=[bound])))
 
+    @property
+    def listens(self) -> bool:
+        """Whether the server runs."""
+        return not self._task.done()
+
     async def close(self, within_s: float) -> None:
         """Accepts no more connections, and waits for the requests in progress, at most `within_s` seconds."""
         self._server.config.timeout_graceful_shutdown = max(1, round(within_s))

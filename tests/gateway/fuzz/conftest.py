@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Iterator
 
 import httpx
 import pytest
-import uvicorn
 from starlette.types import ASGIApp
 
 from service.gateway.ingress import Ingress
@@ -16,6 +13,7 @@ from service.replica.generator import Generator, load_generator
 from service.settings import Settings
 from tests.gateway.conftest import give_template
 from tests.gateway.local import LocalBackend
+from tests.serving import listening
 
 #: default limits of the routes (256 tokens and less) fit, answers stay short
 MODEL_LENGTH = 300
@@ -42,13 +40,8 @@ def app(settings: Settings, generator: Generator) -> ASGIApp:
 @pytest.fixture(scope="session")
 def url(app: ASGIApp) -> Iterator[str]:
     """Where the application is served, by a thread of this process."""
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-        thread.start()
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        server.should_exit = True
-        thread.join()
+    with listening(app) as address:
+        yield address.rstrip("/")
 
 
 @pytest.fixture
