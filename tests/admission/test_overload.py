@@ -47,8 +47,9 @@ def threefold(lengths: str, max_waiting: int = 100_000) -> tuple[Service, Log]:
 @pytest.mark.parametrize(
     ("lengths", "max_waiting"),
     [
-        *(pytest.param(lengths, 100_000, id=f"by work-{lengths}") for lengths in LENGTHS),
+        *(pytest.param(lengths, 100_000, id=f"by work-{lengths}") for lengths in ("alike", "early")),
         pytest.param("mixed", 50, id="by count-mixed"),
+        pytest.param("mixed", 100_000, id="by work-mixed", marks=pytest.mark.slow),
         *(pytest.param(name, 50, id=f"by count-{name}", marks=pytest.mark.slow) for name in ("alike", "early")),
     ],
 )

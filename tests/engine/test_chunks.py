@@ -143,7 +143,7 @@ def test_shares_are_as_equal_as_what_is_wanted_allows(wanted: list[int], total: 
     assert not unsatisfied or max(shares) - min(unsatisfied) <= 1
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.integers(0, len(SHAPES) - 1), st.integers(0, 2**32), st.integers(1, 60), st.integers(0, 20), st.booleans())
 def test_any_arrival_any_budget_any_mode_is_decoded_as_without_cache_batch_or_chunks(
     shape: int, seed: int, prefill_tokens: int, more_rows: int, deterministic: bool

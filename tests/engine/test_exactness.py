@@ -52,7 +52,7 @@ def golden(name: str, dtype: torch.dtype) -> Checkpoint:
     return load_checkpoint(GOLDEN / name, LoadOptions(dtype=dtype))
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.integers(0, len(SHAPES) - 1), st.integers(0, 2**32), st.integers(0, 30), st.integers(0, 12), st.integers(1, 6)
 )

@@ -268,7 +268,7 @@ def assert_as_without(checkpoint: Checkpoint, requests: list[GenerationRequest],
             assert (got.token_ids, got.finish_reason) == (wanted.token_ids, wanted.finish_reason)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 2), st.integers(0, 2**32), st.integers(0, 20), st.integers(0, 20), st.integers(1, 6))
 def test_any_course_of_requests_is_decoded_as_without_a_cache(
     shape: int, seed: int, more_rows: int, more_pages: int, max_running: int
@@ -291,7 +291,7 @@ def test_any_course_of_requests_is_decoded_as_without_a_cache(
 def test_in_such_a_course_much_is_shared_and_much_given_up() -> None:
     """Otherwise the test above would test nothing."""
     rng, checkpoint = random.Random(5), tiny(1)
-    requests = related_requests(rng, checkpoint, 60)
+    requests = related_requests(rng, checkpoint, 40)
     cached = []
     for tokens in (64, 4096):
         done = run(rng, checkpoint, requests, kv_cache_tokens=tokens, max_running=4)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic.config import JsonDict
 
 from service.constraints.constraint import MAX_CHOICES, MAX_GRAMMAR, MAX_REGEX, Constraint
 from service.errors import InvalidRequest
@@ -28,10 +29,18 @@ class JsonSchemaFormat(BaseModel):
     strict: bool | None = None
 
 
+#: what `_of_format` refuses, for readers of the OpenAPI document
+_SCHEMA_ONLY_WITH_ITS_TYPE: JsonDict = {
+    "if": {"properties": {"type": {"const": "json_schema"}}},
+    "then": {"required": ["json_schema"], "properties": {"json_schema": {"type": "object"}}},
+    "else": {"properties": {"json_schema": {"type": "null"}}},
+}
+
+
 class ResponseFormat(BaseModel):
     """The form of the answer, as OpenAI names it. `json_object`: any JSON object."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, json_schema_extra=_SCHEMA_ONLY_WITH_ITS_TYPE)
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = Field(None, description="with type json_schema only")

@@ -36,6 +36,8 @@ BEYOND_THE_SCHEMA = re.compile(
     r"|allowed is 0 < timeout_s"
     r"|stream_steps is true and stream is false"
     r"|tokenizer does not say which bytes its tokens are"  # constraints; tests/constraints has tokenizers that do
+    r"|ignore_eos is true, which \w+ does not allow"  # with a constraint
+    r"|are given, allowed is one of response_format, regex, choice, grammar"
     r"|the prompt is empty"  # no token is left of a text
     r"|echo is true"
     r"|log-probabilities per token are requested"

@@ -110,9 +110,14 @@ def replicas(settings: Settings, checkpoint: Checkpoint, generator: Generator) -
 
 
 @pytest.mark.parametrize(
-    ("prompt", "temperature"), list(zip(PROMPTS, (0, 0.9, 0.9), strict=True)), ids=["whole", "partial", "short"]
+    ("mode", "prompt", "temperature"),
+    [
+        pytest.param(mode, prompt, temperature, id=f"{'-'.join(map(str, mode.values()))}-{how}")
+        for number, mode in enumerate(MODES)
+        for how, prompt, temperature in zip(("whole", "partial", "short"), PROMPTS, (0, 0.9, 0.9), strict=True)
+        if how == "whole" or number % 2 == (how == "short")
+    ],
 )
-@pytest.mark.parametrize("mode", MODES, ids=lambda mode: "-".join(map(str, mode.values())))
 async def test_every_mode(
     replicas: tuple[Generator, Generator], mode: dict[str, Any], temperature: float, prompt: list[int]
 ) -> None:
