@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from service.cli.options import BlockSize, Device, Dtype, load
+from service.cli.options import BlockSize, Device, Dtype, Quantization, load
 from service.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ def command(
     device: Device = "auto",
     dtype: Dtype = "auto",
     block_size: BlockSize = None,
+    quantization: Quantization = None,
 ) -> None:
     """Loads a checkpoint as serving does, decodes a block with it, and prints its facts.
 
@@ -29,7 +30,7 @@ def command(
     """
     from service.text import TextCodec
 
-    checkpoint = load(model, device, dtype, block_size)
+    checkpoint = load(model, device, dtype, block_size, quantization=quantization)
     codec = TextCodec.load(checkpoint.path)
     facts = _facts(checkpoint) | _text(codec) | _memory(checkpoint)
     seconds = _decode_a_block(checkpoint)
@@ -66,10 +67,11 @@ def _memory(checkpoint: Checkpoint) -> dict[str, str]:
 def _facts(checkpoint: Checkpoint) -> dict[str, str]:
     from service.decode.modes import MODES
     from service.model.attention import PagedCache
+    from service.model.quantization.linear import num_parameters
 
     config, mrp = checkpoint.config, checkpoint.config.mrp
-    backbone = sum(weight.numel() for weight in checkpoint.backbone.parameters())
-    module = sum(weight.numel() for weight in checkpoint.mrp.parameters()) if checkpoint.mrp else 0
+    backbone = num_parameters(checkpoint.backbone)
+    module = num_parameters(checkpoint.mrp) if checkpoint.mrp else 0
     page = PagedCache.bytes_per_page(config, checkpoint.dtype)
     modes = [name for name, params in MODES.items() if mrp or params.served_without_mrp]
     kind = (
@@ -85,10 +87,15 @@ def _facts(checkpoint: Checkpoint) -> dict[str, str]:
         "vocabulary": f"{config.vocab_size} tokens, mask {config.mask_token_id}, end {list(config.eos_token_ids)}",
         "longest sequence": f"{config.max_positions} tokens",
         "modes": ", ".join(modes),
-        "weights": f"{(backbone + module) * checkpoint.dtype.itemsize / 2**20:,.1f} MiB as {checkpoint.dtype}",
+        "weights": f"{checkpoint.weight_bytes / 2**20:,.1f} MiB as {_types(checkpoint)}",
         "quality": _quality(checkpoint),
         "KV cache": f"{page / config.block_size / 1024:,.2f} KiB a token",
     }
+
+
+def _types(checkpoint: Checkpoint) -> str:
+    form = checkpoint.config.quantization
+    return str(checkpoint.dtype) if form is None else f"{checkpoint.dtype}, matrices of layers as {form}"
 
 
 def _experts(config: ModelConfig, backbone: int) -> dict[str, str]:

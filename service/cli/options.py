@@ -18,6 +18,9 @@ Model = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="auto (bfloat16 on CUDA, else float32), float32, bfloat16, float16.")]
+Quantization = Annotated[
+    str | None, typer.Option(help="Keeps the layers' matrices in 8 bits: int8 or fp8. Default: in the dtype.")
+]
 Shape = Annotated[
     str | None,
     typer.Option(
@@ -52,16 +55,30 @@ def heldout(count: int, option: str, seed: int) -> list[Problem]:
     return heldout_problems(count, seed)
 
 
-def load(model: str | None, device: str, dtype: str, block_size: int | None, *, zero_mrp: bool = False) -> Checkpoint:
+def load(
+    model: str | None,
+    device: str,
+    dtype: str,
+    block_size: int | None,
+    *,
+    zero_mrp: bool = False,
+    quantization: str | None = None,
+) -> Checkpoint:
     """Loads the named checkpoint, None for the demo. Raises CheckpointError or SettingsError."""
     from service.demo import CHECKPOINT
     from service.model import load_checkpoint
 
-    return load_checkpoint(model or CHECKPOINT, load_options(device, dtype, block_size, zero_mrp=zero_mrp))
+    options = load_options(device, dtype, block_size, zero_mrp=zero_mrp, quantization=quantization)
+    return load_checkpoint(model or CHECKPOINT, options)
 
 
 def load_in_shape(
-    model: str | None, shape: str | None, device: str, dtype: str, block_size: int | None = None
+    model: str | None,
+    shape: str | None,
+    device: str,
+    dtype: str,
+    block_size: int | None = None,
+    quantization: str | None = None,
 ) -> Checkpoint:
     """As `load`; where a shape is named, the checkpoint is inflated to it."""
     from service.bench.inflate import inflate
@@ -69,17 +86,26 @@ def load_in_shape(
     from service.demo import CHECKPOINT
 
     if shape is None:
-        return load(model, device, dtype, block_size)
-    return inflate(model or CHECKPOINT, shape_named(shape), load_options(device, dtype, block_size))
+        return load(model, device, dtype, block_size, quantization=quantization)
+    options = load_options(device, dtype, block_size, quantization=quantization)
+    return inflate(model or CHECKPOINT, shape_named(shape), options)
 
 
-def load_options(device: str, dtype: str, block_size: int | None = None, *, zero_mrp: bool = False) -> LoadOptions:
-    """Device and dtype by their names. Raises SettingsError."""
+def load_options(
+    device: str,
+    dtype: str,
+    block_size: int | None = None,
+    *,
+    zero_mrp: bool = False,
+    quantization: str | None = None,
+) -> LoadOptions:
+    """Device, dtype and quantization by their names. Raises SettingsError."""
     from service.model import LoadOptions
     from service.model.options import pick_device, pick_dtype
+    from service.model.quantization import form_named
 
-    place = pick_device(device)
-    return LoadOptions(pick_dtype(dtype, place), place, block_size, mrp_zero=zero_mrp)
+    place, form = pick_device(device), form_named(quantization).name if quantization else None
+    return LoadOptions(pick_dtype(dtype, place), place, block_size, mrp_zero=zero_mrp, quantization=form)
 
 
 def use_threads(threads: int | None) -> None:

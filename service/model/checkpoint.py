@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from service.errors import SettingsError
 from service.model.backbone import Backbone
 from service.model.config import ModelConfig
 from service.model.families import family_named, parse_config
 from service.model.files import read_config, resolve
 from service.model.mrp import Mrp
+from service.model.quantization.linear import QuantizedLinear
 from service.model.weights import TensorOptions, WeightFiles, WeightSource, fill, published_weights
 
 #: bytes after which a file of weights is full
@@ -26,7 +28,10 @@ _SHARD = 2**30
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """What an operator may say about loading. None keeps the checkpoint's own value."""
+    """What an operator may say about loading. None keeps the checkpoint's own value.
+
+    `quantization`: a form of `quantization.FORMS` for the layers' matrices; None keeps them in `dtype`.
+    """
 
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
@@ -34,6 +39,7 @@ class LoadOptions:
     mrp_residual: bool | None = None
     mrp_scale: float | None = None
     mrp_zero: bool = False
+    quantization: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,19 @@ class Checkpoint:
     def dtype(self) -> torch.dtype:
         """The weights' type."""
         return self.backbone.dtype
+
+    @property
+    def weight_bytes(self) -> int:
+        """What the weights take, a shared matrix once."""
+        modules = [module for module in (self.backbone, self.mrp) if module is not None]
+        kept = [tensor for module in modules for tensor in (*module.parameters(), *_quantized(module))]
+        return sum(tensor.nbytes for tensor in kept)
+
+
+def _quantized(module: nn.Module) -> Iterator[Tensor]:
+    for part in module.modules():
+        if isinstance(part, QuantizedLinear):
+            yield from part.buffers()
 
 
 class _WithoutFirstValues(TorchFunctionMode):
@@ -129,6 +148,12 @@ def write_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource) -
 
 
 def _override(config: ModelConfig, options: LoadOptions) -> ModelConfig:
+    if options.quantization is not None and config.experts is not None:
+        raise SettingsError(
+            f"quantization is {options.quantization!r}, but this checkpoint has experts, which are not quantized yet",
+            param="quantization",
+        )
+    config = replace(config, quantization=options.quantization)
     if config.mrp is None:
         return config
     residual = config.mrp.residual if options.mrp_residual is None else options.mrp_residual

@@ -21,6 +21,8 @@ from service.model.families import family_named, qwen3
 from service.model.files import open_file, weight_files
 from service.model.layout import Layout, prefixed
 from service.model.mrp import Mrp
+from service.model.quantization import QUANTIZED, form_named
+from service.model.quantization.linear import quantize
 
 #: bytes that are read from a file before it is opened anew
 _MAPPED = 2**26
@@ -87,15 +89,19 @@ def fill(
 ) -> None:
     """Replaces the (meta) parameters of backbone and MRP by the weights of a source.
 
-    Each parameter is made where it stays. At no time there is a second copy of more than one weight. Raises
+    Each parameter is made where it stays, and quantized there. At no time there is a second copy of more than one
+    weight. Raises
     CheckpointError naming the `path` and the weight that is missing, not used or of another shape.
     """
     unused = set(source.names)
     if config.tie_word_embeddings:
         unused.discard("lm_head.weight")
+    form = None if config.quantization is None else form_named(config.quantization)
     for target in list(_targets(config, *modules)):
         layout = target.layout_in(source.names)
         _assign(target, _joined(path, target.parameter.shape, layout, source, where))
+        if form is not None and target.layer in QUANTIZED:
+            quantize(target.module, target.owner, form)
         unused -= {part.name for part in layout}
     if any(name.startswith(_MRP_PREFIX) and ".experts." in name for name in unused):
         raise CheckpointError(f"{path}: its MRP module has experts, which is not supported: MRP's layers are dense")
@@ -128,6 +134,16 @@ class _Target:
     @property
     def parameter(self) -> nn.Parameter:
         return self.module.get_parameter(self.name)
+
+    @property
+    def owner(self) -> str:
+        """The module that has the parameter, such as `layers.0.mlp.down_proj`."""
+        return self.name.rpartition(".")[0]
+
+    @property
+    def layer(self) -> str:
+        """The last part of that, such as `down_proj`."""
+        return self.owner.rpartition(".")[2]
 
     def layout_in(self, names: Collection[str]) -> Layout:
         """The layout of which most weights are among the names; the first if none is."""

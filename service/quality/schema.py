@@ -67,6 +67,7 @@ class Identity(_Part):
     block_size: Positive
     mrp: dict[str, bool | float] | None = Field(description="residual and scale; null without MRP")
     weights: str = Field(description="fingerprint of the weights: identity.py")
+    quantization: str | None = Field(None, description="the form in which the layers' matrices are kept")
 
 
 class Measured(_Part):

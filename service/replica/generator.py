@@ -50,6 +50,7 @@ def load_generator(replica: str, settings: Settings, parts: Parts | None = None)
         settings.block_size,
         mrp_residual=settings.mrp_residual,
         mrp_scale=settings.mrp_scale,
+        quantization=settings.quantization,
     )
     tracing = start_tracing(settings)
     generator = Generator(replica, load_checkpoint(settings.model, options), settings, tracing, parts)

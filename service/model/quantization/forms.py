@@ -1,0 +1,37 @@
+"""How a number of a matrix is kept in 8 bits. Needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from service.errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """`dtype`: torch's name of the 8-bit type. `largest`: its largest number."""
+
+    name: str
+    dtype: str
+    largest: float
+
+
+FORMS = {
+    form.name: form
+    for form in (
+        Form("int8", "int8", 127.0),
+        Form("fp8", "float8_e4m3fn", 448.0),
+    )
+}
+
+#: the layers whose matrices are quantized: those of attention and feed-forwards, and MRP's first
+QUANTIZED = frozenset({"qkv_proj", "o_proj", "gate_up_proj", "down_proj", "eh_proj"})
+
+
+def form_named(name: str) -> Form:
+    """SettingsError for a name that no form has."""
+    if name not in FORMS:
+        raise SettingsError(
+            f"quantization is {name!r}, allowed are {', '.join(map(repr, FORMS))}", param="quantization"
+        )
+    return FORMS[name]

@@ -1,0 +1,93 @@
+"""A linear layer with an 8-bit matrix, and the product that reads it.
+
+Each row of the matrix has one scale, symmetric around zero: `weight[n, k] ~ values[n, k] * scales[n]`. Sums are made of
+the activations' own numbers and the 8-bit ones, then scaled. The CPU has a product of torch for int8, a GPU a Triton
+kernel for both forms (`kernels.py`). Everything else widens the matrix first, which is right but slow.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from service.model.quantization.forms import Form
+
+#: rows of activations up to which the kernel reads 8-bit numbers; above, a product of a widened matrix is faster
+_FEW_ROWS = 256
+
+
+class QuantizedLinear(nn.Module):
+    """`x @ weight.T` with the weight in 8 bits. Buffers: `values` `[N, K]` as int8 bits, `scales` `[N]`.
+
+    The bits of every form are kept as int8, so that `Module.to(dtype)` leaves them alone.
+    """
+
+    values: Tensor
+    scales: Tensor
+
+    def __init__(self, weight: Tensor, form: Form) -> None:
+        super().__init__()
+        self.form = form
+        self._type: torch.dtype = getattr(torch, form.dtype)
+        values, scales = quantized(weight, form)
+        self.register_buffer("values", values)
+        self.register_buffer("scales", scales)
+
+    @property
+    def weight(self) -> Tensor:
+        """The matrix in the type of the activations: what products are made with, up to the order of roundings."""
+        return self._widened() * self.scales[:, None]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x `[..., K]` -> `[..., N]`."""
+        rows = x.flatten(0, -2)
+        return self._product(rows).unflatten(0, x.shape[:-1])
+
+    def _product(self, rows: Tensor) -> Tensor:
+        if rows.device.type == "cpu" and self._type == torch.int8:
+            return torch._weight_int8pack_mm(rows.contiguous(), self.values, self.scales)  # noqa: SLF001 - has no other name
+        if rows.device.type == "cuda" and len(rows) <= _FEW_ROWS and find_spec("triton") is not None:
+            from service.model.quantization.kernels import product
+
+            return product(rows, self.values.view(self._type), self.scales)
+        return F.linear(rows, self._widened()) * self.scales
+
+    def _widened(self) -> Tensor:
+        return self.values.view(self._type).to(self.scales.dtype)
+
+    def extra_repr(self) -> str:
+        """For `print(model)`."""
+        return f"in_features={self.values.shape[1]}, out_features={self.values.shape[0]}, {self.form.name}"
+
+
+def quantized(weight: Tensor, form: Form) -> tuple[Tensor, Tensor]:
+    """A matrix `[N, K]` -> 8-bit values `[N, K]` as int8 bits and scales `[N]` in the weight's type.
+
+    A scale is rounded to its type first, so that the values are those nearest under the scale that is used.
+    """
+    peaks = weight.abs().amax(1).float()
+    smallest = torch.finfo(weight.dtype).tiny
+    scales = (peaks / form.largest).clamp(min=smallest).to(weight.dtype)
+    shares = (weight.float() / scales.float()[:, None]).clamp(-form.largest, form.largest)
+    if form.dtype == "int8":
+        shares = shares.round()
+    values = shares.to(getattr(torch, form.dtype))
+    return values.view(torch.int8), scales
+
+
+def quantize(module: nn.Module, name: str, form: Form) -> None:
+    """Replaces a linear layer within a module, by its name, by one with an 8-bit matrix."""
+    parent, _, leaf = name.rpartition(".")
+    owner = module.get_submodule(parent)
+    linear = cast(nn.Linear, owner.get_submodule(leaf))
+    setattr(owner, leaf, QuantizedLinear(linear.weight.detach(), form))
+
+
+def num_parameters(module: nn.Module) -> int:
+    """The numbers that a module was trained with, whatever form they are kept in."""
+    quantized_ones = sum(part.values.numel() for part in module.modules() if isinstance(part, QuantizedLinear))
+    return quantized_ones + sum(parameter.numel() for parameter in module.parameters())
