@@ -45,7 +45,8 @@ class QuantizedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x `[..., K]` -> `[..., N]`."""
         rows = x.flatten(0, -2)
-        return self._product(rows).unflatten(0, x.shape[:-1])
+        out: Tensor = self._product(rows).unflatten(0, x.shape[:-1])
+        return out
 
     def _product(self, rows: Tensor) -> Tensor:
         if rows.device.type == "cpu" and self._type == torch.int8:
