@@ -105,7 +105,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "service.hooks": ("service.gateway.http.middleware", "service.rayserve.scaling"),
     "service.app": ("service.rayserve", "service.settings"),
-    "service.library": ("service.text", "service.engine", "service.decode", "service.model"),
+    "service.library": ("service.constraints", "service.text", "service.engine", "service.decode", "service.model"),
     "service.bench": (
         "service.engine",
         "service.text",
