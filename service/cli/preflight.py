@@ -83,7 +83,7 @@ def _check_checkpoint(settings: Settings) -> None:
 
     folder = resolve(settings.model)
     parse_config(read_config(folder), block_size=settings.block_size)
-    file_of(folder, settings.quality_file)
+    file_of(folder, settings.quality_file, settings.quantization)
     check_weights(folder)
     check_tokenizer(folder)
 

@@ -30,6 +30,11 @@ Positive = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0)]
 
 
+def file_name(quantization: str | None = None) -> str:
+    """The file of a checkpoint whose matrices are kept in that form: `quality.json`, or such as `quality.int8.json`."""
+    return FILE_NAME if quantization is None else f"quality.{quantization}.json"
+
+
 def knobs_of(params: ModeParams) -> dict[str, KnobValue]:
     """The knobs of `params` that are set."""
     return {name: value for name, value in asdict(params).items() if value is not None}

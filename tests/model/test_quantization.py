@@ -13,12 +13,14 @@ from torch import nn
 
 from service.decode.modes import MODES, Static
 from service.decode.registry import make_params
+from service.demo import CHECKPOINT
 from service.engine import Engine, EngineConfig, GenerationRequest
 from service.errors import SettingsError
 from service.model import LoadOptions, load_checkpoint
 from service.model.quantization import FORMS, QUANTIZED, form_named
 from service.model.quantization.linear import QuantizedLinear, num_parameters, quantized
 from service.quality.identity import identity_of
+from service.quality.presets import presets_of
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES
 
 EVERY_FORM = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
@@ -117,6 +119,14 @@ def test_a_calibration_of_the_wide_weights_is_another_checkpoints():
     folder = Path(GOLDEN / GOLDEN_NAMES[0])
     wide, small = (load_checkpoint(folder, LoadOptions(quantization=name)) for name in (None, "int8"))
     assert identity_of(folder, wide.config) != identity_of(folder, small.config)
+    assert "balanced" in presets_of(CHECKPOINT, load_checkpoint(CHECKPOINT).config).plans
+    small = load_checkpoint(CHECKPOINT, LoadOptions(quantization="int8"))
+    presets = presets_of(CHECKPOINT, small.config)
+    assert list(presets.plans) == ["lossless"]
+    assert "has no quality.int8.json" in str(presets.missing)
+    presets = presets_of(CHECKPOINT, small.config, CHECKPOINT / "quality.json")
+    assert list(presets.plans) == ["lossless"]
+    assert "(quantization differ)" in str(presets.missing)
 
 
 @EVERY_FORM
