@@ -29,8 +29,8 @@ def command(
         list[str] | None,
         typer.Option(
             help="Such as 'speculative mrp_steps=4'; may be given again. With `zero` at the end, MRP's output is set"
-            " to 0. With `block`, MRP sees only the block, as in the published loops. With `int8` or `fp8`, the layers'"
-            " matrices are kept so. Default: all."
+            " to 0. With `block`, MRP sees only the block, as in the published loops. With `int8`, `fp8` or `w8a8`, the"
+            " layers' matrices are kept so. Default: all."
         ),
     ] = None,
     text: Annotated[

@@ -19,7 +19,7 @@ Model = Annotated[
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="auto (bfloat16 on CUDA, else float32), float32, bfloat16, float16.")]
 Quantization = Annotated[
-    str | None, typer.Option(help="Keeps the layers' matrices in 8 bits: int8 or fp8. Default: in the dtype.")
+    str | None, typer.Option(help="Keeps the layers' matrices in 8 bits: int8, fp8 or w8a8. Default: in the dtype.")
 ]
 Shape = Annotated[
     str | None,

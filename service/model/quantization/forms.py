@@ -9,11 +9,16 @@ from service.errors import SettingsError
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """`dtype`: torch's name of the 8-bit type. `largest`: its largest number."""
+    """`dtype`: torch's name of the 8-bit type. `largest`: its largest number.
+
+    `activations`: what a layer reads becomes 8 bits, too, each row with a scale of its own. Products are then sums of
+    whole numbers, which are exact: a row's numbers do not depend on the other rows.
+    """
 
     name: str
     dtype: str
     largest: float
+    activations: bool = False
 
 
 FORMS = {
@@ -21,6 +26,7 @@ FORMS = {
     for form in (
         Form("int8", "int8", 127.0),
         Form("fp8", "float8_e4m3fn", 448.0),
+        Form("w8a8", "int8", 127.0, activations=True),
     )
 }
 
