@@ -22,7 +22,7 @@ from service.engine.drafting.pricing import Pricing
 from service.engine.forward.clock import clock_of
 from service.engine.forward.grouping import same_shapes_for
 from service.engine.forward.pending import AsyncRunner, Immediate
-from service.engine.forward.runner import Execution
+from service.engine.forward.networks import Execution
 from service.engine.kv_cache import PagePool
 from service.engine.observer import EngineState, HarmlessObserver, Observer, SilentObserver, StepReport
 from service.engine.overlap import Overlap

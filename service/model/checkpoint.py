@@ -18,6 +18,7 @@ from service.model.config import ModelConfig
 from service.model.families import family_named, parse_config
 from service.model.files import read_config, resolve
 from service.model.mrp import Mrp
+from service.model.shard import Shard
 from service.model.weights import TensorOptions, WeightFiles, WeightSource, fill, published_weights
 
 #: bytes after which a file of weights is full
@@ -26,7 +27,10 @@ _SHARD = 2**30
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """What an operator may say about loading. None keeps the checkpoint's own value."""
+    """What an operator may say about loading. None keeps the checkpoint's own value.
+
+    `shard`: the part of the model that is loaded, for one of several devices that hold it together.
+    """
 
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
@@ -34,17 +38,27 @@ class LoadOptions:
     mrp_residual: bool | None = None
     mrp_scale: float | None = None
     mrp_zero: bool = False
+    shard: Shard = Shard()
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A loaded checkpoint. `mrp` is None for a bare backbone; `raw` is the parsed config.json."""
+    """A loaded checkpoint. `mrp` is None for a bare backbone; `raw` is the parsed config.json.
+
+    `config` is that of the whole model, whichever `shard` of it is here.
+    """
 
     path: Path
     config: ModelConfig
     raw: Mapping[str, Any]
     backbone: Backbone
     mrp: Mrp | None
+    shard: Shard = Shard()
+
+    @property
+    def own_config(self) -> ModelConfig:
+        """The sizes of what is here: with a shard, of this rank's part."""
+        return self.shard.of(self.config)
 
     @property
     def device(self) -> torch.device:
@@ -79,16 +93,19 @@ def load_checkpoint(name: str | Path, options: LoadOptions | None = None) -> Che
     options = options or LoadOptions()
     path = resolve(name)
     raw = read_config(path)
-    return build_checkpoint(path, raw, WeightFiles(path, options.device), options)
+    # A part of a weight is taken on the CPU, where only that part of the file is read.
+    source = WeightFiles(path, options.device if options.shard.size == 1 else "cpu")
+    return build_checkpoint(path, raw, source, options)
 
 
 def build_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource, options: LoadOptions) -> Checkpoint:
     """A checkpoint of the weights of any source, made on its device. `path`: the folder it belongs to."""
     config = _override(parse_config(raw, block_size=options.block_size), options)
     with torch.device("meta"), _WithoutFirstValues():
-        backbone = family_named(config.family).network(config)
-        mrp = Mrp(config, config.mrp) if config.mrp else None
-    fill(path, config, (backbone, mrp), source, TensorOptions(options.device, options.dtype))
+        own = options.shard.of(config)
+        backbone = family_named(config.family).network(own)
+        mrp = Mrp(own, own.mrp) if own.mrp else None
+    fill(path, config, (backbone, mrp), source, TensorOptions(options.device, options.dtype, options.shard))
     if config.tie_word_embeddings:
         backbone.tie()
     modules = [module for module in (backbone, mrp) if module is not None]
@@ -96,7 +113,7 @@ def build_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource, o
         module.to(device=options.device, dtype=options.dtype).eval().requires_grad_(False)
     if mrp is not None and options.mrp_zero:
         mrp.scale = 0.0
-    return Checkpoint(path=path, config=config, raw=raw, backbone=backbone, mrp=mrp)
+    return Checkpoint(path=path, config=config, raw=raw, backbone=backbone, mrp=mrp, shard=options.shard)
 
 
 def save_checkpoint(path: Path, raw: Mapping[str, Any], backbone: Backbone, mrp: Mrp | None) -> None:
