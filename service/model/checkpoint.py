@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
@@ -17,6 +17,7 @@ from service.model.backbone import Backbone
 from service.model.config import ModelConfig
 from service.model.families import family_named, parse_config
 from service.model.files import read_config, resolve
+from service.model.layers import DecoderLayer, Total
 from service.model.mrp import Mrp
 from service.model.shard import Shard
 from service.model.weights import TensorOptions, WeightFiles, WeightSource, fill, published_weights
@@ -59,6 +60,11 @@ class Checkpoint:
     def own_config(self) -> ModelConfig:
         """The sizes of what is here: with a shard, of this rank's part."""
         return self.shard.of(self.config)
+
+    def share(self, total: Total) -> None:
+        """Makes the layers parts of those that as many ranks have as there are shards; `total` adds them up."""
+        for layer in [*self.backbone.layers, *(self.mrp.layers if self.mrp else ())]:
+            cast(DecoderLayer, layer).share(total)
 
     @property
     def device(self) -> torch.device:
