@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 import socket
 import struct
+from contextlib import suppress
 from typing import Any
 
 _LENGTH = struct.Struct("!Q")
@@ -35,10 +36,8 @@ class Channel:
 
     def close(self) -> None:
         """Closes this end. Whoever waits at either end gets an EOFError."""
-        try:
+        with suppress(OSError):  # the other end is closed
             self._end.shutdown(socket.SHUT_RDWR)
-        except OSError:  # the other end is closed
-            pass
         self._end.close()
 
     def _exactly(self, length: int) -> bytes:

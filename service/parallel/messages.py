@@ -50,10 +50,10 @@ class Open:
 
 
 class SentRow(NamedTuple):
-    """A row without what only readings need. `table`: the number of its page table."""
+    """A row without what only readings need. `place`: its index. `table`: the number of its page table."""
 
     tokens: tuple[int, ...]
-    index: int
+    place: int
     keeps: bool
     table: int
 
@@ -89,7 +89,7 @@ class Forward:
     @property
     def group(self) -> Group[Row]:
         """The group as a follower has it; rows of one sequence have the same list of pages."""
-        rows = [Row(Block(row.tokens), row.index, self.tables[row.table], row.keeps) for row in self.rows]
+        rows = [Row(Block(row.tokens), row.place, self.tables[row.table], row.keeps) for row in self.rows]
         return Group(rows, range(len(rows)), self.width)
 
 

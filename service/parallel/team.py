@@ -2,7 +2,7 @@
 
     with Team(2, "cpu") as team:
         checkpoint = team.load("service/demo", LoadOptions())
-        engine = Engine(checkpoint, parts=Parts(runner=team.runner))
+        engine = Engine(checkpoint, parts=Parts(ranks=team))
 
 A rank that ends is the end of the team: the next forward raises, and so does one that is under way. Every other rank
 ends with rank 0, however that ends, because their sockets close.
@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,10 +25,8 @@ from typing import Self
 import torch
 
 from service.engine.forward.grouping import Group as Rows
-from service.engine.forward.grouping import Grouping
 from service.engine.forward.networks import Computed, Execution, LocalNetworks, Shapes, Which
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Runner
 from service.errors import EngineFailed, MrpServeError, ReplicaLost, SettingsError
 from service.model import Checkpoint, LoadOptions, load_checkpoint, resolve
 from service.model.memory import DeviceMemory, memory_of
@@ -37,6 +34,7 @@ from service.model.shard import Shard
 from service.parallel.channel import Channel
 from service.parallel.group import Group
 from service.parallel.messages import Failed, Forward, Join, Load, Open, Ready
+from service.tracebacks import kind_and_place
 
 #: seconds for a process to start, which imports torch; and for one to end when its socket is closed
 _START_S, _END_S = 120.0, 5.0
@@ -45,10 +43,12 @@ _LAST_WORDS_S = 1.0
 
 
 class Rank:
-    """A process that follows. `failure`: why it can no longer; None while it can."""
+    """A process that follows. `failure`: why it can no longer; None while it can. `lost` is set then."""
 
-    def __init__(self, rank: int, folder: Path) -> None:
-        self.rank, self.failure = rank, None
+    failure: MrpServeError | None = None
+
+    def __init__(self, rank: int, folder: Path, lost: threading.Event) -> None:
+        self.rank, self._lost = rank, lost
         own, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - this program
@@ -59,17 +59,14 @@ class Rank:
             )
         self._channel = Channel(own)
         self._answers: queue.SimpleQueue[Ready | MrpServeError] = queue.SimpleQueue()
-        self._ended = threading.Event()
         threading.Thread(target=self._read, name=f"rank {rank}", daemon=True).start()
-
-    failure: MrpServeError | None
 
     def tell(self, message: Join | Load | Open | Forward) -> None:
         """Sends a message. Raises `failure` if there is one."""
         try:
             self._channel.send(message)
         except EOFError:
-            self._ended.wait(_LAST_WORDS_S)
+            self._lost.wait(_LAST_WORDS_S)
         if self.failure is not None:
             raise self.failure
 
@@ -83,13 +80,12 @@ class Rank:
             raise answer
         return answer
 
-    def ended(self, timeout_s: float) -> bool:
-        """Whether it has ended, or does within the time."""
-        return self._ended.wait(timeout_s)
-
-    def close(self) -> None:
-        """Ends the process and waits for its end."""
+    def dismiss(self) -> None:
+        """Makes the process end."""
         self._channel.close()
+
+    def wait(self) -> None:
+        """Waits for its end."""
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
@@ -111,35 +107,30 @@ class Rank:
             failure = ReplicaLost(f"the process of rank {self.rank} has ended")
         self.failure = failure
         self._answers.put(failure)
-        self._ended.set()
+        self._lost.set()
 
 
 class Team:
     """`size` ranks on a kind of device ("cpu", "cuda"), this process the first.
 
-    `timeout_s`: after which an exchange between the ranks counts as lost. `deterministic`: sums are made in the order of
-    the ranks, whatever their shape. Raises SettingsError if there are fewer devices; ReplicaLost if a rank does not start.
+    `timeout_s`: after which an exchange between the ranks counts as lost. `deterministic`: sums are made in the order
+    of the ranks, whatever their shape. Raises SettingsError if there are fewer devices; ReplicaLost if a rank does not
+    start.
     """
 
     def __init__(self, size: int, device: str, *, timeout_s: float = 60.0, deterministic: bool = False) -> None:
         _check(size, device)
         self.size, self._kind = size, device
         self._checkpoint: Checkpoint | None = None
-        self._lost: MrpServeError | None = None
+        self._error: MrpServeError | None = None
+        self._lost = threading.Event()
         self._folder = TemporaryDirectory(prefix="mrp-serve-ranks-")
         folder = Path(self._folder.name)
-        self._ranks = [Rank(rank, folder) for rank in range(1, size)]
+        self._ranks = [Rank(rank, folder, self._lost) for rank in range(1, size)]
         try:
             self._answers(_START_S)
-            join = Join(
-                0,
-                size,
-                self._device(0),
-                str(folder / "store"),
-                timeout_s,
-                deterministic,
-                torch.get_num_threads(),
-            )
+            store, threads = str(folder / "store"), torch.get_num_threads()
+            join = Join(0, size, self._device(0), store, timeout_s, deterministic, threads)
             for rank in self._ranks:
                 rank.tell(replace(join, rank=rank.rank, device=self._device(rank.rank)))
             self._group = Group(join)
@@ -157,7 +148,7 @@ class Team:
     @property
     def failure(self) -> str | None:
         """Why the team can no longer compute. None while it can."""
-        failures = [self._lost, *(rank.failure for rank in self._ranks)]
+        failures = [self._error, *(rank.failure for rank in self._ranks)]
         return next((failure.message for failure in failures if failure is not None), None)
 
     @property
@@ -188,42 +179,18 @@ class Team:
             return replace(own, free=own.free // self.size, total=own.total // self.size)
         return min([own, *self._memory], key=lambda memory: memory.free)
 
-    def runner(
-        self,
-        checkpoint: Checkpoint,
-        num_pages: int,
-        grouping: Grouping | None = None,
-        num_candidates: int = 0,
-        execution: Execution | None = None,
-    ) -> Runner:
-        """A runner over the checkpoint that the team has loaded last, with the arguments of `Runner`.
+    def networks(self, checkpoint: Checkpoint, num_pages: int, shapes: Shapes, execution: Execution) -> Leading:
+        """The networks over all parts of the checkpoint that was loaded last. They take the place of earlier ones.
 
-        It takes the place of an earlier one. Forwards are not captured as CUDA graphs.
+        Forwards are not captured as CUDA graphs.
         """
         if checkpoint is not self._checkpoint:
             raise AssertionError("the checkpoint is not the one that the team has loaded")
-        execution = replace(execution or Execution(), cuda_graphs=False, networks=self._networks)
-        return Runner(checkpoint, num_pages, grouping, num_candidates, execution)
-
-    def close(self) -> None:
-        """Ends the other ranks. They also end when this process does."""
-        self._lost = self._lost or ReplicaLost("the team of ranks is closed")
-        for rank in self._ranks:
-            rank.close()
-        self._folder.cleanup()
-
-    def _networks(self, checkpoint: Checkpoint, num_pages: int, shapes: Shapes, execution: Execution) -> _Leading:
         for rank in self._ranks:
             rank.tell(Open(num_pages, shapes, execution.attention))
-        own = LocalNetworks(checkpoint, num_pages, shapes, execution)
+        own = LocalNetworks(checkpoint, num_pages, shapes, replace(execution, cuda_graphs=False))
         self._answers(None)
-        return _Leading(self, own)
-
-    def _answers(self, timeout_s: float | None) -> list[Ready]:
-        return [rank.answer(timeout_s) for rank in self._ranks]
-
-    def _device(self, rank: int) -> str:
-        return f"cuda:{rank}" if self._kind == "cuda" else self._kind
+        return Leading(self, own)
 
     def forward(self, own: LocalNetworks, which: Which, group: Rows[Row]) -> Computed:
         """A forward on all ranks, of which `own` computes this one's part.
@@ -231,8 +198,8 @@ class Team:
         Raises ReplicaLost if a rank is lost, EngineFailed if its part failed. No forward can follow then: the ranks may
         be at different places.
         """
-        if self._lost is not None:
-            raise self._lost
+        if self._error is not None:
+            raise self._error
         try:
             message = Forward.of(which, group)
             for rank in self._ranks:
@@ -241,23 +208,37 @@ class Team:
                 self._group.share(torch.stack([row.anchor for row in group.members if row.anchor is not None]))
             return own.forward(which, group)
         except BaseException as error:
-            self._lost = self._why(error)
+            self._error = self._why(error)
             if isinstance(error, Exception):
-                raise self._lost from error
+                raise self._error from error
             raise
 
+    def close(self) -> None:
+        """Ends the other ranks. They also end when this process does."""
+        self._error = self._error or ReplicaLost("the team of ranks is closed")
+        for rank in self._ranks:
+            rank.dismiss()
+        for rank in self._ranks:
+            rank.wait()
+        self._folder.cleanup()
+
+    def _answers(self, timeout_s: float | None) -> list[Ready]:
+        return [rank.answer(timeout_s) for rank in self._ranks]
+
+    def _device(self, rank: int) -> str:
+        return f"cuda:{rank}" if self._kind == "cuda" else self._kind
+
     def _why(self, error: BaseException) -> MrpServeError:
-        """Why a forward failed: what a rank says of it, or that it has ended; else this rank's own error."""
-        deadline = time.monotonic() + _LAST_WORDS_S
-        while time.monotonic() < deadline:
-            for rank in self._ranks:
-                if rank.failure is not None:
-                    return rank.failure
-            self._ranks[0].ended(_LAST_WORDS_S / 100)
-        return EngineFailed(f"a forward of {self.size} ranks failed: {type(error).__name__}")
+        """Why a forward failed: a rank's own error, this one's included, else that a rank is lost."""
+        if isinstance(error, ReplicaLost | EngineFailed):
+            self._lost.wait(_LAST_WORDS_S)
+            failures = [failure for rank in self._ranks if (failure := rank.failure) is not None]
+            own = (failure for failure in failures if not isinstance(failure, ReplicaLost))
+            return next(own, next(iter(failures), error))
+        return EngineFailed(f"a forward on rank 0 of {self.size} failed: {kind_and_place(error)}")
 
 
-class _Leading:
+class Leading:
     """The networks of rank 0, which take all ranks along."""
 
     def __init__(self, team: Team, own: LocalNetworks) -> None:
