@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from service.model import Checkpoint, ModelConfig
     from service.text import TextCodec
 
+#: the numbers of devices that are shown; what they hold is by `tensor_parallel_size`
+_SIZES = (2, 4, 8)
+
 
 def command(
     model: Annotated[str | None, typer.Argument(help="A folder or a hub name. Default: the shipped demo.")] = None,
@@ -88,7 +91,24 @@ def _facts(checkpoint: Checkpoint) -> dict[str, str]:
         "weights": f"{(backbone + module) * checkpoint.dtype.itemsize / 2**20:,.1f} MiB as {checkpoint.dtype}",
         "quality": _quality(checkpoint),
         "KV cache": f"{page / config.block_size / 1024:,.2f} KiB a token",
+        **_devices(checkpoint),
     }
+
+
+def _devices(checkpoint: Checkpoint) -> dict[str, str]:
+    """What each of several devices holds, by their number."""
+    from service.model.attention import PagedCache
+    from service.model.checkpoint import num_parameters
+    from service.model.shard import Shard, possible_sizes
+
+    config, dtype, facts = checkpoint.config, checkpoint.dtype, {}
+    for size in possible_sizes(config):
+        if size in _SIZES:
+            own = Shard(0, size).of(config)
+            weights = num_parameters(own) * dtype.itemsize / 2**20
+            token = PagedCache.bytes_per_page(own, dtype) / config.block_size / 1024
+            facts[f"each of {size} devices"] = f"{weights:,.1f} MiB of weights, {token:,.2f} KiB of KV a token"
+    return facts
 
 
 def _experts(config: ModelConfig, backbone: int) -> dict[str, str]:

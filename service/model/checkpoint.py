@@ -107,10 +107,7 @@ def load_checkpoint(name: str | Path, options: LoadOptions | None = None) -> Che
 def build_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource, options: LoadOptions) -> Checkpoint:
     """A checkpoint of the weights of any source, made on its device. `path`: the folder it belongs to."""
     config = _override(parse_config(raw, block_size=options.block_size), options)
-    with torch.device("meta"), _WithoutFirstValues():
-        own = options.shard.of(config)
-        backbone = family_named(config.family).network(own)
-        mrp = Mrp(own, own.mrp) if own.mrp else None
+    backbone, mrp = _empty_networks(options.shard.of(config))
     fill(path, config, (backbone, mrp), source, TensorOptions(options.device, options.dtype, options.shard))
     if config.tie_word_embeddings:
         backbone.tie()
@@ -120,6 +117,18 @@ def build_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource, o
     if mrp is not None and options.mrp_zero:
         mrp.scale = 0.0
     return Checkpoint(path=path, config=config, raw=raw, backbone=backbone, mrp=mrp, shard=options.shard)
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Of backbone and MRP together."""
+    return sum(weight.numel() for network in _empty_networks(config) if network for weight in network.parameters())
+
+
+def _empty_networks(config: ModelConfig) -> tuple[Backbone, Mrp | None]:
+    """On the meta device: shapes without numbers."""
+    with torch.device("meta"), _WithoutFirstValues():
+        backbone = family_named(config.family).network(config)
+        return backbone, Mrp(config, config.mrp) if config.mrp else None
 
 
 def save_checkpoint(path: Path, raw: Mapping[str, Any], backbone: Backbone, mrp: Mrp | None) -> None:

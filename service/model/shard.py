@@ -28,7 +28,7 @@ class Shard:
         if self.size == 1:
             return config
         if not _divides(self.size, config):
-            known = [size for size in range(1, config.num_heads + 1) if _divides(size, config)]
+            known = possible_sizes(config)
             raise SettingsError(
                 f"tensor_parallel_size is {self.size}, this checkpoint allows {', '.join(map(str, known))}: "
                 f"{config.num_heads} heads, {config.num_kv_heads} key-value heads and the inner sizes of its "
@@ -52,6 +52,11 @@ class Shard:
         """This rank's piece of a dimension of so many numbers, which is divided into so many pieces."""
         start = self.rank * pieces // self.size * (length // pieces)
         return slice(start, start + length // pieces)
+
+
+def possible_sizes(config: ModelConfig) -> list[int]:
+    """By how many ranks a model can be held."""
+    return [size for size in range(1, config.num_heads + 1) if _divides(size, config)]
 
 
 def _divides(size: int, config: ModelConfig) -> bool:
