@@ -26,6 +26,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "service.quality": ("service.decode", "service.errors"),
     "service.engine.forward": ("service.decode", "service.engine.request", "service.model", "service.errors"),
     "service.engine": ("service.decode", "service.model", "service.fair_queue", "service.errors", "service.tracebacks"),
+    "service.parallel": (
+        "service.engine.forward",
+        "service.decode.block",
+        "service.model",
+        "service.errors",
+        "service.tracebacks",
+    ),
     "service.wire": (
         "service.arrival",
         "service.constraints.constraint",
@@ -46,6 +53,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.text",
         "service.constraints",
         "service.engine",
+        "service.parallel",
         "service.decode.block",
         "service.decode.modes",
         "service.decode.registry",
@@ -133,6 +141,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "torch": (
         "service.model",
         "service.engine.forward",
+        "service.parallel",
         "service.rayserve",
         "service.app",
         "service.bench",

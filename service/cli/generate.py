@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from service.cli.knobs import Knobs, with_knobs
-from service.cli.options import Attention, BlockSize, Device, Dtype, Model, Threads, load, use_threads
+from service.cli.options import Attention, BlockSize, Device, Dtype, Model, Ranks, Threads, ranks_of, use_threads
 from service.cli.output import notes
 from service.decode.modes import MODES
 
@@ -52,6 +52,7 @@ def command(
     attention: Attention = "auto",
     block_size: BlockSize = None,
     threads: Threads = None,
+    tensor_parallel_size: Ranks = 1,
 ) -> None:
     """Decodes one prompt. Prints the text on stdout, statistics and progress on stderr."""
     from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
@@ -61,20 +62,20 @@ def command(
     if not prompt:
         raise InvalidRequest("the prompt is empty, at least one token is needed", param="prompt")
     constraint = _constraint(schema, regex, choice)
-    use_threads(threads)
-    checkpoint = load(model, device, dtype, block_size)
-    codec = TextCodec.load(checkpoint.path)
-    ids = codec.encode(prompt) if raw else codec.encode_chat([{"role": "user", "content": prompt}])
-    request = GenerationRequest(
-        "cli",
-        tuple(ids),
-        _preset(quality, mode, knobs, checkpoint) if quality else _params(mode, knobs, checkpoint.config.mrp),
-        SamplingParams(temperature, top_p, top_k, secrets.randbits(63) if seed is None else seed),
-        max_new_tokens,
-        frozenset(checkpoint.config.eos_token_ids),
-        grammar=_grammar(constraint, codec, checkpoint.config) if constraint else None,
-    )
-    events = _run(Engine(checkpoint, EngineConfig(attention=attention)), request)
+    use_threads(threads, tensor_parallel_size)
+    with ranks_of(tensor_parallel_size, model, device, dtype, block_size) as (checkpoint, parts):
+        codec = TextCodec.load(checkpoint.path)
+        ids = codec.encode(prompt) if raw else codec.encode_chat([{"role": "user", "content": prompt}])
+        request = GenerationRequest(
+            "cli",
+            tuple(ids),
+            _preset(quality, mode, knobs, checkpoint) if quality else _params(mode, knobs, checkpoint.config.mrp),
+            SamplingParams(temperature, top_p, top_k, secrets.randbits(63) if seed is None else seed),
+            max_new_tokens,
+            frozenset(checkpoint.config.eos_token_ids),
+            grammar=_grammar(constraint, codec, checkpoint.config) if constraint else None,
+        )
+        events = _run(Engine(checkpoint, EngineConfig(attention=attention), parts=parts), request)
     text = codec.decode([token for event in events for token in event.token_ids])
     _print(request, events, text, as_json)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +13,7 @@ from service.errors import SettingsError
 
 if TYPE_CHECKING:
     from service.demo import Problem
+    from service.engine import Parts
     from service.model import Checkpoint, LoadOptions
 
 Model = Annotated[
@@ -31,6 +34,9 @@ Shape = Annotated[
 BlockSize = Annotated[int | None, typer.Option(help="Overrides the checkpoint's block size.")]
 Attention = Annotated[str, typer.Option(help="auto (triton on CUDA if it is installed), eager or triton.")]
 Several = Annotated[list[int], typer.Option(min=1, help="Concurrent requests; may be given again.")]
+Ranks = Annotated[
+    int, typer.Option("--tensor-parallel-size", min=1, help="Devices of this machine that hold the model together.")
+]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads for torch. Default: half the cores.")]
 
 
@@ -72,6 +78,23 @@ def load(
     return load_checkpoint(model or CHECKPOINT, options)
 
 
+@contextmanager
+def ranks_of(
+    size: int, model: str | None, device: str, dtype: str, block_size: int | None
+) -> Iterator[tuple[Checkpoint, Parts]]:
+    """As `load`, on so many devices; what an engine needs to use them. The processes end with the block."""
+    from service.demo import CHECKPOINT
+    from service.engine import Parts
+    from service.parallel import Team
+
+    if size == 1:
+        yield load(model, device, dtype, block_size), Parts()
+        return
+    options = load_options(device, dtype, block_size)
+    with Team(size, options.device) as team:
+        yield team.load(model or CHECKPOINT, options), Parts(ranks=team)
+
+
 def load_in_shape(
     model: str | None,
     shape: str | None,
@@ -108,10 +131,10 @@ def load_options(
     return LoadOptions(pick_dtype(dtype, place), place, block_size, mrp_zero=zero_mrp, quantization=form)
 
 
-def use_threads(threads: int | None) -> None:
+def use_threads(threads: int | None, processes: int = 1) -> None:
     """Sets the number of torch's CPU threads. None: the default of `pick_threads`."""
     import torch
 
     from service.model.options import pick_threads
 
-    torch.set_num_threads(pick_threads(threads))
+    torch.set_num_threads(pick_threads(threads, processes))

@@ -17,8 +17,9 @@ from service.demo import CHECKPOINT
 from service.engine import Engine, EngineConfig, GenerationRequest
 from service.errors import SettingsError
 from service.model import LoadOptions, load_checkpoint
+from service.model.checkpoint import weight_bytes
 from service.model.quantization import FORMS, QUANTIZED, form_named
-from service.model.quantization.linear import QuantizedLinear, num_parameters, quantized
+from service.model.quantization.linear import QuantizedLinear, quantized
 from service.quality.identity import identity_of
 from service.quality.presets import presets_of
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES
@@ -86,18 +87,21 @@ def test_another_type_changes_scales_alone(form):
 def test_a_checkpoint_keeps_no_wide_matrix_of_a_layer(form, name):
     whole = load_checkpoint(GOLDEN / name)
     small = load_checkpoint(GOLDEN / name, LoadOptions(quantization=form.name))
+    kept: list[torch.Tensor] = []
     for module, original in ((small.backbone, whole.backbone), (small.mrp, whole.mrp)):
         parts = dict(module.named_modules())
         linear = {part for part, layer in original.named_modules() if isinstance(layer, nn.Linear)}
         replaced = {part for part, layer in parts.items() if isinstance(layer, QuantizedLinear)}
         assert replaced == {part for part in linear if part.rpartition(".")[2] in QUANTIZED}
         assert linear - replaced <= {"lm_head"}
-        assert num_parameters(module) == num_parameters(original)
         for part in replaced:
             assert parts[part].weight.dtype == torch.float32
             near = original.get_submodule(part).weight
             torch.testing.assert_close(parts[part].weight, near, rtol=0.07, atol=0.02 * near.abs().max().item())
-    assert small.weight_bytes < whole.weight_bytes
+        kept += [tensor for layer in parts.values() if isinstance(layer, QuantizedLinear) for tensor in layer.buffers()]
+        kept += module.parameters()
+    size = weight_bytes(small.config, small.dtype)
+    assert sum(tensor.nbytes for tensor in kept) == size < weight_bytes(whole.config, whole.dtype)
 
 
 @EVERY_FORM

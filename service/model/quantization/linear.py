@@ -104,9 +104,3 @@ def quantize(module: nn.Module, name: str, form: Form) -> None:
     owner = module.get_submodule(parent)
     linear = cast(nn.Linear, owner.get_submodule(leaf))
     setattr(owner, leaf, QuantizedLinear(linear.weight.detach(), form))
-
-
-def num_parameters(module: nn.Module) -> int:
-    """The numbers that a module was trained with, whatever form they are kept in."""
-    quantized_ones = sum(part.values.numel() for part in module.modules() if isinstance(part, QuantizedLinear))
-    return quantized_ones + sum(parameter.numel() for parameter in module.parameters())
