@@ -1,8 +1,8 @@
 """A linear layer with an 8-bit matrix, and the product that reads it.
 
 Each row of the matrix has one scale, symmetric around zero: `weight[n, k] ~ values[n, k] * scales[n]`. Sums are made of
-the activations' own numbers and the 8-bit ones, then scaled. For few rows the CPU has a product of torch for int8. A GPU
-has a Triton kernel for both types (`kernels.py`). Everything else widens the matrix first: right, but slow.
+the activations' own numbers and the 8-bit ones, then scaled. For few rows the CPU has a product of torch for int8.
+A GPU has a Triton kernel for both types (`kernels.py`). Everything else widens the matrix first: right, but slow.
 
 With 8-bit activations a product is torch's of whole numbers, on both devices.
 """
