@@ -32,6 +32,7 @@ class Group:
         # The order of a sum of two does not matter.
         self._in_order = join.ordered and join.size > 2
         self._size = join.size
+        self.total(torch.zeros(1, device=join.device))  # NCCL takes its memory now, before anybody asks what is free
 
     def total(self, part: Tensor) -> Tensor:
         """The sum of the ranks' parts, the same bits on each rank."""

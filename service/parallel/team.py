@@ -121,6 +121,8 @@ class Team:
     def __init__(self, size: int, device: str, *, timeout_s: float = 60.0, deterministic: bool = False) -> None:
         _check(size, device)
         self.size, self._kind = size, device
+        if device == "cuda":  # all ranks are here, so what NCCL listens on need not be seen from outside
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
         self._checkpoint: Checkpoint | None = None
         self._error: MrpServeError | None = None
         self._lost = threading.Event()
