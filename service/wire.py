@@ -51,6 +51,7 @@ class Work:
     key's name unless keys share prefixes. `session`: works of one session should go to the same replica. `resume`: the
     beginning of the answer, which was already sent. `attempt`: number of earlier attempts. `constraint`: what the whole
     answer must be. `shorten`: whether `max_new_tokens` may be more than the model's length leaves.
+    `top_logprobs`: with `return_pieces`, so many of the likeliest tokens are named with each token.
     """
 
     request_id: str
@@ -78,6 +79,7 @@ class Work:
     attempt: int = 0
     constraint: Constraint | None = None
     shorten: bool = False
+    top_logprobs: int = 0
 
 
 def too_late(work: Work) -> DeadlineExceeded:

@@ -6,7 +6,7 @@ These are frozen, picklable dataclasses, used from the scheduler to the API.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from service.decode.block import Step
 from service.decode.guide import GrammarSource
@@ -44,6 +44,16 @@ class SamplingParams:
             raise InvalidRequest(f"seed is {self.seed}, allowed are 0 to {MAX_SEED}", param="seed")
 
 
+class Asked(NamedTuple):
+    """What is wanted of each masked position besides its token: log-probabilities at the request's temperature.
+
+    `likeliest`: of so many of the likeliest tokens. `tokens`: of these tokens.
+    """
+
+    likeliest: int = 0
+    tokens: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One prompt to continue. `timeout_s` counts from submission; None: no limit.
@@ -51,6 +61,7 @@ class GenerationRequest:
     `priority` (0 is served first), `tenant` and `weight` order waiting requests. `waited_s`: its wait before the
     submission. Only requests with the same `cache_salt` share pages. `num_continued`: the last tokens of the prompt
     that another engine has decoded for this request. `report_steps`: whether `Engine.progress` tells its steps.
+    `asked`: what its picks tell besides tokens.
     `grammar`: what the answer must keep to; its end tokens must be stop tokens of the request.
     """
 
@@ -68,6 +79,7 @@ class GenerationRequest:
     cache_salt: str = ""
     num_continued: int = 0
     report_steps: bool = False
+    asked: Asked | None = None
     grammar: GrammarSource | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:

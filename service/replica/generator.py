@@ -17,6 +17,7 @@ from typing import Literal, TypeVar
 from service.constraints import Compiler
 from service.constraints.vocabulary import Vocabulary
 from service.engine import BlockEvent, BlockProgress, Engine, EngineConfig, EngineWorker, GenerationRequest, Parts
+from service.engine.request import Asked
 from service.engine.sizing import Sizes, fit
 from service.errors import MrpServeError
 from service.model import Checkpoint, LoadOptions, load_checkpoint
@@ -188,6 +189,7 @@ class Generator:
             waited_s=waited_s,
             num_continued=len(sent),
             report_steps=work.stream_steps,
+            asked=Asked(work.top_logprobs) if work.top_logprobs else None,
         )
 
     def _room(self, work: Work, prompt: tuple[int, ...]) -> int:
