@@ -85,6 +85,18 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.wire",
         "service.errors",
     ),
+    "service.gateway.score": (
+        "service.gateway.http",
+        "service.gateway.openai",
+        "service.gateway.upstream",
+        "service.admission",
+        "service.wire",
+        "service.fair_queue",
+        "service.text.piece",
+        "service.decode.score",
+        "service.engine.request",
+        "service.errors",
+    ),
     "service.gateway.playground": ("service.quality",),
     "service.gateway": (
         "service.admission",
@@ -126,7 +138,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 #: library -> the parts of the code where it may be imported
 CONFINED: dict[str, tuple[str, ...]] = {
     "ray": ("service.rayserve", "service.app", "service.cli"),
-    "fastapi": ("service.gateway.http", "service.gateway.openai", "service.gateway.anthropic", "service.gateway"),
+    "fastapi": (
+        "service.gateway.http",
+        "service.gateway.openai",
+        "service.gateway.anthropic",
+        "service.gateway.score",
+        "service.gateway",
+    ),
     "starlette": ("service.gateway.http", "service.gateway.playground", "service.gateway", "service.rayserve"),
     "opentelemetry": ("service.telemetry", "service.replica", "service.gateway"),
     "structlog": ("service.telemetry",),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from service.decode.block import Step
+from service.decode.block import Known, Step
 from service.decode.guide import GrammarSource
 from service.decode.modes import Static
 from service.decode.params import ModeParams
@@ -147,6 +147,10 @@ class Stats:
         backbone = self.forwards.prefill + self.forwards.denoise + self.forwards.verify + self.forwards.commit
         return self.decoded_tokens / max(1, backbone)
 
+    def with_forwards(self, forwards: Forwards) -> Stats:
+        """These statistics with these forwards."""
+        return replace(self, forwards=forwards)
+
     def with_steps(self, steps: list[Step]) -> Stats:
         """These statistics with the counts of `steps` added."""
         return replace(
@@ -193,7 +197,8 @@ class BlockEvent:
     `token_ids`: the completion's new tokens, without a stop token. The tokens of all events together are the
     completion. `index`: 0 for the first generated block. `finish_reason`: set on a request's last event. `steps`: how
     the block was decoded. `constraint_met`: on the last event, whether the answer satisfies the request's grammar; None
-    without a grammar. `error`: why the engine ended the request (the finish reason is then "abort"), else None.
+    without a grammar. `found`: of a request of params `Score`, its places (tokens before them) and what is known there.
+    `error`: why the engine ended the request (the finish reason is then "abort"), else None.
     """
 
     request_id: str
@@ -204,6 +209,7 @@ class BlockEvent:
     steps: tuple[Step, ...] = field(default=(), repr=False)
     error: MrpServeError | None = None
     constraint_met: bool | None = None
+    found: tuple[tuple[int, Known], ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,7 +171,10 @@ def _explain(problem: Mapping[str, Any]) -> tuple[str | None, str]:
 def _unknown(place: Sequence[str | int], mode: str | None) -> str:
     name = str(place[-1])
     if len(place) > 1:
-        owner, fields = _OWNERS[place[-2] if place[-2] in _OWNERS else "messages"]
+        owners = [_OWNERS[part] for part in place[-3:-1] if part in _OWNERS]
+        if not owners:
+            return f"{name!r} is not a field of {'.'.join(map(str, place[:-1]))}"
+        owner, fields = owners[-1]
         return f"{name!r} is not a field of {owner}; {nearest(name, fields)}"
     if mode and name in KNOBS:
         users = [other for other, schema in REQUESTS.items() if name in schema.model_fields]
