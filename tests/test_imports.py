@@ -35,6 +35,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.fair_queue",
         "service.quality.presets",
         "service.text.piece",
+        "service.text.tools",
         "service.errors",
     ),
     "service.telemetry": ("service.wire", "service.settings", "service.errors", "service.tracebacks"),
@@ -56,6 +57,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "service.gateway.http": (
         "service.wire",
+        "service.text.tools",
         "service.arrival",
         "service.telemetry",
         "service.fair_queue",
@@ -74,6 +76,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.wire",
         "service.telemetry",
         "service.text.piece",
+        "service.text.tools",
         "service.engine.request",
         "service.decode.knobs",
         "service.decode.modes",

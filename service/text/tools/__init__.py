@@ -1,7 +1,7 @@
 """Tool calls and thinking in answers: how a checkpoint writes them, how they are read. Knows no wire format, no torch.
 
 A `ToolFormat` says how calls are written (`formats/`, one file each). `AnswerReader` reads an answer's text as it comes
-and tells what is thought, content or a call. `read_answer` reads a whole one. Both give the same for any cut of the text.
+and tells what is thought, content or a call. `read_answer` reads a whole one. Both give the same for any cut.
 `said` and `result` make the messages of earlier turns as chat templates take them.
 """
 

@@ -161,7 +161,7 @@ class AnswerReader:
             self._fresh = False
 
     def _literal(self, expected: str, state: Callable[[], bool], before: str) -> bool:
-        """Goes on after the expected text. Anything else is no call but content. `before`: what was taken for a call."""
+        """Goes on after the expected text. Anything else is content. `before`: what was taken for a call."""
         if self._text.startswith(expected):
             return self._go(state, self._text[len(expected) :])
         return False if expected.startswith(self._text) else self._no_call(before)
