@@ -51,8 +51,9 @@ class Work:
     `weight`: that key's weight. `cache_salt`: only works with the same salt share cached prompts; it contains the
     key's name unless keys share prefixes. `session`: works of one session should go to the same replica. `resume`: the
     beginning of the answer, which was already sent. `attempt`: number of earlier attempts. `constraint`: what the whole
-    answer must be. `tools`: the tools that the prompt shows, as chat templates take them. `think`: whether the
-    prompt asks for thinking; None leaves it to the chat template.
+    answer must be. `shorten`: whether `max_new_tokens` may be more than the model's length leaves. `tools`: the tools
+    that the prompt shows, as chat templates take them. `think`: whether the prompt asks for thinking; None leaves it to
+    the chat template.
     """
 
     request_id: str
@@ -79,6 +80,7 @@ class Work:
     resume: Resume = Resume()
     attempt: int = 0
     constraint: Constraint | None = None
+    shorten: bool = False
     tools: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
     think: bool | None = None
 
@@ -93,7 +95,8 @@ def too_late(work: Work) -> DeadlineExceeded:
 class Ending:
     """The end of an answer: its finish reason, token counts and statistics.
 
-    `constraint_met`: whether the answer satisfies the request's constraint; None without one.
+    `constraint_met`: whether the answer satisfies the request's constraint; None without one. `stop_text`: the text of
+    the request's `stop` that ended the answer, None if none did.
     """
 
     finish_reason: FinishReason
@@ -101,6 +104,7 @@ class Ending:
     completion_tokens: int
     stats: Stats
     constraint_met: bool | None = None
+    stop_text: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +112,7 @@ class Chunk:
     """One finished block: the text and tokens it adds, the statistics so far, and its history on request.
 
     The last chunk carries the `ending`, so the receiver of the whole answer knows that it is complete. Every other
-    chunk ends at the end of a block, where another replica can continue.
+    chunk ends at the end of a block, where another replica can continue. `prompt_tokens`: those of the whole prompt.
     """
 
     index: int
@@ -118,6 +122,7 @@ class Chunk:
     trace: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
     ending: Ending | None = None
     pieces: tuple[TokenPiece, ...] = field(default=(), repr=False)
+    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,16 +72,20 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "service.gateway.openai": (
         "service.gateway.http",
+        "service.gateway.upstream",
         "service.admission",
         "service.wire",
         "service.telemetry",
         "service.text.piece",
         "service.text.tools",
         "service.engine.request",
-        "service.decode.knobs",
-        "service.decode.modes",
-        "service.quality",
-        "service.settings",
+        "service.errors",
+    ),
+    "service.gateway.anthropic": (
+        "service.gateway.http",
+        "service.gateway.upstream",
+        "service.telemetry",
+        "service.wire",
         "service.errors",
     ),
     "service.gateway.playground": ("service.quality",),
@@ -125,7 +129,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 #: library -> the parts of the code where it may be imported
 CONFINED: dict[str, tuple[str, ...]] = {
     "ray": ("service.rayserve", "service.app", "service.cli"),
-    "fastapi": ("service.gateway.http", "service.gateway.openai", "service.gateway"),
+    "fastapi": ("service.gateway.http", "service.gateway.openai", "service.gateway.anthropic", "service.gateway"),
     "starlette": ("service.gateway.http", "service.gateway.playground", "service.gateway", "service.rayserve"),
     "opentelemetry": ("service.telemetry", "service.replica", "service.gateway"),
     "structlog": ("service.telemetry",),

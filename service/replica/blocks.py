@@ -56,7 +56,7 @@ class AnswerBlocks:
         if not (piece or token_ids or trace):
             return None
         named = () if self.pieces is None else self.pieces.push(token_ids)
-        return Chunk(event.index, piece, token_ids, self.stats, trace, self.ending, named)
+        return Chunk(event.index, piece, token_ids, self.stats, trace, self.ending, named, self.prompt_tokens)
 
     def progress(self, event: BlockProgress) -> Progress:
         """New steps of a block. They change nothing of the answer."""
@@ -75,4 +75,4 @@ class AnswerBlocks:
             return None
         if self.work.constraint is not None and self.text.stopped:
             met = False  # a stop text cut the answer
-        return Ending(reason, self.prompt_tokens, self._num_tokens, self.stats, met)
+        return Ending(reason, self.prompt_tokens, self._num_tokens, self.stats, met, self.text.stopped_by)

@@ -178,7 +178,7 @@ class Generator:
             prompt_token_ids=prompt + sent,
             params=work.params,
             sampling=work.sampling,
-            max_new_tokens=work.max_new_tokens - len(sent),
+            max_new_tokens=self._room(work, prompt),
             stop_token_ids=work.stop_token_ids | (frozenset() if work.ignore_eos else self._eos),
             timeout_s=max(0.0, work.timeout_s - waited_s),
             priority=work.priority,
@@ -189,6 +189,22 @@ class Generator:
             num_continued=len(sent),
             report_steps=work.stream_steps,
         )
+
+    def _room(self, work: Work, prompt: tuple[int, ...]) -> int:
+        """The tokens that may still be decoded. `prompt`: without those that other replicas have decoded."""
+        most = work.max_new_tokens
+        if work.shorten:
+            most = max(1, min(most, self._engine.max_model_len - len(prompt)))
+        return most - len(work.resume.token_ids)
+
+    async def count(self, work: Work) -> int | Failure:
+        """The number of tokens of a work's prompt."""
+        try:
+            return len(await self._encode(work))
+        except MrpServeError as error:
+            return Failure(error)
+        except Exception as error:  # noqa: BLE001 - as in `stream`
+            return Failure(unexpected_error(error, work.origin.request_id))
 
     # --- the replica -------------------------------------------------------------------------------
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from service.arrival import Arrival
@@ -25,6 +25,15 @@ from service.settings import nearest
 from service.wire import ModelCard, Work
 
 _SHOWN = 80
+
+
+class OfApi(BaseModel):
+    """The own fields of another API's request."""
+
+    model: str
+
+
+_OfApi = TypeVar("_OfApi", bound=OfApi)
 
 #: field -> what it holds, and the fields of that
 _OWNERS: Mapping[str | int, tuple[str, Sequence[str]]] = {
@@ -90,6 +99,29 @@ def to_work(request: GenerateCommon, card: ModelCard, timeout_limit_s: float) ->
         session=request.prompt_cache_key or "",
         constraint=constraint_of(request),
     )
+
+
+def parse_own(own: Mapping[str, Any], schema: type[_OfApi], card: ModelCard) -> _OfApi:
+    """An API's own fields as a typed request. Raises InvalidRequest or UnknownModel with the reason."""
+    for name, field in schema.model_fields.items():
+        if field.is_required() and name not in own:
+            raise InvalidRequest(f"{name} is missing", param=name)
+    try:
+        request = schema.model_validate(own)
+    except ValidationError as error:
+        raise explain(error.errors(include_url=False)) from None
+    check_model(request.model, card)
+    return request
+
+
+def shared_work(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float, warmest: float) -> Work:
+    """The work of another API's request, from the fields that it shares with POST /generate. Raises as `to_work`."""
+    request = parse_generate(body, card.default_mode)
+    if request.temperature > warmest:
+        raise InvalidRequest(
+            f"temperature is {request.temperature:g}, allowed are 0 to {warmest:g}", param="temperature"
+        )
+    return to_work(request, card, timeout_limit_s)
 
 
 def check_model(name: str, card: ModelCard) -> None:

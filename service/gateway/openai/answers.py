@@ -10,11 +10,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from service.gateway.http.answers import stats_json
+from service.gateway.http.answers import decoded_json
 from service.gateway.openai.convert import Choice, ParsedRequest
 from service.gateway.openai.dialect import Dialect
 from service.gateway.openai.logprobs import token_logprobs
-from service.quality.schema import knobs_of
 from service.wire import Answer, Chunk, Ending
 
 Json = dict[str, Any]
@@ -46,7 +45,7 @@ class Writer:
 
     def closing(self, choice: Choice, ending: Ending) -> Json:
         """The last frame of a choice."""
-        end = {"finish_reason": _reason(ending), "stats": _stats(choice, ending), **_met(choice, ending)}
+        end = {"finish_reason": _reason(ending), "stats": decoded_json(ending, choice.work), **_met(choice, ending)}
         return self._frame(choice, self._dialect.closing(), end)
 
     def usage(self, endings: Mapping[int, Ending]) -> Json | None:
@@ -61,7 +60,7 @@ class Writer:
             **self._dialect.answer(choice.echo + answer.text),
             "finish_reason": _reason(answer.ending),
             **self._extras(choice, answer),
-            "stats": _stats(choice, answer.ending),
+            "stats": decoded_json(answer.ending, choice.work),
             **_met(choice, answer.ending),
         }
 
@@ -101,9 +100,3 @@ def _reason(ending: Ending) -> str:
 
 def _met(choice: Choice, ending: Ending) -> Json:
     return {} if choice.work.constraint is None else {"constraint_met": ending.constraint_met}
-
-
-def _stats(choice: Choice, ending: Ending) -> Json:
-    params, seed = choice.work.params, choice.work.sampling.seed
-    own = {"finish_reason": ending.finish_reason, "mode": params.mode, "knobs": knobs_of(params), "seed": seed}
-    return own | stats_json(ending.stats)

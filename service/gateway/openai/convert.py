@@ -10,12 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
-
 from service.engine.request import MAX_SEED
 from service.errors import InvalidRequest
-from service.gateway.http.validation import check_model, explain, parse_generate, to_work
-from service.gateway.openai.fields import split
+from service.gateway.http.validation import parse_own, shared_work
+from service.gateway.openai.fields import FIELDS
 from service.gateway.openai.schemas import (
     MAX_CHOICES,
     MAX_TEMPERATURE,
@@ -65,7 +63,7 @@ def plan_completion(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: f
     request, shared = _parse(body, CompletionRequest, card)
     _check_completion(request)
     shared["max_new_tokens"] = request.max_tokens or _COMPLETION_TOKENS
-    base = _work({**shared, **_prompt(request.prompt[0])}, card, timeout_limit_s)
+    base = shared_work({**shared, **_prompt(request.prompt[0])}, card, timeout_limit_s, MAX_TEMPERATURE)
     works = [_with_prompt(base, prompt) for prompt in request.prompt]
     echoes = [prompt if request.echo and isinstance(prompt, str) else "" for prompt in request.prompt]
     return _plan(request, works, echoes, request.logprobs)
@@ -86,21 +84,14 @@ def plan_chat(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) 
     if limits:
         shared["max_new_tokens"] = limits.pop()
     messages = [{**message.model_dump(), "role": _role(message.role)} for message in request.messages]
-    work = _work({**shared, "messages": messages}, card, timeout_limit_s)
+    work = shared_work({**shared, "messages": messages}, card, timeout_limit_s, MAX_TEMPERATURE)
     return _plan(request, [work], [""], (request.top_logprobs or 0) if request.logprobs else None)
 
 
 def _parse(body: Mapping[str, Any], schema: type[_Request], card: ModelCard) -> tuple[_Request, dict[str, Any]]:
     """OpenAI's own fields as a typed request, and the other fields, which are not parsed yet."""
-    own, shared = split(body, schema.model_fields)
-    for name, field in schema.model_fields.items():
-        if field.is_required() and name not in own:
-            raise InvalidRequest(f"{name} is missing", param=name)
-    try:
-        request = schema.model_validate(own)
-    except ValidationError as error:
-        raise explain(error.errors(include_url=False)) from None
-    check_model(request.model, card)
+    own, shared = FIELDS.split(body, schema.model_fields)
+    request = parse_own(own, schema, card)
     if request.stream_options and not request.stream:
         raise InvalidRequest("stream_options are given, which need stream true", param="stream_options")
     return request, shared
@@ -123,15 +114,6 @@ def _check_completion(request: CompletionRequest) -> None:
         raise InvalidRequest("echo is true, which needs prompts that are texts", param="echo")
     if request.echo and request.logprobs is not None:
         raise InvalidRequest("echo is true with logprobs; a prompt's tokens have no log-probabilities", param="echo")
-
-
-def _work(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> Work:
-    request = parse_generate(body, card.default_mode)
-    if request.temperature > MAX_TEMPERATURE:
-        raise InvalidRequest(
-            f"temperature is {request.temperature:g}, allowed are 0 to {MAX_TEMPERATURE}", param="temperature"
-        )
-    return to_work(request, card, timeout_limit_s)
 
 
 def _prompt(prompt: Prompt) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidat
 from pydantic_core import PydanticCustomError
 
 from service.gateway.http.schemas import MAX_NEW_TOKENS
+from service.gateway.http.validation import OfApi
 
 #: the most choices of one request, over all its prompts
 MAX_CHOICES = 128
@@ -96,7 +97,7 @@ class ChatMessage(BaseModel):
 StreamOption = Literal["include_usage", "include_obfuscation", "continuous_usage_stats"]
 
 
-class OpenAiRequest(BaseModel):
+class OpenAiRequest(OfApi):
     """The fields that both routes have."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)

@@ -9,17 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from service.decode.knobs import KnobValue
-from service.gateway.http.answers import AnswerStats, ErrorDetail, TraceStep, Usage
-
-
-class ChoiceStats(AnswerStats):
-    """How a choice was decoded, with this service's finish reason."""
-
-    finish_reason: Literal["stop", "length", "timeout"]
-    mode: str
-    knobs: dict[str, KnobValue]
-    seed: int
+from service.gateway.http.answers import DecodedStats, ErrorDetail, TraceStep, Usage
 
 
 class _Choice(BaseModel):
@@ -27,7 +17,7 @@ class _Choice(BaseModel):
     finish_reason: Literal["stop", "length"]
     logprobs: dict[str, Any] | None
     token_ids: list[int]
-    stats: ChoiceStats
+    stats: DecodedStats
     constraint_met: bool | None = None
     trace: list[TraceStep] | None = None
 
