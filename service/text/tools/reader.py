@@ -52,8 +52,13 @@ class AnswerReader:
         self._state: Callable[[], bool] = states[reading.thinking]
         self._text, self._events = "", list[Event]()
         self._fresh, self._last = True, False  # nothing yet of this part; no more text comes
-        self._calls = 0
+        self._begun = self._calls = 0
         self._object = JsonObject()
+
+    @property
+    def called(self) -> bool:
+        """Whether there is a call, and none was cut."""
+        return 0 < self._begun == self._calls
 
     def push(self, text: str) -> list[Event]:
         """What is certain after this text."""
@@ -111,6 +116,7 @@ class AnswerReader:
                 self._no_call(self._called.opening + self._called.before_name) if len(name) > _LONGEST_NAME else False
             )
         self._events.append(CallBegun(self._calls, self._new_id(), name))
+        self._begun += 1
         self._object = JsonObject()
         return self._go(self._arguments, rest)
 
@@ -192,18 +198,18 @@ def _begun(text: str, mark: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ReadAnswer:
-    """A whole answer. `thought`: empty without thinking. `complete`: whether no call was cut."""
+    """A whole answer. `thought`: empty without thinking. `called`: whether there is a call, and none was cut."""
 
     content: str = field(repr=False)
     calls: tuple[ToolCall, ...] = ()
     thought: str = field(default="", repr=False)
-    complete: bool = True
+    called: bool = False
 
 
 def gathered(events: Iterable[Event]) -> ReadAnswer:
     """The answer that events tell of."""
     content, thought, names, arguments = "", "", list[tuple[str, str]](), list[str]()
-    ended = 0
+    ended: int = 0
     for event in events:
         match event:
             case Content(text):
@@ -218,7 +224,7 @@ def gathered(events: Iterable[Event]) -> ReadAnswer:
             case CallEnded():
                 ended += 1
     calls = tuple(ToolCall(call, name, text) for (call, name), text in zip(names, arguments, strict=True))
-    return ReadAnswer(content, calls, thought, ended == len(calls))
+    return ReadAnswer(content, calls, thought, 0 < ended == len(calls))
 
 
 def read_answer(reading: Reading, text: str, new_id: Callable[[], str] = _call_id) -> ReadAnswer:
