@@ -20,6 +20,7 @@ from service.errors import DeadlineExceeded, MrpServeError
 from service.fair_queue import DEFAULT_PRIORITY
 from service.quality.presets import Presets
 from service.text.piece import Likely, TokenPiece
+from service.text.tools.thinking import Thinking
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,9 @@ class Work:
     `weight`: that key's weight. `cache_salt`: only works with the same salt share cached prompts; it contains the
     key's name unless keys share prefixes. `session`: works of one session should go to the same replica. `resume`: the
     beginning of the answer, which was already sent. `attempt`: number of earlier attempts. `constraint`: what the whole
-    answer must be. `shorten`: whether `max_new_tokens` may be more than the model's length leaves.
+    answer must be. `shorten`: whether `max_new_tokens` may be more than the model's length leaves. `tools`: the tools
+    that the prompt shows, as chat templates take them. `think`: whether the prompt asks for thinking; None leaves it to
+    the chat template.
     `top_logprobs`: with `return_pieces`, so many of the likeliest tokens are named with each token.
     `scoring`: places of the prompt are read, and nothing is decoded.
     """
@@ -86,7 +89,7 @@ class Work:
     arrived: Arrival
     text: str | None = field(default=None, repr=False)
     token_ids: tuple[int, ...] | None = field(default=None, repr=False)
-    messages: tuple[Mapping[str, str], ...] | None = field(default=None, repr=False)
+    messages: tuple[Mapping[str, Any], ...] | None = field(default=None, repr=False)
     stop: tuple[str, ...] = field(default=(), repr=False)
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
@@ -105,6 +108,8 @@ class Work:
     shorten: bool = False
     top_logprobs: int = 0
     scoring: Scoring | None = None
+    tools: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    think: bool | None = None
 
 
 def too_late(work: Work) -> DeadlineExceeded:
@@ -198,7 +203,8 @@ class ModelCard:
 
     `quality`: the presets of the checkpoint. `examples`: prompts of its card. `places`: requests that the replica takes
     at once; on the card of the service, the places of all replicas together. `replica_places`: those of one replica, on
-    either card.
+    either card. `tool_format`: how it writes calls of tools; None if it cannot be given tools, for the reason
+    `tools_problem`. `thinking`: how its chat answers think, None if they do not.
     """
 
     name: str
@@ -214,6 +220,9 @@ class ModelCard:
     examples: tuple[Example, ...] = ()
     places: int = 1
     replica_places: int = 1
+    tool_format: str | None = None
+    tools_problem: str = "this checkpoint has no chat template"
+    thinking: Thinking | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.fair_queue",
         "service.quality.presets",
         "service.text.piece",
+        "service.text.tools",
         "service.errors",
     ),
     "service.telemetry": ("service.wire", "service.settings", "service.errors", "service.tracebacks"),
@@ -56,6 +57,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "service.gateway.http": (
         "service.wire",
+        "service.text.tools",
         "service.arrival",
         "service.telemetry",
         "service.fair_queue",
@@ -75,6 +77,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.wire",
         "service.telemetry",
         "service.text.piece",
+        "service.text.tools",
         "service.engine.request",
         "service.errors",
     ),

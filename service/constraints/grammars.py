@@ -12,14 +12,12 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import any_to_lark
 
+from service.constraints.calls import JSON_OPTIONS, calls_grammar, with_lead
 from service.constraints.constraint import Constraint, Kind
 from service.constraints.matcher import CompiledGrammar
 from service.constraints.unsound import unsound_part
 from service.constraints.vocabulary import Vocabulary
 from service.errors import ConstraintFailed, InvalidRequest
-
-#: JSON on one line, as `json.dumps` writes it: so the grammar forces as much as possible, and no answer is white space
-_JSON: Any = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, "lenient": False}
 
 #: the most parts of a wrong schema that are compiled to find the place
 _TRIES = 200
@@ -27,16 +25,12 @@ _TRIES = 200
 
 def compile_grammar(constraint: Constraint, vocabulary: Vocabulary) -> CompiledGrammar:
     """The grammar of a constraint, and its first mask. InvalidRequest if there is an error in it."""
-    try:
-        text = _GRAMMARS[constraint.kind](constraint.source)
-    except Exception as error:  # noqa: BLE001 - the converter of grammars raises many types
-        raise _wrong(constraint, f"{error}") from None
-    if constraint.kind == "json" and (reason := unsound_part(json.loads(constraint.source))):
-        raise _wrong(constraint, reason)
+    text = _text(constraint, vocabulary)
+    if constraint.lead is not None:
+        text = with_lead(constraint.lead, text, vocabulary.marks)
     matcher = _matcher(text, vocabulary)
     if matcher.is_error():
-        where = _where(constraint, vocabulary) if constraint.kind == "json" else ""
-        raise _wrong(constraint, where + matcher.get_error())
+        raise _wrong(constraint, _where(constraint, vocabulary) + matcher.get_error())
     grammar = CompiledGrammar(matcher, vocabulary, constraint.param)
     try:
         first = grammar.open()
@@ -46,8 +40,33 @@ def compile_grammar(constraint: Constraint, vocabulary: Vocabulary) -> CompiledG
     return grammar
 
 
+def _text(constraint: Constraint, vocabulary: Vocabulary) -> str:
+    """The grammar as the library takes it, without what may come before it."""
+    for tool, schema in _schemas(constraint):
+        if reason := unsound_part(schema):
+            raise _wrong(constraint, _of(tool) + reason)
+    content = None if constraint.content is None else _text(constraint.content, vocabulary)
+    try:
+        if constraint.kind == "calls":
+            return calls_grammar(constraint, content, vocabulary.marks)
+        return _GRAMMARS[constraint.kind](constraint.source)
+    except Exception as error:  # noqa: BLE001 - the converter of grammars raises many types
+        raise _wrong(constraint, f"{error}") from None
+
+
+def _schemas(constraint: Constraint) -> list[tuple[str, Any]]:
+    """The schemas of a constraint, with the names of their tools."""
+    if constraint.kind == "calls":
+        return [(name, schema) for name, _, schema, _ in json.loads(constraint.source)["forms"]]
+    return [("", json.loads(constraint.source))] if constraint.kind == "json" else []
+
+
+def _of(tool: str) -> str:
+    return f"the parameters of {tool!r}: " if tool else ""
+
+
 def _json(source: str) -> str:
-    return LLMatcher.grammar_from_json_schema(source, overrides=_JSON)
+    return LLMatcher.grammar_from_json_schema(source, overrides=JSON_OPTIONS)
 
 
 def _choice(source: str) -> str:
@@ -74,7 +93,7 @@ def _matcher(grammar: str, vocabulary: Vocabulary) -> LLMatcher:
         step_lexer_fuel=50_000,
         step_max_items=10_000,
         max_lexer_states=20_000,
-        max_grammar_size=20_000,
+        max_grammar_size=100_000,
         verbose_errors=False,
     )
     return LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=limits)
@@ -89,8 +108,15 @@ def _wrong(constraint: Constraint, reason: str) -> InvalidRequest:
 
 
 def _where(constraint: Constraint, vocabulary: Vocabulary) -> str:
-    """The path of the innermost part that is wrong by itself, for an error message."""
-    root = json.loads(constraint.source)
+    """The innermost part of a schema that is wrong by itself, for an error message. Empty if there is no schema."""
+    schemas = _schemas(constraint)
+    if constraint.kind != "calls":
+        return "".join(_path(schema, vocabulary) for _, schema in schemas)
+    wrong = ((tool, schema) for tool, schema in schemas if _is_wrong({}, schema, vocabulary))
+    return next((_of(tool) + _path(schema, vocabulary) for tool, schema in wrong), "")
+
+
+def _path(root: Any, vocabulary: Vocabulary) -> str:
     part, path, tries = root, "", _TRIES
     found = True
     while found:

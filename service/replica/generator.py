@@ -78,7 +78,7 @@ class Generator:
         if self._codec.chat_warning:
             _log.warning("%s", self._codec.chat_warning)
         self._engine = engine = Engine(checkpoint, limits, self._metrics, parts)
-        self._card = make_card(settings, checkpoint, engine, self._codec.chat_problem is None)
+        self._card = make_card(settings, checkpoint, engine, self._codec)
         self._eos = frozenset(checkpoint.config.eos_token_ids)
         self._compiler = Compiler(partial(_vocabulary, self._codec, checkpoint.config))
         self._reader = Reader(self._codec, checkpoint.config.mask_token_id, checkpoint.config.vocab_size)
@@ -204,9 +204,9 @@ class Generator:
         if work.token_ids is not None:
             return work.token_ids
         if work.messages is not None:
-            messages = work.messages
-            length = sum(len(message["content"]) for message in messages)
-            return await _aside(length, lambda: tuple(self._codec.encode_chat(messages)))
+            messages, tools, think = work.messages, work.tools, work.think
+            length = sum(len(str(part)) for part in (*messages, *tools))
+            return await _aside(length, lambda: tuple(self._codec.encode_chat(messages, tools, think=think)))
         text = work.text or ""
         return await _aside(len(text), lambda: tuple(self._codec.encode(text)))
 

@@ -12,8 +12,10 @@ from typing import Any, TypeVar
 
 from service.engine.request import MAX_SEED
 from service.errors import InvalidRequest
+from service.gateway.http.tools import with_tools
 from service.gateway.http.validation import parse_own, shared_work
 from service.gateway.openai.fields import FIELDS
+from service.gateway.openai.messages import for_template
 from service.gateway.openai.schemas import (
     MAX_CHOICES,
     MAX_TEMPERATURE,
@@ -22,10 +24,15 @@ from service.gateway.openai.schemas import (
     OpenAiRequest,
     Prompt,
 )
+from service.gateway.openai.tools import think, tool_use
+from service.text.tools import Reading
 from service.wire import ModelCard, Work
 
 #: OpenAI's default for completions; chats have the default of POST /generate
 _COMPLETION_TOKENS = 16
+
+#: a chat in the place of the request's own, whose messages POST /generate does not know
+_ANY_CHAT = [{"role": "user", "content": ""}]
 
 _Request = TypeVar("_Request", bound=OpenAiRequest)
 
@@ -41,7 +48,10 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """One OpenAI request. `n`: choices per prompt. `alternatives`: top log-probabilities per token, None for none."""
+    """One OpenAI request. `n`: choices per prompt. `alternatives`: top log-probabilities per token, None for none.
+
+    `reading`: how the text of answers is read.
+    """
 
     choices: tuple[Choice, ...]
     model: str
@@ -50,6 +60,7 @@ class ParsedRequest:
     include_usage: bool
     alternatives: int | None
     return_trace: bool
+    reading: Reading
 
     def with_works(self, works: Sequence[Work]) -> ParsedRequest:
         """A copy of the request in which `works` replace the works of the choices."""
@@ -83,9 +94,12 @@ def plan_chat(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) 
         raise InvalidRequest(f"top_logprobs is {request.top_logprobs}, which needs logprobs true", param="top_logprobs")
     if limits:
         shared["max_new_tokens"] = limits.pop()
-    messages = [{**message.model_dump(), "role": _role(message.role)} for message in request.messages]
-    work = shared_work({**shared, "messages": messages}, card, timeout_limit_s, MAX_TEMPERATURE)
-    return _plan(request, [work], [""], (request.top_logprobs or 0) if request.logprobs else None)
+    work = shared_work({**shared, "messages": _ANY_CHAT}, card, timeout_limit_s, MAX_TEMPERATURE)
+    work = replace(work, messages=for_template(request.messages))
+    wanted, param = think(request.reasoning_effort, request.chat_template_kwargs)
+    work, reading = with_tools(work, card, tool_use(request), think=wanted, think_param=param)
+    plan = _plan(request, [work], [""], (request.top_logprobs or 0) if request.logprobs else None)
+    return replace(plan, reading=reading)
 
 
 def _parse(body: Mapping[str, Any], schema: type[_Request], card: ModelCard) -> tuple[_Request, dict[str, Any]]:
@@ -133,7 +147,7 @@ def _plan(request: OpenAiRequest, works: list[Work], echoes: list[str], alternat
     choices = (Choice(index, _nth(work, index, alternatives), echo) for index, (work, echo) in enumerate(asked))
     usage = bool((request.stream_options or {}).get("include_usage"))
     return ParsedRequest(
-        tuple(choices), request.model, request.n, request.stream, usage, alternatives, base.return_trace
+        tuple(choices), request.model, request.n, request.stream, usage, alternatives, base.return_trace, Reading()
     )
 
 
@@ -147,7 +161,3 @@ def _nth(work: Work, index: int, alternatives: int | None) -> Work:
         return_pieces=named,
         top_logprobs=alternatives or 0,
     )
-
-
-def _role(role: str) -> str:
-    return "system" if role == "developer" else role

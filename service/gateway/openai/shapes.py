@@ -14,7 +14,7 @@ from service.gateway.http.answers import DecodedStats, ErrorDetail, TraceStep, U
 
 class _Choice(BaseModel):
     index: int
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     logprobs: dict[str, Any] | None
     token_ids: list[int]
     stats: DecodedStats
@@ -28,12 +28,29 @@ class TextChoice(_Choice):
     text: str
 
 
+class FunctionOfCall(BaseModel):
+    """The function that is called. `arguments`: JSON as text, incomplete if the answer was cut."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallOfMessage(BaseModel):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionOfCall
+
+
 class AssistantMessage(BaseModel):
-    """The model's message."""
+    """The model's message. `content` is null if there is none beside calls."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallOfMessage] | None = None
 
 
 class MessageChoice(_Choice):
