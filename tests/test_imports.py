@@ -85,6 +85,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.gateway.http",
         "service.gateway.upstream",
         "service.telemetry",
+        "service.text.tools",
         "service.wire",
         "service.errors",
     ),

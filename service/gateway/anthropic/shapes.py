@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
@@ -17,6 +17,23 @@ class TextContent(BaseModel):
 
     type: Literal["text"]
     text: str
+
+
+class ThinkingContent(BaseModel):
+    """What the model thought before. There is no signature."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class ToolUseContent(BaseModel):
+    """A call of a tool."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
 
 
 class MessageUsage(BaseModel):
@@ -35,8 +52,8 @@ class Message(BaseModel):
     type: Literal["message"]
     role: Literal["assistant"]
     model: str
-    content: list[TextContent]
-    stop_reason: Literal["end_turn", "stop_sequence", "max_tokens", "model_context_window_exceeded"]
+    content: list[TextContent | ThinkingContent | ToolUseContent]
+    stop_reason: Literal["end_turn", "stop_sequence", "tool_use", "max_tokens", "model_context_window_exceeded"]
     stop_sequence: str | None
     usage: MessageUsage
     stats: DecodedStats

@@ -159,7 +159,7 @@ def explain(problems: Sequence[Any]) -> InvalidRequest:
 def _explain(problem: Mapping[str, Any]) -> tuple[str | None, str]:
     place = [part for part in problem["loc"] if part != "body"]
     mode = str(place.pop(0)) if place and place[0] in REQUESTS else None
-    if problem["type"] in {"union_tag_invalid", "union_tag_not_found"}:
+    if not place and problem["type"] in {"union_tag_invalid", "union_tag_not_found"}:
         received = _show(problem["input"].get("mode"))
         return "mode", f"mode is {received}, allowed are {', '.join(REQUESTS)}"
     name = ".".join(str(part) for part in place) or None
