@@ -20,7 +20,7 @@ from tests.text.test_chat import control_of
 JOINED = (
     "{% if tools %}{{ '<|' + 'system' + '|>' }}{{ tools | tojson }}<|end|>{% endif %}"
     "{% for m in messages %}{{ '<|' + ('user' if m['role'] == 'tool' else m['role']) + '|>' + m['content'] }}"
-    "{% for c in m.tool_calls or [] %}{{ '<tool_call>\\n{\"name\": \"' + c.function.name + '\", \"arguments\": ' }}"
+    '{% for c in m.tool_calls or [] %}{{ \'<tool_call>\\n{"name": "\' + c.function.name + \'", "arguments": \' }}'
     "{{ c.function.arguments | tojson }}{{ '}\\n</tool_call>' }}{% endfor %}{{ '<|end|>' }}{% endfor %}<|assistant|>"
 )
 #: another way to write calls

@@ -40,6 +40,9 @@ _OWNERS: Mapping[str | int, tuple[str, Sequence[str]]] = {
     "messages": ("a message", tuple(Message.model_fields)),
     "response_format": ("response_format", tuple(ResponseFormat.model_fields)),
     "json_schema": ("response_format.json_schema", ("name", "description", "schema", "strict")),
+    "function": ("a tool's function", ("name", "description", "parameters", "strict")),
+    "tools": ("a tool", ("type", "function")),
+    "chat_template_kwargs": ("chat_template_kwargs", ("enable_thinking",)),
 }
 
 
@@ -171,7 +174,8 @@ def _explain(problem: Mapping[str, Any]) -> tuple[str | None, str]:
 def _unknown(place: Sequence[str | int], mode: str | None) -> str:
     name = str(place[-1])
     if len(place) > 1:
-        owner, fields = _OWNERS[place[-2] if place[-2] in _OWNERS else "messages"]
+        owners = (part for part in reversed(place[:-1]) if part in _OWNERS)
+        owner, fields = _OWNERS[next(owners, "messages")]
         return f"{name!r} is not a field of {owner}; {nearest(name, fields)}"
     if mode and name in KNOBS:
         users = [other for other, schema in REQUESTS.items() if name in schema.model_fields]
