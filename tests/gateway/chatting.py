@@ -6,12 +6,16 @@ import json
 import shutil
 from pathlib import Path
 
+import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from service.model import Checkpoint
 from tests.text.templates import QWEN3
 from tests.tiny import GOLDEN
 
 MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>", "<tool_response>", "</tool_response>")
+#: a token that the golden checkpoint chooses often
+_POPULAR = 471
 #: the golden checkpoint's mask and end
 _CONTROL = ("<|im_start|>", "<|MASK|>", "<|im_end|>")
 
@@ -36,3 +40,15 @@ def give_qwen3(folder: Path, template: str = QWEN3, name: str = "sdar-mrp-random
     changed = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>", "chat_template": template}
     config.write_text(json.dumps(changed), "utf-8")
     return folder
+
+
+def liking(checkpoint: Checkpoint, *marks: str) -> Checkpoint:
+    """The checkpoint with another output head: where it chose a token that it often chooses, it chooses the marks.
+
+    A tenth more for each further mark.
+    """
+    head = checkpoint.backbone.head
+    with torch.no_grad():
+        for number, mark in enumerate(marks):
+            head[256 + MARKS.index(mark)] = head[_POPULAR] * (1.2 + number / 10)
+    return checkpoint

@@ -40,6 +40,9 @@ _OWNERS: Mapping[str | int, tuple[str, Sequence[str]]] = {
     "messages": ("a message", tuple(Message.model_fields)),
     "response_format": ("response_format", tuple(ResponseFormat.model_fields)),
     "json_schema": ("response_format.json_schema", ("name", "description", "schema", "strict")),
+    "function": ("a tool's function", ("name", "description", "parameters", "strict")),
+    "tools": ("a tool", ("type", "function")),
+    "chat_template_kwargs": ("chat_template_kwargs", ("enable_thinking",)),
 }
 
 
@@ -171,7 +174,7 @@ def _explain(problem: Mapping[str, Any]) -> tuple[str | None, str]:
 def _unknown(place: Sequence[str | int], mode: str | None) -> str:
     name = str(place[-1])
     if len(place) > 1:
-        owners = [_OWNERS[part] for part in place[-3:-1] if part in _OWNERS]
+        owners = [_OWNERS[part] for part in place[:-1] if part in _OWNERS]
         if not owners:
             return f"{name!r} is not a field of {'.'.join(map(str, place[:-1]))}"
         owner, fields = owners[-1]

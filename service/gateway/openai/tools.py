@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic_core import PydanticCustomError
 
 from service.errors import InvalidRequest
 from service.text.tools import Tool, ToolUse
@@ -63,7 +64,16 @@ class AllowedChoice(_Strict):
     allowed_tools: AllowedTools
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedChoice
+def _choice(value: object, known: ValidatorFunctionWrapHandler) -> object:
+    """One error instead of one for each kind of choice."""
+    try:
+        return known(value)
+    except ValidationError:
+        message = "none, auto, required, a function by its name or allowed_tools is expected"
+        raise PydanticCustomError("tool_choice", message) from None
+
+
+ToolChoice = Annotated[Literal["none", "auto", "required"] | NamedTool | AllowedChoice, WrapValidator(_choice)]
 
 
 class TemplateOptions(_Strict):

@@ -159,10 +159,56 @@ def test_a_field_of_any_json(http: httpx.Client, route: str, data: st.DataObject
     others += ("system", "tools", "tool_choice", "thinking", "output_config", "metadata", "stop_sequences")
     others += ("items", "labels", "label_token_ids", "mark", "normalize", "top_logprobs")
     others += ("input", "instructions", "text", "reasoning", "include", "previous_response_id", "store")
-    names = st.sampled_from((*FIELDS, *others, "response_format", "regex", "choice", "grammar"))
+    names = st.sampled_from((*FIELDS, *others, "response_format", "regex", "choice", "grammar", *TOOLS))
     fields = data.draw(st.dictionaries(names, any_json, max_size=3))
     fields.pop("timeout_s", None)  # a 504 would be right
     post(http, route, json.dumps({**whole(route, "w5 w6"), **fields}).encode())
+
+
+TOOLS = ("tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs")
+#: what is near to a tool, a choice, and messages with calls and results
+spoiled = any_json | st.sampled_from(["function", "a", "{}", "required", "auto", "tool", "assistant"])
+functions = st.fixed_dictionaries(
+    {"name": st.just("a") | spoiled}, optional={"parameters": st.just({"type": "object"}) | spoiled, "strict": spoiled}
+)
+near_tools = st.lists(st.fixed_dictionaries({"type": st.just("function"), "function": functions | spoiled}), max_size=2)
+near_calls = st.lists(
+    st.fixed_dictionaries(
+        {"id": st.just("a") | spoiled, "function": st.fixed_dictionaries({"name": spoiled, "arguments": spoiled})},
+        optional={"type": spoiled},
+    ),
+    max_size=2,
+)
+A_TOOL = {"type": "function", "function": {"name": "a"}}
+near_messages = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant", "tool"]) | spoiled},
+        optional={
+            "content": spoiled,
+            "tool_calls": near_calls | spoiled,
+            "tool_call_id": st.just("a") | spoiled,
+            "reasoning_content": spoiled,
+        },
+    ),
+    max_size=4,
+)
+
+
+@FEW
+@given(tools=near_tools, choice=spoiled, messages=near_messages, effort=spoiled)
+def test_tools_and_calls_of_any_form(
+    tools_http: httpx.Client, tools: Any, choice: Any, messages: Any, effort: Any
+) -> None:
+    body = whole("/v1/chat/completions", "w5 w6")
+    asked = [*body["messages"], *messages]
+    for fields in (
+        {"tools": tools},
+        {"messages": asked},
+        {"tools": tools, "tool_choice": choice, "messages": asked},
+        {"tools": [A_TOOL], "tool_choice": choice},
+        {"reasoning_effort": effort, "chat_template_kwargs": choice},
+    ):
+        post(tools_http, "/v1/chat/completions", json.dumps({**body, **fields}).encode())
 
 
 GOOD = json.dumps(whole("/generate", "w5 w6")).encode()

@@ -86,7 +86,9 @@ class ResponsesRequest(OfApi):
 
     model: str = Field(description="as GET /v1/models names it")
     input: Annotated[
-        list[Item], Field(min_length=1), BeforeValidator(_items_of, json_schema_input_type=str | Annotated[list[Item], Field(min_length=1)])
+        list[Item],
+        Field(min_length=1),
+        BeforeValidator(_items_of, json_schema_input_type=str | Annotated[list[Item], Field(min_length=1)]),
     ] = Field(description="a text, or the items of the whole conversation")
     instructions: str | None = Field(None, description="a system message before all others")
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_NEW_TOKENS, description="default: 256")
