@@ -45,7 +45,7 @@ class MessageUsage(BaseModel):
     output_tokens: int
 
 
-class Message(BaseModel):
+class MessageAnswer(BaseModel):
     """The answer of POST /v1/messages."""
 
     id: str

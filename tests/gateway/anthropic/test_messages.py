@@ -9,7 +9,7 @@ import pytest
 
 from service.engine.request import Stats
 from service.errors import DeadlineExceeded, NotReady, QueueFull
-from service.gateway.anthropic.shapes import AnthropicErrorAnswer, Message, TokenCount
+from service.gateway.anthropic.shapes import AnthropicErrorAnswer, MessageAnswer, TokenCount
 from service.replica.generator import Generator
 from service.wire import Chunk, Ending, Failure
 from tests.gateway.anthropic.helpers import COUNT, MESSAGES, ask, essence, events, events_of, message, refused, whole_of
@@ -24,7 +24,7 @@ async def test_the_answer_is_that_of_a_chat(http: httpx.AsyncClient) -> None:
     """Same prompt, same tokens as OpenAI's route; knobs and statistics are there, too."""
     body = message(system="w9", max_tokens=30, mode="speculative", mrp_steps=2, ignore_eos=True, return_trace=True)
     answer = await ask(http, body)
-    assert_shape(Message, answer)
+    assert_shape(MessageAnswer, answer)
     messages = [{"role": "system", "content": "w9"}, *body["messages"]]
     theirs = await ask(
         http, chat(messages=messages, max_tokens=30, mode="speculative", mrp_steps=2, ignore_eos=True), CHAT

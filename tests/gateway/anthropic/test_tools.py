@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from service.gateway.anthropic.blocks import Blocks, blocks_of
-from service.gateway.anthropic.shapes import Message
+from service.gateway.anthropic.shapes import MessageAnswer
 from service.model import load_checkpoint
 from service.replica.generator import Generator
 from service.settings import Settings
@@ -57,7 +57,7 @@ def without_ids(value: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("choice", [ANY, {"type": "tool", "name": "none"}])
 async def test_a_call_that_must_come_fits_its_schema(agent: httpx.AsyncClient, choice: dict[str, Any]) -> None:
     answer = await ask(agent, asked(tool_choice=choice))
-    assert_shape(Message, answer)
+    assert_shape(MessageAnswer, answer)
     call = answer["content"][-1]
     assert (call["type"], answer["stop_reason"]) == ("tool_use", "tool_use")
     [tool] = [tool for tool in TOOLS if tool["name"] == call["name"]]
