@@ -19,7 +19,7 @@ from service.engine.request import FinishReason, SamplingParams, Stats
 from service.errors import DeadlineExceeded, MrpServeError
 from service.fair_queue import DEFAULT_PRIORITY
 from service.quality.presets import Presets
-from service.text.piece import TokenPiece
+from service.text.piece import Likely, TokenPiece
 from service.text.tools.thinking import Thinking
 
 
@@ -41,6 +41,29 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
+class Scoring:
+    """What is asked of the places of a pinned text: tokens as texts or ids, and `likeliest` of the likeliest tokens.
+
+    `mark`: the text that stands for a place; None: the place is behind the text. In token ids a place is -1.
+    """
+
+    labels: tuple[str, ...] = field(default=(), repr=False)
+    label_token_ids: tuple[int, ...] = ()
+    mark: str | None = field(default=None, repr=False)
+    likeliest: int = 0
+    most_places: int = 32
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceScores:
+    """What was found at a place. `position`: the tokens before it. `labels`: in the order of the question."""
+
+    position: int
+    labels: tuple[Likely, ...] = field(repr=False)
+    likeliest: tuple[Likely, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """One validated request. Exactly one of `text`, `token_ids`, `messages` is set.
 
@@ -54,6 +77,8 @@ class Work:
     answer must be. `shorten`: whether `max_new_tokens` may be more than the model's length leaves. `tools`: the tools
     that the prompt shows, as chat templates take them. `think`: whether the prompt asks for thinking; None leaves it to
     the chat template.
+    `top_logprobs`: with `return_pieces`, so many of the likeliest tokens are named with each token.
+    `scoring`: places of the prompt are read, and nothing is decoded.
     """
 
     request_id: str
@@ -81,6 +106,8 @@ class Work:
     attempt: int = 0
     constraint: Constraint | None = None
     shorten: bool = False
+    top_logprobs: int = 0
+    scoring: Scoring | None = None
     tools: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
     think: bool | None = None
 
@@ -144,13 +171,14 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer: the text and tokens of all its chunks, in order."""
+    """A whole answer: the text and tokens of all its chunks, in order. `places`: those of a work with `scoring`."""
 
     text: str = field(repr=False)
     token_ids: tuple[int, ...] = field(repr=False)
     ending: Ending
     trace: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
     pieces: tuple[TokenPiece, ...] = field(default=(), repr=False)
+    places: tuple[PlaceScores, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

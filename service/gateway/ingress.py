@@ -28,14 +28,16 @@ from service.gateway.http.answers import Health, Live, answer_json, error_json
 from service.gateway.http.errors import Write, install_error_handlers
 from service.gateway.http.middleware import BodyLimit, RequestId, given_key
 from service.gateway.http.models import Models, models_json
-from service.gateway.http.openapi import ANTHROPIC, OPENAI, OPERATION, documented, errors, generate_docs
+from service.gateway.http.openapi import ANTHROPIC, DECODING, OPENAI, OPERATION, documented, errors, generate_docs
 from service.gateway.http.streams import Exchange, event_stream, first_of
 from service.gateway.http.validation import parse_generate, parse_json, to_work
 from service.gateway.openai.errors import openai_error
+from service.gateway.openai.responses.routes import responses_router
 from service.gateway.openai.routes import openai_router
 from service.gateway.placed import PlacedAnswers
 from service.gateway.playground.routes import playground_routes
 from service.gateway.request_log import LoggedAnswers, RequestLog, current_record
+from service.gateway.score.routes import score_router
 from service.gateway.spans import telemetry
 from service.gateway.upstream import Upstream
 from service.routing.affinity import HOW
@@ -107,6 +109,8 @@ class Ingress:
         count, limit, answers = self._count_rejected, self._settings.request_timeout_s, self._answers
         upstream = Upstream(self._card, self._admit, answers.complete, answers.stream, answers.tokens, count, limit)
         app.include_router(openai_router(upstream), dependencies=locked, tags=[OPENAI])
+        app.include_router(responses_router(upstream), dependencies=locked, tags=[OPENAI])
+        app.include_router(score_router(upstream), dependencies=locked, tags=[DECODING])
         app.include_router(anthropic_router(upstream), dependencies=locked, tags=[ANTHROPIC])
         app.include_router(self._operation())
         app.router.routes.extend(playground_routes())

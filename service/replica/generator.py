@@ -16,7 +16,9 @@ from typing import Literal, TypeVar
 
 from service.constraints import Compiler
 from service.constraints.vocabulary import Vocabulary
+from service.decode.block import MASKED
 from service.engine import BlockEvent, BlockProgress, Engine, EngineConfig, EngineWorker, GenerationRequest, Parts
+from service.engine.request import Asked, Stats
 from service.engine.sizing import Sizes, fit
 from service.errors import MrpServeError
 from service.model import Checkpoint, LoadOptions, load_checkpoint
@@ -26,6 +28,7 @@ from service.model.options import pick_device, pick_dtype
 from service.replica.blocks import AnswerBlocks
 from service.replica.card import make_card
 from service.replica.metrics import ReplicaMetrics
+from service.replica.reads import Reader
 from service.replica.spans import Timeline, trace_request
 from service.settings import Settings
 from service.telemetry.faults import unexpected_error
@@ -78,6 +81,7 @@ class Generator:
         self._card = make_card(settings, checkpoint, engine, self._codec)
         self._eos = frozenset(checkpoint.config.eos_token_ids)
         self._compiler = Compiler(partial(_vocabulary, self._codec, checkpoint.config))
+        self._reader = Reader(self._codec, checkpoint.config.mask_token_id, checkpoint.config.vocab_size)
         # The ingress limits the waiting requests. The worker has room for all that the ingress admits.
         room = settings.max_waiting + max(settings.places, self._card.places)
         self._worker = EngineWorker(engine, room, settings.stall_timeout_s)
@@ -88,6 +92,8 @@ class Generator:
 
     async def complete(self, work: Work) -> Answer | Failure:
         """The whole answer. Cancelling the task aborts the request."""
+        if work.scoring is not None:
+            return await self._score(work)
         chunks: list[Chunk] = []
         async with aclosing(self.stream(work)) as items:
             async for item in items:
@@ -99,6 +105,41 @@ class Generator:
                 if ending is not None:
                     return _join(chunks, ending)
         raise AssertionError("a stream ended without an ending")
+
+    async def _score(self, work: Work) -> Answer | Failure:
+        self._in_flight += 1
+        try:
+            return await self._read(work)
+        except MrpServeError as error:
+            return Failure(error)
+        except Exception as error:  # noqa: BLE001 - as in `stream`
+            return Failure(unexpected_error(error, work.origin.request_id))
+        finally:
+            self._in_flight -= 1
+
+    async def _read(self, work: Work) -> Answer:
+        """The places of a work with `scoring`: one request to the engine that has one event."""
+        length = sum(len(message["content"]) for message in work.messages or ()) + len(work.text or "")
+        prompt = await _aside(length, lambda: self._reader.prompt(work))
+        asked, waited_s = self._reader.asked(work), work.arrived.waited_s()
+        request = replace(self._request(work, prompt, waited_s), max_new_tokens=0, asked=asked)
+        stats, events = Stats(), list[BlockEvent]()
+        try:
+            async with aclosing(self._worker.generate(request)) as items:
+                events = [event async for event in items if isinstance(event, BlockEvent)]
+        except asyncio.CancelledError:
+            self._metrics.finished(work.params.mode, "abort", stats)
+            raise
+        finally:
+            if self._tracing:
+                trace_request(self._tracing, self._replica, work, Timeline(waited_s, len(prompt), events))
+        event = events[-1]
+        if event.finish_reason != "stop":
+            raise too_late(work)
+        stats = event.stats.later_by(waited_s)
+        self._metrics.finished(work.params.mode, "stop", stats)
+        ending = Ending("stop", sum(token != MASKED for token in prompt), 0, stats)
+        return Answer("", (), ending, places=self._reader.named(asked, event))
 
     async def stream(self, work: Work) -> Items:
         """The blocks of an answer and its ending, and steps if the work asks for them.
@@ -188,6 +229,7 @@ class Generator:
             waited_s=waited_s,
             num_continued=len(sent),
             report_steps=work.stream_steps,
+            asked=Asked(work.top_logprobs) if work.top_logprobs else None,
         )
 
     def _room(self, work: Work, prompt: tuple[int, ...]) -> int:

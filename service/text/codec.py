@@ -109,7 +109,11 @@ class TextCodec:
         transformers takes them. `think`: whether to think, None leaves it to the template.
         InvalidRequest if the checkpoint has no template, or if the template refuses the messages.
         """
-        return self._encode_rendered(self._template.render(messages, tools, think=think))
+        return self.encode_rendered(self.render(messages, tools, think=think))
+
+    def render(self, messages: Messages, tools: Tools = (), *, answer: bool = True, think: bool | None = None) -> str:
+        """Messages in the chat template, as text with private names for its control tokens. Raises as `encode_chat`."""
+        return self._template.render(messages, tools, answer=answer, think=think)
 
     def chat_pieces(self, messages: Messages, *, answer: bool = True) -> list[tuple[list[int], int | None]]:
         """As `encode_chat`, in pieces: each has its ids and the index of its assistant's message, None for all else.
@@ -121,10 +125,10 @@ class TextCodec:
         pieces: list[tuple[list[int], int | None]] = []
         end = 0
         for span in spans_of_answers(self._template, messages, rendered, answer=answer):
-            pieces.append((self._encode_rendered(rendered[end : span.start]), None))
+            pieces.append((self.encode_rendered(rendered[end : span.start]), None))
             pieces.append((self.encode(rendered[span.start : span.end]), span.number))
             end = span.end
-        return [*pieces, (self._encode_rendered(rendered[end:]), None)]
+        return [*pieces, (self.encode_rendered(rendered[end:]), None)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, without control tokens."""
@@ -142,7 +146,8 @@ class TextCodec:
         """A decoder that names each token of one answer."""
         return TokenPieces(self._special)
 
-    def _encode_rendered(self, text: str) -> list[int]:
+    def encode_rendered(self, text: str) -> list[int]:
+        """Ids of a part of what `render` gives."""
         return [self._own.get(token, token) for token in self.encode(text)]
 
 

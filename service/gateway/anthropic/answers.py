@@ -9,26 +9,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from service.gateway.anthropic.blocks import Blocks, blocks_of
 from service.gateway.anthropic.convert import Plan
 from service.gateway.http.answers import decoded_json
 from service.wire import Answer, Chunk, Ending
 
 Json = dict[str, Any]
-Event = tuple[str, Json]
 
 
 class Writer:
-    """Writes the answer to one request."""
+    """Writes the answer to one request. An event of a stream is an object with its `type`."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._id = f"msg_{plan.work.request_id}"
-        self._begun = False  # whether the block of text is
+        self._blocks = Blocks(plan.reading)
         self._trace: list[Mapping[str, Any]] = []
 
     def message(self, answer: Answer) -> Json:
         """The whole message."""
-        content = [{"type": "text", "text": answer.text}] if answer.text else []
+        content = blocks_of([*self._blocks.push(answer.text), *self._blocks.finish()])
         self._trace.extend(answer.trace)
         ending = answer.ending
         return self._head() | {
@@ -38,29 +38,28 @@ class Writer:
             **self._extras(ending),
         }
 
-    def opening(self, first: Chunk | Ending) -> Iterator[Event]:
-        """The events before the text."""
+    def opening(self, first: Chunk | Ending) -> Iterator[Json]:
+        """The events before the content."""
         usage = _counts(first.prompt_tokens, first.stats.cached_tokens) | {"output_tokens": 0}
         empty: Json = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
-        yield _event("message_start", message=self._head() | empty)
-        yield _event("ping")
+        yield {"type": "message_start", "message": self._head() | empty}
+        yield {"type": "ping"}
 
-    def piece(self, chunk: Chunk) -> Iterator[Event]:
-        """The events of one block."""
+    def piece(self, chunk: Chunk) -> Iterator[Json]:
+        """The events of one block of tokens."""
         self._trace.extend(chunk.trace)
-        if not chunk.text:
-            return
-        if not self._begun:
-            self._begun = True
-            yield _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
-        yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": chunk.text})
+        return self._blocks.push(chunk.text)
 
-    def closing(self, ending: Ending) -> Iterator[Event]:
+    def closing(self, ending: Ending) -> Iterator[Json]:
         """The last events."""
-        if self._begun:
-            yield _event("content_block_stop", index=0)
-        yield _event("message_delta", delta=self._stop(ending), usage=_usage(ending), **self._extras(ending))
-        yield _event("message_stop")
+        yield from self._blocks.finish()
+        yield {
+            "type": "message_delta",
+            "delta": self._stop(ending),
+            "usage": _usage(ending),
+            **self._extras(ending),
+        }
+        yield {"type": "message_stop"}
 
     def _head(self) -> Json:
         return {"id": self._id, "type": "message", "role": "assistant", "model": self._plan.model}
@@ -71,7 +70,9 @@ class Writer:
     def _reason(self, ending: Ending) -> str:
         """Anthropic's stop reason. It has none for a time-out; `max_tokens` also means an answer cut off."""
         if ending.finish_reason == "stop":
-            return "end_turn" if ending.stop_text is None else "stop_sequence"
+            if ending.stop_text is not None:
+                return "stop_sequence"
+            return "tool_use" if self._blocks.called else "end_turn"
         if ending.finish_reason == "length" and ending.completion_tokens < self._plan.max_tokens:
             return "model_context_window_exceeded"
         return "max_tokens"
@@ -82,10 +83,6 @@ class Writer:
         if work.return_trace:
             shown["trace"] = self._trace
         return shown if work.constraint is None else shown | {"constraint_met": ending.constraint_met}
-
-
-def _event(kind: str, **fields: Any) -> Event:
-    return kind, {"type": kind, **fields}
 
 
 def _usage(ending: Ending) -> Json:

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from service.gateway.anthropic.fields import FIELDS
 from service.gateway.anthropic.schemas import MAX_TEMPERATURE, CountRequest, MessagesRequest
-from service.gateway.anthropic.shapes import AnthropicErrorAnswer, Message, TokenCount
+from service.gateway.anthropic.shapes import AnthropicErrorAnswer, MessageAnswer, TokenCount
 from service.gateway.http.openapi import errors
 from service.gateway.http.shared_schema import asked
 
@@ -24,7 +24,7 @@ def message_docs() -> dict[str, Any]:
     """POST /v1/messages."""
     body = asked(MessagesRequest, FIELDS.passed, MAX_TEMPERATURE, {**_CHAT, "max_tokens": 64})
     answer = {"description": _ANSWER, "content": {"text/event-stream": {"schema": {"description": _ANSWER}}}}
-    return _docs("Messages as Anthropic's client asks for them", Message, answer) | body
+    return _docs("Messages as Anthropic's client asks for them", MessageAnswer, answer) | body
 
 
 def count_docs() -> dict[str, Any]:

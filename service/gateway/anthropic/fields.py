@@ -10,8 +10,6 @@ from service.gateway.http.fields import PASSED, Fields
 _NO_OPS: Mapping[str, tuple[Any, ...]] = {
     "container": (),
     "mcp_servers": ([],),
-    "tool_choice": ({"type": "auto"}, {"type": "none"}),
-    "tools": ([],),
 }
 
 _HINTS: frozenset[str] = frozenset(
@@ -24,7 +22,6 @@ _HINTS: frozenset[str] = frozenset(
         "metadata",
         "service_tier",
         "speed",
-        "thinking",
     }
 )
 

@@ -1,64 +1,18 @@
-"""The schemas of Anthropic's own fields. POST /generate parses the fields that both APIs share.
-
-Blocks of contents are read leniently: marks such as `cache_control` and `citations` change nothing about an answer.
-"""
+"""The schemas of Anthropic's own fields. POST /generate parses the fields that both APIs share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field
 
+from service.gateway.anthropic.messages import MessageParam, Texts
+from service.gateway.anthropic.tools import AnyChoice, ThinkingParam, ToolChoice, Tools
 from service.gateway.http.schemas import MAX_NEW_TOKENS, StopTexts
 from service.gateway.http.validation import OfApi
 
 #: Anthropic's limit; POST /generate allows higher temperatures
 MAX_TEMPERATURE = 1
-
-#: what stands between the texts of two blocks
-_BETWEEN: Final = "\n"
-#: blocks of earlier answers that are not part of a prompt
-_LEFT_OUT: Final = frozenset({"thinking", "redacted_thinking"})
-
-
-def _text_of(content: object) -> object:
-    """The text of a content. Blocks of text are joined by a line end, thoughts are left out."""
-    if not isinstance(content, list):
-        return content
-    return _BETWEEN.join(_text(block) for block in content if _kind(block) not in _LEFT_OUT)
-
-
-def _kind(block: object) -> object:
-    kind = block.get("type") if isinstance(block, Mapping) else None
-    return kind if isinstance(kind, str) else None
-
-
-def _text(block: object) -> str:
-    if not (isinstance(block, Mapping) and block.get("type") == "text" and isinstance(block.get("text"), str)):
-        raise PydanticCustomError("content", "a text or a list of text blocks is expected; no other block is served")
-    text: str = block["text"]
-    return text
-
-
-class TextBlock(BaseModel):
-    """A block of text. Other fields are ignored."""
-
-    type: Literal["text"]
-    text: str
-
-
-Content = Annotated[str, BeforeValidator(_text_of, json_schema_input_type=str | list[TextBlock])]
-
-
-class MessageParam(BaseModel):
-    """One message."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    role: Literal["user", "assistant", "system"]
-    content: Content
 
 
 class OutputFormat(BaseModel):
@@ -87,7 +41,10 @@ class Prompted(OfApi):
     messages: Annotated[list[MessageParam], Field(min_length=1)] = Field(
         description="the last one is not an assistant's"
     )
-    system: Content | None = Field(None, description="a text or blocks of text")
+    system: Texts = Field([], description="a text or blocks of text")
+    tools: Tools = Field([], description="tools that the model may call")
+    tool_choice: Annotated[AnyChoice | ToolChoice, Field(discriminator="type")] | None = None
+    thinking: ThinkingParam | None = Field(None, description="default: no thinking, if the checkpoint can do without")
     output_config: OutputConfig | None = Field(None, description="`format`: JSON that fits a schema")
     output_format: OutputFormat | None = Field(None, description="older name of output_config.format")
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
@@ -19,6 +19,23 @@ class TextContent(BaseModel):
     text: str
 
 
+class ThinkingContent(BaseModel):
+    """What the model thought before. There is no signature."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class ToolUseContent(BaseModel):
+    """A call of a tool."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
 class MessageUsage(BaseModel):
     """Token counts. The prompt's are `input_tokens` and, from the prefix cache, `cache_read_input_tokens`."""
 
@@ -28,15 +45,15 @@ class MessageUsage(BaseModel):
     output_tokens: int
 
 
-class Message(BaseModel):
+class MessageAnswer(BaseModel):
     """The answer of POST /v1/messages."""
 
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
     model: str
-    content: list[TextContent]
-    stop_reason: Literal["end_turn", "stop_sequence", "max_tokens", "model_context_window_exceeded"]
+    content: list[TextContent | ThinkingContent | ToolUseContent]
+    stop_reason: Literal["end_turn", "stop_sequence", "tool_use", "max_tokens", "model_context_window_exceeded"]
     stop_sequence: str | None
     usage: MessageUsage
     stats: DecodedStats

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Iterable
 from typing import Any
 
-from service.gateway.anthropic.answers import Event, Writer
+from service.gateway.anthropic.answers import Json, Writer
 from service.gateway.http.sse import frame
 from service.gateway.http.streams import FrameStream, Item
 from service.wire import Chunk, Ending, Progress
@@ -34,11 +34,11 @@ async def _frames(
         yield frame("error", failed(error))
 
 
-def _events(item: Item, writer: Writer) -> Iterable[Event]:
+def _events(item: Item, writer: Writer) -> Iterable[Json]:
     if isinstance(item, Ending):
         return writer.closing(item)
     return writer.piece(item) if isinstance(item, Chunk) else ()
 
 
-def _written(events: Iterable[Event]) -> bytes:
-    return b"".join(frame(name, data) for name, data in events)
+def _written(events: Iterable[Json]) -> bytes:
+    return b"".join(frame(event["type"], event) for event in events)

@@ -162,7 +162,7 @@ def explain(problems: Sequence[Any]) -> InvalidRequest:
 def _explain(problem: Mapping[str, Any]) -> tuple[str | None, str]:
     place = [part for part in problem["loc"] if part != "body"]
     mode = str(place.pop(0)) if place and place[0] in REQUESTS else None
-    if problem["type"] in {"union_tag_invalid", "union_tag_not_found"}:
+    if not place and problem["type"] in {"union_tag_invalid", "union_tag_not_found"}:
         received = _show(problem["input"].get("mode"))
         return "mode", f"mode is {received}, allowed are {', '.join(REQUESTS)}"
     name = ".".join(str(part) for part in place) or None
@@ -174,8 +174,10 @@ def _explain(problem: Mapping[str, Any]) -> tuple[str | None, str]:
 def _unknown(place: Sequence[str | int], mode: str | None) -> str:
     name = str(place[-1])
     if len(place) > 1:
-        owners = (part for part in reversed(place[:-1]) if part in _OWNERS)
-        owner, fields = _OWNERS[next(owners, "messages")]
+        owners = [_OWNERS[part] for part in place[:-1] if part in _OWNERS]
+        if not owners:
+            return f"{name!r} is not a field of {'.'.join(map(str, place[:-1]))}"
+        owner, fields = owners[-1]
         return f"{name!r} is not a field of {owner}; {nearest(name, fields)}"
     if mode and name in KNOBS:
         users = [other for other, schema in REQUESTS.items() if name in schema.model_fields]

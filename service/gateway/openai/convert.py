@@ -143,24 +143,21 @@ def _with_prompt(work: Work, prompt: Prompt) -> Work:
 def _plan(request: OpenAiRequest, works: list[Work], echoes: list[str], alternatives: int | None) -> ParsedRequest:
     """`n` choices of every work. Choice i has the request's seed + i."""
     base = works[0]
-    known = 1 if base.sampling.temperature == 0 else 0
-    if (alternatives or 0) > known:
-        raise InvalidRequest(
-            f"{alternatives} log-probabilities per token are requested at temperature "
-            f"{base.sampling.temperature:g}, allowed are 0 to {known}: only the chosen token's is known",
-            param="top_logprobs" if isinstance(request, ChatRequest) else "logprobs",
-        )
     asked = [(work, echo) for work, echo in zip(works, echoes, strict=True) for _ in range(request.n)]
-    choices = (
-        Choice(index, _nth(work, index, alternatives is not None), echo) for index, (work, echo) in enumerate(asked)
-    )
+    choices = (Choice(index, _nth(work, index, alternatives), echo) for index, (work, echo) in enumerate(asked))
     usage = bool((request.stream_options or {}).get("include_usage"))
     return ParsedRequest(
         tuple(choices), request.model, request.n, request.stream, usage, alternatives, base.return_trace, Reading()
     )
 
 
-def _nth(work: Work, index: int, traced: bool) -> Work:
-    sampling = replace(work.sampling, seed=(work.sampling.seed + index) % (MAX_SEED + 1))
-    pieces, traced = traced, traced or work.return_trace
-    return replace(work, request_id=secrets.token_hex(12), sampling=sampling, return_trace=traced, return_pieces=pieces)
+def _nth(work: Work, index: int, alternatives: int | None) -> Work:
+    named = alternatives is not None
+    return replace(
+        work,
+        request_id=secrets.token_hex(12),
+        sampling=replace(work.sampling, seed=(work.sampling.seed + index) % (MAX_SEED + 1)),
+        return_trace=named or work.return_trace,
+        return_pieces=named,
+        top_logprobs=alternatives or 0,
+    )

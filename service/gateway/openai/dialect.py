@@ -40,7 +40,7 @@ class Dialect(Protocol):
         """The last frame of a choice."""
 
     def logprobs(self, tokens: Sequence[TokenLogprob], alternatives: int) -> dict[str, Any]:
-        """The log-probabilities of tokens. The one alternative that is served is the token itself."""
+        """The log-probabilities of tokens, and of `alternatives` of the likeliest at each place."""
 
 
 class CompletionDialect:
@@ -70,7 +70,7 @@ class CompletionDialect:
         return {
             "tokens": [token.token for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [{token.token: token.logprob} for token in tokens] if alternatives else None,
+            "top_logprobs": [_by_name(token) for token in tokens] if alternatives else None,
             "text_offset": [token.offset for token in tokens],
         }
 
@@ -119,14 +119,22 @@ class ChatDialect:
 
     def logprobs(self, tokens: Sequence[TokenLogprob], alternatives: int) -> dict[str, Any]:
         """One object per token."""
-        records = [
-            {"token": token.token, "logprob": token.logprob, "bytes": None if token.data is None else list(token.data)}
-            for token in tokens
-        ]
-        return {
-            "content": [{**record, "top_logprobs": [dict(record)] if alternatives else []} for record in records],
-            "refusal": None,
-        }
+        content = []
+        for token in tokens:
+            own = _record(token.token, token.data, token.logprob)
+            likeliest = [_record(one.text, one.data, min(0.0, one.logprob)) for one in token.likeliest]
+            content.append({**own, "top_logprobs": (likeliest or [own]) if alternatives else []})
+        return {"content": content, "refusal": None}
+
+
+def _record(token: str, data: bytes | None, logprob: float) -> dict[str, Any]:
+    return {"token": token, "logprob": logprob, "bytes": None if data is None else list(data)}
+
+
+def _by_name(token: TokenLogprob) -> dict[str, float]:
+    """Name -> log-probability: of the likeliest tokens, and of the chosen one. Of two of one name, the likelier."""
+    named = {one.text: min(0.0, one.logprob) for one in reversed(token.likeliest)}
+    return {**dict(reversed(named.items())), token.token: token.logprob}
 
 
 COMPLETION = CompletionDialect()

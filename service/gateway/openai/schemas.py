@@ -21,6 +21,9 @@ MAX_CHOICES = 128
 #: OpenAI's limit; POST /generate allows higher temperatures
 MAX_TEMPERATURE = 2
 
+#: the most log-probabilities per token
+MAX_LIKELIEST = 20
+
 _TEXT = {"type": "string", "minLength": 1}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _PROMPT_SCHEMA = {
@@ -83,7 +86,7 @@ class CompletionRequest(OpenAiRequest):
         Field(json_schema_extra=_PROMPT_SCHEMA),
     ]
     echo: bool = Field(False, description="put the prompt before the answer; needs prompts that are texts")
-    logprobs: int | None = Field(None, ge=0, description="0; or 1 at temperature 0, where the token is the likeliest")
+    logprobs: int | None = Field(None, ge=0, le=MAX_LIKELIEST, description="so many of the likeliest for each token")
 
 
 class ChatRequest(OpenAiRequest):
@@ -99,4 +102,6 @@ class ChatRequest(OpenAiRequest):
     chat_template_kwargs: TemplateOptions | None = Field(None, description="vLLM's way to turn thinking on and off")
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_NEW_TOKENS, description="newer name of max_tokens")
     logprobs: bool = Field(False, description="log-probabilities of the answer's tokens")
-    top_logprobs: int | None = Field(None, ge=0, description="0; or 1 at temperature 0; needs logprobs")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=MAX_LIKELIEST, description="so many of the likeliest for each token; needs logprobs"
+    )

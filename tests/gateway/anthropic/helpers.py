@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import httpx
+from pydantic_core import from_json
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 #: what differs between two runs of one request
@@ -70,8 +71,15 @@ def whole_of(found: list[dict[str, Any]]) -> dict[str, Any]:
         if event["type"] == "content_block_start":
             assert event["index"] == len(blocks)
             blocks.append(dict(event["content_block"]))
+            given = ""
         elif event["type"] == "content_block_delta":
-            blocks[event["index"]]["text"] += event["delta"]["text"]
+            delta, block = event["delta"], blocks[event["index"]]
+            if delta["type"] == "input_json_delta":
+                given += delta["partial_json"]
+                block["input"] = from_json(given, allow_partial=True)
+            else:
+                name = {"text_delta": "text", "thinking_delta": "thinking"}[delta["type"]]
+                block[name] += delta[name]
         elif event["type"] == "message_delta":
             more = {name: value for name, value in event.items() if name not in ("type", "delta", "usage")}
             told |= event["delta"] | more | {"usage": told["usage"] | event["usage"]}

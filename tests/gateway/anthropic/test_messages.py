@@ -9,7 +9,7 @@ import pytest
 
 from service.engine.request import Stats
 from service.errors import DeadlineExceeded, NotReady, QueueFull
-from service.gateway.anthropic.shapes import AnthropicErrorAnswer, Message, TokenCount
+from service.gateway.anthropic.shapes import AnthropicErrorAnswer, MessageAnswer, TokenCount
 from service.replica.generator import Generator
 from service.wire import Chunk, Ending, Failure
 from tests.gateway.anthropic.helpers import COUNT, MESSAGES, ask, essence, events, events_of, message, refused, whole_of
@@ -24,7 +24,7 @@ async def test_the_answer_is_that_of_a_chat(http: httpx.AsyncClient) -> None:
     """Same prompt, same tokens as OpenAI's route; knobs and statistics are there, too."""
     body = message(system="w9", max_tokens=30, mode="speculative", mrp_steps=2, ignore_eos=True, return_trace=True)
     answer = await ask(http, body)
-    assert_shape(Message, answer)
+    assert_shape(MessageAnswer, answer)
     messages = [{"role": "system", "content": "w9"}, *body["messages"]]
     theirs = await ask(
         http, chat(messages=messages, max_tokens=30, mode="speculative", mrp_steps=2, ignore_eos=True), CHAT
@@ -116,13 +116,20 @@ async def test_what_coding_agents_send_is_taken(http: httpx.AsyncClient) -> None
         ({"max_tokens": 0}, "max_tokens", "max_tokens is 0"),
         ({"temperature": 1.1}, "temperature", "temperature is 1.1, allowed are 0 to 1"),
         ({"stop": "w1"}, "stop", "did you mean"),
-        ({"tools": [{"name": "add", "input_schema": {}}]}, "tools", "not served"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools.0.type", "custom"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice", "there are no tools"),
+        ({"tool_choice": {"type": "some"}}, "tool_choice", "expected tags"),
+        ({"tools": [{"name": "add", "input_schema": {}}]}, "tools", "tools are given, and"),
         ({"mcp_servers": [{}]}, "mcp_servers", "not served"),
         ({"messages": []}, "messages", "messages is []"),
         ({"messages": [{"role": "tool", "content": "w5"}]}, "messages.0.role", "role"),
         ({"messages": [{"role": "assistant", "content": "w5"}]}, "messages.0.role", "end with a user's message"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content", "no other block"),
-        ({"system": [{"type": "document"}]}, "system", "no other block"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "messages.0.content.0",
+            "does not match any of the expected tags",
+        ),
+        ({"system": [{"type": "document"}]}, "system.0.type", "text"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type", "json_schema"),
         ({"mode": "static", "threshold": 0.5}, "threshold", "mode 'static' does not use threshold"),
         ({"stop_sequences": [""]}, "stop_sequences.0", "stop_sequences"),
