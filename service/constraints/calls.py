@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from service.constraints.constraint import Constraint, Lead
+from service.constraints.unsound import simplified
 
 #: JSON on one line, as `json.dumps` writes it: so the grammar forces as much as possible, and no answer is white space
 JSON_OPTIONS: Final[Any] = {
@@ -47,7 +48,7 @@ def calls_grammar(constraint: Constraint, content: str | None, marks: Marks) -> 
         "call: " + " | ".join(f"call_{number}" for number in range(len(source["forms"]))),
     ]
     for number, (_, head, schema, tail) in enumerate(source["forms"]):
-        options = {"x-guidance": JSON_OPTIONS, **schema}
+        options = {"x-guidance": JSON_OPTIONS, **simplified(schema)}
         rules.append(f"call_{number}: {_literal(head, marks)} arguments_{number} {_literal(tail, marks)}")
         rules.append(f"arguments_{number}: %json {json.dumps(options, ensure_ascii=False)}")
     return _joined("\n".join(rules), parts)

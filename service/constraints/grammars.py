@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits
@@ -15,7 +16,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from service.constraints.calls import JSON_OPTIONS, calls_grammar, with_lead
 from service.constraints.constraint import Constraint, Kind
 from service.constraints.matcher import CompiledGrammar
-from service.constraints.unsound import unsound_part
+from service.constraints.unsound import simplified, unsound_part
 from service.constraints.vocabulary import Vocabulary
 from service.errors import ConstraintFailed, InvalidRequest
 
@@ -30,7 +31,9 @@ def compile_grammar(constraint: Constraint, vocabulary: Vocabulary) -> CompiledG
         text = with_lead(constraint.lead, text, vocabulary.marks)
     matcher = _matcher(text, vocabulary)
     if matcher.is_error():
-        raise _wrong(constraint, _where(constraint, vocabulary) + matcher.get_error())
+        if constraint.lead is not None:  # the same error is told better without what may come before
+            compile_grammar(replace(constraint, lead=None), vocabulary)
+        raise _wrong(constraint, _reason(constraint, matcher, vocabulary))
     grammar = CompiledGrammar(matcher, vocabulary, constraint.param)
     try:
         first = grammar.open()
@@ -45,7 +48,10 @@ def _text(constraint: Constraint, vocabulary: Vocabulary) -> str:
     for tool, schema in _schemas(constraint):
         if reason := unsound_part(schema):
             raise _wrong(constraint, _of(tool) + reason)
-    content = None if constraint.content is None else _text(constraint.content, vocabulary)
+    content = None
+    if constraint.content is not None:
+        compile_grammar(constraint.content, vocabulary)  # so its errors are told as its own
+        content = _text(constraint.content, vocabulary)
     try:
         if constraint.kind == "calls":
             return calls_grammar(constraint, content, vocabulary.marks)
@@ -66,7 +72,8 @@ def _of(tool: str) -> str:
 
 
 def _json(source: str) -> str:
-    return LLMatcher.grammar_from_json_schema(source, overrides=JSON_OPTIONS)
+    schema = json.dumps(simplified(json.loads(source)), ensure_ascii=False)
+    return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
 
 
 def _choice(source: str) -> str:
@@ -107,13 +114,15 @@ def _wrong(constraint: Constraint, reason: str) -> InvalidRequest:
 # --- the place of an error in a schema -------------------------------------------------------------
 
 
-def _where(constraint: Constraint, vocabulary: Vocabulary) -> str:
-    """The innermost part of a schema that is wrong by itself, for an error message. Empty if there is no schema."""
-    schemas = _schemas(constraint)
-    if constraint.kind != "calls":
-        return "".join(_path(schema, vocabulary) for _, schema in schemas)
-    wrong = ((tool, schema) for tool, schema in schemas if _is_wrong({}, schema, vocabulary))
-    return next((_of(tool) + _path(schema, vocabulary) for tool, schema in wrong), "")
+def _reason(constraint: Constraint, matcher: LLMatcher, vocabulary: Vocabulary) -> str:
+    """Why a grammar is wrong: of a schema, the path of the innermost part that is wrong by itself."""
+    for tool, schema in _schemas(constraint):
+        if constraint.kind == "json":
+            return _path(schema, vocabulary) + matcher.get_error()
+        alone = _matcher(_json(json.dumps(schema)), vocabulary)
+        if alone.is_error():
+            return _of(tool) + _path(schema, vocabulary) + alone.get_error()
+    return matcher.get_error()
 
 
 def _path(root: Any, vocabulary: Vocabulary) -> str:

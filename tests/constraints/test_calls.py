@@ -171,6 +171,34 @@ def test_a_wrong_schema_is_named_with_its_tool() -> None:
         calls(Tool("x", None, {"description": "a" * 300_000}))
 
 
+def test_errors_are_told_as_if_each_part_stood_alone() -> None:
+    wrong = Constraint.json({"items": {"not": {}}}, "response_format")
+    grammar = Constraint.grammar("start: b")
+    for constraint, param, said in (
+        (calls(*TOOLS, content=wrong, lead=LEAD), "response_format", 'at /items: Unimplemented keys: ["not"]'),
+        (replace(wrong, lead=LEAD), "response_format", 'at /items: Unimplemented keys: ["not"]'),
+        (replace(grammar, lead=LEAD), "grammar", 'unknown name: "b"'),
+        (calls(Tool("x", None, wrong_object()), lead=LEAD), "tools", "of 'x': at /properties/a: Unimplemented keys"),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            compile_grammar(constraint, vocabulary(True))
+        assert caught.value.param == param
+        assert said in caught.value.message
+        assert "call_0" not in caught.value.message
+
+
+def wrong_object() -> dict[str, Any]:
+    return {"properties": {"a": {"uniqueItems": True}}}
+
+
+def test_keywords_that_ask_for_nothing_change_nothing() -> None:
+    empty = {"uniqueItems": False, "propertyNames": {"type": "string"}}
+    schema = {"type": "object", "properties": {"uniqueItems": {"enum": [empty]}}, "required": ["uniqueItems"], **empty}
+    grammar = compile_grammar(calls(Tool("x", None, schema), required=True), vocabulary(True))
+    fitting = '{"uniqueItems": {"uniqueItems": false, "propertyNames": {"type": "string"}}}'
+    assert taken(grammar, True, FORMAT.written(("x", fitting)))
+
+
 def test_many_tools_compile() -> None:
     rng = random.Random(3)
     tools = [

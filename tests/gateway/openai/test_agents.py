@@ -23,8 +23,7 @@ async def test_an_agent_adds_numbers(qwen3_settings: Settings, make_generator: M
     app = Ingress("i0", qwen3_settings, LocalBackend(generator)).app(answers_request_id=True)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app)) as http:
         found = await run("http://test/v1", "golden", stream=stream, http=http)
-    [(a, b)] = found["calls"]
-    assert 0 <= a <= 999
-    assert 0 <= b <= 999
+    assert found["calls"]
+    assert all(0 <= a <= 999 and 0 <= b <= 999 for a, b in found["calls"])
     assert found["answer"]
     assert found.get("events", 9) > 8
