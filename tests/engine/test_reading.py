@@ -75,11 +75,15 @@ def check(model: Checkpoint, request: GenerationRequest, events: list[BlockEvent
         assert known.likeliest[0][0] == best.indices[0]
 
 
-@pytest.mark.parametrize("name", [*GOLDEN_NAMES, EXPERTS_NAME])
-def test_reads_equal_a_full_recompute_beside_other_requests(name: str) -> None:
+CONFIGS = [(name, EngineConfig()) for name in (*GOLDEN_NAMES, EXPERTS_NAME)]
+CONFIGS += [(GOLDEN_NAMES[0], EngineConfig(deterministic=True)), (GOLDEN_NAMES[0], EngineConfig(overlap="on"))]
+
+
+@pytest.mark.parametrize(("name", "config"), CONFIGS)
+def test_reads_equal_a_full_recompute_beside_other_requests(name: str, config: EngineConfig) -> None:
     """Places anywhere, in one block or in several, in a batch with answers of other modes."""
     model, rng = checkpoint(name), random.Random(3)
-    engine = Engine(model, EngineConfig(), parts=Parts(costs=FAIR))
+    engine = Engine(model, config, parts=Parts(costs=FAIR))
     lengths = [(1, 1), (3, 1), (8, 2), (9, 1), (21, 3), (64, 1), (70, 9)]
     reads = [read(f"r{number}", pinned(rng, *shape)) for number, shape in enumerate(lengths)]
     reads.append(read("behind", (*pinned(rng, 12, 0), MASKED)))
@@ -91,7 +95,7 @@ def test_reads_equal_a_full_recompute_beside_other_requests(name: str) -> None:
     events = run(engine, *answers, *reads)
     for request in reads:
         check(model, request, events[request.request_id])
-    alone = Engine(model, parts=Parts(costs=FAIR)).generate(answers)
+    alone = Engine(model, config, parts=Parts(costs=FAIR)).generate(answers)
     told = [sum((event.token_ids for event in events[answer.request_id]), ()) for answer in answers]
     assert told == [answer.token_ids for answer in alone]
     assert engine.state().num_running == 0
