@@ -19,7 +19,8 @@ from service.engine.request import FinishReason, SamplingParams, Stats
 from service.errors import DeadlineExceeded, MrpServeError
 from service.fair_queue import DEFAULT_PRIORITY
 from service.quality.presets import Presets
-from service.text.piece import TokenPiece
+from service.text.piece import Likely, TokenPiece
+from service.text.tools.thinking import Thinking
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,29 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
+class Scoring:
+    """What is asked of the places of a pinned text: tokens as texts or ids, and `likeliest` of the likeliest tokens.
+
+    `mark`: the text that stands for a place; None: the place is behind the text. In token ids a place is -1.
+    """
+
+    labels: tuple[str, ...] = field(default=(), repr=False)
+    label_token_ids: tuple[int, ...] = ()
+    mark: str | None = field(default=None, repr=False)
+    likeliest: int = 0
+    most_places: int = 32
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceScores:
+    """What was found at a place. `position`: the tokens before it. `labels`: in the order of the question."""
+
+    position: int
+    labels: tuple[Likely, ...] = field(repr=False)
+    likeliest: tuple[Likely, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """One validated request. Exactly one of `text`, `token_ids`, `messages` is set.
 
@@ -50,7 +74,11 @@ class Work:
     `weight`: that key's weight. `cache_salt`: only works with the same salt share cached prompts; it contains the
     key's name unless keys share prefixes. `session`: works of one session should go to the same replica. `resume`: the
     beginning of the answer, which was already sent. `attempt`: number of earlier attempts. `constraint`: what the whole
-    answer must be.
+    answer must be. `shorten`: whether `max_new_tokens` may be more than the model's length leaves. `tools`: the tools
+    that the prompt shows, as chat templates take them. `think`: whether the prompt asks for thinking; None leaves it to
+    the chat template.
+    `top_logprobs`: with `return_pieces`, so many of the likeliest tokens are named with each token.
+    `scoring`: places of the prompt are read, and nothing is decoded.
     """
 
     request_id: str
@@ -61,7 +89,7 @@ class Work:
     arrived: Arrival
     text: str | None = field(default=None, repr=False)
     token_ids: tuple[int, ...] | None = field(default=None, repr=False)
-    messages: tuple[Mapping[str, str], ...] | None = field(default=None, repr=False)
+    messages: tuple[Mapping[str, Any], ...] | None = field(default=None, repr=False)
     stop: tuple[str, ...] = field(default=(), repr=False)
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
@@ -77,6 +105,11 @@ class Work:
     resume: Resume = Resume()
     attempt: int = 0
     constraint: Constraint | None = None
+    shorten: bool = False
+    top_logprobs: int = 0
+    scoring: Scoring | None = None
+    tools: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    think: bool | None = None
 
 
 def too_late(work: Work) -> DeadlineExceeded:
@@ -89,7 +122,8 @@ def too_late(work: Work) -> DeadlineExceeded:
 class Ending:
     """The end of an answer: its finish reason, token counts and statistics.
 
-    `constraint_met`: whether the answer satisfies the request's constraint; None without one.
+    `constraint_met`: whether the answer satisfies the request's constraint; None without one. `stop_text`: the text of
+    the request's `stop` that ended the answer, None if none did.
     """
 
     finish_reason: FinishReason
@@ -97,6 +131,7 @@ class Ending:
     completion_tokens: int
     stats: Stats
     constraint_met: bool | None = None
+    stop_text: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +139,7 @@ class Chunk:
     """One finished block: the text and tokens it adds, the statistics so far, and its history on request.
 
     The last chunk carries the `ending`, so the receiver of the whole answer knows that it is complete. Every other
-    chunk ends at the end of a block, where another replica can continue.
+    chunk ends at the end of a block, where another replica can continue. `prompt_tokens`: those of the whole prompt.
     """
 
     index: int
@@ -114,6 +149,7 @@ class Chunk:
     trace: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
     ending: Ending | None = None
     pieces: tuple[TokenPiece, ...] = field(default=(), repr=False)
+    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,13 +171,14 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole answer: the text and tokens of all its chunks, in order."""
+    """A whole answer: the text and tokens of all its chunks, in order. `places`: those of a work with `scoring`."""
 
     text: str = field(repr=False)
     token_ids: tuple[int, ...] = field(repr=False)
     ending: Ending
     trace: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
     pieces: tuple[TokenPiece, ...] = field(default=(), repr=False)
+    places: tuple[PlaceScores, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +203,8 @@ class ModelCard:
 
     `quality`: the presets of the checkpoint. `examples`: prompts of its card. `places`: requests that the replica takes
     at once; on the card of the service, the places of all replicas together. `replica_places`: those of one replica, on
-    either card.
+    either card. `tool_format`: how it writes calls of tools; None if it cannot be given tools, for the reason
+    `tools_problem`. `thinking`: how its chat answers think, None if they do not.
     """
 
     name: str
@@ -182,6 +220,9 @@ class ModelCard:
     examples: tuple[Example, ...] = ()
     places: int = 1
     replica_places: int = 1
+    tool_format: str | None = None
+    tools_problem: str = "this checkpoint has no chat template"
+    thinking: Thinking | None = None
 
 
 @dataclass(frozen=True, slots=True)

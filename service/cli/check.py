@@ -49,7 +49,14 @@ def command(
 
 def _text(codec: TextCodec) -> dict[str, str]:
     template = "none" if not codec.has_chat_template else "cannot be used" if codec.chat_problem else "yes"
-    return {"tokenizer": f"{codec.vocab_size} tokens", "chat template": template}
+    tools = codec.tool_format.name if codec.tool_format else f"none: {codec.tools_problem}"
+    thinks = "yes" if codec.thinking else "no"
+    return {
+        "tokenizer": f"{codec.vocab_size} tokens",
+        "chat template": template,
+        "tools": tools,
+        "thinking": thinks,
+    }
 
 
 def _memory(checkpoint: Checkpoint) -> dict[str, str]:

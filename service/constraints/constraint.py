@@ -12,9 +12,11 @@ from typing import Any, Literal
 
 from service.errors import InvalidRequest
 
-Kind = Literal["json", "regex", "choice", "grammar"]
+Kind = Literal["json", "regex", "choice", "grammar", "calls"]
 
 MAX_SCHEMA, MAX_REGEX, MAX_GRAMMAR, MAX_CHOICES = 64 * 1024, 4096, 16 * 1024, 1000
+#: the schemas of all tools of a request together
+MAX_TOOLS = 256 * 1024
 #: the most schemas within each other, as literal JSON
 MAX_DEPTH = 64
 
@@ -22,15 +24,50 @@ _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)
+class Lead:
+    """A text that comes before what is constrained: from `begin` up to and with `end`, then `gap`.
+
+    `begun`: it always comes, and the prompt has its beginning. Else it may come.
+    """
+
+    begin: str
+    end: str
+    gap: str
+    begun: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CallTexts:
+    """The texts around calls of tools: `opening`, a call, for each further call `between` and that call, `closing`."""
+
+    opening: str
+    between: str
+    closing: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallForm:
+    """A call of one tool: `head`, its arguments as JSON that fits `schema`, `tail`. `name`: for errors."""
+
+    name: str
+    head: str
+    schema: Mapping[str, Any]
+    tail: str
+
+
+@dataclass(frozen=True, slots=True)
 class Constraint:
     """What a whole answer must be. `source`: a schema or a list of texts as JSON, a pattern, a grammar.
 
-    `param`: the field of the request, which errors name.
+    `param`: the field of the request, which errors name. `lead`: what may come before it. `content`: what an answer
+    without calls must be, for the kind `calls`.
     """
 
     kind: Kind
     source: str = field(repr=False)
     param: str
+    lead: Lead | None = None
+    content: Constraint | None = None
 
     @classmethod
     def json(cls, schema: Mapping[str, Any] | bool | None, param: str) -> Constraint:
@@ -58,6 +95,32 @@ class Constraint:
     def grammar(cls, text: str) -> Constraint:
         """A text of a grammar in Lark's or llama.cpp's form (GBNF). InvalidRequest if the grammar is too long."""
         return cls("grammar", _within(text, MAX_GRAMMAR, "grammar"), "grammar")
+
+    @classmethod
+    def calls(
+        cls,
+        texts: CallTexts,
+        forms: Sequence[ToolCallForm],
+        *,
+        required: bool,
+        parallel: bool,
+        content: Constraint | None = None,
+    ) -> Constraint:
+        """Calls of tools, after a text or none. InvalidRequest if the schemas are too large.
+
+        `required`: calls alone. `parallel`: several of them. `content`: what an answer without calls is; None: any text
+        that does not begin a call.
+        """
+        for form in forms:
+            _check_depth(form.schema, "tools")
+        source = {
+            "texts": [texts.opening, texts.between, texts.closing],
+            "forms": [[form.name, form.head, form.schema, form.tail] for form in forms],
+            "required": required,
+            "parallel": parallel,
+        }
+        written = json.dumps(source, ensure_ascii=False, separators=(",", ":"))
+        return cls("calls", _within(written, MAX_TOOLS, "tools"), "tools", content=None if required else content)
 
 
 def _within(source: str, most: int, param: str) -> str:

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import any_to_lark
 
+from service.constraints.calls import JSON_OPTIONS, calls_grammar, with_lead
 from service.constraints.constraint import Constraint, Kind
 from service.constraints.matcher import CompiledGrammar
-from service.constraints.unsound import unsound_part
+from service.constraints.unsound import simplified, unsound_part
 from service.constraints.vocabulary import Vocabulary
 from service.errors import ConstraintFailed, InvalidRequest
-
-#: JSON on one line, as `json.dumps` writes it: so the grammar forces as much as possible, and no answer is white space
-_JSON: Any = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False, "lenient": False}
 
 #: the most parts of a wrong schema that are compiled to find the place
 _TRIES = 200
@@ -27,16 +26,14 @@ _TRIES = 200
 
 def compile_grammar(constraint: Constraint, vocabulary: Vocabulary) -> CompiledGrammar:
     """The grammar of a constraint, and its first mask. InvalidRequest if there is an error in it."""
-    try:
-        text = _GRAMMARS[constraint.kind](constraint.source)
-    except Exception as error:  # noqa: BLE001 - the converter of grammars raises many types
-        raise _wrong(constraint, f"{error}") from None
-    if constraint.kind == "json" and (reason := unsound_part(json.loads(constraint.source))):
-        raise _wrong(constraint, reason)
+    text = _text(constraint, vocabulary)
+    if constraint.lead is not None:
+        text = with_lead(constraint.lead, text, vocabulary.marks)
     matcher = _matcher(text, vocabulary)
     if matcher.is_error():
-        where = _where(constraint, vocabulary) if constraint.kind == "json" else ""
-        raise _wrong(constraint, where + matcher.get_error())
+        if constraint.lead is not None:  # the same error is told better without what may come before
+            compile_grammar(replace(constraint, lead=None), vocabulary)
+        raise _wrong(constraint, _reason(constraint, matcher, vocabulary))
     grammar = CompiledGrammar(matcher, vocabulary, constraint.param)
     try:
         first = grammar.open()
@@ -46,8 +43,37 @@ def compile_grammar(constraint: Constraint, vocabulary: Vocabulary) -> CompiledG
     return grammar
 
 
+def _text(constraint: Constraint, vocabulary: Vocabulary) -> str:
+    """The grammar as the library takes it, without what may come before it."""
+    for tool, schema in _schemas(constraint):
+        if reason := unsound_part(schema):
+            raise _wrong(constraint, _of(tool) + reason)
+    content = None
+    if constraint.content is not None:
+        compile_grammar(constraint.content, vocabulary)  # so its errors are told as its own
+        content = _text(constraint.content, vocabulary)
+    try:
+        if constraint.kind == "calls":
+            return calls_grammar(constraint, content, vocabulary.marks)
+        return _GRAMMARS[constraint.kind](constraint.source)
+    except Exception as error:  # noqa: BLE001 - the converter of grammars raises many types
+        raise _wrong(constraint, f"{error}") from None
+
+
+def _schemas(constraint: Constraint) -> list[tuple[str, Any]]:
+    """The schemas of a constraint, with the names of their tools."""
+    if constraint.kind == "calls":
+        return [(name, schema) for name, _, schema, _ in json.loads(constraint.source)["forms"]]
+    return [("", json.loads(constraint.source))] if constraint.kind == "json" else []
+
+
+def _of(tool: str) -> str:
+    return f"the parameters of {tool!r}: " if tool else ""
+
+
 def _json(source: str) -> str:
-    return LLMatcher.grammar_from_json_schema(source, overrides=_JSON)
+    schema = json.dumps(simplified(json.loads(source)), ensure_ascii=False)
+    return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_OPTIONS)
 
 
 def _choice(source: str) -> str:
@@ -74,7 +100,7 @@ def _matcher(grammar: str, vocabulary: Vocabulary) -> LLMatcher:
         step_lexer_fuel=50_000,
         step_max_items=10_000,
         max_lexer_states=20_000,
-        max_grammar_size=20_000,
+        max_grammar_size=100_000,
         verbose_errors=False,
     )
     return LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=limits)
@@ -88,9 +114,18 @@ def _wrong(constraint: Constraint, reason: str) -> InvalidRequest:
 # --- the place of an error in a schema -------------------------------------------------------------
 
 
-def _where(constraint: Constraint, vocabulary: Vocabulary) -> str:
-    """The path of the innermost part that is wrong by itself, for an error message."""
-    root = json.loads(constraint.source)
+def _reason(constraint: Constraint, matcher: LLMatcher, vocabulary: Vocabulary) -> str:
+    """Why a grammar is wrong: of a schema, the path of the innermost part that is wrong by itself."""
+    for tool, schema in _schemas(constraint):
+        if constraint.kind == "json":
+            return _path(schema, vocabulary) + matcher.get_error()
+        alone = _matcher(_json(json.dumps(schema)), vocabulary)
+        if alone.is_error():
+            return _of(tool) + _path(schema, vocabulary) + alone.get_error()
+    return matcher.get_error()
+
+
+def _path(root: Any, vocabulary: Vocabulary) -> str:
     part, path, tries = root, "", _TRIES
     found = True
     while found:

@@ -1,4 +1,6 @@
-"""Schemas that llguidance 1.9 takes but does not keep to. They are refused, so that every answer fits its schema.
+"""Schemas that llguidance 1.9 takes but does not keep to, and those that it refuses although they ask for nothing.
+
+The first are refused, so that every answer fits its schema. The second are simplified: programs write them often.
 
 Found by comparing what its grammars allow with what the schemas say (`tests/constraints/test_unsound.py`):
 
@@ -8,8 +10,28 @@ Found by comparing what its grammars allow with what the schemas say (`tests/con
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+#: keyword -> values that every instance fits
+_EMPTY: Mapping[str, tuple[Any, ...]] = {"uniqueItems": (False,), "propertyNames": (True, {}, {"type": "string"})}
+#: keywords whose values are no schemas, and those whose values are schemas by name
+_VALUES, _NAMED = {"enum", "const", "default", "examples"}, {"properties", "patternProperties", "$defs", "definitions"}
+
+
+def simplified(schema: Any) -> Any:
+    """The schema without keywords that every instance fits."""
+    if isinstance(schema, list):
+        return [simplified(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {name: _simplified(name, value) for name, value in schema.items() if value not in _EMPTY.get(name, ())}
+
+
+def _simplified(keyword: str, value: Any) -> Any:
+    if keyword in _NAMED and isinstance(value, dict):
+        return {name: simplified(one) for name, one in value.items()}
+    return value if keyword in _VALUES else simplified(value)
 
 
 def unsound_part(schema: object) -> str | None:

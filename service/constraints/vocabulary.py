@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from llguidance import LLTokenizer
@@ -18,6 +19,9 @@ class Vocabulary:
 
     `tokenizer`: as `tokenizer.json` writes it. `size`: the model's number of tokens. `eos`: the tokens that end an
     answer. ConstraintNotAvailable if answers of this tokenizer cannot be constrained.
+
+    `marks`: text -> token of the added tokens that are text, such as Qwen3's `<tool_call>`, and that the library takes
+    for control tokens because of their form. They come only where a grammar names them.
     """
 
     def __init__(self, tokenizer: str, size: int, eos: Sequence[int]) -> None:
@@ -29,7 +33,10 @@ class Vocabulary:
         except ValueError as error:
             message = f"this checkpoint's tokenizer does not say which bytes its tokens are: {error}"
             raise ConstraintNotAvailable(message) from error
-        texts = [not self.tokens.is_special_token(token) and token not in self.eos for token in range(size)]
+        self.marks = _marks(tokenizer, self.tokens, self.eos)
+        shown = set(self.marks.values())
+        special = self.tokens.is_special_token
+        texts = [(token in shown or not special(token)) and token not in self.eos for token in range(size)]
         self._is_text = tuple(texts)
         self.text_bits = _bits(np.array(texts))
         self.eos_bits = _bits(np.isin(np.arange(size), self.eos))
@@ -37,6 +44,15 @@ class Vocabulary:
     def is_text(self, token: int) -> bool:
         """Whether a token is text: no control token, no end token, no row of the model that means nothing."""
         return self._is_text[token]
+
+
+def _marks(tokenizer: str, tokens: LLTokenizer, eos: Sequence[int]) -> Mapping[str, int]:
+    added = json.loads(tokenizer).get("added_tokens") or ()
+    return {
+        one["content"]: one["id"]
+        for one in added
+        if not one["special"] and one["id"] not in eos and tokens.is_special_token(one["id"])
+    }
 
 
 def _bits(tokens: NDArray[np.bool_]) -> Bits:

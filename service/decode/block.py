@@ -14,12 +14,26 @@ MASKED = -1
 StepKind = Literal["denoise", "verify", "mrp", "forced"]
 
 
+class Known(NamedTuple):
+    """What a request asked of a position besides its token: log-probabilities (natural) of the reading.
+
+    `likeliest`: tokens and their log-probabilities, the likeliest first. `given`: those of the tokens that were named.
+    """
+
+    likeliest: tuple[tuple[int, float], ...] = ()
+    given: tuple[float, ...] = ()
+
+
 class Pick(NamedTuple):
-    """A token chosen for a position. `confidence`: its full-vocabulary softmax probability, (0, 1]."""
+    """A token chosen for a position. `confidence`: its full-vocabulary softmax probability, (0, 1].
+
+    `known`: what else the request asked of the position, None if nothing.
+    """
 
     position: int
     token: int
     confidence: float
+    known: Known | None = None
 
 
 class Block(NamedTuple):

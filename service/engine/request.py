@@ -6,9 +6,9 @@ These are frozen, picklable dataclasses, used from the scheduler to the API.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from service.decode.block import Step
+from service.decode.block import Known, Step
 from service.decode.guide import GrammarSource
 from service.decode.modes import Static
 from service.decode.params import ModeParams
@@ -44,6 +44,16 @@ class SamplingParams:
             raise InvalidRequest(f"seed is {self.seed}, allowed are 0 to {MAX_SEED}", param="seed")
 
 
+class Asked(NamedTuple):
+    """What is wanted of each masked position besides its token: log-probabilities at the request's temperature.
+
+    `likeliest`: of so many of the likeliest tokens. `tokens`: of these tokens.
+    """
+
+    likeliest: int = 0
+    tokens: tuple[int, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One prompt to continue. `timeout_s` counts from submission; None: no limit.
@@ -51,6 +61,7 @@ class GenerationRequest:
     `priority` (0 is served first), `tenant` and `weight` order waiting requests. `waited_s`: its wait before the
     submission. Only requests with the same `cache_salt` share pages. `num_continued`: the last tokens of the prompt
     that another engine has decoded for this request. `report_steps`: whether `Engine.progress` tells its steps.
+    `asked`: what its picks tell besides tokens.
     `grammar`: what the answer must keep to; its end tokens must be stop tokens of the request.
     """
 
@@ -68,6 +79,7 @@ class GenerationRequest:
     cache_salt: str = ""
     num_continued: int = 0
     report_steps: bool = False
+    asked: Asked | None = None
     grammar: GrammarSource | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -135,6 +147,10 @@ class Stats:
         backbone = self.forwards.prefill + self.forwards.denoise + self.forwards.verify + self.forwards.commit
         return self.decoded_tokens / max(1, backbone)
 
+    def with_forwards(self, forwards: Forwards) -> Stats:
+        """These statistics with these forwards."""
+        return replace(self, forwards=forwards)
+
     def with_steps(self, steps: list[Step]) -> Stats:
         """These statistics with the counts of `steps` added."""
         return replace(
@@ -181,7 +197,8 @@ class BlockEvent:
     `token_ids`: the completion's new tokens, without a stop token. The tokens of all events together are the
     completion. `index`: 0 for the first generated block. `finish_reason`: set on a request's last event. `steps`: how
     the block was decoded. `constraint_met`: on the last event, whether the answer satisfies the request's grammar; None
-    without a grammar. `error`: why the engine ended the request (the finish reason is then "abort"), else None.
+    without a grammar. `found`: of a request of params `Score`, its places (tokens before them) and what is known there.
+    `error`: why the engine ended the request (the finish reason is then "abort"), else None.
     """
 
     request_id: str
@@ -192,6 +209,7 @@ class BlockEvent:
     steps: tuple[Step, ...] = field(default=(), repr=False)
     error: MrpServeError | None = None
     constraint_met: bool | None = None
+    found: tuple[tuple[int, Known], ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from service.decode.block import MASKED
+from service.decode.score import Score
 from service.engine.config import EngineConfig
 from service.engine.drafting.pricing import Pricing
 from service.engine.forward.rows import Row
 from service.engine.prefix_cache import Prefix, PrefixCache
+from service.engine.reading import ReadingSequence
 from service.engine.request import GenerationRequest
 from service.engine.sequence import Sequence, pages_needed
 from service.fair_queue import Claim, FairQueue
@@ -46,7 +49,7 @@ class Scheduler:
     def enqueue(self, waiting: Waiting) -> None:
         """Adds a request to the queue."""
         request = waiting.request
-        cost = -(-request.max_new_tokens // self._block_size)
+        cost = max(1, -(-request.max_new_tokens // self._block_size))
         arrived = waiting.submitted - request.waited_s
         self.waiting.push(waiting, Claim(arrived, request.tenant, request.weight, request.priority, cost))
 
@@ -65,7 +68,8 @@ class Scheduler:
                 break
             self.waiting.pop()
             account = self._pricing.open(first.request, mrp_steps)
-            sequence = Sequence(first.request, self._block_size, lease, first.submitted, account)
+            kind = ReadingSequence if isinstance(params, Score) else Sequence
+            sequence = kind(first.request, self._block_size, lease, first.submitted, account)
             self.running.append(sequence)
             self._count_lookup(sequence)
             admitted.append(sequence)
@@ -147,7 +151,9 @@ def equal_shares(wanted: list[int], total: int) -> list[int]:
 
 
 def _prefix_of(request: GenerationRequest, block_size: int, mrp: bool) -> Prefix:
-    """The lookup of a request's prompt in whole blocks."""
+    """The lookup of a request's prompt in whole blocks, up to the first masked place."""
     prompt = request.prompt_token_ids
+    if isinstance(request.params, Score):
+        prompt = prompt[: prompt.index(MASKED)]
     blocks = [prompt[end - block_size : end] for end in range(block_size, len(prompt) + 1, block_size)]
     return Prefix(blocks, request.cache_salt, mrp)

@@ -278,6 +278,7 @@ class Sequence:
         return Row(
             state, self._prompt_blocks + self._num_blocks, self.lease.pages, False, self.request.sampling,
             judge, anchor, self._entropy, self._drafts, candidates, self._masks.get(state),
+            self.request.asked if after is None or not self._drafts else None,
         )  # fmt: skip
 
     def _store(self, block: Block, index: int) -> None:

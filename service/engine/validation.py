@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from service.decode.block import MASKED
 from service.decode.registry import served_without_mrp
+from service.decode.score import Score
 from service.engine.request import GenerationRequest
 from service.errors import InvalidRequest, ModeNotAvailable, PromptTooLong
 from service.model.config import ModelConfig
@@ -16,8 +18,12 @@ def validate(request: GenerationRequest, model: ModelConfig, max_model_len: int)
             f"mode {request.params.mode!r} needs MRP and this checkpoint has none; it serves {served}", param="mode"
         )
     request.params.check(model.block_size)
-    _check_prompt(request.prompt_token_ids, model)
-    if request.max_new_tokens < 1:
+    scored = isinstance(request.params, Score)
+    prompt = request.prompt_token_ids
+    _check_prompt(tuple(token for token in prompt if token != MASKED) if scored else prompt, model, scored=scored)
+    if scored and MASKED not in prompt:
+        raise InvalidRequest("the text has no place to be read", param="prompt")
+    if request.max_new_tokens < 1 and not scored:
         raise InvalidRequest(
             f"max_new_tokens is {request.max_new_tokens}, at least 1 is needed", param="max_new_tokens"
         )
@@ -30,8 +36,8 @@ def validate(request: GenerationRequest, model: ModelConfig, max_model_len: int)
         )
 
 
-def _check_prompt(prompt: tuple[int, ...], model: ModelConfig) -> None:
-    if not prompt:
+def _check_prompt(prompt: tuple[int, ...], model: ModelConfig, *, scored: bool) -> None:
+    if not prompt and not scored:
         raise InvalidRequest("the prompt is empty, at least one token is needed", param="prompt")
     bad = next((token for token in prompt if not 0 <= token < model.vocab_size), None)
     if bad is not None:

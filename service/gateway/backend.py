@@ -21,6 +21,9 @@ class Backend(Protocol):
     async def complete(self, work: Work) -> Answer | Failure:
         """The whole answer. Cancelling the call aborts the request."""
 
+    async def count(self, work: Work) -> int | Failure:
+        """The number of tokens of a work's prompt."""
+
     def stream(self, work: Work) -> Items:
         """The answer block by block. Closing the stream aborts the request."""
 

@@ -8,9 +8,10 @@ tried once more. If the second engine fails too, the request is suspected and no
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import replace
+from typing import TypeVar
 
 from service.errors import (
     EngineFailed,
@@ -35,6 +36,9 @@ _LOSSES = (ReplicaLost, EngineFailed, OutOfMemory)
 REASONS = tuple(error.code for error in (*_LOSSES, ReplicaStopping, QueueFull))
 
 
+_T = TypeVar("_T")
+
+
 class Failover:
     """Sends a request to a backend until it is answered. `count` gets every error that leads to another attempt."""
 
@@ -45,10 +49,17 @@ class Failover:
 
     async def complete(self, work: Work) -> Answer:
         """The whole answer. After a loss the answer is decoded again from the start."""
+        return await self._whole(work, self._backend.complete)
+
+    async def tokens(self, work: Work) -> int:
+        """The number of tokens of a work's prompt."""
+        return await self._whole(work, self._backend.count)
+
+    async def _whole(self, work: Work, ask: Callable[[Work], Awaitable[_T | Failure]]) -> _T:
         attempts = _Attempts(work, self._max_failovers, self._count)
         while True:
             try:
-                result = await self._backend.complete(attempts.work)
+                result = await ask(attempts.work)
                 if isinstance(result, Failure):
                     raise result.error
                 return result

@@ -17,24 +17,29 @@ from service.admission.controller import Admission, AdmissionController, Visit
 from service.admission.demand import FEWEST
 from service.admission.keys import KeyRing
 from service.errors import Asleep, MrpServeError, Unauthorized
+from service.gateway.anthropic.errors import anthropic_error
+from service.gateway.anthropic.routes import anthropic_router
 from service.gateway.availability import Availability
 from service.gateway.backend import Backend, serving
 from service.gateway.draining import DrainGate, Draining
 from service.gateway.exposition import CONTENT_TYPE, expose
 from service.gateway.failover import REASONS, Failover
-from service.gateway.http.answers import Health, Live, answer_json
-from service.gateway.http.errors import install_error_handlers
+from service.gateway.http.answers import Health, Live, answer_json, error_json
+from service.gateway.http.errors import Write, install_error_handlers
 from service.gateway.http.middleware import BodyLimit, RequestId, given_key
 from service.gateway.http.models import Models, models_json
-from service.gateway.http.openapi import OPENAI, OPERATION, documented, errors, generate_docs
+from service.gateway.http.openapi import ANTHROPIC, DECODING, OPENAI, OPERATION, documented, errors, generate_docs
 from service.gateway.http.streams import Exchange, event_stream, first_of
 from service.gateway.http.validation import parse_generate, parse_json, to_work
-from service.gateway.openai.errors import error_writer
-from service.gateway.openai.routes import Upstream, openai_router
+from service.gateway.openai.errors import openai_error
+from service.gateway.openai.responses.routes import responses_router
+from service.gateway.openai.routes import openai_router
 from service.gateway.placed import PlacedAnswers
 from service.gateway.playground.routes import playground_routes
 from service.gateway.request_log import LoggedAnswers, RequestLog, current_record
+from service.gateway.score.routes import score_router
 from service.gateway.spans import telemetry
+from service.gateway.upstream import Upstream
 from service.routing.affinity import HOW
 from service.settings import Settings
 from service.telemetry.metrics import Registry
@@ -77,7 +82,7 @@ class Ingress:
     def app(self, *, answers_request_id: bool) -> ASGIApp:
         """The application. `answers_request_id`: whether it sends X-Request-Id. Under Serve, the proxies send it."""
         app = documented(telemetry(self._tracing))
-        install_error_handlers(app, self._count_rejected, error_writer)
+        install_error_handlers(app, self._count_rejected, _error_writer)
         self._add_routes(app)
         limited = BodyLimit(app, self._settings.max_body_bytes)
         gate = DrainGate(limited, self.draining, self._count_rejected)
@@ -102,8 +107,11 @@ class Ingress:
         models = app.get("/v1/models", dependencies=locked, tags=[OPENAI], summary="Model and limits", responses=listed)
         models(self._models)
         count, limit, answers = self._count_rejected, self._settings.request_timeout_s, self._answers
-        openai = openai_router(Upstream(self._card, self._admit, answers.complete, answers.stream, count, limit))
-        app.include_router(openai, dependencies=locked, tags=[OPENAI])
+        upstream = Upstream(self._card, self._admit, answers.complete, answers.stream, answers.tokens, count, limit)
+        app.include_router(openai_router(upstream), dependencies=locked, tags=[OPENAI])
+        app.include_router(responses_router(upstream), dependencies=locked, tags=[OPENAI])
+        app.include_router(score_router(upstream), dependencies=locked, tags=[DECODING])
+        app.include_router(anthropic_router(upstream), dependencies=locked, tags=[ANTHROPIC])
         app.include_router(self._operation())
         app.router.routes.extend(playground_routes())
 
@@ -178,3 +186,10 @@ class Ingress:
 
     def _count_failover(self, error: MrpServeError) -> None:
         self._registry.add("request_failovers_total", reason=error.code)
+
+
+def _error_writer(path: str) -> Write:
+    """The function that writes the errors of a path, errors of the router included."""
+    if path.startswith("/v1/messages"):
+        return anthropic_error
+    return openai_error if path.startswith("/v1/") else error_json

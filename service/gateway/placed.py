@@ -36,6 +36,12 @@ class PlacedAnswers:
                 job.take(answer)
                 return answer
 
+    async def tokens(self, work: Work, bill: Bill) -> int:
+        """The number of tokens of a work's prompt."""
+        with self._in_hand(bill):
+            async with self._draining.until_cut(), self._admission.place(work, bill, self._availability.watch):
+                return await self._answers.tokens(work)
+
     async def stream(self, work: Work, bill: Bill) -> Answering:
         """The answer block by block. Closing the stream frees the place."""
         with self._in_hand(bill):

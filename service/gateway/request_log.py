@@ -99,6 +99,10 @@ class LoggedAnswers:
                 self._note(item)
                 yield item
 
+    async def tokens(self, work: Work) -> int:
+        """The number of tokens of a work's prompt. The record notes no answer."""
+        return await self._replicas.tokens(work)
+
     def _asked(self, work: Work) -> Work:
         record = _current.get()
         if record is None:

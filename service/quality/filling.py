@@ -119,7 +119,7 @@ class _Film:
     def _write(self, number: int, picks: Sequence[Pick], state: State, proposed: tuple[Source, int]) -> None:
         """Writes tokens into cells. `proposed`: who proposed the first picks, and their number."""
         block = self._blocks[number]
-        for rank, (position, token, _) in enumerate(picks):
+        for rank, (position, token, *_) in enumerate(picks):
             if number * len(block) + position >= self._end:
                 continue
             source: Source = proposed[0] if rank < proposed[1] else "backbone"

@@ -61,6 +61,10 @@ class GeneratorDeployment:
         """The answer block by block."""
         return self._generator.stream(work)
 
+    async def count(self, work: Work) -> int | Failure:
+        """The number of tokens of a work's prompt."""
+        return await self._generator.count(work)
+
     async def status(self) -> Status:
         """Whether the replica can generate, and its card."""
         return self._generator.status()

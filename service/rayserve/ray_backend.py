@@ -57,6 +57,7 @@ class RayBackend:
         # A handle for each method, made once: every `options` makes a handle. Ours are plain dataclasses.
         plain: dict[str, Any] = {"request_serialization": "pickle", "response_serialization": "pickle"}
         self._complete = generator.options(method_name="complete", **plain)
+        self._count = generator.options(method_name="count", **plain)
         self._stream = generator.options(method_name="stream", stream=True, **plain)
         self._asked = asked
         self._ingress = ingress
@@ -74,12 +75,19 @@ class RayBackend:
 
     async def complete(self, work: Work) -> Answer | Failure:
         """The whole answer. Cancelling the call cancels the replica's task."""
+        return cast(Answer | Failure, self._with_last_words(await self._call(self._complete, work)))
+
+    async def count(self, work: Work) -> int | Failure:
+        """The number of tokens of a work's prompt."""
+        return cast(int | Failure, await self._call(self._count, work))
+
+    async def _call(self, method: Any, work: Work) -> object:
         with _errors(work):
             with reporting_to(self._routed):
-                response: Any = self._complete.remote(work)
+                response: Any = method.remote(work)
             try:
                 async with asyncio.timeout(_time_left(work)):
-                    return cast(Answer | Failure, self._with_last_words(await response))
+                    return await response
             except BaseException:
                 response.cancel()
                 raise

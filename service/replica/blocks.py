@@ -5,12 +5,13 @@ An answer that another replica has begun continues where that replica stopped.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from service.decode.block import Step
 from service.engine.request import BlockEvent, BlockProgress, FinishReason, Stats
 from service.replica.history import trace_steps
-from service.text.pieces import TokenPieces
+from service.text.pieces import Scores, TokenPieces
 from service.text.stream import TextStream
 from service.wire import Chunk, Ending, Progress, Work
 
@@ -55,8 +56,8 @@ class AnswerBlocks:
         trace = trace_steps(event) if self.work.return_trace else ()
         if not (piece or token_ids or trace):
             return None
-        named = () if self.pieces is None else self.pieces.push(token_ids)
-        return Chunk(event.index, piece, token_ids, self.stats, trace, self.ending, named)
+        named = () if self.pieces is None else self.pieces.push(token_ids, _likeliest(event.steps))
+        return Chunk(event.index, piece, token_ids, self.stats, trace, self.ending, named, self.prompt_tokens)
 
     def progress(self, event: BlockProgress) -> Progress:
         """New steps of a block. They change nothing of the answer."""
@@ -75,4 +76,16 @@ class AnswerBlocks:
             return None
         if self.work.constraint is not None and self.text.stopped:
             met = False  # a stop text cut the answer
-        return Ending(reason, self.prompt_tokens, self._num_tokens, self.stats, met)
+        return Ending(reason, self.prompt_tokens, self._num_tokens, self.stats, met, self.text.stopped_by)
+
+
+def _likeliest(steps: Sequence[Step]) -> list[Scores]:
+    """For each position that a block's steps filled, in order: the likeliest tokens of the reading that filled it.
+
+    A position that was revoked and not filled again lies behind the answer's end.
+    """
+    filled: dict[int, Scores] = {}
+    for step in steps:
+        for pick in step.revealed:
+            filled[pick.position] = pick.known.likeliest if pick.known else ()
+    return [filled[position] for position in sorted(filled)]

@@ -12,10 +12,11 @@ from service.model import Checkpoint
 from service.quality.presets import presets_of
 from service.replica.examples import examples_of
 from service.settings import Settings, places_of
+from service.text import TextCodec
 from service.wire import ModelCard
 
 
-def make_card(settings: Settings, checkpoint: Checkpoint, engine: Engine, chat: bool) -> ModelCard:
+def make_card(settings: Settings, checkpoint: Checkpoint, engine: Engine, codec: TextCodec) -> ModelCard:
     """The card of a replica. SettingsError if the default mode needs MRP and the checkpoint has none."""
     config = checkpoint.config
     modes = tuple(name for name, params in MODES.items() if config.mrp or params.served_without_mrp)
@@ -35,9 +36,12 @@ def make_card(settings: Settings, checkpoint: Checkpoint, engine: Engine, chat: 
         modes=modes,
         default_mode=default,
         defaults={name: default_knobs(name, steps) for name in modes},
-        chat=chat,
+        chat=codec.chat_problem is None,
         quality=presets_of(checkpoint.path, config, settings.quality_file),
         examples=examples_of(checkpoint.path),
         places=places_of(engine.max_running),
         replica_places=places_of(engine.max_running),
+        tool_format=codec.tool_format.name if codec.tool_format else None,
+        tools_problem=codec.tools_problem,
+        thinking=codec.thinking,
     )

@@ -16,7 +16,9 @@ from typing import Literal, TypeVar
 
 from service.constraints import Compiler
 from service.constraints.vocabulary import Vocabulary
+from service.decode.block import MASKED
 from service.engine import BlockEvent, BlockProgress, Engine, EngineConfig, EngineWorker, GenerationRequest, Parts
+from service.engine.request import Asked, Stats
 from service.engine.sizing import Sizes, fit
 from service.errors import MrpServeError
 from service.model import Checkpoint, LoadOptions, load_checkpoint
@@ -27,6 +29,7 @@ from service.parallel import Team
 from service.replica.blocks import AnswerBlocks
 from service.replica.card import make_card
 from service.replica.metrics import ReplicaMetrics
+from service.replica.reads import Reader
 from service.replica.spans import Timeline, trace_request
 from service.settings import Settings
 from service.telemetry.faults import unexpected_error
@@ -95,9 +98,10 @@ class Generator:
         if self._codec.chat_warning:
             _log.warning("%s", self._codec.chat_warning)
         self._engine = engine = Engine(checkpoint, limits, self._metrics, parts)
-        self._card = make_card(settings, checkpoint, engine, self._codec.chat_problem is None)
+        self._card = make_card(settings, checkpoint, engine, self._codec)
         self._eos = frozenset(checkpoint.config.eos_token_ids)
         self._compiler = Compiler(partial(_vocabulary, self._codec, checkpoint.config))
+        self._reader = Reader(self._codec, checkpoint.config.mask_token_id, checkpoint.config.vocab_size)
         # The ingress limits the waiting requests. The worker has room for all that the ingress admits.
         room = settings.max_waiting + max(settings.places, self._card.places)
         self._worker = EngineWorker(engine, room, settings.stall_timeout_s)
@@ -108,6 +112,8 @@ class Generator:
 
     async def complete(self, work: Work) -> Answer | Failure:
         """The whole answer. Cancelling the task aborts the request."""
+        if work.scoring is not None:
+            return await self._score(work)
         chunks: list[Chunk] = []
         async with aclosing(self.stream(work)) as items:
             async for item in items:
@@ -119,6 +125,41 @@ class Generator:
                 if ending is not None:
                     return _join(chunks, ending)
         raise AssertionError("a stream ended without an ending")
+
+    async def _score(self, work: Work) -> Answer | Failure:
+        self._in_flight += 1
+        try:
+            return await self._read(work)
+        except MrpServeError as error:
+            return Failure(error)
+        except Exception as error:  # noqa: BLE001 - as in `stream`
+            return Failure(unexpected_error(error, work.origin.request_id))
+        finally:
+            self._in_flight -= 1
+
+    async def _read(self, work: Work) -> Answer:
+        """The places of a work with `scoring`: one request to the engine that has one event."""
+        length = sum(len(message["content"]) for message in work.messages or ()) + len(work.text or "")
+        prompt = await _aside(length, lambda: self._reader.prompt(work))
+        asked, waited_s = self._reader.asked(work), work.arrived.waited_s()
+        request = replace(self._request(work, prompt, waited_s), max_new_tokens=0, asked=asked)
+        stats, events = Stats(), list[BlockEvent]()
+        try:
+            async with aclosing(self._worker.generate(request)) as items:
+                events = [event async for event in items if isinstance(event, BlockEvent)]
+        except asyncio.CancelledError:
+            self._metrics.finished(work.params.mode, "abort", stats)
+            raise
+        finally:
+            if self._tracing:
+                trace_request(self._tracing, self._replica, work, Timeline(waited_s, len(prompt), events))
+        event = events[-1]
+        if event.finish_reason != "stop":
+            raise too_late(work)
+        stats = event.stats.later_by(waited_s)
+        self._metrics.finished(work.params.mode, "stop", stats)
+        ending = Ending("stop", sum(token != MASKED for token in prompt), 0, stats)
+        return Answer("", (), ending, places=self._reader.named(asked, event))
 
     async def stream(self, work: Work) -> Items:
         """The blocks of an answer and its ending, and steps if the work asks for them.
@@ -183,9 +224,9 @@ class Generator:
         if work.token_ids is not None:
             return work.token_ids
         if work.messages is not None:
-            messages = work.messages
-            length = sum(len(message["content"]) for message in messages)
-            return await _aside(length, lambda: tuple(self._codec.encode_chat(messages)))
+            messages, tools, think = work.messages, work.tools, work.think
+            length = sum(len(str(part)) for part in (*messages, *tools))
+            return await _aside(length, lambda: tuple(self._codec.encode_chat(messages, tools, think=think)))
         text = work.text or ""
         return await _aside(len(text), lambda: tuple(self._codec.encode(text)))
 
@@ -198,7 +239,7 @@ class Generator:
             prompt_token_ids=prompt + sent,
             params=work.params,
             sampling=work.sampling,
-            max_new_tokens=work.max_new_tokens - len(sent),
+            max_new_tokens=self._room(work, prompt),
             stop_token_ids=work.stop_token_ids | (frozenset() if work.ignore_eos else self._eos),
             timeout_s=max(0.0, work.timeout_s - waited_s),
             priority=work.priority,
@@ -208,7 +249,24 @@ class Generator:
             waited_s=waited_s,
             num_continued=len(sent),
             report_steps=work.stream_steps,
+            asked=Asked(work.top_logprobs) if work.top_logprobs else None,
         )
+
+    def _room(self, work: Work, prompt: tuple[int, ...]) -> int:
+        """The tokens that may still be decoded. `prompt`: without those that other replicas have decoded."""
+        most = work.max_new_tokens
+        if work.shorten:
+            most = max(1, min(most, self._engine.max_model_len - len(prompt)))
+        return most - len(work.resume.token_ids)
+
+    async def count(self, work: Work) -> int | Failure:
+        """The number of tokens of a work's prompt."""
+        try:
+            return len(await self._encode(work))
+        except MrpServeError as error:
+            return Failure(error)
+        except Exception as error:  # noqa: BLE001 - as in `stream`
+            return Failure(unexpected_error(error, work.origin.request_id))
 
     # --- the replica -------------------------------------------------------------------------------
 

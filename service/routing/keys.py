@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import accumulate
+from typing import Any
 from zlib import crc32
 
 from service.wire import Work
@@ -50,14 +51,16 @@ def prefix_keys(work: Work) -> PrefixKeys:
         text = work.text or ""
         ends = [*boundaries(len(text), _CHARACTERS), len(text)]
         return _keys(ends, _of_text(text, ends, _digest("text", work.cache_salt)), session, _CHARACTERS * _HOME)
-    text, more, asked = _chat(work.messages)
+    text, more, asked = _chat(work.messages, work.tools)
     ends = sorted({*boundaries(len(text), _CHARACTERS), *more})
     return _keys(ends, _of_text(text, ends, _digest("chat", work.cache_salt)), session, asked)
 
 
-def _chat(messages: Sequence[Mapping[str, str]]) -> tuple[str, list[int], int]:
+def _chat(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> tuple[str, list[int], int]:
     """A chat as one text, the ends of its last messages, and the end of the user's first message (the home)."""
-    texts = [f"{message['role']}\x1e{message['content']}\x1f" for message in messages]
+    shown = "".join(f"{tool}\x1f" for tool in tools)
+    texts = [f"{message['role']}\x1e{message['content']}{message.get('tool_calls', '')}\x1f" for message in messages]
+    texts[0] = shown + texts[0]
     ends = list(accumulate(map(len, texts)))
     asked = next((end for end, message in zip(ends, messages, strict=True) if message["role"] == "user"), ends[0])
     return "".join(texts), [*ends[-_MESSAGES:], asked], asked

@@ -17,7 +17,9 @@ from service.errors import CheckpointError, InvalidRequest
 from service.text.answers import spans_of_answers
 from service.text.pieces import TokenPieces
 from service.text.stream import TextStream
-from service.text.template import ChatTemplate, Messages
+from service.text.template import ChatTemplate, Messages, Tools
+from service.text.tools.formats import ToolFormat
+from service.text.tools.thinking import BEGIN, END, Thinking
 
 
 class TextCodec:
@@ -73,6 +75,23 @@ class TextCodec:
         """A warning for operators: the chat template cannot be used, or differs from transformers. None: no warning."""
         return self._template.warning
 
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        """How the checkpoint writes calls of tools. None if it cannot be given tools."""
+        return self._template.tool_format
+
+    @property
+    def tools_problem(self) -> str:
+        """Why the checkpoint cannot be given tools. Empty if it can."""
+        return self._template.tools_problem
+
+    @property
+    def thinking(self) -> Thinking | None:
+        """How answers think. None if they do not, as far as the chat template and the vocabulary say."""
+        thinking, added = self._template.thinking, self._special.get_added_tokens_decoder().values()
+        plain = {token.content for token in added if not token.special}
+        return thinking if {BEGIN, END} <= plain else None
+
     def encode(self, text: str) -> list[int]:
         """Ids of plain text. InvalidRequest if the vocabulary cannot write it."""
         ids: list[int] = self._literal.encode(text, add_special_tokens=False).ids
@@ -83,13 +102,18 @@ class TextCodec:
             raise InvalidRequest("the prompt holds a control token that this vocabulary cannot write as text")
         return [self._unknown if token in self._control else token for token in ids]
 
-    def encode_chat(self, messages: Messages) -> list[int]:
+    def encode_chat(self, messages: Messages, tools: Tools = (), *, think: bool | None = None) -> list[int]:
         """Ids of messages (`role`, `content`) in the chat template, ready for the assistant's answer.
 
-        The same ids as transformers' `apply_chat_template`, except that contents never make control tokens.
+        The same ids as transformers' `apply_chat_template`, except that contents never make control tokens. `tools`: as
+        transformers takes them. `think`: whether to think, None leaves it to the template.
         InvalidRequest if the checkpoint has no template, or if the template refuses the messages.
         """
-        return self._encode_rendered(self._template.render(messages))
+        return self.encode_rendered(self.render(messages, tools, think=think))
+
+    def render(self, messages: Messages, tools: Tools = (), *, answer: bool = True, think: bool | None = None) -> str:
+        """Messages in the chat template, as text with private names for its control tokens. Raises as `encode_chat`."""
+        return self._template.render(messages, tools, answer=answer, think=think)
 
     def chat_pieces(self, messages: Messages, *, answer: bool = True) -> list[tuple[list[int], int | None]]:
         """As `encode_chat`, in pieces: each has its ids and the index of its assistant's message, None for all else.
@@ -101,10 +125,10 @@ class TextCodec:
         pieces: list[tuple[list[int], int | None]] = []
         end = 0
         for span in spans_of_answers(self._template, messages, rendered, answer=answer):
-            pieces.append((self._encode_rendered(rendered[end : span.start]), None))
+            pieces.append((self.encode_rendered(rendered[end : span.start]), None))
             pieces.append((self.encode(rendered[span.start : span.end]), span.number))
             end = span.end
-        return [*pieces, (self._encode_rendered(rendered[end:]), None)]
+        return [*pieces, (self.encode_rendered(rendered[end:]), None)]
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, without control tokens."""
@@ -122,7 +146,8 @@ class TextCodec:
         """A decoder that names each token of one answer."""
         return TokenPieces(self._special)
 
-    def _encode_rendered(self, text: str) -> list[int]:
+    def encode_rendered(self, text: str) -> list[int]:
+        """Ids of a part of what `render` gives."""
         return [self._own.get(token, token) for token in self.encode(text)]
 
 

@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import zip_longest
+from typing import Final
 
 from tokenizers import Tokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from service.text.incremental import IncrementalDecoder
-from service.text.piece import TokenPiece
+from service.text.piece import Likely, TokenPiece
 
 _BYTES = {letter: byte for byte, letter in bytes_to_unicode().items()}
+_BROKEN: Final = "\ufffd"
+
+#: tokens with the natural logarithms of their probabilities
+Scores = Sequence[tuple[int, float]]
+
 _FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -27,12 +35,40 @@ class TokenPieces:
         self._decoder = IncrementalDecoder(tokenizer)
         self._control = {id_ for id_, added in tokenizer.get_added_tokens_decoder().items() if added.special}
         self._within = False
+        self._before: int | None = None
 
-    def push(self, token_ids: Sequence[int]) -> tuple[TokenPiece, ...]:
-        """The pieces of the next tokens."""
-        return tuple(self._piece(token) for token in token_ids)
+    def push(self, token_ids: Sequence[int], likeliest: Sequence[Scores] = ()) -> tuple[TokenPiece, ...]:
+        """The pieces of the next tokens. `likeliest`: for each, the likeliest tokens at its place and their logs."""
+        return tuple(
+            self._piece(token, scores) for token, scores in zip_longest(token_ids, likeliest[: len(token_ids)])
+        )
 
-    def _piece(self, token: int) -> TokenPiece:
+    def _piece(self, token: int, scores: Scores | None) -> TokenPiece:
+        if not scores:
+            return self._next(token)
+        before, piece = self._before, self._next(token)
+        likely = (
+            Likely(other, piece.text, piece.data, logprob)
+            if other == token
+            else Likely(other, *self.name(other, before), logprob)
+            for other, logprob in scores
+        )
+        return replace(piece, likeliest=tuple(likely))
+
+    def name(self, token: int, before: int | None = None) -> tuple[str, bytes | None]:
+        """What a token would be called after the token `before`: its text, or `token_id:N`; and its bytes."""
+        if token in self._control:
+            return self._tokenizer.id_to_token(token) or "", None
+        lead = [] if before is None or before in self._control else [before]
+        start = self._tokenizer.decode(lead, skip_special_tokens=True)
+        text = self._tokenizer.decode([*lead, token], skip_special_tokens=True)
+        if not text.startswith(start) or _BROKEN in start or _BROKEN in text or text == start:
+            return f"token_id:{token}", self._bytes(token)
+        added = text[len(start) :]
+        return added, added.encode()
+
+    def _next(self, token: int) -> TokenPiece:
+        self._before = token
         added = self._decoder.step(token)
         if token in self._control:
             return TokenPiece(self._tokenizer.id_to_token(token) or "", None, added)

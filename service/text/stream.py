@@ -13,15 +13,20 @@ from service.text.stops import StopTexts
 class TextStream:
     """Decodes the token ids of one answer. Never returns a part of a character or of a stop text.
 
-    `stopped` is set once a stop text is found; later ids are ignored. The returned pieces together are the answer's
-    text up to the first complete stop text. If several are complete at once, the longest one counts.
+    `stopped_by`: the stop text, once one is found; later ids are ignored. The returned pieces together are the
+    answer's text up to the first complete stop text. If several are complete at once, the longest one counts.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
         self._stops = StopTexts(stop)
         self._decoder = IncrementalDecoder(tokenizer)
         self._held = ""
-        self.stopped = False
+        self.stopped_by: str | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop text is found."""
+        return self.stopped_by is not None
 
     def push(self, ids: Sequence[int]) -> tuple[str, tuple[int, ...]]:
         """The text that is certain after these ids, and the ids among them that belong to the answer."""
@@ -42,7 +47,7 @@ class TextStream:
         held = self._held + piece
         for count, letter in enumerate(piece, len(self._held) + 1):
             if length := self._stops.take(letter):
-                self.stopped, self._held = True, ""
+                self.stopped_by, self._held = held[count - length : count], ""
                 return held[: count - length]
         certain = len(held) - self._stops.pending
         self._held = held[certain:]

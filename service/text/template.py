@@ -20,8 +20,12 @@ from typing import Any, Final
 from transformers import PreTrainedTokenizerFast
 
 from service.errors import InvalidRequest
+from service.text.tools.calls import Tool, result, said
+from service.text.tools.formats import FORMATS, ToolFormat
+from service.text.tools.thinking import BEGIN, END, SWITCH, Thinking
 
-Messages = Sequence[Mapping[str, str]]
+Messages = Sequence[Mapping[str, Any]]
+Tools = Sequence[Mapping[str, Any]]
 
 _THOUGHTS: Final = "<think>\na\n</think>\n\nb"
 #: conversations without control tokens as (role, content) pairs; a template must render at least one of them
@@ -32,6 +36,10 @@ _PROBES: Final = (
     (("system", "a"), ("user", "b"), ("assistant", _THOUGHTS), ("user", " c\n")),
     (("user", "a"), ("assistant", _THOUGHTS)),
 )
+#: a conversation in which a tool is called; some templates take ids of nine letters only
+_TOOL: Final = Tool("probed", "c", {"type": "object", "properties": {"a": {"type": "string"}}})
+_ASKED: Final = ({"role": "user", "content": "a"},)
+_CALLED: Final = (*_ASKED, said("", [("call00000", "probed", {"a": "b"})]), result("call00000", "probed", "d"))
 #: a template that writes the time may give two different texts, but hardly three times in a row
 _TRIES: Final = 3
 
@@ -72,7 +80,8 @@ class ChatTemplate:
     """The chat template of a tokenizer with the control tokens `control`.
 
     `source`: the template, empty if there is none. `problem`: why the template cannot be used, None if it can.
-    `warning`: a warning for operators, None if there is none.
+    `warning`: a warning for operators, None if there is none. `tool_format`: how it writes calls of tools; None if it
+    cannot show tools, for the reason `tools_problem`. `thinking`: how it treats thinking, None if it has none.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, control: Sequence[str]) -> None:
@@ -80,6 +89,9 @@ class ChatTemplate:
         self.source = ""
         self.problem: str | None = None
         self.warning: str | None = None
+        self.tool_format: ToolFormat | None = None
+        self.tools_problem = "this checkpoint has no chat template"
+        self.thinking: Thinking | None = None
         self._tokenizer, self._joined = tokenizer, Names(())
         if not tokenizer.chat_template:
             self.problem = "this checkpoint has no chat template; send `prompt` instead"
@@ -91,29 +103,47 @@ class ChatTemplate:
             self._probe()
         except Exception as error:  # noqa: BLE001 - a template is a program, which may raise anything
             self.warning = self.problem = f"the chat template cannot be used: {self._reason(error)}"
+            self.tools_problem = self.problem
+            return
+        self._probe_tools()
+        if BEGIN in self.source and END in self.source:
+            begun = any(self._render(probe, answer=True).rstrip().endswith(BEGIN) for probe in self._taken[:1])
+            self.thinking = Thinking(begun, SWITCH in self.source)
 
-    def render(self, messages: Messages, *, answer: bool = True) -> str:
+    def render(self, messages: Messages, tools: Tools = (), *, answer: bool = True, think: bool | None = None) -> str:
         """The messages as text, with private names for the template's control tokens.
 
-        `answer`: whether the beginning of an answer follows. InvalidRequest if there is no usable template, or if it
+        `tools`: as transformers takes them. `answer`: whether the beginning of an answer follows. `think`: whether to
+        think, None leaves it to the template. InvalidRequest if there is no usable template, or if it
         refuses the messages.
         """
         if self.problem is not None:
             raise InvalidRequest(self.problem, param="messages")
         try:
-            return self._render(messages, answer)
+            return self._render(messages, answer, tools, think)
         except Exception as error:
             message = f"the chat template refuses these messages: {self._reason(error)}"
             raise InvalidRequest(message, param="messages") from error
 
-    def _render(self, messages: Messages, answer: bool) -> str:
-        hidden = [{**message, "content": self._joined.put(message["content"])} for message in messages]
-        text = self._apply(hidden, answer, **self._options)
+    def _render(self, messages: Messages, answer: bool, tools: Tools = (), think: bool | None = None) -> str:
+        options = self._options if think is None else {**self._options, SWITCH: think}
+        hidden = [{**self._hidden(message), "role": message["role"]} for message in messages]
+        text = self._apply(hidden, answer, [self._hidden(tool) for tool in tools], **options)
         return self._joined.back(self._joined.rename(text, self.names))
 
-    def _apply(self, messages: Messages, answer: bool, **options: Any) -> str:
+    def _hidden(self, value: Any) -> Any:
+        """A value in which names replace the joined tokens of all texts."""
+        if isinstance(value, str):
+            return self._joined.put(value)
+        if isinstance(value, Mapping):
+            return {self._joined.put(name): self._hidden(one) for name, one in value.items()}
+        return [self._hidden(one) for one in value] if isinstance(value, list) else value
+
+    def _apply(self, messages: Messages, answer: bool, tools: Tools = (), **options: Any) -> str:
         copies = [dict(message) for message in messages]
-        return str(self._tokenizer.apply_chat_template(copies, tokenize=False, add_generation_prompt=answer, **options))
+        shown: Any = list(tools) or None
+        apply = self._tokenizer.apply_chat_template
+        return str(apply(copies, tools=shown, tokenize=False, add_generation_prompt=answer, **options))
 
     def _named(self, value: Any) -> Any:
         return self.names.put(value) if isinstance(value, str) else [self._named(one) for one in value]
@@ -141,6 +171,7 @@ class ChatTemplate:
         if not taken:
             raise refusals[0]
         self._joined = Names(sorted(joined))
+        self._taken = taken
         if not all(map(self._is_blind, taken)):
             self.warning = "the chat template looks for control tokens in contents; it finds none, since they are text"
 
@@ -152,10 +183,34 @@ class ChatTemplate:
         except Exception:  # noqa: BLE001 - the template refuses them
             return False
 
-    def _is_followed(self, messages: list[dict[str, str]]) -> bool:
+    def _probe_tools(self) -> None:
+        """Finds how the template writes calls of tools, or why it cannot be given tools."""
+        self.tools_problem = self._try_tools()
+
+    def _try_tools(self) -> str:
+        tools = (_TOOL.definition,)
+        try:
+            if _TOOL.name not in self._render(_ASKED, answer=True, tools=tools):
+                return "the chat template of this checkpoint knows no tools"
+            text = self._render(_CALLED, answer=True, tools=tools)
+            if not (self._is_followed(_ASKED, tools) and self._is_followed(_CALLED, tools)):
+                return "the chat template of this checkpoint does more with control tokens than write them"
+        except Exception as error:  # noqa: BLE001 - a template is a program, which may raise anything
+            return f"the chat template of this checkpoint cannot show calls of tools: {self._reason(error)}"
+        call = (_TOOL.name, '{"a": "b"}')
+        found = (one for one in FORMATS.values() if one.written(call) in text)
+        self.tool_format = next(found, None)
+        self._joined = Names(sorted(self._joined.of.keys() | self.names.tokens_in(text)))
+        if self.tool_format is None:
+            return (
+                f"the chat template of this checkpoint writes calls in none of the known formats: {', '.join(FORMATS)}"
+            )
+        return ""
+
+    def _is_followed(self, messages: Messages, tools: Tools = ()) -> bool:
         """Whether the text equals that of transformers. A template that writes the time gets several tries."""
         for _ in range(_TRIES):
-            expected = self._apply(messages, answer=True)
-            if self.names.back(self._render(messages, answer=True)) == expected:
+            expected = self._apply(messages, True, tools)
+            if self.names.back(self._render(messages, answer=True, tools=tools)) == expected:
                 return True
         return False

@@ -86,6 +86,7 @@ def test_check_says_what_the_tokenizer_can_do(run, capsys, copied):
     said = " ".join(capsys.readouterr().out.split())
     assert "tokenizer 512 tokens" in said
     assert "chat template none" in said
+    assert "tools none: this checkpoint has no chat template" in said
 
 
 @pytest.mark.filterwarnings("ignore:`rope_scaling`:FutureWarning")  # transformers, in search of a tokenizer

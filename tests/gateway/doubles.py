@@ -108,13 +108,17 @@ STATS = Stats(Forwards(denoise=1), decoded_tokens=1, first_block_s=0.001, total_
 class Scripted:
     """A backend that gives every request the same items; an exception among them is raised. It may hang after them.
 
-    `down`: what its card raises.
+    `down`: what its card raises. `serves`: its card.
     """
 
     def __init__(
-        self, *items: Chunk | Ending | Failure | Exception, down: Exception | None = None, hangs: bool = False
+        self,
+        *items: Chunk | Ending | Failure | Exception,
+        down: Exception | None = None,
+        hangs: bool = False,
+        serves: ModelCard = CARD,
     ) -> None:
-        self.items, self.down, self.hangs = items, down, hangs
+        self.items, self.down, self.hangs, self.served = items, down, hangs, serves
         self.works: list[Work] = []
         self.live, self.waiting_for = 0, 1
         self.all_hang = asyncio.Event()
@@ -122,7 +126,7 @@ class Scripted:
     async def card(self) -> ModelCard:
         if self.down is not None:
             raise self.down
-        return CARD
+        return self.served
 
     async def stream(self, work: Work) -> AsyncGenerator[Chunk | Ending | Failure]:
         self.works.append(work)
@@ -152,7 +156,7 @@ class Scripted:
     async def statuses(self) -> list[Status]:
         if self.down is not None:
             raise self.down
-        return [Status("r0", None, CARD)]
+        return [Status("r0", None, self.served)]
 
     async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
         return [own], []

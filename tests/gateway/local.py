@@ -21,6 +21,10 @@ class LocalBackend:
         """The generator's answer."""
         return await self._generator.complete(work)
 
+    async def count(self, work: Work) -> int | Failure:
+        """The tokens of the work's prompt."""
+        return await self._generator.count(work)
+
     def stream(self, work: Work) -> Items:
         """The generator's blocks."""
         return self._generator.stream(work)

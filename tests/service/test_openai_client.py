@@ -112,3 +112,21 @@ def test_a_refusal_is_retried_by_the_client_itself(service: Service) -> None:
             thread.join()
     assert answer.choices[0].token_ids
     assert handler.asked == ["0", "1"]
+
+
+def test_the_routes_of_other_apis(service: Service) -> None:
+    """Anthropic's messages and counts, decision reads and Responses, through the ingress and a replica's process."""
+    said = {"model": MODEL, "messages": [{"role": "user", "content": "w5 w6"}], "max_tokens": 8}
+    with httpx.Client(base_url=service.url, headers={"x-api-key": "first"}, timeout=60) as http:
+        ids = {"model": MODEL, "items": [{"prompt_token_ids": [5, None, 7]}, {"prompt_token_ids": PROMPT}]}
+        answer = http.post("/v1/score", json=ids | {"label_token_ids": [8, 9], "top_logprobs": 2})
+        assert answer.status_code == 200, answer.text
+        assert [[place["position"] for place in one["places"]] for one in answer.json()["data"]] == [[1], [3]]
+        for path, body in (
+            ("/v1/messages", said),
+            ("/v1/messages/count_tokens", said),
+            ("/v1/responses", {"model": MODEL, "input": "w5"}),
+        ):
+            refused = http.post(path, json=body)  # this checkpoint has no chat template
+            assert refused.status_code in (400, 422), refused.text
+            assert "chat template" in refused.json()["error"]["message"]

@@ -70,9 +70,9 @@ class Together:
         return [Group(rows, range(len(rows)))]
 
     def reads(self, reads: Sequence[Read]) -> list[Group[Read]]:
-        """In order, cut where the logits would be too many; fewer fit where one of them is sampled."""
+        """In order, cut where the logits would be too many; fewer fit where one of them needs copies of its own."""
         size, count = self._max_reads, len(reads)
-        if any(read.sampling.temperature for read in reads):
+        if any(read.sampling.temperature or read.asked for read in reads):
             size = min(size, self._max_sampled)
         return [Group(reads[at : at + size], range(at, min(at + size, count))) for at in range(0, count, size)]
 

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from service.decode.block import Pick
+from service.decode.block import Known, Pick
 from service.decode.policy import Reading
 from service.engine.forward.grouping import Grouping, in_places, join
+from service.engine.forward.known import Asking
 from service.engine.forward.pending import Pending
 from service.engine.forward.rows import Row
 from service.engine.forward.sampling import Candidates, Read, keep_allowed, scale
@@ -49,11 +50,12 @@ class Readout:
         lists = _Lists.of(rows, flat, self._num_candidates)
         short = [read for row, own in zip(rows, reads, strict=True) if row.candidates is not None for read in own]
         whole = [read for row, own in zip(rows, reads, strict=True) if row.candidates is None for read in own]
-        found = self._read(whole, lambda members: self._choose(flat, members, lists))
+        asking = Asking(whole, self._mask)
+        found = self._read(whole, lambda members: self._choose(flat, members, lists, asking))
         if lists is not None:
             found += self._read(short, lambda members: self._choose_listed(flat, members, lists))
-        copied = _begin_copy(found)
-        return lambda: _readings(hidden, reads, lists, _picks(found, copied))
+        copied, known = _begin_copy(found), asking.begin()
+        return lambda: _readings(hidden, reads, lists, _picks(found, copied), known())
 
     def _read(self, reads: list[Read], choose: Callable[[Sequence[Read]], Tensor]) -> list[_Part]:
         """The slots of the reads and what was chosen there, still on the device; one part, or none."""
@@ -63,11 +65,12 @@ class Readout:
         slots = [reads[place].slot for place in in_places(groups)]
         return [(slots, join([choose(group.members)[: len(group.places)] for group in groups]))]
 
-    def _choose(self, flat: Tensor, reads: Sequence[Read], lists: _Lists | None) -> Tensor:
+    def _choose(self, flat: Tensor, reads: Sequence[Read], lists: _Lists | None, asking: Asking) -> Tensor:
         """flat `[R * L, H]` -> tokens, confidences, entropies (0 if none asks), `[M, 3]`, float64; fills the lists."""
         slots = _slots(reads, flat)
         logits = self._backbone.logits(flat[slots])
         keep_allowed(logits, reads)
+        asking.take(logits, reads)
         if not self._vocabulary.keeps_logits and lists is not None:
             lists.fill(reads, slots, logits, self._mask)
         found, weights = self._vocabulary.read(logits, reads)
@@ -142,14 +145,18 @@ class _Lists:
 
 
 def _readings(
-    hidden: Tensor, reads: Sequence[list[Read]], lists: _Lists | None, picks: Mapping[int, _Chosen]
+    hidden: Tensor,
+    reads: Sequence[list[Read]],
+    lists: _Lists | None,
+    picks: Mapping[int, _Chosen],
+    known: Mapping[int, Known],
 ) -> list[Reading]:
     """hidden `[R, L, H]` and what was chosen at each slot -> a Reading for each row."""
     length, readings = hidden.shape[1], []
     for number, (own, handle) in enumerate(zip(reads, hidden.unbind(0), strict=True)):
         first = number * length
         found = [(read.slot, picks[read.slot]) for read in own]
-        chosen = [Pick(slot - first, int(token), confidence) for slot, (token, confidence, _) in found]
+        chosen = [Pick(slot - first, int(token), sure, known.get(slot)) for slot, (token, sure, _) in found]
         masked = len([read for read in own if read.token is None])  # they come before the judged ones
         entropies = {slot - first: entropy for slot, (_, _, entropy) in found[:masked]} if _entropy(own) else {}
         kept = lists.of_row(number) if lists is not None else None

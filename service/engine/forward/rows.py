@@ -18,7 +18,7 @@ from torch import Tensor
 
 from service.decode.block import MASKED, Block
 from service.engine.forward.sampling import Candidates, Read
-from service.engine.request import SamplingParams
+from service.engine.request import Asked, SamplingParams
 from service.model.transfer import send
 
 
@@ -31,6 +31,7 @@ class Row(NamedTuple):
     `anchor`: `[L, H]` hidden states, for MRP's rows. `entropy`: whether the masked positions' is wanted too.
     `drafts`: what MRP says of the block is never more than a draft, so that `candidates` by an earlier reading of it,
     `[L, C]`, are enough. `mask`: the tokens allowed at the leftmost masked position, a bit each, `[V / 8]`; None: all.
+    `asked`: what is wanted of the masked positions besides.
     """
 
     state: Block
@@ -44,6 +45,7 @@ class Row(NamedTuple):
     drafts: bool = False
     candidates: Candidates | None = None
     mask: NDArray[np.uint8] | None = None
+    asked: Asked | None = None
 
     def reads(self, row: int, block_size: int) -> list[Read]:
         """The reads of this row as number `row` of a forward: masked positions, then judged ones."""
@@ -52,7 +54,7 @@ class Row(NamedTuple):
         sampling, entropy, tokens, revealed = self.sampling, self.entropy, self.state.tokens, self.state.num_revealed
         slot, start = row * block_size, self.index * block_size
         wanted = [
-            Read(slot + place, start + place, revealed, sampling, None, entropy)
+            Read(slot + place, start + place, revealed, sampling, None, entropy, None, self.asked)
             for place, token in enumerate(tokens)
             if token == MASKED
         ]

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from service.engine.request import SamplingParams
+from service.engine.request import Asked, SamplingParams
 from service.model.transfer import send
 
 #: lower temperatures sample like this one: their logits would not be finite
@@ -35,6 +35,7 @@ class Read(NamedTuple):
     `slot`: row * block + position, in the forward. `token`: None to choose one, or the token whose
     probability is asked for. `position` is absolute, `revealed` counts the block's tokens. `entropy`: whether that of
     the distribution is wanted too. `mask`: the allowed tokens, a bit each, `[V / 8]`; None: all.
+    `asked`: what else is wanted of the distribution.
     """
 
     slot: int
@@ -44,6 +45,7 @@ class Read(NamedTuple):
     token: int | None = None
     entropy: bool = False
     mask: NDArray[np.uint8] | None = None
+    asked: Asked | None = None
 
     @property
     def filtered(self) -> bool:

@@ -53,6 +53,15 @@ class AnswerStats(BaseModel):
     total_ms: float
 
 
+class DecodedStats(AnswerStats):
+    """How an answer of another API was decoded, with this service's finish reason."""
+
+    finish_reason: Literal["stop", "length", "timeout"]
+    mode: str
+    knobs: dict[str, KnobValue]
+    seed: int
+
+
 class Usage(BaseModel):
     """Token counts as OpenAI names them."""
 
@@ -166,6 +175,13 @@ def stats_json(stats: Stats) -> dict[str, Any]:
         "first_block_ms": None if first is None else milliseconds(first),
         "total_ms": milliseconds(stats.total_s),
     }
+
+
+def decoded_json(ending: Ending, work: Work) -> dict[str, Any]:
+    """How an answer of another API was decoded: what that API has no fields for."""
+    params, seed = work.params, work.sampling.seed
+    own = {"finish_reason": ending.finish_reason, "mode": params.mode, "knobs": knobs_of(params), "seed": seed}
+    return own | stats_json(ending.stats)
 
 
 def answer_json(answer: Answer, work: Work, card: ModelCard) -> dict[str, Any]:

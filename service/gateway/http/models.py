@@ -62,7 +62,7 @@ class CardExample(BaseModel):
 
 
 class Model(BaseModel):
-    """The served model and its limits."""
+    """The served model and its limits. `tools`: the format of calls, null if it takes no tools."""
 
     id: str
     object: Literal["model"]
@@ -77,6 +77,8 @@ class Model(BaseModel):
     defaults: dict[str, dict[str, float | str]]
     mode_info: dict[str, ModeInfo]
     chat_template: bool
+    tools: str | None
+    thinking: bool
     examples: list[CardExample]
     quality: Quality
 
@@ -94,6 +96,7 @@ def models_json(card: ModelCard) -> dict[str, Any]:
     model |= {"block_size": card.block_size, "vocab_size": card.vocab_size, "max_model_len": card.max_model_len}
     model |= {"mrp": card.mrp, "modes": card.modes, "default_mode": card.default_mode}
     model |= {"defaults": card.defaults, "chat_template": card.chat}
+    model |= {"tools": card.tool_format, "thinking": card.thinking is not None}
     model |= {"mode_info": {mode: _mode(mode, card) for mode in card.modes}}
     model |= {"examples": [_example(one) for one in card.examples]}
     model |= {"quality": _quality(card.quality)}

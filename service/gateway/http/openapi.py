@@ -20,10 +20,11 @@ from service.gateway.http.answers import BlockFrame, Done, ErrorAnswer, Generate
 from service.gateway.http.schemas import EXAMPLES, GENERATE, GenerateDefault, GenerateQuality
 
 #: the headings of the page
-DECODING, OPENAI, OPERATION = "Decoding", "OpenAI's API", "Operation"
+DECODING, OPENAI, ANTHROPIC, OPERATION = "Decoding", "OpenAI's API", "Anthropic's API", "Operation"
 
 _REF = "#/components/schemas/{model}"
 _ERRORS: Mapping[int, str] = {
+    400: "a field is not allowed; the message names the value received and the allowed values",
     401: "an API key is required and missing or wrong",
     404: "the model is not the served one",
     413: "the body is over the limit",

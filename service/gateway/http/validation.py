@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from service.arrival import Arrival
@@ -26,11 +26,23 @@ from service.wire import ModelCard, Work
 
 _SHOWN = 80
 
+
+class OfApi(BaseModel):
+    """The own fields of another API's request."""
+
+    model: str
+
+
+_OfApi = TypeVar("_OfApi", bound=OfApi)
+
 #: field -> what it holds, and the fields of that
 _OWNERS: Mapping[str | int, tuple[str, Sequence[str]]] = {
     "messages": ("a message", tuple(Message.model_fields)),
     "response_format": ("response_format", tuple(ResponseFormat.model_fields)),
     "json_schema": ("response_format.json_schema", ("name", "description", "schema", "strict")),
+    "function": ("a tool's function", ("name", "description", "parameters", "strict")),
+    "tools": ("a tool", ("type", "function")),
+    "chat_template_kwargs": ("chat_template_kwargs", ("enable_thinking",)),
 }
 
 
@@ -92,6 +104,29 @@ def to_work(request: GenerateCommon, card: ModelCard, timeout_limit_s: float) ->
     )
 
 
+def parse_own(own: Mapping[str, Any], schema: type[_OfApi], card: ModelCard) -> _OfApi:
+    """An API's own fields as a typed request. Raises InvalidRequest or UnknownModel with the reason."""
+    for name, field in schema.model_fields.items():
+        if field.is_required() and name not in own:
+            raise InvalidRequest(f"{name} is missing", param=name)
+    try:
+        request = schema.model_validate(own)
+    except ValidationError as error:
+        raise explain(error.errors(include_url=False)) from None
+    check_model(request.model, card)
+    return request
+
+
+def shared_work(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float, warmest: float) -> Work:
+    """The work of another API's request, from the fields that it shares with POST /generate. Raises as `to_work`."""
+    request = parse_generate(body, card.default_mode)
+    if request.temperature > warmest:
+        raise InvalidRequest(
+            f"temperature is {request.temperature:g}, allowed are 0 to {warmest:g}", param="temperature"
+        )
+    return to_work(request, card, timeout_limit_s)
+
+
 def check_model(name: str, card: ModelCard) -> None:
     """UnknownModel if `name` is not the served model."""
     if name != card.name:
@@ -127,7 +162,7 @@ def explain(problems: Sequence[Any]) -> InvalidRequest:
 def _explain(problem: Mapping[str, Any]) -> tuple[str | None, str]:
     place = [part for part in problem["loc"] if part != "body"]
     mode = str(place.pop(0)) if place and place[0] in REQUESTS else None
-    if problem["type"] in {"union_tag_invalid", "union_tag_not_found"}:
+    if not place and problem["type"] in {"union_tag_invalid", "union_tag_not_found"}:
         received = _show(problem["input"].get("mode"))
         return "mode", f"mode is {received}, allowed are {', '.join(REQUESTS)}"
     name = ".".join(str(part) for part in place) or None
@@ -139,7 +174,10 @@ def _explain(problem: Mapping[str, Any]) -> tuple[str | None, str]:
 def _unknown(place: Sequence[str | int], mode: str | None) -> str:
     name = str(place[-1])
     if len(place) > 1:
-        owner, fields = _OWNERS[place[-2] if place[-2] in _OWNERS else "messages"]
+        owners = [_OWNERS[part] for part in place[:-1] if part in _OWNERS]
+        if not owners:
+            return f"{name!r} is not a field of {'.'.join(map(str, place[:-1]))}"
+        owner, fields = owners[-1]
         return f"{name!r} is not a field of {owner}; {nearest(name, fields)}"
     if mode and name in KNOBS:
         users = [other for other, schema in REQUESTS.items() if name in schema.model_fields]

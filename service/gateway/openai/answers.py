@@ -10,11 +10,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from service.gateway.http.answers import stats_json
+from service.gateway.http.answers import decoded_json
 from service.gateway.openai.convert import Choice, ParsedRequest
 from service.gateway.openai.dialect import Dialect
 from service.gateway.openai.logprobs import token_logprobs
-from service.quality.schema import knobs_of
+from service.text.tools import AnswerReader, Content, Event, read_answer
 from service.wire import Answer, Chunk, Ending
 
 Json = dict[str, Any]
@@ -25,6 +25,7 @@ class Writer:
 
     def __init__(self, plan: ParsedRequest, dialect: Dialect) -> None:
         self._plan, self._dialect = plan, dialect
+        self._readers = [AnswerReader(plan.reading) for _ in plan.choices]
         self._written = [0] * len(plan.choices)  # characters of each choice's text that have log-probabilities
         name = dialect.id_prefix + plan.choices[0].work.request_id
         self._head = {"id": name, "created": int(time.time()), "model": plan.model}
@@ -37,17 +38,29 @@ class Writer:
 
     def opening(self, choice: Choice) -> Json | None:
         """The frame before a choice's text. None if the route has none."""
-        opening = self._dialect.opening(choice.echo)
+        opening = self._dialect.opening(choice.echo, self._plan.reading)
         return None if opening is None else self._frame(choice, opening)
 
-    def piece(self, choice: Choice, chunk: Chunk) -> Json:
-        """The frame of one block."""
-        return self._frame(choice, self._dialect.piece(chunk.text), self._extras(choice, chunk))
+    def pieces(self, choice: Choice, chunk: Chunk) -> list[Json]:
+        """The frames of one block, one at least. The first has the block's tokens."""
+        parts = self._parts(self._readers[choice.index].push(chunk.text))
+        first, *others = parts or (
+            self._parts([Content("")]) if self._plan.reading.plain else [self._dialect.closing()]
+        )
+        extras = self._extras(choice, chunk)
+        return [self._frame(choice, first, extras), *(self._frame(choice, part) for part in others)]
 
-    def closing(self, choice: Choice, ending: Ending) -> Json:
-        """The last frame of a choice."""
-        end = {"finish_reason": _reason(ending), "stats": _stats(choice, ending), **_met(choice, ending)}
-        return self._frame(choice, self._dialect.closing(), end)
+    def closing(self, choice: Choice, ending: Ending) -> list[Json]:
+        """The last frames of a choice."""
+        reader = self._readers[choice.index]
+        rest = self._parts(reader.finish())
+        reason = _reason(ending, reader.called)
+        end = {"finish_reason": reason, "stats": decoded_json(ending, choice.work), **_met(choice, ending)}
+        frames = [self._frame(choice, part) for part in rest]
+        return [*frames, self._frame(choice, self._dialect.closing(), end)]
+
+    def _parts(self, events: Sequence[Event]) -> list[Json]:
+        return [part for event in events if (part := self._dialect.piece(event)) is not None]
 
     def usage(self, endings: Mapping[int, Ending]) -> Json | None:
         """The last frame of a stream: the token counts of all choices. None if the request did not ask for it."""
@@ -56,12 +69,13 @@ class Writer:
         return {**self._head, "object": self._dialect.frame, "choices": [], "usage": self._usage(endings)}
 
     def _choice(self, choice: Choice, answer: Answer) -> Json:
+        read = read_answer(self._plan.reading, answer.text)
         return {
             "index": choice.index,
-            **self._dialect.answer(choice.echo + answer.text),
-            "finish_reason": _reason(answer.ending),
+            **self._dialect.answer(read, choice.echo, self._plan.reading),
+            "finish_reason": _reason(answer.ending, read.called),
             **self._extras(choice, answer),
-            "stats": _stats(choice, answer.ending),
+            "stats": decoded_json(answer.ending, choice.work),
             **_met(choice, answer.ending),
         }
 
@@ -94,16 +108,12 @@ class Writer:
         }
 
 
-def _reason(ending: Ending) -> str:
+def _reason(ending: Ending, called: bool) -> str:
     """OpenAI's finish reason. OpenAI has none for a time-out; `length` also means an answer cut off."""
-    return "stop" if ending.finish_reason == "stop" else "length"
+    if ending.finish_reason != "stop":
+        return "length"
+    return "tool_calls" if called else "stop"
 
 
 def _met(choice: Choice, ending: Ending) -> Json:
     return {} if choice.work.constraint is None else {"constraint_met": ending.constraint_met}
-
-
-def _stats(choice: Choice, ending: Ending) -> Json:
-    params, seed = choice.work.params, choice.work.sampling.seed
-    own = {"finish_reason": ending.finish_reason, "mode": params.mode, "knobs": knobs_of(params), "seed": seed}
-    return own | stats_json(ending.stats)

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
-
 from service.engine.request import MAX_SEED
 from service.errors import InvalidRequest
-from service.gateway.http.validation import check_model, explain, parse_generate, to_work
-from service.gateway.openai.fields import split
+from service.gateway.http.tools import with_tools
+from service.gateway.http.validation import parse_own, shared_work
+from service.gateway.openai.fields import FIELDS
+from service.gateway.openai.messages import for_template
 from service.gateway.openai.schemas import (
     MAX_CHOICES,
     MAX_TEMPERATURE,
@@ -24,10 +24,15 @@ from service.gateway.openai.schemas import (
     OpenAiRequest,
     Prompt,
 )
+from service.gateway.openai.tools import think, tool_use
+from service.text.tools import Reading
 from service.wire import ModelCard, Work
 
 #: OpenAI's default for completions; chats have the default of POST /generate
 _COMPLETION_TOKENS = 16
+
+#: a chat in the place of the request's own, whose messages POST /generate does not know
+_ANY_CHAT = [{"role": "user", "content": ""}]
 
 _Request = TypeVar("_Request", bound=OpenAiRequest)
 
@@ -43,7 +48,10 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """One OpenAI request. `n`: choices per prompt. `alternatives`: top log-probabilities per token, None for none."""
+    """One OpenAI request. `n`: choices per prompt. `alternatives`: top log-probabilities per token, None for none.
+
+    `reading`: how the text of answers is read.
+    """
 
     choices: tuple[Choice, ...]
     model: str
@@ -52,6 +60,7 @@ class ParsedRequest:
     include_usage: bool
     alternatives: int | None
     return_trace: bool
+    reading: Reading
 
     def with_works(self, works: Sequence[Work]) -> ParsedRequest:
         """A copy of the request in which `works` replace the works of the choices."""
@@ -65,7 +74,7 @@ def plan_completion(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: f
     request, shared = _parse(body, CompletionRequest, card)
     _check_completion(request)
     shared["max_new_tokens"] = request.max_tokens or _COMPLETION_TOKENS
-    base = _work({**shared, **_prompt(request.prompt[0])}, card, timeout_limit_s)
+    base = shared_work({**shared, **_prompt(request.prompt[0])}, card, timeout_limit_s, MAX_TEMPERATURE)
     works = [_with_prompt(base, prompt) for prompt in request.prompt]
     echoes = [prompt if request.echo and isinstance(prompt, str) else "" for prompt in request.prompt]
     return _plan(request, works, echoes, request.logprobs)
@@ -85,22 +94,18 @@ def plan_chat(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) 
         raise InvalidRequest(f"top_logprobs is {request.top_logprobs}, which needs logprobs true", param="top_logprobs")
     if limits:
         shared["max_new_tokens"] = limits.pop()
-    messages = [{**message.model_dump(), "role": _role(message.role)} for message in request.messages]
-    work = _work({**shared, "messages": messages}, card, timeout_limit_s)
-    return _plan(request, [work], [""], (request.top_logprobs or 0) if request.logprobs else None)
+    work = shared_work({**shared, "messages": _ANY_CHAT}, card, timeout_limit_s, MAX_TEMPERATURE)
+    work = replace(work, messages=for_template(request.messages))
+    wanted, param = think(request.reasoning_effort, request.chat_template_kwargs)
+    work, reading = with_tools(work, card, tool_use(request), think=wanted, think_param=param)
+    plan = _plan(request, [work], [""], (request.top_logprobs or 0) if request.logprobs else None)
+    return replace(plan, reading=reading)
 
 
 def _parse(body: Mapping[str, Any], schema: type[_Request], card: ModelCard) -> tuple[_Request, dict[str, Any]]:
     """OpenAI's own fields as a typed request, and the other fields, which are not parsed yet."""
-    own, shared = split(body, schema.model_fields)
-    for name, field in schema.model_fields.items():
-        if field.is_required() and name not in own:
-            raise InvalidRequest(f"{name} is missing", param=name)
-    try:
-        request = schema.model_validate(own)
-    except ValidationError as error:
-        raise explain(error.errors(include_url=False)) from None
-    check_model(request.model, card)
+    own, shared = FIELDS.split(body, schema.model_fields)
+    request = parse_own(own, schema, card)
     if request.stream_options and not request.stream:
         raise InvalidRequest("stream_options are given, which need stream true", param="stream_options")
     return request, shared
@@ -125,15 +130,6 @@ def _check_completion(request: CompletionRequest) -> None:
         raise InvalidRequest("echo is true with logprobs; a prompt's tokens have no log-probabilities", param="echo")
 
 
-def _work(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> Work:
-    request = parse_generate(body, card.default_mode)
-    if request.temperature > MAX_TEMPERATURE:
-        raise InvalidRequest(
-            f"temperature is {request.temperature:g}, allowed are 0 to {MAX_TEMPERATURE}", param="temperature"
-        )
-    return to_work(request, card, timeout_limit_s)
-
-
 def _prompt(prompt: Prompt) -> dict[str, Any]:
     return {"prompt": prompt} if isinstance(prompt, str) else {"prompt_token_ids": list(prompt)}
 
@@ -147,28 +143,21 @@ def _with_prompt(work: Work, prompt: Prompt) -> Work:
 def _plan(request: OpenAiRequest, works: list[Work], echoes: list[str], alternatives: int | None) -> ParsedRequest:
     """`n` choices of every work. Choice i has the request's seed + i."""
     base = works[0]
-    known = 1 if base.sampling.temperature == 0 else 0
-    if (alternatives or 0) > known:
-        raise InvalidRequest(
-            f"{alternatives} log-probabilities per token are requested at temperature "
-            f"{base.sampling.temperature:g}, allowed are 0 to {known}: only the chosen token's is known",
-            param="top_logprobs" if isinstance(request, ChatRequest) else "logprobs",
-        )
     asked = [(work, echo) for work, echo in zip(works, echoes, strict=True) for _ in range(request.n)]
-    choices = (
-        Choice(index, _nth(work, index, alternatives is not None), echo) for index, (work, echo) in enumerate(asked)
-    )
+    choices = (Choice(index, _nth(work, index, alternatives), echo) for index, (work, echo) in enumerate(asked))
     usage = bool((request.stream_options or {}).get("include_usage"))
     return ParsedRequest(
-        tuple(choices), request.model, request.n, request.stream, usage, alternatives, base.return_trace
+        tuple(choices), request.model, request.n, request.stream, usage, alternatives, base.return_trace, Reading()
     )
 
 
-def _nth(work: Work, index: int, traced: bool) -> Work:
-    sampling = replace(work.sampling, seed=(work.sampling.seed + index) % (MAX_SEED + 1))
-    pieces, traced = traced, traced or work.return_trace
-    return replace(work, request_id=secrets.token_hex(12), sampling=sampling, return_trace=traced, return_pieces=pieces)
-
-
-def _role(role: str) -> str:
-    return "system" if role == "developer" else role
+def _nth(work: Work, index: int, alternatives: int | None) -> Work:
+    named = alternatives is not None
+    return replace(
+        work,
+        request_id=secrets.token_hex(12),
+        sampling=replace(work.sampling, seed=(work.sampling.seed + index) % (MAX_SEED + 1)),
+        return_trace=named or work.return_trace,
+        return_pieces=named,
+        top_logprobs=alternatives or 0,
+    )

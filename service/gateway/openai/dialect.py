@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from service.gateway.openai.logprobs import TokenLogprob
+from service.text.tools import CallBegun, CallPiece, Content, Event, ReadAnswer, Reading, Thought
 
 
 class Dialect(Protocol):
@@ -26,20 +27,20 @@ class Dialect(Protocol):
     def frame(self) -> str:
         """The value of `object` of a frame."""
 
-    def answer(self, text: str) -> dict[str, Any]:
+    def answer(self, read: ReadAnswer, echo: str, reading: Reading) -> dict[str, Any]:
         """A whole choice."""
 
-    def opening(self, echo: str) -> dict[str, Any] | None:
+    def opening(self, echo: str, reading: Reading) -> dict[str, Any] | None:
         """The first frame of a choice, if there is one before its text."""
 
-    def piece(self, text: str) -> dict[str, Any]:
-        """A frame with text."""
+    def piece(self, event: Event) -> dict[str, Any] | None:
+        """A frame with a part of the answer. None if an event has none."""
 
     def closing(self) -> dict[str, Any]:
         """The last frame of a choice."""
 
     def logprobs(self, tokens: Sequence[TokenLogprob], alternatives: int) -> dict[str, Any]:
-        """The log-probabilities of tokens. The one alternative that is served is the token itself."""
+        """The log-probabilities of tokens, and of `alternatives` of the likeliest at each place."""
 
 
 class CompletionDialect:
@@ -48,17 +49,17 @@ class CompletionDialect:
     id_prefix = "cmpl-"
     whole = frame = "text_completion"
 
-    def answer(self, text: str) -> dict[str, Any]:
+    def answer(self, read: ReadAnswer, echo: str, reading: Reading) -> dict[str, Any]:  # noqa: ARG002
         """The text."""
-        return {"text": text}
+        return {"text": echo + read.content}
 
-    def opening(self, echo: str) -> dict[str, Any] | None:
+    def opening(self, echo: str, reading: Reading) -> dict[str, Any] | None:  # noqa: ARG002
         """The prompt, if the request has `echo`."""
         return {"text": echo} if echo else None
 
-    def piece(self, text: str) -> dict[str, Any]:
+    def piece(self, event: Event) -> dict[str, Any] | None:
         """The text."""
-        return {"text": text}
+        return {"text": event.text} if isinstance(event, Content) else None
 
     def closing(self) -> dict[str, Any]:
         """No text."""
@@ -69,7 +70,7 @@ class CompletionDialect:
         return {
             "tokens": [token.token for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [{token.token: token.logprob} for token in tokens] if alternatives else None,
+            "top_logprobs": [_by_name(token) for token in tokens] if alternatives else None,
             "text_offset": [token.offset for token in tokens],
         }
 
@@ -80,17 +81,37 @@ class ChatDialect:
     id_prefix = "chatcmpl-"
     whole, frame = "chat.completion", "chat.completion.chunk"
 
-    def answer(self, text: str) -> dict[str, Any]:
-        """The assistant's message."""
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    def answer(self, read: ReadAnswer, echo: str, reading: Reading) -> dict[str, Any]:  # noqa: ARG002
+        """The assistant's message. A chat repeats no prompt."""
+        message: dict[str, Any] = {"role": "assistant", "content": read.content, "refusal": None}
+        if reading.thinking != "no":
+            message["reasoning_content"] = read.thought or None
+        if read.calls:
+            message["content"] = read.content or None
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in read.calls
+            ]
+        return {"message": message}
 
-    def opening(self, echo: str) -> dict[str, Any] | None:  # noqa: ARG002 - a chat repeats nothing
-        """The role of the message."""
-        return {"delta": {"role": "assistant", "content": ""}}
+    def opening(self, echo: str, reading: Reading) -> dict[str, Any] | None:  # noqa: ARG002
+        """The role of the message. Its content may be none, if the message can have calls."""
+        return {"delta": {"role": "assistant", "content": None if reading.format else ""}}
 
-    def piece(self, text: str) -> dict[str, Any]:
-        """The text as a delta of the message."""
-        return {"delta": {"content": text}}
+    def piece(self, event: Event) -> dict[str, Any] | None:
+        """A delta of the message."""
+        match event:
+            case Content(text):
+                return {"delta": {"content": text}}
+            case Thought(text):
+                return {"delta": {"reasoning_content": text}}
+            case CallBegun(index, call, name):
+                begun = {"id": call, "type": "function", "function": {"name": name, "arguments": ""}}
+                return {"delta": {"tool_calls": [{"index": index, **begun}]}}
+            case CallPiece(index, text):
+                return {"delta": {"tool_calls": [{"index": index, "function": {"arguments": text}}]}}
+            case _:
+                return None
 
     def closing(self) -> dict[str, Any]:
         """An empty delta."""
@@ -98,14 +119,22 @@ class ChatDialect:
 
     def logprobs(self, tokens: Sequence[TokenLogprob], alternatives: int) -> dict[str, Any]:
         """One object per token."""
-        records = [
-            {"token": token.token, "logprob": token.logprob, "bytes": None if token.data is None else list(token.data)}
-            for token in tokens
-        ]
-        return {
-            "content": [{**record, "top_logprobs": [dict(record)] if alternatives else []} for record in records],
-            "refusal": None,
-        }
+        content = []
+        for token in tokens:
+            own = _record(token.token, token.data, token.logprob)
+            likeliest = [_record(one.text, one.data, min(0.0, one.logprob)) for one in token.likeliest]
+            content.append({**own, "top_logprobs": (likeliest or [own]) if alternatives else []})
+        return {"content": content, "refusal": None}
+
+
+def _record(token: str, data: bytes | None, logprob: float) -> dict[str, Any]:
+    return {"token": token, "logprob": logprob, "bytes": None if data is None else list(data)}
+
+
+def _by_name(token: TokenLogprob) -> dict[str, float]:
+    """Name -> log-probability: of the likeliest tokens, and of the chosen one. Of two of one name, the likelier."""
+    named = {one.text: min(0.0, one.logprob) for one in reversed(token.likeliest)}
+    return {**dict(reversed(named.items())), token.token: token.logprob}
 
 
 COMPLETION = CompletionDialect()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 from fastapi.responses import JSONResponse
@@ -11,11 +10,10 @@ from pydantic import BaseModel
 
 from service.gateway.http.models import Model
 from service.gateway.http.openapi import errors
-from service.gateway.http.schemas import REQUESTS
-from service.gateway.openai.fields import PASSED
+from service.gateway.http.shared_schema import asked
+from service.gateway.openai.fields import FIELDS
 from service.gateway.openai.schemas import MAX_TEMPERATURE, ChatRequest, CompletionRequest, OpenAiRequest
 from service.gateway.openai.shapes import ChatCompletion, Completion, OpenAiErrorAnswer
-from service.quality.schema import QUALITIES
 
 _ANSWER = (
     "OpenAI's object; its choices also have `token_ids` and `stats`. With `stream`, server-sent events of OpenAI's "
@@ -56,34 +54,4 @@ def _docs(summary: str, answer: type[BaseModel]) -> dict[str, Any]:
 
 
 def _asked(schema: type[OpenAiRequest], example: str) -> dict[str, Any]:
-    content = {"application/json": {"schema": _schema(schema), "example": _EXAMPLES[example]}}
-    return {"openapi_extra": {"requestBody": {"required": True, "content": content}}}
-
-
-@cache
-def _schema(schema: type[OpenAiRequest]) -> dict[str, Any]:
-    """OpenAI's own fields and those shared with POST /generate, of all modes, without references.
-
-    The result is cached and must not be changed.
-    """
-    made = schema.model_json_schema()
-    definitions = made.pop("$defs", {})
-    for request in REQUESTS.values():
-        shared = request.model_json_schema()
-        definitions |= shared.get("$defs", {})
-        made["properties"] |= {name: field for name, field in shared["properties"].items() if name in PASSED}
-    made["properties"]["temperature"] |= {"maximum": MAX_TEMPERATURE}
-    made["properties"]["mode"] = {"enum": list(REQUESTS), "description": "default: the server's"}
-    made["properties"]["quality"] = {"enum": list(QUALITIES), "description": "instead of a mode and its knobs"}
-    resolved: dict[str, Any] = _inlined(made, definitions)
-    return resolved
-
-
-def _inlined(value: Any, definitions: Mapping[str, Any]) -> Any:
-    if isinstance(value, list):
-        return [_inlined(item, definitions) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if "$ref" in value:
-        return _inlined(definitions[value["$ref"].rpartition("/")[2]], definitions)
-    return {name: _inlined(item, definitions) for name, item in value.items()}
+    return asked(schema, FIELDS.passed, MAX_TEMPERATURE, _EXAMPLES[example])

@@ -1,46 +1,13 @@
-"""The fields that an OpenAI body may have: OpenAI's own and those of POST /generate.
-
-Any other field is ignored if its value changes nothing about the answer, else it is refused by name. A field with
-the value `null` counts as left out.
-"""
+"""The fields that an OpenAI body may have beside OpenAI's own that are served."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from service.decode.modes import KNOBS
-from service.errors import InvalidRequest
-from service.settings import nearest
+from service.gateway.http.fields import PASSED, Fields
 
-#: fields that POST /generate parses under the same name
-PASSED: frozenset[str] = frozenset(
-    {
-        "temperature",
-        "top_p",
-        "top_k",
-        "seed",
-        "stop",
-        "stop_token_ids",
-        "ignore_eos",
-        "response_format",
-        "regex",
-        "choice",
-        "grammar",
-        "timeout_s",
-        "return_trace",
-        "cache_salt",
-        "priority",
-        "prompt_cache_key",
-        "mode",
-        "quality",
-        *KNOBS,
-    }
-)
-
-#: field that is not served -> its values that change nothing
-NO_OPS: Mapping[str, tuple[Any, ...]] = {
+_NO_OPS: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
     "best_of": (1,),
     "frequency_penalty": (0,),
@@ -62,8 +29,7 @@ NO_OPS: Mapping[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 
-#: labels and hints, which no answer depends on
-HINTS: frozenset[str] = frozenset(
+_HINTS: frozenset[str] = frozenset(
     {
         "metadata",
         "prompt_cache_options",
@@ -73,29 +39,4 @@ HINTS: frozenset[str] = frozenset(
     }
 )
 
-
-def split(body: Mapping[str, Any], own: Collection[str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The given fields that are in `own`, and those that POST /generate parses. InvalidRequest for any other."""
-    given = {name: value for name, value in body.items() if value is not None and name not in HINTS}
-    for name, value in given.items():
-        if name in own or name in PASSED:
-            continue
-        if name not in NO_OPS:
-            raise InvalidRequest(f"{name!r} is not a field; {nearest(name, {*own, *PASSED})}", param=name)
-        if not any(_same(value, no_op) for no_op in NO_OPS[name]):
-            raise InvalidRequest(_not_served(name, value), param=name)
-    return _among(given, own), _among(given, PASSED)
-
-
-def _among(given: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if name in names}
-
-
-def _same(value: object, other: object) -> bool:
-    """Equality of JSON values: false differs from 0, 0.0 equals 0."""
-    return value == other and isinstance(value, bool) == isinstance(other, bool)
-
-
-def _not_served(name: str, value: object) -> str:
-    allowed = " or ".join(json.dumps(no_op) for no_op in (*NO_OPS[name], None))
-    return f"{name} is {json.dumps(value, ensure_ascii=False)[:80]}, which is not served; allowed is {allowed}"
+FIELDS = Fields(PASSED, _NO_OPS, _HINTS)

@@ -1,8 +1,8 @@
 """Log-probabilities of an answer's tokens, read from the trace of its blocks.
 
 A token's log-probability is that of the step that fixed it, at the request's temperature. It is the backbone's, or
-MRP's if MRP revealed the token (mode `direct`). The replica names every token: by its text, or as `token_id:17` if
-the token is not a whole character.
+MRP's if MRP revealed the token (mode `direct`). The likeliest tokens are those of the same step. The replica names
+every token: by its text, or as `token_id:17` if the token is not a whole character.
 """
 
 from __future__ import annotations
@@ -12,19 +12,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from service.text.piece import TokenPiece
+from service.text.piece import Likely, TokenPiece
 
 #: OpenAI's number for "very unlikely"
 _LEAST = -9999.0
 
 
 class TokenLogprob(NamedTuple):
-    """A token of the answer, its log-probability and bytes. `offset`: where it begins in the answer's text."""
+    """A token of the answer, its log-probability and bytes. `offset`: where it begins in the answer's text.
+
+    `likeliest`: the likeliest tokens at its place, by the same step.
+    """
 
     token: str
     logprob: float
     data: bytes | None
     offset: int
+    likeliest: tuple[Likely, ...] = ()
 
 
 def token_logprobs(
@@ -44,10 +48,14 @@ def token_logprobs(
     fixed = [block[position] for _, block in sorted(blocks.items()) for position in sorted(block)]
     offsets = accumulate((len(piece.added) for piece in pieces), initial=offset)
     return [
-        TokenLogprob(piece.text, _log(confidence), piece.data, start)
-        for piece, (_, confidence), start in zip(pieces, fixed, offsets, strict=False)
+        TokenLogprob(piece.text, _logprob(piece, *pick), piece.data, start, piece.likeliest)
+        for piece, pick, start in zip(pieces, fixed, offsets, strict=False)
     ]
 
 
-def _log(confidence: float) -> float:
-    return min(0.0, math.log(confidence)) if confidence > 0 else _LEAST
+def _logprob(piece: TokenPiece, token: int, confidence: float) -> float:
+    """The chosen token's, as the list of the likeliest has it. A confidence is rounded."""
+    own = next((likely.logprob for likely in piece.likeliest if likely.token == token), None)
+    if own is None:
+        own = math.log(confidence) if confidence > 0 else _LEAST
+    return min(0.0, own)

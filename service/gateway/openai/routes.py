@@ -2,47 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from service.admission.bill import Bill
-from service.admission.controller import Admission
 from service.errors import MrpServeError
+from service.gateway.http.concurrent import all_of, merged
+from service.gateway.http.errors import route_class
 from service.gateway.http.models import models_json
 from service.gateway.http.validation import check_model, parse_json
 from service.gateway.openai.answers import Writer
-from service.gateway.openai.concurrent import all_of, merged
 from service.gateway.openai.convert import ParsedRequest, plan_chat, plan_completion
 from service.gateway.openai.dialect import CHAT, COMPLETION, Dialect
 from service.gateway.openai.docs import chat_docs, completion_docs, model_docs
-from service.gateway.openai.errors import Count, in_openai_terms, openai_error, openai_route
+from service.gateway.openai.errors import in_openai_terms, openai_error, openai_problem
 from service.gateway.openai.stream import Script, choice_stream, started
+from service.gateway.upstream import Upstream
 from service.telemetry.faults import unexpected_error
-from service.wire import Answer, Answering, ModelCard, Work
+from service.wire import Answer, ModelCard, Work
 
 Planner = Callable[[Mapping[str, Any], ModelCard, float], ParsedRequest]
-
-
-@dataclass(frozen=True, slots=True)
-class Upstream:
-    """What the routes need of the ingress. `admit` admits a request or raises. `count` gets every error."""
-
-    card: Callable[[], Awaitable[ModelCard]]
-    admit: Callable[[Request, Sequence[Work]], Awaitable[Admission]]
-    complete: Callable[[Work, Bill], Awaitable[Answer]]
-    stream: Callable[[Work, Bill], Answering]
-    count: Count
-    timeout_limit_s: float
 
 
 def openai_router(upstream: Upstream) -> APIRouter:
     """The routes, to be mounted at the root."""
     routes = _Routes(upstream)
-    router = APIRouter(prefix="/v1", route_class=openai_route(upstream.count))
+    router = APIRouter(prefix="/v1", route_class=route_class(upstream.count, openai_problem))
     router.post("/completions", **completion_docs())(routes.completions)
     router.post("/chat/completions", **chat_docs())(routes.chat)
     router.get("/models/{model_id:path}", **model_docs())(routes.model)

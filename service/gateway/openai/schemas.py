@@ -5,19 +5,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
+from pydantic import ConfigDict, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
 from service.gateway.http.schemas import MAX_NEW_TOKENS
+from service.gateway.http.validation import OfApi
+from service.gateway.openai.messages import Message
+from service.gateway.openai.tools import MAX_TOOLS, Effort, TemplateOptions, ToolChoice, ToolSpec
 
 #: the most choices of one request, over all its prompts
 MAX_CHOICES = 128
 
 #: OpenAI's limit; POST /generate allows higher temperatures
 MAX_TEMPERATURE = 2
+
+#: the most log-probabilities per token
+MAX_LIKELIEST = 20
 
 _TEXT = {"type": "string", "minLength": 1}
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
@@ -52,51 +57,11 @@ def _one(value: object) -> Prompt | None:
     return None
 
 
-def _text_of(content: object) -> object:
-    """The text of a message. Parts of a text are joined."""
-    if not isinstance(content, list):
-        return content
-    if not content:
-        raise PydanticCustomError("content", "a text or a list of text parts is expected, none is given")
-    texts = []
-    for part in content:
-        if not (isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)):
-            raise PydanticCustomError("content", "a text or a list of text parts is expected")
-        texts.append(part["text"])
-    return "".join(texts)
-
-
-def _filled(message: object) -> object:
-    """A message without its null fields. OpenAI's client dumps an answer with many of them."""
-    if not isinstance(message, Mapping):
-        return message
-    return {name: value for name, value in message.items() if value is not None and (value != [] or name == "content")}
-
-
-class TextPart(BaseModel):
-    """A text part of a message's content. Other fields are ignored."""
-
-    type: Literal["text"]
-    text: str
-
-
-Parts = Annotated[list[TextPart], Field(min_length=1)]
-
-
-class ChatMessage(BaseModel):
-    """One message. The role `developer` is OpenAI's newer name for `system`."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_text_of, json_schema_input_type=str | Parts)]
-
-
 #: load clients send vLLM's `continuous_usage_stats` with `include_usage`
 StreamOption = Literal["include_usage", "include_obfuscation", "continuous_usage_stats"]
 
 
-class OpenAiRequest(BaseModel):
+class OpenAiRequest(OfApi):
     """The fields that both routes have."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
@@ -121,15 +86,22 @@ class CompletionRequest(OpenAiRequest):
         Field(json_schema_extra=_PROMPT_SCHEMA),
     ]
     echo: bool = Field(False, description="put the prompt before the answer; needs prompts that are texts")
-    logprobs: int | None = Field(None, ge=0, description="0; or 1 at temperature 0, where the token is the likeliest")
+    logprobs: int | None = Field(None, ge=0, le=MAX_LIKELIEST, description="so many of the likeliest for each token")
 
 
 class ChatRequest(OpenAiRequest):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[
-        list[Annotated[ChatMessage, BeforeValidator(_filled, json_schema_input_type=ChatMessage)]], Field(min_length=1)
-    ]
+    messages: Annotated[list[Message], Field(min_length=1)]
+    tools: list[ToolSpec] = Field([], max_length=MAX_TOOLS, description="functions that the model may call")
+    tool_choice: ToolChoice = Field("auto", description="whether and which tools are called")
+    parallel_tool_calls: bool = Field(True, description="whether an answer may have several calls")
+    reasoning_effort: Effort | None = Field(
+        None, description="none: no thinking; any other: thinking, where the chat template knows it"
+    )
+    chat_template_kwargs: TemplateOptions | None = Field(None, description="vLLM's way to turn thinking on and off")
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_NEW_TOKENS, description="newer name of max_tokens")
     logprobs: bool = Field(False, description="log-probabilities of the answer's tokens")
-    top_logprobs: int | None = Field(None, ge=0, description="0; or 1 at temperature 0; needs logprobs")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=MAX_LIKELIEST, description="so many of the likeliest for each token; needs logprobs"
+    )

@@ -9,25 +9,15 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
-from service.decode.knobs import KnobValue
-from service.gateway.http.answers import AnswerStats, ErrorDetail, TraceStep, Usage
-
-
-class ChoiceStats(AnswerStats):
-    """How a choice was decoded, with this service's finish reason."""
-
-    finish_reason: Literal["stop", "length", "timeout"]
-    mode: str
-    knobs: dict[str, KnobValue]
-    seed: int
+from service.gateway.http.answers import DecodedStats, ErrorDetail, TraceStep, Usage
 
 
 class _Choice(BaseModel):
     index: int
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     logprobs: dict[str, Any] | None
     token_ids: list[int]
-    stats: ChoiceStats
+    stats: DecodedStats
     constraint_met: bool | None = None
     trace: list[TraceStep] | None = None
 
@@ -38,12 +28,29 @@ class TextChoice(_Choice):
     text: str
 
 
+class FunctionOfCall(BaseModel):
+    """The function that is called. `arguments`: JSON as text, incomplete if the answer was cut."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallOfMessage(BaseModel):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionOfCall
+
+
 class AssistantMessage(BaseModel):
-    """The model's message."""
+    """The model's message. `content` is null if there is none beside calls."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallOfMessage] | None = None
 
 
 class MessageChoice(_Choice):

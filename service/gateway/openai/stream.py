@@ -64,9 +64,13 @@ async def _frames(items: Numbered, script: Script) -> AsyncGenerator[bytes]:
             opened.add(number)
             if isinstance(item, Ending):
                 endings[number] = item
-                yield _data(script.writer.closing(choice, item))
+                frames = script.writer.closing(choice, item)
             elif isinstance(item, Chunk):  # these routes ask for no steps
-                yield _data(script.writer.piece(choice, item))
+                frames = script.writer.pieces(choice, item)
+            else:
+                continue
+            for frame in frames:
+                yield _data(frame)
     except Exception as error:  # noqa: BLE001 - the status is sent, so only a frame can report the error
         yield _data(script.failed(error))
         return

@@ -16,7 +16,7 @@ from service.engine.forward.grouping import Grouping, same_shapes_for
 from service.engine.forward.networks import Execution
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import Runner
-from service.engine.request import SamplingParams
+from service.engine.request import Asked, SamplingParams
 from tests.tiny import tiny_checkpoint
 
 #: operations whose result, or its shape, the host has to know
@@ -74,3 +74,28 @@ def test_a_pass_waits_once(
     with Watch() as watch:
         runner.refine(drafted)
     assert (watch.waited, len(copies)) == ([], 1)
+
+
+@pytest.mark.parametrize("attention", ["eager", "triton"])
+def test_log_probabilities_that_are_asked_for_come_in_one_more_copy(
+    attention: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    if attention == "triton":
+        request.getfixturevalue("triton_device")
+    runner = Runner(tiny_checkpoint(dtype=torch.float32), 8, None, 8, Execution(attention))
+    state = Block((MASKED, 5, MASKED, MASKED))
+    rows = [
+        Row(state, 0, [3], keeps=False, sampling=SamplingParams(0.7, seed=3), asked=Asked(4, (1, 2))),
+        Row(state, 0, [4], keeps=False, sampling=SamplingParams(), asked=Asked(0, (7,))),
+        Row(state, 0, [5], keeps=False, sampling=SamplingParams()),
+    ]
+    copies: list[torch.Size] = []
+    tolist = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: (copies.append(tensor.shape), tolist(tensor))[1])
+    with Watch() as watch:
+        first, second, third = runner.evaluate(rows)
+    assert (watch.waited, len(copies)) == ([], 2)
+    known = [[pick.known for pick in reading.picks] for reading in (first, second, third)]
+    assert [(len(one.likeliest), len(one.given)) for one in known[0] if one] == [(4, 2)] * 3
+    assert [(len(one.likeliest), len(one.given)) for one in known[1] if one] == [(0, 1)] * 3
+    assert known[2] == [None] * 3

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 from service.gateway.ingress import Ingress
 from service.replica.generator import Generator, load_generator
 from service.settings import Settings
+from tests.gateway.chatting import give_qwen3
 from tests.gateway.conftest import give_template
 from tests.gateway.local import LocalBackend
 from tests.serving import listening
@@ -42,6 +43,23 @@ def url(app: ASGIApp) -> Iterator[str]:
     """Where the application is served, by a thread of this process."""
     with listening(app) as address:
         yield address.rstrip("/")
+
+
+@pytest.fixture(scope="session")
+def tools_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where a checkpoint that knows tools and thinks is served."""
+    folder = give_qwen3(tmp_path_factory.mktemp("tools") / "golden")
+    settings = Settings(model=str(folder), device="cpu", dtype="float32", max_model_len=2048, kv_cache_tokens=8192)
+    generator = load_generator("r0", settings)
+    with listening(Ingress("i0", settings, LocalBackend(generator)).app(answers_request_id=True)) as address:
+        yield address.rstrip("/")
+    generator.close()
+
+
+@pytest.fixture
+def tools_http(tools_url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=tools_url, timeout=60) as client:
+        yield client
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def _verdict(route: str, body: dict[str, Any], response: httpx.Response) -> str:
     status, timed = response.status_code, "timeout_s" in body
     if status == 200:
         text = response.text
-        broken = body.get("stream") and ('"error"' in text) and not (timed and "deadline_exceeded" in text)
+        broken = body.get("stream") and ('"error":{' in text) and not (timed and "deadline_exceeded" in text)
         return f"200 broken: {text[:300]}" if broken else "answered"
     if status == 504 and timed:
         return "too late"

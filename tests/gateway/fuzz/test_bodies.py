@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 ROUTES = ("/generate", "/v1/completions", "/v1/chat/completions")
+ROUTES += ("/v1/messages", "/v1/messages/count_tokens", "/v1/score", "/v1/responses")
 FEW = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 NUMBERS = ("1e400", "-1e400", "1e-400", "-0.0", "-0", "1e5", "0.0000001", str(2**63), str(2**70), str(-(2**70)))
@@ -59,7 +60,13 @@ def whole(route: str, text: str, **fields: Any) -> dict[str, Any]:
     """A small good request of any route with that text."""
     if route == "/generate":
         return {"prompt": text, "mode": "static", "max_new_tokens": 8, **fields}
+    if route == "/v1/score":
+        return {"model": "golden", "items": [{"prompt": text}], "labels": ["w7"], **fields}
+    if route == "/v1/responses":
+        return {"model": "golden", "mode": "static", "max_output_tokens": 8, "input": text, **fields}
     prompt: dict[str, Any] = {"prompt": text}
+    if route.startswith("/v1/messages"):
+        prompt = {"messages": [{"role": "user", "content": text}], "system": text}
     if route == "/v1/chat/completions":
         prompt = {"messages": [{"role": "user", "content": text}]}
     return {"model": "golden", "mode": "static", "max_tokens": 8, **prompt, **fields}
@@ -69,7 +76,7 @@ def sane(response: httpx.Response) -> httpx.Response:
     """Checks for an answer or a client error. A time limit that is too short counts as a client error."""
     if response.status_code != 200:
         detail = response.json()["error"]
-        refused = response.status_code in (404, 413, 422)
+        refused = response.status_code in (400, 404, 413, 422)
         assert refused or detail["message"].startswith("timeout_s is "), (response.status_code, response.text)
         assert {"code", "message", "param", "request_id"} <= detail.keys()
         assert detail["request_id"] == response.headers["x-request-id"]
@@ -117,6 +124,26 @@ def test_mangled_bodies(http: httpx.Client, route: str, data: st.DataObject) -> 
     post(http, route, data.draw(st.sampled_from([content[:at], content[:at] + byte + content[at + 1 :], content * 2])))
 
 
+blocks = st.lists(
+    st.dictionaries(
+        st.sampled_from(["type", "text", "id", "name", "input", "tool_use_id", "call_id", "content", "role", "output"]),
+        st.sampled_from(["text", "tool_use", "tool_result", "thinking", "message", "function_call", "reasoning", "a"])
+        | st.sampled_from([{}, [], None, 1, [{"type": "text", "text": "w5"}]]),
+        max_size=5,
+    ),
+    max_size=4,
+)
+
+
+@pytest.mark.parametrize(("route", "field"), [("/v1/messages", "content"), ("/v1/responses", "input")])
+@FEW
+@given(blocks=blocks)
+def test_blocks_of_any_form(http: httpx.Client, route: str, field: str, blocks: list[dict[str, Any]]) -> None:
+    body = whole(route, "w5")
+    body |= {"input": blocks} if field == "input" else {"messages": [{"role": "user", "content": blocks}]}
+    post(http, route, json.dumps(body).encode())
+
+
 any_json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=9),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=9), inner, max_size=4),
@@ -129,10 +156,59 @@ any_json = st.recursive(
 @given(data=st.data())
 def test_a_field_of_any_json(http: httpx.Client, route: str, data: st.DataObject) -> None:
     others = ("prompt", "messages", "mode", "model", "echo", "stream_options", "return_trace")
-    names = st.sampled_from((*FIELDS, *others, "response_format", "regex", "choice", "grammar"))
+    others += ("system", "tools", "tool_choice", "thinking", "output_config", "metadata", "stop_sequences")
+    others += ("items", "labels", "label_token_ids", "mark", "normalize", "top_logprobs")
+    others += ("input", "instructions", "text", "reasoning", "include", "previous_response_id", "store")
+    names = st.sampled_from((*FIELDS, *others, "response_format", "regex", "choice", "grammar", *TOOLS))
     fields = data.draw(st.dictionaries(names, any_json, max_size=3))
     fields.pop("timeout_s", None)  # a 504 would be right
     post(http, route, json.dumps({**whole(route, "w5 w6"), **fields}).encode())
+
+
+TOOLS = ("tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs")
+#: what is near to a tool, a choice, and messages with calls and results
+spoiled = any_json | st.sampled_from(["function", "a", "{}", "required", "auto", "tool", "assistant"])
+functions = st.fixed_dictionaries(
+    {"name": st.just("a") | spoiled}, optional={"parameters": st.just({"type": "object"}) | spoiled, "strict": spoiled}
+)
+near_tools = st.lists(st.fixed_dictionaries({"type": st.just("function"), "function": functions | spoiled}), max_size=2)
+near_calls = st.lists(
+    st.fixed_dictionaries(
+        {"id": st.just("a") | spoiled, "function": st.fixed_dictionaries({"name": spoiled, "arguments": spoiled})},
+        optional={"type": spoiled},
+    ),
+    max_size=2,
+)
+A_TOOL = {"type": "function", "function": {"name": "a"}}
+near_messages = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["user", "assistant", "tool"]) | spoiled},
+        optional={
+            "content": spoiled,
+            "tool_calls": near_calls | spoiled,
+            "tool_call_id": st.just("a") | spoiled,
+            "reasoning_content": spoiled,
+        },
+    ),
+    max_size=4,
+)
+
+
+@FEW
+@given(tools=near_tools, choice=spoiled, messages=near_messages, effort=spoiled)
+def test_tools_and_calls_of_any_form(
+    tools_http: httpx.Client, tools: Any, choice: Any, messages: Any, effort: Any
+) -> None:
+    body = whole("/v1/chat/completions", "w5 w6")
+    asked = [*body["messages"], *messages]
+    for fields in (
+        {"tools": tools},
+        {"messages": asked},
+        {"tools": tools, "tool_choice": choice, "messages": asked},
+        {"tools": [A_TOOL], "tool_choice": choice},
+        {"reasoning_effort": effort, "chat_template_kwargs": choice},
+    ):
+        post(tools_http, "/v1/chat/completions", json.dumps({**body, **fields}).encode())
 
 
 GOOD = json.dumps(whole("/generate", "w5 w6")).encode()

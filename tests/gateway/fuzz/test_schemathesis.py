@@ -21,7 +21,7 @@ ANSWERED = ("2xx", "3xx", "4xx")
 #: 504: the cases may send a time limit too short for anything
 CHECKS = {
     "not_a_server_error": {"expected-statuses": [*ANSWERED, 504]},
-    "positive_data_acceptance": {"expected-statuses": ["2xx", 401, 404, 429, 504]},
+    "positive_data_acceptance": {"expected-statuses": ["2xx", 401, 404, 413, 429, 504]},
 }
 #: why a body that the schema allows may be refused, all of them said by the docs
 BEYOND_THE_SCHEMA = re.compile(
@@ -42,10 +42,38 @@ BEYOND_THE_SCHEMA = re.compile(
     r"|echo is true"
     r"|log-probabilities per token are requested"
     r"|which needs logprobs true"
+    r"|the last message is the assistant's"  # on Anthropic's routes
+    r"|the assistant's; an answer cannot be begun"
+    r"|no call before has this id"
+    r"|is a block \w+ of the role"
+    r"|tools are given, and"  # tests/gateway have checkpoints that can call tools
+    r"|tool_choice (asks for a call|names )"
+    r"|this checkpoint does not think"
+    r"|output_config.format and response_format"
+    r"|two tools have the name"
+    r"|have the type .*, allowed is 'object'"
+    r"|input has no message"
+    r"|is no JSON|a JSON object is expected"  # arguments of calls
+    r"|tokens, allowed is one: the tokens of a longer label"
+    r"|are the same token"
+    r"|(and|) ?label_token_ids are given, allowed is one of them"
+    r"|has no labels, and top_logprobs is 0"
+    r"|which the text does not have"
+    r"|has mark and prompt_token_ids"
+    r"|places, allowed are"
     r"|which need stream true"
     r"|steps are events of a stream"
     r"|they mean the same"
     r"|are \d+ answers, allowed are"
+    r"|tools are given, and "  # the template knows none; tests/gateway/openai has one that does
+    r"|two tools have the name"
+    r"|which is none of the tools"
+    r"|there are no tools"
+    r"|allowed is 'object'"
+    r"|which is the id of no call"
+    r"|\.arguments is "  # no JSON object
+    r"|this checkpoint does not think"
+    r"|reasoning_effort is '\w+' and chat_template_kwargs"
 )
 
 
@@ -65,8 +93,9 @@ def _fill(part: Any, model: dict[str, Any]) -> None:
         if part.get("type") == "integer" and part.get("minimum") == 0 and part.keys() == {"type", "minimum"}:
             part["maximum"] = model["vocab_size"] - 4  # the last three are mask, end and unknown
         properties = part.get("properties")
-        if isinstance(properties, dict) and isinstance(properties.get("n"), dict):  # an OpenAI body
+        if isinstance(properties, dict) and isinstance(properties.get("model"), dict) and "object" not in properties:
             properties["model"] = {"const": model["id"]}
+        if isinstance(properties, dict) and isinstance(properties.get("n"), dict):
             properties["n"] = {**properties["n"], "maximum": 4}  # 128 answers a case would take long
         for name, item in part.items():
             if name != "stop_token_ids":  # any id may be there; one that no token has ends nothing
@@ -145,7 +174,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 
 
 def test_a_few_cases_of_every_route(url: str) -> None:
-    cases, found = violations(url, 24, ("examples", "fuzzing"))
+    cases, found = violations(url, 12, ("examples", "fuzzing"))
     assert not found, "\n".join(found)
     assert cases.total() >= 100
 

@@ -89,3 +89,30 @@ def test_openais_stream_is_the_whole_answer(http: httpx.Client, route: str, seed
     told = [choice.get("text", choice.get("message", {}).get("content")) for choice in answer["choices"]]
     assert texts == told
     assert json.loads(frames[-1][1])["usage"] == answer["usage"]
+
+
+@FEW
+@given(seed=st.integers(0, 2**62), length=st.integers(1, 30), stop=st.sampled_from([None, "w1", " ", "9"]))
+def test_anthropics_stream_is_the_whole_answer(http: httpx.Client, seed: int, length: int, stop: str | None) -> None:
+    body = {**whole("/v1/messages", "w5 w6 w7"), "seed": seed, "max_tokens": length, "temperature": 0.9}
+    body |= {"stop_sequences": [stop]} if stop else {}
+    answer = http.post("/v1/messages", json=body).json()
+    told = [json.loads(data) for _, data in events(http.post("/v1/messages", json={**body, "stream": True}).content)]
+    deltas = [event["delta"] for event in told if event["type"] == "content_block_delta"]
+    assert "".join(delta["text"] for delta in deltas) == "".join(block["text"] for block in answer["content"])
+    assert told[-2]["delta"] == {name: answer[name] for name in ("stop_reason", "stop_sequence")}
+    assert told[-2]["usage"]["output_tokens"] == answer["usage"]["output_tokens"]
+
+
+@FEW
+@given(seed=st.integers(0, 2**62), length=st.integers(1, 30))
+def test_the_stream_of_responses_is_the_whole_answer(http: httpx.Client, seed: int, length: int) -> None:
+    body = {**whole("/v1/responses", "w5 w6 w7"), "seed": seed, "max_output_tokens": length, "temperature": 0.9}
+    answer = http.post("/v1/responses", json=body).json()
+    told = [json.loads(data) for _, data in events(http.post("/v1/responses", json={**body, "stream": True}).content)]
+    deltas = "".join(event["delta"] for event in told if event["type"] == "response.output_text.delta")
+    assert deltas == "".join(part["text"] for item in answer["output"] for part in item["content"])
+    assert (told[-1]["response"]["status"], told[-1]["response"]["usage"]["output_tokens"]) == (
+        answer["status"],
+        answer["usage"]["output_tokens"],
+    )

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.extremes import drawn_knobs, drawn_prompt, drawn_sampling
 
-ROUTES = ("/generate", "/v1/completions", "/v1/chat/completions")
+ROUTES = ("/generate", "/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/score")
 #: what OpenAI's routes allow
 _WARMEST = 2
 _STOPS = ("w7", " ", "a", "\n", "\u0000", "\u202e", "👩🏽‍🚀", "w1 w2 w3", "x" * 2000)
@@ -28,21 +28,55 @@ class Served:
 
 def valid_request(rng: random.Random, served: Served) -> tuple[str, dict[str, Any]]:
     """A route and a body for it."""
-    route = rng.choice(ROUTES if served.chat else ROUTES[:2])
+    route = rng.choice(ROUTES if served.chat else (*ROUTES[:2], "/v1/score"))
     longest = rng.choice([served.block_size + 1, 24, 64, served.max_model_len])
     prompt = drawn_prompt(rng, served.allowed, longest - 1, served.block_size)
     room = served.max_model_len - max(len(prompt), 200)
     tokens = rng.choice([1, 2, served.block_size, rng.randint(1, 40), rng.choice([40, room])])
     body = {**drawn_knobs(rng, served.block_size), **drawn_sampling(rng), **_shared(rng, served)}
+    if route == "/v1/score":
+        return route, _question(rng, served, prompt)
     if route == "/generate":
         body |= {"max_new_tokens": tokens, **_some_prompt(rng, prompt, served.chat)}
         return route, body | {"stream_steps": bool(body.get("stream")) and rng.random() < 0.5}
+    if route in {"/v1/messages", "/v1/responses"}:
+        return route, _other_chat(rng, route, body | {"model": served.model}, tokens)
     body |= {"model": served.model, "max_tokens": tokens, "n": rng.choice([1, 1, 1, 2, 3])}
     body["temperature"] = min(_WARMEST, body.get("temperature", 0))
     if route == "/v1/completions":
         texts = rng.choice([rng.choice(_TEXTS), list(_TEXTS[:2])])
         return route, body | {"prompt": rng.choice([prompt, texts])}
     return route, body | {"messages": _messages(rng)}
+
+
+def _other_chat(rng: random.Random, route: str, body: dict[str, Any], tokens: int) -> dict[str, Any]:
+    messages = _messages(rng)
+    if route == "/v1/responses":
+        own = {
+            "max_output_tokens": tokens,
+            "input": rng.choice([messages, "w5"]),
+            "instructions": rng.choice(["w1", None]),
+        }
+        return body | own | {"temperature": min(_WARMEST, body.get("temperature", 0))}
+    stop = [body.pop("stop")] if "stop" in body else []
+    own = {"max_tokens": rng.choice([tokens, 10**6]), "messages": messages, "system": rng.choice(["w1", []])}
+    own["stop_sequences"] = stop[0] if stop and isinstance(stop[0], list) else stop
+    return body | own | {"temperature": min(1, body.get("temperature", 0))}
+
+
+def _question(rng: random.Random, served: Served, prompt: list[int]) -> dict[str, Any]:
+    """Places anywhere in a text, in any form."""
+    marked = [None if rng.random() < 16 / len(prompt) else token for token in prompt]
+    marked = marked if marked.count(None) <= 32 else prompt
+    items: list[dict[str, Any]] = [{"prompt_token_ids": marked}, {"prompt": rng.choice(_TEXTS)}]
+    items.append({"prompt": "w5 w6 ?? w7 ??", "mark": "??"})
+    if served.chat:
+        items.append({"messages": _messages(rng)})
+    asked = rng.choice([{"labels": ["w7", "w8"]}, {"label_token_ids": served.allowed[:100]}, {"top_logprobs": 20}])
+    shared = {
+        name: one for name, one in _shared(rng, served).items() if name in ("timeout_s", "cache_salt", "priority")
+    }
+    return {"model": served.model, "items": rng.choices(items, k=rng.choice([1, 1, 4])), **asked, **shared}
 
 
 def _some_prompt(rng: random.Random, prompt: list[int], chat: bool) -> dict[str, Any]:

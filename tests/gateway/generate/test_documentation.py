@@ -14,7 +14,7 @@ import pytest
 from service.decode.modes import MODES
 from service.gateway.http import schemas
 from service.gateway.http.answers import BlockFrame, Done, GenerateAnswer, StepFrame
-from service.gateway.http.openapi import DECODING, OPENAI, OPERATION
+from service.gateway.http.openapi import ANTHROPIC, DECODING, OPENAI, OPERATION
 from service.gateway.http.schemas import EXAMPLES, KNOBS, REQUESTS
 from service.gateway.http.validation import parse_generate
 from service.gateway.openai.schemas import OpenAiRequest
@@ -127,7 +127,7 @@ async def test_the_page_needs_nothing_from_elsewhere(http: httpx.AsyncClient) ->
 
 def test_every_route_stands_below_a_heading(schema: dict[str, Any]) -> None:
     tags = [tuple(route["tags"]) for methods in schema["paths"].values() for route in methods.values()]
-    assert set(tags) == {(DECODING,), (OPENAI,), (OPERATION,)}
+    assert set(tags) == {(DECODING,), (OPENAI,), (ANTHROPIC,), (OPERATION,)}
 
 
 def test_examples_are_of_the_schema(schema: dict[str, Any]) -> None:

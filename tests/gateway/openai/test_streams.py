@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from service.errors import DeadlineExceeded, NotReady, QueueFull
+from service.gateway.http.concurrent import all_of, merged
 from service.gateway.ingress import Ingress
-from service.gateway.openai.concurrent import all_of, merged
 from service.settings import Settings
 from service.wire import Failure
 from tests.gateway.doubles import Scripted

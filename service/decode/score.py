@@ -1,0 +1,27 @@
+"""`score`: the params of requests that decode nothing, but have places of a pinned text read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from service.decode.canvas import Canvas
+from service.decode.params import ModeParams
+from service.decode.policy import Decoding
+from service.decode.rules import Leftmost, Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Score(ModeParams):
+    """Read the masked places of the prompt. Not a mode that a request may name."""
+
+    mode: ClassVar[str] = "score"
+
+    @property
+    def rule(self) -> Rule:
+        """Any, since nothing is revealed."""
+        return Leftmost()
+
+    def decode(self, canvas: Canvas) -> Decoding:  # noqa: ARG002 - nothing is decoded
+        """Asks for nothing."""
+        yield from ()

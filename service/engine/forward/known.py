@@ -1,0 +1,65 @@
+"""What reads ask of a position besides its token: log-probabilities of the likeliest tokens, and of tokens they name.
+
+They are of the full softmax at the read's temperature, as confidences are, and of what a grammar allows. The mask
+token, which is never chosen, is not among the likeliest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from service.decode.block import Known
+from service.engine.forward.grouping import join
+from service.engine.forward.sampling import Read, scale
+from service.engine.request import Asked
+from service.model.transfer import fetch, send
+
+
+class Asking:
+    """The asked reads of one forward. `take` gets the logits of each of its groups, `begin` ends it."""
+
+    def __init__(self, reads: Sequence[Read], mask_token_id: int) -> None:
+        asked = [read.asked for read in reads if read.asked is not None]
+        self._most = max((one.likeliest for one in asked), default=0)
+        self._named = max((len(one.tokens) for one in asked), default=0)
+        self._mask = mask_token_id
+        self._slots: list[tuple[int, Asked]] = []
+        self._parts: list[Tensor] = []
+
+    def take(self, logits: Tensor, reads: Sequence[Read]) -> None:
+        """logits `[M, V]` of the reads, which stay as they are."""
+        asking = [(number, read, read.asked) for number, read in enumerate(reads) if read.asked is not None]
+        if not asking:
+            return
+        here = send(np.array([number for number, _, _ in asking]), logits.device)
+        scores = scale(logits[here].float(), [read for _, read, _ in asking]).log_softmax(-1)
+        tokens = np.zeros((len(asking), self._named), np.int64)
+        for row, (_, _, asked) in zip(tokens, asking, strict=True):
+            row[: len(asked.tokens)] = asked.tokens
+        given = scores.gather(-1, send(tokens, logits.device))
+        scores[:, self._mask] = -torch.inf
+        highest, likeliest = scores.topk(min(self._most, scores.shape[-1]))
+        self._parts.append(torch.cat([given.double(), highest.double(), likeliest.double()], dim=1))
+        self._slots += [(read.slot, asked) for _, read, asked in asking]
+
+    def begin(self) -> Callable[[], Mapping[int, Known]]:
+        """Begins the copy to the host. What it returns waits for it: slot -> what is known there."""
+        if not self._parts:
+            return dict
+        copied = fetch(join(self._parts))
+        return lambda: {
+            slot: self._known(values, asked)
+            for (slot, asked), values in zip(self._slots, copied().tolist(), strict=True)
+        }
+
+    def _known(self, values: list[float], asked: Asked) -> Known:
+        given, found = values[: self._named], values[self._named :]
+        count = len(found) // 2
+        pairs = [(int(token), score) for score, token in zip(found[:count], found[count:], strict=True)]
+        likeliest = [(token, score) for token, score in pairs[: asked.likeliest] if score > -math.inf]
+        return Known(tuple(likeliest), tuple(given[: len(asked.tokens)]))

@@ -1,0 +1,118 @@
+"""The schemas of POST /v1/score."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+
+from service.fair_queue import DEFAULT_PRIORITY, HIGHEST_PRIORITY, LOWEST_PRIORITY
+from service.gateway.http.schemas import MAX_CACHE_KEY, MAX_SALT, Message, TokenId
+from service.gateway.http.validation import OfApi
+
+MAX_ITEMS = 64
+MAX_LABELS = 100
+MAX_LIKELIEST = 20
+
+_FORM = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+#: exactly one of the prompts is there and not null, for the documentation
+_PROMPTS = ("prompt", "prompt_token_ids", "messages")
+_ONE_PROMPT: list[JsonValue] = [
+    {"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in _PROMPTS
+]
+
+
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+Labels = Annotated[
+    list[Annotated[str, Field(min_length=1)]],
+    Field(min_length=1, max_length=MAX_LABELS),
+    BeforeValidator(_listed),
+]
+LabelIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_LABELS)]
+Mark = Annotated[str, Field(min_length=1, max_length=64)]
+
+
+class Questions(BaseModel):
+    """What is asked of places: in an item, or in the request for all items that do not say it themselves."""
+
+    model_config = _FORM
+
+    labels: Labels | None = Field(None, description="texts of one token each")
+    label_token_ids: LabelIds | None = Field(None, description="the same as token ids")
+    mark: Mark | None = Field(None, description="the text that stands for a place; default: a place behind the text")
+
+
+class ScoreItem(Questions):
+    """A pinned text. Exactly one of the three prompts must be given."""
+
+    model_config = ConfigDict(**_FORM, json_schema_extra={"oneOf": _ONE_PROMPT})
+
+    prompt: Annotated[str, Field(min_length=1)] | None = Field(None, description="a text")
+    prompt_token_ids: Annotated[list[TokenId | None], Field(min_length=1)] | None = Field(
+        None, description="token ids; null stands for a place"
+    )
+    messages: Annotated[list[Message], Field(min_length=1)] | None = Field(None, description="a chat")
+
+
+class ScoreRequest(Questions, OfApi):
+    """POST /v1/score."""
+
+    model: str = Field(description="as GET /v1/models names it")
+    items: Annotated[list[ScoreItem], Field(min_length=1, max_length=MAX_ITEMS)]
+    top_logprobs: int = Field(0, ge=0, le=MAX_LIKELIEST, description="so many of the likeliest tokens of each place")
+    normalize: bool = Field(True, description="`scores` are shares among the labels; false: probabilities")
+    timeout_s: float | None = Field(None, gt=0, description="default and maximum: the server's limit")
+    priority: int = Field(DEFAULT_PRIORITY, ge=HIGHEST_PRIORITY, le=LOWEST_PRIORITY)
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT)] | None = None
+    prompt_cache_key: Annotated[str, Field(min_length=1, max_length=MAX_CACHE_KEY)] | None = None
+    user: str | None = Field(None, description="a label that changes nothing")
+
+
+class TokenScore(BaseModel):
+    """One of the likeliest tokens at a place."""
+
+    token: str
+    token_id: int
+    logprob: float
+    bytes: list[int] | None
+
+
+class Place(BaseModel):
+    """A place. `position`: the tokens before it. `scores`, `logprobs`, `token_ids`: one per label, in their order."""
+
+    position: int
+    scores: list[float]
+    logprobs: list[float]
+    token_ids: list[int]
+    top_logprobs: list[TokenScore]
+
+
+class Scored(BaseModel):
+    """The places of one item, in the order of its text."""
+
+    index: int
+    object: Literal["score"]
+    places: list[Place]
+
+
+class ScoreUsage(BaseModel):
+    """Token counts. Places count as none."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: dict[str, int]
+
+
+class ScoreAnswer(BaseModel):
+    """The answer of POST /v1/score."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Scored]
+    usage: ScoreUsage

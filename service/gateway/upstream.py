@@ -1,0 +1,30 @@
+"""What the routes of every API need of the ingress: the model card, admission, the replicas, counters."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from fastapi import Request
+
+from service.admission.bill import Bill
+from service.admission.controller import Admission
+from service.gateway.http.errors import Count
+from service.wire import Answer, Answering, ModelCard, Work
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """The ingress, as the routes of an API see it.
+
+    `admit` admits a request or raises. `complete` and `stream` answer one work of it. `tokens` counts the tokens of a
+    work's prompt. `count` gets every error.
+    """
+
+    card: Callable[[], Awaitable[ModelCard]]
+    admit: Callable[[Request, Sequence[Work]], Awaitable[Admission]]
+    complete: Callable[[Work, Bill], Awaitable[Answer]]
+    stream: Callable[[Work, Bill], Answering]
+    tokens: Callable[[Work, Bill], Awaitable[int]]
+    count: Count
+    timeout_limit_s: float

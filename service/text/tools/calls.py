@@ -1,0 +1,128 @@
+"""Tools, calls of tools, and the messages of a conversation in which tools were called.
+
+The routes make them of their own fields. Nothing here knows a route's format.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from pydantic_core import from_json
+
+from service.errors import InvalidRequest
+
+#: none: no call; auto: a call or an answer; required: one call at least
+Choice = Literal["none", "auto", "required"]
+
+#: OpenAI allows 64 characters of these, Anthropic 128; nothing in a name has to be escaped in any format
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+MAX_TOOLS: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call. `parameters`: the JSON schema of its arguments; None if it has none."""
+
+    name: str
+    description: str | None = field(default=None, repr=False)
+    parameters: Mapping[str, Any] | None = field(default=None, repr=False)
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """The tool as chat templates take it."""
+        shown = {"description": self.description, "parameters": self.parameters}
+        given = {name: value for name, value in shown.items() if value is not None}
+        return {"type": "function", "function": {"name": self.name, **given}}
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The schema of the arguments, which are always an object. InvalidRequest if the schema excludes objects."""
+        if self.parameters is None:
+            return {"type": "object", "properties": {}, "additionalProperties": False}
+        schema = {"type": "object", **self.parameters}
+        if schema["type"] != "object":
+            raise InvalidRequest(
+                f"the parameters of the tool {self.name!r} have the type {str(schema['type'])[:80]!r}, "
+                "allowed is 'object'",
+                param="tools",
+            )
+        return schema
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call that the model made. `arguments`: JSON text, incomplete if the answer was cut."""
+
+    id: str
+    name: str
+    arguments: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """What an answer may call. `among`: the only names that may be called, all if empty. `parallel`: several calls.
+
+    InvalidRequest if names are not allowed, not unique or not among the tools.
+    """
+
+    tools: tuple[Tool, ...]
+    choice: Choice = "auto"
+    among: tuple[str, ...] = ()
+    parallel: bool = True
+
+    def __post_init__(self) -> None:
+        names = [tool.name for tool in self.tools]
+        if len(names) > MAX_TOOLS:
+            raise InvalidRequest(f"tools has {len(names)} tools, allowed are {MAX_TOOLS}", param="tools")
+        for number, name in enumerate(names):
+            if not _NAME.fullmatch(name):
+                allowed = "1 to 128 letters, digits, '_', '-' and '.'"
+                raise InvalidRequest(f"a tool's name is {name[:140]!r}, allowed are {allowed}", param="tools")
+            if name in names[:number]:
+                raise InvalidRequest(f"two tools have the name {name!r}", param="tools")
+        for name in self.among:
+            if name not in names:
+                raise InvalidRequest(
+                    f"tool_choice names {name[:140]!r}, which is none of the tools", param="tool_choice"
+                )
+        if self.choice == "required" and not names:
+            raise InvalidRequest("tool_choice asks for a call, and there are no tools", param="tool_choice")
+
+    @property
+    def callable(self) -> tuple[Tool, ...]:
+        """The tools that may be called."""
+        if self.choice == "none":
+            return ()
+        return tuple(tool for tool in self.tools if not self.among or tool.name in self.among)
+
+
+def arguments_of(text: str, param: str) -> dict[str, Any]:
+    """The arguments of an earlier call. An empty text means none. InvalidRequest if they are no JSON object."""
+    try:
+        value = from_json(text, allow_inf_nan=False) if text.strip() else {}
+    except ValueError as error:
+        raise InvalidRequest(f"{param} is no JSON: {error}", param=param) from None
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{param} is {text[:80]!r}, a JSON object is expected", param=param)
+    return value
+
+
+def said(content: str, calls: Sequence[tuple[str, str, Mapping[str, Any]]] = (), thought: str = "") -> dict[str, Any]:
+    """An assistant's message as chat templates take it. `calls`: the id, name and arguments of each."""
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if thought:
+        message["reasoning_content"] = thought
+    if calls:
+        message["tool_calls"] = [
+            {"id": call, "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
+            for call, name, arguments in calls
+        ]
+    return message
+
+
+def result(call: str, name: str, content: str) -> dict[str, Any]:
+    """What a tool answered, as chat templates take it. `call`, `name`: those of the call."""
+    return {"role": "tool", "content": content, "tool_call_id": call, "name": name}

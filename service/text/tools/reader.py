@@ -1,0 +1,233 @@
+"""Reads an answer's text as it comes: thinking, content, calls of tools.
+
+The text may be cut anywhere. What may be the beginning of a mark is held back, and so is white space before a mark.
+The routes ask it for each block of an answer. After a failover the text goes on, and so does the reader.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from service.text.tools.calls import ToolCall
+from service.text.tools.events import CallBegun, CallEnded, CallPiece, Content, Event, Thought
+from service.text.tools.formats import ToolFormat, format_named
+from service.text.tools.json_object import JsonObject
+from service.text.tools.thinking import BEGIN, END
+
+#: a longer name is none that a request may have
+_LONGEST_NAME = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How answers to a request are read.
+
+    `format`: the name of the format of calls, None if none may come. `thinking`: whether the answer may begin with
+    thinking, or begins within it.
+    """
+
+    format: str | None = None
+    thinking: Literal["no", "may", "begun"] = "no"
+
+    @property
+    def plain(self) -> bool:
+        """Whether answers are nothing but content."""
+        return self.format is None and self.thinking == "no"
+
+
+def _call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
+class AnswerReader:
+    """Reads one answer. `new_id`: makes the ids of calls."""
+
+    def __init__(self, reading: Reading, new_id: Callable[[], str] = _call_id) -> None:
+        self._format = format_named(reading.format) if reading.format else None
+        self._new_id = new_id
+        states = {"no": self._content, "may": self._before_thinking, "begun": self._thinking}
+        self._state: Callable[[], bool] = states[reading.thinking]
+        self._text, self._events = "", list[Event]()
+        self._fresh, self._last = True, False  # nothing yet of this part; no more text comes
+        self._begun = self._calls = 0
+        self._object = JsonObject()
+
+    @property
+    def called(self) -> bool:
+        """Whether there is a call, and none was cut."""
+        return 0 < self._begun == self._calls
+
+    def push(self, text: str) -> list[Event]:
+        """What is certain after this text."""
+        self._text += text
+        return self._read()
+
+    def finish(self) -> list[Event]:
+        """The rest, at the end of the answer. A call that was cut before its arguments is left out."""
+        self._last = True
+        return self._read()
+
+    def _read(self) -> list[Event]:
+        while self._state():
+            pass
+        events, self._events = self._events, []
+        return events
+
+    # --- states: each takes of the text what is certain, and says whether another state goes on -------
+
+    def _before_thinking(self) -> bool:
+        begun = self._text.lstrip()
+        if begun.startswith(BEGIN):
+            return self._go(self._thinking, begun[len(BEGIN) :])
+        if BEGIN.startswith(begun) and not self._last:
+            return False
+        return self._go(self._content, self._text)
+
+    def _thinking(self) -> bool:
+        if self._fresh:
+            self._text = self._text.lstrip("\n")
+        thought, ended, rest = self._up_to(END, "\n")
+        self._tell(Thought, thought)
+        return self._go(self._after_thinking, rest) if ended else False
+
+    def _after_thinking(self) -> bool:
+        rest = self._text.lstrip("\n")
+        return self._go(self._content, rest) if rest else False
+
+    def _content(self) -> bool:
+        if self._format is None:
+            self._tell(Content, self._text)
+            self._text = ""
+            return False
+        content, ended, rest = self._up_to(self._format.opening, None)
+        self._tell(Content, content)
+        return self._go(self._before_name, rest) if ended else False
+
+    def _before_name(self) -> bool:
+        return self._literal(self._called.before_name, self._name, self._called.opening)
+
+    def _name(self) -> bool:
+        name, after, rest = self._text.partition(self._called.after_name)
+        if not after:
+            return (
+                self._no_call(self._called.opening + self._called.before_name) if len(name) > _LONGEST_NAME else False
+            )
+        self._events.append(CallBegun(self._calls, self._new_id(), name))
+        self._begun += 1
+        self._object = JsonObject()
+        return self._go(self._arguments, rest)
+
+    def _arguments(self) -> bool:
+        length = self._object.take(self._text)
+        if length:
+            self._events.append(CallPiece(self._calls, self._text[:length]))
+        self._text = self._text[length:]
+        return self._go(self._tail, self._text) if self._object.ended else False
+
+    def _tail(self) -> bool:
+        return self._literal(self._called.tail, self._call_ended, "")
+
+    def _call_ended(self) -> bool:
+        self._events.append(CallEnded(self._calls))
+        self._calls += 1
+        return self._go(self._after_call, self._text)
+
+    def _after_call(self) -> bool:
+        between, closing = self._called.between, self._called.closing
+        if self._text.startswith(between):
+            return self._go(self._before_name, self._text[len(between) :])
+        if between.startswith(self._text) and not self._last:
+            return False
+        if closing.startswith(self._text) and len(self._text) < len(closing) and not self._last:
+            return False
+        return self._go(self._after_calls, self._text.removeprefix(closing))
+
+    def _after_calls(self) -> bool:
+        rest = self._text.lstrip()
+        return self._go(self._content, rest) if rest else False
+
+    # --- helpers --------------------------------------------------------------------------------------
+
+    @property
+    def _called(self) -> ToolFormat:
+        if self._format is None:
+            raise AssertionError("a call without a format")
+        return self._format
+
+    def _go(self, state: Callable[[], bool], text: str) -> bool:
+        self._state, self._text, self._fresh = state, text, True
+        return True
+
+    def _tell(self, kind: Callable[[str], Event], text: str) -> None:
+        if text:
+            self._events.append(kind(text))
+            self._fresh = False
+
+    def _literal(self, expected: str, state: Callable[[], bool], before: str) -> bool:
+        """Goes on after the expected text. Anything else is content. `before`: what was taken for a call."""
+        if self._text.startswith(expected):
+            return self._go(state, self._text[len(expected) :])
+        return False if expected.startswith(self._text) else self._no_call(before)
+
+    def _no_call(self, before: str) -> bool:
+        self._tell(Content, before)
+        return self._go(self._content, self._text)
+
+    def _up_to(self, mark: str, space: str | None) -> tuple[str, bool, str]:
+        """The text before a mark, whether the mark is there, and the text after it. White space before it is dropped.
+
+        Without the mark, the text is what is certain, and what may belong to the mark is kept. `space`: the letters
+        that are white space.
+        """
+        before, found, after = self._text.partition(mark)
+        if found:
+            return before.rstrip(space), True, after
+        held = 0 if self._last else len(self._text) - len(self._text[: -_begun(self._text, mark) or None].rstrip(space))
+        certain = self._text[: len(self._text) - held]
+        self._text = self._text[len(certain) :]
+        return certain, False, ""
+
+
+def _begun(text: str, mark: str) -> int:
+    """The length of the longest beginning of the mark that the text ends with."""
+    return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:size])), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAnswer:
+    """A whole answer. `thought`: empty without thinking. `called`: whether there is a call, and none was cut."""
+
+    content: str = field(repr=False)
+    calls: tuple[ToolCall, ...] = ()
+    thought: str = field(default="", repr=False)
+    called: bool = False
+
+
+def gathered(events: Iterable[Event]) -> ReadAnswer:
+    """The answer that events tell of."""
+    content, thought, names, arguments = "", "", list[tuple[str, str]](), list[str]()
+    ended: int = 0
+    for event in events:
+        match event:
+            case Content(text):
+                content += text
+            case Thought(text):
+                thought += text
+            case CallBegun(_, call, name):
+                names.append((call, name))
+                arguments.append("")
+            case CallPiece(index, text):
+                arguments[index] += text
+            case CallEnded():
+                ended += 1
+    calls = tuple(ToolCall(call, name, text) for (call, name), text in zip(names, arguments, strict=True))
+    return ReadAnswer(content, calls, thought, 0 < ended == len(calls))
+
+
+def read_answer(reading: Reading, text: str, new_id: Callable[[], str] = _call_id) -> ReadAnswer:
+    """Reads a whole answer."""
+    reader = AnswerReader(reading, new_id)
+    return gathered([*reader.push(text), *reader.finish()])

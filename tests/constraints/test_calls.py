@@ -1,0 +1,209 @@
+"""Grammars of calls: what they allow is read back, arguments fit their schemas, marks are tokens or spelled."""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import jsonschema
+import pytest
+from tokenizers import Tokenizer
+
+from service.constraints.constraint import CallTexts, Constraint, Lead, ToolCallForm
+from service.constraints.grammars import compile_grammar
+from service.constraints.matcher import CompiledGrammar
+from service.constraints.vocabulary import Vocabulary
+from service.errors import InvalidRequest
+from service.text.tools import FORMATS, Reading, Tool, read_answer
+from tests.constraints.checkpoints import byte_pairs
+from tests.constraints.schemas import random_schema
+from tests.constraints.walks import text_of, walk
+from tests.gateway import chatting
+
+FORMAT = FORMATS["qwen3"]
+LEAD = Lead("<think>", "</think>", "\n\n")
+BEGUN = replace(LEAD, begun=True)
+ADD = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+CALL = FORMAT.written(("add", '{"a": 12}'))
+BOTH = FORMAT.written(("add", '{"a": 12}'), ("none", "{}"))
+
+
+@cache
+def tokenizer(marked: bool) -> Tokenizer:
+    return chatting.tokenizer() if marked else byte_pairs()
+
+
+@cache
+def vocabulary(marked: bool) -> Vocabulary:
+    """`marked`: whether `<tool_call>` and the like are tokens."""
+    return Vocabulary(tokenizer(marked).to_str(), 512, [510])
+
+
+def calls(
+    *tools: Tool, required: bool = False, parallel: bool = True, lead: Lead | None = None, content: Any = None
+) -> Constraint:
+    forms = [ToolCallForm(tool.name, FORMAT.head(tool.name), tool.schema, FORMAT.tail) for tool in tools]
+    texts = CallTexts(FORMAT.opening, FORMAT.between, FORMAT.closing)
+    made = Constraint.calls(texts, forms, required=required, parallel=parallel, content=content)
+    return replace(made, lead=lead)
+
+
+TOOLS = (Tool("add", None, ADD), Tool("none"))
+JSON = Constraint.json({"const": {"x": 1}}, "response_format")
+
+
+def taken(grammar: CompiledGrammar, marked: bool, text: str) -> bool:
+    ids = tuple(tokenizer(marked).encode(text).ids)
+    way = grammar.open()
+    return way.allowed((), ids) == len(ids) and way.complete(ids)
+
+
+THOUGHT = f"<think>a {{</think>\n\n{CALL}"
+BAD = [
+    "<tool_call>",
+    "<tool_call>\nhi",
+    CALL.replace("12", '"12"'),
+    CALL.replace("add", "x"),
+    CALL + CALL,
+    CALL + "\nhi",
+]
+
+
+@pytest.mark.parametrize("marked", [True, False])
+@pytest.mark.parametrize(
+    ("constraint", "allowed", "refused"),
+    [
+        (calls(*TOOLS), ["", "hi <tool_call", CALL, "hi\n" + CALL, BOTH], BAD),
+        (calls(*TOOLS, parallel=False), ["", "hi <tool_call", CALL, "hi\n" + CALL], [*BAD, BOTH]),
+        (calls(*TOOLS, required=True), [CALL, BOTH], [*BAD, "", "hi\n" + CALL, THOUGHT]),
+        (calls(*TOOLS, required=True, parallel=False), [CALL], [*BAD, BOTH]),
+        (calls(*TOOLS, required=True, lead=LEAD), [CALL, BOTH, THOUGHT], [*BAD, "hi" + CALL, "<think>a</think>\n\n"]),
+        (
+            calls(*TOOLS, lead=LEAD),
+            ["", "hi <tool_call", CALL, "hi\n" + CALL, BOTH, THOUGHT, "<think></think>\n\nhi"],
+            [*BAD, "<think>a", "<think>a</think>", f"<think>{CALL}", " <think>a"],
+        ),
+        (calls(*TOOLS, lead=BEGUN), [THOUGHT[8:], "b</think>\n\n"], ["", "hi"]),
+        (calls(*TOOLS, content=JSON), ['{"x": 1}', CALL, BOTH], [*BAD, "", "hi", '{"x": 1}' + CALL]),
+        (calls(*TOOLS, content=JSON, lead=LEAD), ['{"x": 1}', CALL, THOUGHT], [*BAD, "<think>a</think>\n\nhi"]),
+        (replace(JSON, lead=LEAD), ['{"x": 1}', '<think></think>\n\n{"x": 1}'], ["", THOUGHT, CALL]),
+        (replace(Constraint.choice(["hi"]), lead=BEGUN), ["b</think>\n\nhi"], ["hi", "<think>hi"]),
+        (replace(Constraint.regex("h[i/]"), lead=LEAD), ["h/", "<think>b</think>\n\nhi"], ["h", "<think>hi"]),
+        (replace(Constraint.grammar('start: "h" x\nx: "i"'), lead=LEAD), ["hi", "<think>b</think>\n\nhi"], ["h", ""]),
+    ],
+)
+def test_what_is_allowed(constraint: Constraint, allowed: list[str], refused: list[str], marked: bool) -> None:
+    grammar = compile_grammar(constraint, vocabulary(marked))
+    assert [text for text in allowed if not taken(grammar, marked, text)] == []
+    assert [text for text in refused if taken(grammar, marked, text)] == []
+
+
+def test_marks_are_tokens_where_the_vocabulary_has_them() -> None:
+    grammar = compile_grammar(calls(*TOOLS, required=True), vocabulary(True))
+    mark = tokenizer(True).token_to_id("<tool_call>")
+    assert grammar.open().forced(())[0] == mark
+    spelled = tuple(token for letter in CALL for token in tokenizer(True).encode(letter).ids)
+    assert grammar.open().allowed((), spelled) == 0
+    auto = compile_grammar(calls(*TOOLS), vocabulary(True)).open()
+    assert auto.allowed((), spelled) == len("<tool_call")  # the mark cannot be spelled in free text
+
+
+@pytest.mark.parametrize(
+    ("marked", "rounds"),
+    [(True, 12), (False, 12), *(pytest.param(one, 100, marks=pytest.mark.slow) for one in (True, False))],
+)
+def test_schemas_hold_and_answers_are_read_back(marked: bool, rounds: int) -> None:
+    """Arguments of 24 schemas, and of 200, fit them. Written again, an answer that is allowed is the same."""
+    rng = random.Random(5)
+    eos, words = 510, tokenizer(marked)
+    liked = {eos, *(words.encode(text).ids[0] for text in ("<tool_call>", "</think>", '"', "}", "a", "1"))}
+    ended = made = thought = 0
+    for number in range(rounds):
+        schemas = {}
+        while len(schemas) < 2:  # objects, as arguments are
+            inner = random_schema(rng, 2)
+            schemas[f"tool_{len(schemas)}"] = {
+                "type": "object", "properties": {"p": inner}, "required": ["p"], "additionalProperties": False,
+            }  # fmt: skip
+        lead = (None, LEAD, BEGUN)[number % 3]
+        required, parallel = number % 2 == 0, number % 4 < 2
+        constraint = calls(
+            *(Tool(name, None, schema) for name, schema in schemas.items()),
+            required=required, parallel=parallel, lead=lead,
+        )  # fmt: skip
+        grammar = compile_grammar(constraint, vocabulary(marked))
+        reading = Reading("qwen3", "no" if lead is None else "begun" if lead.begun else "may")
+        for _ in range(2):
+            ids = walk(grammar, eos, rng, liked, 250)
+            text = text_of(words, ids, eos)
+            if ids[-1] != eos or "\ufffd" in text:
+                continue
+            ended += 1
+            read = read_answer(reading, text)
+            for call in read.calls:
+                jsonschema.validate(json.loads(call.arguments), schemas[call.name])
+            assert read.called == bool(read.calls)
+            assert not required or (read.calls and not read.content)
+            assert parallel or len(read.calls) <= 1
+            made += len(read.calls)
+            thought += bool(read.thought)
+            written = FORMAT.written(*((call.name, call.arguments) for call in read.calls))
+            assert text.endswith(written)
+            assert "<tool_call>" not in read.content
+    assert ended > rounds
+    assert made > rounds / 3
+    assert thought > rounds / 10 or not marked  # spelled marks are rare
+
+
+def test_a_wrong_schema_is_named_with_its_tool() -> None:
+    wrong = {"type": "object", "properties": {"a": {"items": {"uniqueItems": True}}}}
+    with pytest.raises(InvalidRequest) as caught:
+        compile_grammar(calls(*TOOLS, Tool("third", None, wrong)), vocabulary(True))
+    assert caught.value.param == "tools"
+    assert "the parameters of 'third': at /properties/a/items: " in caught.value.message
+    narrow = calls(Tool("x", None, {"properties": {"a": {"exclusiveMinimum": 0, "maximum": 0.5}}}))
+    with pytest.raises(InvalidRequest, match="the parameters of 'x': at /properties/a: an exclusive whole bound"):
+        compile_grammar(narrow, vocabulary(True))
+    with pytest.raises(InvalidRequest, match="characters, allowed are"):
+        calls(Tool("x", None, {"description": "a" * 300_000}))
+
+
+def test_errors_are_told_as_if_each_part_stood_alone() -> None:
+    wrong = Constraint.json({"items": {"not": {}}}, "response_format")
+    grammar = Constraint.grammar("start: b")
+    for constraint, param, said in (
+        (calls(*TOOLS, content=wrong, lead=LEAD), "response_format", 'at /items: Unimplemented keys: ["not"]'),
+        (replace(wrong, lead=LEAD), "response_format", 'at /items: Unimplemented keys: ["not"]'),
+        (replace(grammar, lead=LEAD), "grammar", 'unknown name: "b"'),
+        (calls(Tool("x", None, wrong_object()), lead=LEAD), "tools", "of 'x': at /properties/a: Unimplemented keys"),
+    ):
+        with pytest.raises(InvalidRequest) as caught:
+            compile_grammar(constraint, vocabulary(True))
+        assert caught.value.param == param
+        assert said in caught.value.message
+        assert "call_0" not in caught.value.message
+
+
+def wrong_object() -> dict[str, Any]:
+    return {"properties": {"a": {"uniqueItems": True}}}
+
+
+def test_keywords_that_ask_for_nothing_change_nothing() -> None:
+    empty = {"uniqueItems": False, "propertyNames": {"type": "string"}}
+    schema = {"type": "object", "properties": {"uniqueItems": {"enum": [empty]}}, "required": ["uniqueItems"], **empty}
+    grammar = compile_grammar(calls(Tool("x", None, schema), required=True), vocabulary(True))
+    fitting = '{"uniqueItems": {"uniqueItems": false, "propertyNames": {"type": "string"}}}'
+    assert taken(grammar, True, FORMAT.written(("x", fitting)))
+
+
+def test_many_tools_compile() -> None:
+    rng = random.Random(3)
+    tools = [
+        Tool(f"tool_{number}", None, {"type": "object", "properties": {"p": random_schema(rng, 2)}, "required": ["p"]})
+        for number in range(128)
+    ]
+    grammar = compile_grammar(calls(*tools, required=True), vocabulary(True))
+    assert taken(grammar, True, FORMAT.written(("tool_7", "{}"))) is False

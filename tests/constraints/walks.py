@@ -1,0 +1,36 @@
+"""Random answers that a grammar allows."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from service.constraints.matcher import CompiledGrammar
+
+
+def walk(grammar: CompiledGrammar, eos: int, rng: random.Random, liked: Collection[int], longest: int) -> list[int]:
+    """Token ids of an answer; it ends with the end token if it is complete. `liked`: tokens to prefer where allowed."""
+    way, ids = grammar.open(), list[int]()
+    while len(ids) < longest:
+        forced = way.forced(())
+        if not forced:
+            mask = way.mask(())
+            allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
+            wanted = [token for token in allowed if token in liked]
+            if eos in allowed and rng.random() < 0.3:
+                wanted = [eos]
+            forced = (int(rng.choice(wanted if wanted and rng.random() < 0.4 else allowed)),)
+        assert way.allowed((), forced) == len(forced)
+        ids += forced
+        if ids[-1] == eos:
+            return ids
+        way.advance(forced)
+    return ids
+
+
+def text_of(tokenizer: Tokenizer, ids: list[int], eos: int) -> str:
+    """The text of an answer."""
+    return tokenizer.decode([token for token in ids if token != eos], skip_special_tokens=True)

@@ -1,0 +1,63 @@
+"""Anthropic's own Python client, unmodified, against the application."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from starlette.types import ASGIApp
+
+anthropic = pytest.importorskip("anthropic", reason="the extra `dev` installs Anthropic's client")
+httpx2 = pytest.importorskip("httpx2")
+
+MESSAGES: Any = [{"role": "user", "content": "w5 w6 w7"}]
+
+
+@pytest.fixture
+async def client(app: ASGIApp) -> AsyncIterator[Any]:
+    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app))
+    made = anthropic.AsyncAnthropic(base_url="http://test", api_key="none", max_retries=0, http_client=http)
+    async with made as client:
+        yield client
+
+
+async def test_whole_and_streamed(client: Any) -> None:
+    asked: Any = {"model": "golden", "max_tokens": 30, "messages": MESSAGES, "system": "w9"}
+    whole = await client.messages.create(**asked, extra_body={"mode": "static", "ignore_eos": True})
+    assert whole.stop_reason == "max_tokens"
+    assert whole.usage.output_tokens == 30
+    assert whole.model_extra["stats"]["mode"] == "static"
+    async with client.messages.stream(**asked, extra_body={"mode": "static", "ignore_eos": True}) as stream:
+        pieces = [text async for text in stream.text_stream]
+        final = await stream.get_final_message()
+    assert "".join(pieces) == whole.content[0].text == final.content[0].text
+    assert len(pieces) > 1
+    assert (final.stop_reason, final.usage.output_tokens) == ("max_tokens", 30)
+    assert final.usage.input_tokens + final.usage.cache_read_input_tokens == sum(
+        (whole.usage.input_tokens, whole.usage.cache_read_input_tokens)
+    )
+    raw = [event.type async for event in await client.messages.create(**asked, stream=True)]
+    assert (raw[0], raw[-1]) == ("message_start", "message_stop")
+    beta = await client.beta.messages.create(
+        **asked, betas=["context-1m-2025-08-07"], extra_body={"mode": "static", "ignore_eos": True}
+    )
+    assert beta.content[0].text == whole.content[0].text
+
+
+async def test_a_conversation_goes_on_with_the_clients_own_message(client: Any) -> None:
+    first = await client.messages.create(model="golden", max_tokens=8, messages=MESSAGES)
+    turns = [*MESSAGES, {"role": first.role, "content": first.content}, *MESSAGES]
+    again = await client.messages.create(model="golden", max_tokens=8, messages=turns)
+    count = await client.messages.count_tokens(model="golden", messages=turns)
+    assert count.input_tokens == again.usage.input_tokens + again.usage.cache_read_input_tokens
+
+
+async def test_errors_are_the_clients_own(client: Any) -> None:
+    asked: Any = {"max_tokens": 8, "messages": MESSAGES}
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        await client.messages.create(model="golden", **asked, extra_body={"temperature": 2})
+    assert caught.value.body["error"]["type"] == "invalid_request_error"
+    assert caught.value.request_id
+    with pytest.raises(anthropic.NotFoundError):
+        await client.messages.create(model="claude-opus-4", **asked)

@@ -1,0 +1,93 @@
+"""Thinking is told apart from the answer; constraints hold after it; it can be turned off where the template can."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from service.model import load_checkpoint
+from service.replica.generator import Generator
+from service.settings import Settings
+from tests.gateway.chatting import give_qwen3, liking
+from tests.gateway.conftest import UNMEASURED
+from tests.gateway.helpers import over
+from tests.gateway.openai.helpers import CHAT, ask, chat, choices, frames
+from tests.gateway.openai.test_tools import TOOLS
+from tests.text.templates import QWEN3
+
+#: as Qwen3's, but the prompt ends within the thinking
+BEGUN = QWEN3.replace(
+    "{{- '<|im_start|>assistant\\n' }}",
+    "{{- '<|im_start|>assistant\\n' + ('' if enable_thinking is false else '<think>\\n') }}",
+)
+FORM = {"type": "json_schema", "json_schema": {"schema": {"enum": [["x"], ["y"]]}}}
+
+
+@pytest.fixture(scope="module")
+def thinker(qwen3_settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Generator]:
+    """A replica whose prompts end within the thinking."""
+    assert BEGUN != QWEN3
+    folder: Path = give_qwen3(tmp_path_factory.mktemp("thinker") / "golden", BEGUN)
+    checkpoint = liking(load_checkpoint(folder), "<tool_call>", "</think>")
+    generator = Generator("r0", checkpoint, qwen3_settings.model_copy(update={"model": str(folder)}), parts=UNMEASURED)
+    yield generator
+    generator.close()
+
+
+@pytest.fixture
+async def http(thinker: Generator) -> Any:
+    async with over(thinker) as http:
+        yield http
+
+
+async def both(http: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, Any]:
+    """The message of an answer, which is the same in a stream."""
+    [whole] = (await ask(http, CHAT, body))["choices"]
+    deltas = [part["delta"] for part in choices(await frames(http, CHAT, body))]
+    for name in ("content", "reasoning_content"):
+        assert "".join(delta.get(name) or "" for delta in deltas) == (whole["message"].get(name) or "")
+    pieces = [call["function"]["arguments"] for delta in deltas for call in delta.get("tool_calls", ())]
+    assert "".join(pieces) == "".join(call["function"]["arguments"] for call in whole["message"].get("tool_calls", ()))
+    return dict(whole)
+
+
+async def test_thinking_that_the_prompt_began(http: httpx.AsyncClient) -> None:
+    messages = [
+        (await both(http, chat("12+5", temperature=1, seed=seed, max_tokens=60)))["message"] for seed in range(4)
+    ]
+    assert any(message["reasoning_content"] and message["content"] for message in messages)
+    assert not any("</think>" in (message["reasoning_content"] or "") for message in messages)
+
+
+@pytest.mark.parametrize("mode", ["static", "speculative", "remask"])
+async def test_a_constraint_holds_after_the_thinking(http: httpx.AsyncClient, mode: str) -> None:
+    choice = await both(http, chat("12+5", max_tokens=200, response_format=FORM, mode=mode))
+    assert json.loads(choice["message"]["content"]) in (["x"], ["y"])
+    assert choice["message"]["reasoning_content"]
+    assert (choice["finish_reason"], choice["constraint_met"]) == ("stop", True)
+
+
+async def test_tools_are_called_after_the_thinking(http: httpx.AsyncClient) -> None:
+    thoughts = []
+    for seed in range(4):
+        body = chat("12+5", max_tokens=250, tools=TOOLS, tool_choice="required", temperature=1, seed=seed)
+        choice = await both(http, body)
+        if choice["finish_reason"] == "tool_calls":
+            assert choice["message"]["tool_calls"]
+            thoughts.append(choice["message"]["reasoning_content"])
+    assert any(thoughts)
+
+
+@pytest.mark.parametrize("off", [{"reasoning_effort": "none"}, {"chat_template_kwargs": {"enable_thinking": False}}])
+async def test_thinking_turned_off(http: httpx.AsyncClient, off: dict[str, Any]) -> None:
+    on = await ask(http, CHAT, chat("12+5", max_tokens=4))
+    choice = await both(http, chat("12+5", max_tokens=60, response_format=FORM, **off))
+    assert json.loads(choice["message"]["content"]) in (["x"], ["y"])
+    assert "reasoning_content" not in choice["message"]
+    without = await ask(http, CHAT, chat("12+5", max_tokens=4, **off))
+    assert without["usage"]["prompt_tokens"] > on["usage"]["prompt_tokens"]  # the template closes the thinking

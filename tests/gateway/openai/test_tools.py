@@ -1,0 +1,317 @@
+"""Tools as OpenAI's own client asks for them, unmodified: whole and streamed, in every mode, with results sent back."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import jsonschema
+import openai
+import pytest
+from pydantic import BaseModel, Field
+
+from service.decode.modes import MODES
+from service.engine.request import Stats
+from service.gateway.ingress import Ingress
+from service.replica.generator import Generator
+from service.settings import Settings
+from service.text.tools import FORMATS, Thinking
+from service.wire import Chunk, Ending
+from tests.gateway.doubles import CARD, Scripted
+from tests.gateway.helpers import over
+from tests.gateway.local import LocalBackend
+from tests.gateway.openai.helpers import CHAT, ask, chat, choices, frames, refused
+
+ASKED: Any = [{"role": "user", "content": "What is 12 plus 5?"}]
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": ["x", "y"]}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+
+
+def tool(name: str, schema: dict[str, Any] | None = SCHEMA, **more: Any) -> Any:
+    return {
+        "type": "function",
+        "function": {"name": name, "description": f"It can {name}.", "parameters": schema, **more},
+    }
+
+
+TOOLS = [tool("add"), tool("sub", strict=False), tool("now", None)]
+NAMED: Any = {"type": "function", "function": {"name": "add"}}
+SOME: Any = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
+
+
+def asked(**fields: Any) -> Any:
+    return {"model": "golden", "messages": ASKED, "tools": TOOLS, "max_tokens": 200, "seed": 1} | fields
+
+
+def checked(calls: Any) -> list[tuple[str, str]]:
+    """The names and arguments of calls, which are those that may be."""
+    for call in calls:
+        assert call.id.startswith("call_")
+        schema = {"add": SCHEMA, "sub": SCHEMA, "now": {"const": {}}}[call.function.name]
+        jsonschema.validate(json.loads(call.function.arguments), schema)
+    assert len({call.id for call in calls}) == len(calls)
+    return [(call.function.name, call.function.arguments) for call in calls]
+
+
+@pytest.mark.parametrize("mode", [*MODES, None])
+@pytest.mark.parametrize("choice", ["auto", "required", NAMED])
+async def test_calls_in_every_mode_whole_and_streamed(qwen3: openai.AsyncOpenAI, mode: str | None, choice: Any) -> None:
+    for temperature in (0, 1):
+        request = asked(tool_choice=choice, temperature=temperature, extra_body={"mode": mode})
+        answer = (await qwen3.chat.completions.create(**request)).choices[0]
+        calls = checked(answer.message.tool_calls or ())
+        assert answer.finish_reason == "tool_calls"
+        assert calls
+        if choice != "auto":
+            assert answer.message.content is None
+        if choice == NAMED:
+            assert [name for name, _ in calls] == ["add"]
+        async with qwen3.chat.completions.stream(**request) as stream:
+            final = (await stream.get_final_completion()).choices[0]
+        assert checked(final.message.tool_calls or ()) == calls
+        assert (final.finish_reason, final.message.content) == ("tool_calls", answer.message.content)
+
+
+async def test_a_stream_names_a_call_first_and_then_writes_its_arguments(qwen3: openai.AsyncOpenAI) -> None:
+    stream = await qwen3.chat.completions.create(**asked(tool_choice=NAMED), stream=True)
+    deltas = [(part.choices[0].delta, part.choices[0].finish_reason) async for part in stream]
+    assert deltas[0][0].role == "assistant"
+    assert deltas[-1][1] == "tool_calls"
+    assert all(delta.content is None for delta, _ in deltas)
+    first, *others = [call for delta, _ in deltas for call in delta.tool_calls or ()]
+    assert (first.index, first.type) == (0, "function")
+    assert first.id
+    assert first.function
+    assert first.function.arguments == ""
+    assert len(others) > 1
+    assert all(call.index == 0 and call.id is None and call.function and call.function.name is None for call in others)
+
+
+async def test_results_are_sent_back(qwen3: openai.AsyncOpenAI) -> None:
+    answer = await qwen3.chat.completions.create(**asked(tool_choice="required"))
+    message = answer.choices[0].message
+    assert message.tool_calls
+    results = [{"role": "tool", "tool_call_id": call.id, "content": "17"} for call in message.tool_calls]
+    for said in (message, message.model_dump(), message.model_dump(exclude_none=True)):
+        again = await qwen3.chat.completions.create(**asked(messages=[*ASKED, said, *results]))
+        assert again.usage
+        assert answer.usage
+        assert again.usage.prompt_tokens > answer.usage.prompt_tokens + 20
+
+
+class Sum(BaseModel):
+    """Adds two numbers."""
+
+    a: int = Field(ge=0, le=99)
+    b: int = Field(ge=0, le=99)
+
+
+async def test_the_clients_own_parser_of_calls(qwen3: openai.AsyncOpenAI) -> None:
+    tools = [openai.pydantic_function_tool(Sum)]
+    answer = await qwen3.chat.completions.parse(**asked(tools=tools, tool_choice="required"))
+    assert answer.choices[0].message.tool_calls
+    assert isinstance(answer.choices[0].message.tool_calls[0].function.parsed_arguments, Sum)
+
+
+async def test_several_answers_have_calls_of_their_own(qwen3: openai.AsyncOpenAI) -> None:
+    request = asked(n=3, temperature=1.5, tool_choice="required", logprobs=True)
+    answer = await qwen3.chat.completions.create(**request)
+    made = [checked(choice.message.tool_calls or ()) for choice in answer.choices]
+    assert all(made)
+    assert all(choice.logprobs and choice.logprobs.content for choice in answer.choices)
+    texts: list[str] = [""] * 3
+    async for part in await qwen3.chat.completions.create(**request, stream=True):
+        for choice in part.choices:
+            texts[choice.index] += "".join(
+                call.function.arguments or "" for call in choice.delta.tool_calls or () if call.function
+            )
+    assert texts == ["".join(arguments for _, arguments in calls) for calls in made]
+
+
+async def test_only_some_tools_may_be_called(qwen3: openai.AsyncOpenAI) -> None:
+    for seed in range(4):
+        answer = await qwen3.chat.completions.create(**asked(tool_choice=SOME, temperature=1, seed=seed))
+        assert {call.function.name for call in answer.choices[0].message.tool_calls or ()} == {"add"}  # type: ignore[union-attr]
+
+
+async def test_without_calls_the_prompt_has_no_tools(qwen3: openai.AsyncOpenAI) -> None:
+    free = await qwen3.chat.completions.create(model="golden", messages=ASKED, max_tokens=20)
+    none = await qwen3.chat.completions.create(**asked(tool_choice="none", max_tokens=20))
+    assert none.choices[0].message == free.choices[0].message
+    assert none.usage
+    assert free.usage
+    assert none.usage.prompt_tokens == free.usage.prompt_tokens
+    assert "constraint_met" not in (none.choices[0].model_extra or {})
+
+
+async def test_the_form_of_the_answer_holds_where_nothing_is_called(caller: Generator) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["x", "y"]}}}
+    contents = set()
+    async with over(caller) as http:
+        for seed in range(6):
+            body = asked(response_format=form, temperature=2, seed=seed)
+            [choice] = (await ask(http, CHAT, body))["choices"]
+            assert choice["constraint_met"]
+            contents.add(choice["message"]["content"])
+    assert contents <= {None, '"x"', '"y"'}
+
+
+async def test_an_answer_that_was_cut_has_a_cut_call(qwen3: openai.AsyncOpenAI) -> None:
+    whole = await qwen3.chat.completions.create(**asked(tool_choice=NAMED))
+    for tokens in range(1, 50, 6):
+        answer = (await qwen3.chat.completions.create(**asked(tool_choice=NAMED, max_tokens=tokens))).choices[0]
+        assert answer.finish_reason == "length"
+        for call, other in zip(
+            answer.message.tool_calls or (), whole.choices[0].message.tool_calls or (), strict=False
+        ):
+            assert call.function.name == "add"  # type: ignore[union-attr]
+            assert other.function.arguments.startswith(call.function.arguments)  # type: ignore[union-attr]
+    stopped = (await qwen3.chat.completions.create(**asked(tool_choice=NAMED, stop='"b"'))).choices[0]
+    assert stopped.finish_reason == "stop"
+    assert stopped.message.tool_calls
+    assert (stopped.model_extra or {})["constraint_met"] is False
+
+
+# --- scripted answers --------------------------------------------------------------------------------
+
+
+def scripted(*texts: str, reason: Any = "stop") -> Scripted:
+    """A replica of a checkpoint that knows tools and thinks; it answers with these blocks."""
+    blocks = [Chunk(number, text, (1,), Stats()) for number, text in enumerate(texts)]
+    return Scripted(
+        *blocks,
+        Ending(reason, 3, len(texts), Stats()),
+        serves=replace(CARD, tool_format="qwen3", tools_problem="", thinking=Thinking(False, True)),
+    )
+
+
+TWO = "<think>\nhm\n</think>\n\nWell.\n" + FORMATS["qwen3"].written(("add", '{"a": 1}'), ("now", "{}"))
+
+
+@pytest.mark.parametrize("size", [1, 3, 11, 1000])
+async def test_thinking_content_and_two_calls(size: int) -> None:
+    texts = [TWO[start : start + size] for start in range(0, len(TWO), size)]
+    async with over(scripted(*texts)) as http:
+        body = chat(tools=TOOLS)
+        parts = choices(await frames(http, CHAT, body))
+        [whole] = (await ask(http, CHAT, body))["choices"]
+    deltas = [part["delta"] for part in parts]
+    called: dict[int, dict[str, str]] = {}
+    for call in (call for delta in deltas for call in delta.get("tool_calls", ())):
+        made = called.setdefault(call["index"], {"arguments": ""})
+        made |= {"name": call["function"]["name"], "id": call["id"]} if "id" in call else {}
+        made["arguments"] += call["function"]["arguments"]
+    assert [(one["name"], one["arguments"]) for one in called.values()] == [("add", '{"a": 1}'), ("now", "{}")]
+    assert "".join(delta.get("content") or "" for delta in deltas) == whole["message"]["content"] == "Well."
+    thought = "".join(delta.get("reasoning_content") or "" for delta in deltas)
+    assert thought == whole["message"]["reasoning_content"] == "hm"
+    assert [call["function"] for call in whole["message"]["tool_calls"]] == [
+        {"name": "add", "arguments": '{"a": 1}'},
+        {"name": "now", "arguments": "{}"},
+    ]
+    assert parts[-1]["finish_reason"] == whole["finish_reason"] == "tool_calls"
+    assert [token for part in parts for token in part.get("token_ids", ())] == [1] * len(texts)
+
+
+async def test_what_may_still_become_a_mark_comes_before_the_end() -> None:
+    async with over(scripted("a <tool", "_ca", reason="length")) as http:
+        parts = choices(await frames(http, CHAT, chat(tools=TOOLS)))
+    assert [part["delta"].get("content") for part in parts] == [None, "a", None, " <tool_ca", None]
+    assert parts[-1]["finish_reason"] == "length"
+
+
+# --- refusals ----------------------------------------------------------------------------------------
+
+CALLED = {
+    "role": "assistant",
+    "tool_calls": [{"id": "a", "type": "function", "function": {"name": "add", "arguments": "{}"}}],
+}
+ANSWERED = {"role": "tool", "tool_call_id": "a", "content": "1"}
+
+
+def talk(*messages: Any) -> dict[str, Any]:
+    return {"messages": [*ASKED, *messages]}
+
+
+def calling(arguments: str) -> dict[str, Any]:
+    return {"role": "assistant", "tool_calls": [{"id": "a", "function": {"name": "add", "arguments": arguments}}]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "said"),
+    [
+        ({"tools": [tool("a b")]}, "tools.0.function.name", "a b"),
+        ({"tools": [tool("a"), tool("a")]}, "tools", "two tools have the name 'a'"),
+        ({"tools": [{"type": "custom", "custom": {}}]}, "tools.0.type", "custom"),
+        ({"tools": [tool("a", {"type": "array"})]}, "tools", "allowed is 'object'"),
+        (
+            {"tools": [tool("a", {"properties": {"x": {"uniqueItems": True}}})]},
+            "tools",
+            "the parameters of 'a': at /properties/x",
+        ),
+        ({"tools": [tool("a", {"properties": {"x": False}, "required": ["x"]})]}, "tools", "tools cannot"),
+        ({"tools": [tool("a", unheard=1)]}, "tools.0.function.unheard", "is not a field of a tool's function"),
+        ({"tools": TOOLS * 100}, "tools", "256"),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "mul"}}},
+            "tool_choice",
+            "'mul', which is none of the tools",
+        ),
+        ({"tool_choice": "always"}, "tool_choice", "always"),
+        ({"tool_choice": "required", "tools": []}, "tool_choice", "there are no tools"),
+        ({"tool_choice": NAMED, "tools": []}, "tool_choice", "'add'"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls", "1"),
+        ({"ignore_eos": True}, "ignore_eos", "calls of tools end the answer"),
+        (
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+            "chat_template_kwargs",
+            "give one",
+        ),
+        (
+            {"chat_template_kwargs": {"style": 1}},
+            "chat_template_kwargs.style",
+            "is not a field of chat_template_kwargs",
+        ),
+        ({"reasoning_effort": "huge"}, "reasoning_effort", "huge"),
+        (talk(ANSWERED), "messages.1.tool_call_id", "'a', which is the id of no call"),
+        (talk(CALLED, {"role": "tool", "content": "1"}), "messages.2", "tool_call_id is missing"),
+        (talk(CALLED, {**ANSWERED, "content": None}), "messages.2", "content is missing"),
+        (
+            talk({"role": "user", "content": "x", "tool_call_id": "a"}),
+            "messages.1",
+            "only messages of the role tool have",
+        ),
+        (talk({**CALLED, "role": "user", "content": "x"}), "messages.1", "only messages of the role assistant have"),
+        (talk({"role": "assistant"}), "messages.1", "content is missing"),
+        (talk(calling("[1]")), "messages.1.tool_calls.0.function.arguments", "a JSON object is expected"),
+        (talk(calling('{"a": ')), "messages.1.tool_calls.0.function.arguments", "is no JSON"),
+        (talk(calling('{"a": ' + "9" * 5000 + "}")), "messages.1.tool_calls.0.function.arguments", "is no JSON"),
+    ],
+)
+async def test_a_refusal_names_the_field(caller: Generator, fields: dict[str, Any], param: str, said: str) -> None:
+    async with over(caller) as http:
+        error = await refused(http, CHAT, asked() | fields)
+    assert error["param"] == param
+    assert said in error["message"]
+
+
+async def test_a_template_without_tools_refuses_them(http: httpx.AsyncClient) -> None:
+    error = await refused(http, CHAT, chat(tools=TOOLS))
+    assert error["param"] == "tools"
+    assert error["message"] == "tools are given, and the chat template of this checkpoint knows no tools"
+    for effort, status in (("none", 200), ("low", 422)):
+        assert (await http.post(CHAT, json=chat(reasoning_effort=effort))).status_code == status
+    assert (await http.post(CHAT, json=chat(tools=TOOLS, tool_choice="none"))).status_code == 200
+
+
+async def test_the_card_says_what_there_is(qwen3_settings: Settings, caller: Generator) -> None:
+    app = Ingress("i0", qwen3_settings, LocalBackend(caller)).app(answers_request_id=True)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        [model] = (await http.get("/v1/models")).json()["data"]
+    assert (model["tools"], model["thinking"]) == ("qwen3", True)

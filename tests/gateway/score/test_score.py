@@ -1,0 +1,161 @@
+"""POST /v1/score: places, labels, chats and marks, against a plain forward; refusals, and a lost replica."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from service.gateway.openai.shapes import OpenAiErrorAnswer
+from service.gateway.score.answers import shares
+from service.gateway.score.schemas import ScoreAnswer
+from service.model import Checkpoint
+from service.replica.generator import Generator
+from tests.gateway.doubles import Dying
+from tests.gateway.generate.helpers import GENERATE
+from tests.gateway.generate.helpers import body as generate
+from tests.gateway.helpers import assert_shape, over, page
+from tests.reference import block_causal_mask, dense_attention
+
+SCORE = "/v1/score"
+
+
+def body(*items: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"model": "golden", "items": list(items) or [{"prompt": "w5 w6"}], "labels": ["w7", "w8"]} | fields
+
+
+async def ask(http: httpx.AsyncClient, request: dict[str, Any]) -> dict[str, Any]:
+    response = await http.post(SCORE, json=request)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    assert_shape(ScoreAnswer, answer)
+    return answer
+
+
+@torch.inference_mode()
+def plain(model: Checkpoint, tokens: list[int | None]) -> torch.Tensor:
+    """Log-probabilities of one forward over a text whose None are masks, and so is the rest of its last block."""
+    size, mask = model.config.block_size, model.config.mask_token_id
+    length = -(-len(tokens) // size) * size
+    ids = [mask if token is None else token for token in tokens] + [mask] * (length - len(tokens))
+    attend = dense_attention(block_causal_mask(length, size))
+    hidden = model.backbone(torch.tensor([ids]), torch.arange(length)[None], attend, False)
+    scores: torch.Tensor = model.backbone.logits(hidden[0]).float().log_softmax(-1)
+    return scores
+
+
+async def test_every_form_of_a_text_has_the_numbers_of_a_plain_forward(
+    http: httpx.AsyncClient, checkpoint: Checkpoint
+) -> None:
+    """Texts, marked texts, ids and chats in one request, beside answers that are decoded."""
+    items: list[tuple[dict[str, Any], list[int | None]]] = [
+        ({"prompt": "w5 w6"}, [5, 6, None]),
+        ({"prompt": "w5 ?? w6 ?? w9", "mark": "??"}, [5, None, 6, None, 9]),
+        ({"prompt": "?? w6", "mark": "??"}, [None, 6]),
+        ({"prompt_token_ids": [5, None, 9, 10, 11, 12, 13, 14, 15, None]}, [5, None, *range(9, 16), None]),
+        ({"prompt_token_ids": [5, 6], "label_token_ids": [9, 10]}, [5, 6, None]),
+    ]
+    decoded = asyncio.gather(*(http.post(GENERATE, json=generate(max_new_tokens=40)) for _ in range(3)))
+    answer = await ask(http, body(*(item for item, _ in items), top_logprobs=5))
+    assert all(response.status_code == 200 for response in await decoded)
+    assert [one["index"] for one in answer["data"]] == list(range(5))
+    for (item, tokens), one in zip(items, answer["data"], strict=True):
+        scores = plain(checkpoint, tokens)
+        assert [place["position"] for place in one["places"]] == [p for p, token in enumerate(tokens) if token is None]
+        for place in one["places"]:
+            own = scores[place["position"]]
+            labels = item.get("label_token_ids", [7, 8])
+            assert place["token_ids"] == labels
+            assert place["logprobs"] == pytest.approx(own[labels].tolist(), abs=1e-4)
+            assert sum(place["scores"]) == pytest.approx(1)
+            assert place["scores"][0] / place["scores"][1] == pytest.approx(
+                math.exp(place["logprobs"][0] - place["logprobs"][1])
+            )
+            best = own.topk(6)
+            wanted = [token for token in best.indices.tolist() if token != checkpoint.config.mask_token_id][:5]
+            assert [top["token_id"] for top in place["top_logprobs"]] == wanted
+            assert [top["token"] for top in place["top_logprobs"]] == [f"w{token}" for token in wanted]
+    known = sum(token is not None for _, tokens in items for token in tokens)
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (known, 0)
+
+
+async def test_a_place_of_a_chat_is_the_answers_first_token_or_a_mark(http: httpx.AsyncClient) -> None:
+    """The first place is what greedy decoding of one token reads."""
+    messages = [{"role": "user", "content": "w5 w6"}]
+    request = body({"messages": messages}, labels=None, top_logprobs=1)
+    [place] = (await ask(http, request))["data"][0]["places"]
+    sequential = {"messages": messages, "mode": "sequential", "max_new_tokens": 1, "ignore_eos": True}
+    decoded = (await http.post(GENERATE, json=sequential)).json()
+    assert [place["top_logprobs"][0]["token_id"]] == decoded["token_ids"]
+    assert (place["scores"], place["logprobs"], place["token_ids"]) == ([], [], [])
+    marked = [*messages, {"role": "assistant", "content": "w7 w1 w1"}]
+    [one] = (await ask(http, body({"messages": marked, "mark": "w1 w1"})))["data"]
+    # w1 user w5 w6 w1 assistant w7 and the place: the template's own w1 is no mark, and no w2 follows
+    assert [place["position"] for place in one["places"]] == [7]
+
+
+async def test_scores_are_shares_or_probabilities(http: httpx.AsyncClient) -> None:
+    [normal], [raw] = [(await ask(http, body(normalize=normalize)))["data"][0]["places"] for normalize in (True, False)]
+    assert normal["logprobs"] == raw["logprobs"]
+    assert raw["scores"] == pytest.approx([math.exp(logprob) for logprob in raw["logprobs"]])
+    assert shares([-2000.0, -2000.0]) == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("request_", "param", "said"),
+    [
+        (body(labels=["w7 w8"]), "items.0.labels.0", "2 tokens, allowed is one"),
+        (body(labels=["w7", "w8", "w7"]), "items.0.labels.2", "labels 0 and 2 are the same token"),
+        (body(labels=None, label_token_ids=[509]), "items.0.label_token_ids.0", "without the mask token 509"),
+        (body(labels=None, label_token_ids=[512]), "items.0.label_token_ids.0", "0 to 511"),
+        (body(label_token_ids=[5]), "labels", "allowed is one of them"),
+        (body(labels=None), "items.0.labels", "at least one of"),
+        (body({"prompt": "w5"}, {"prompt": "w5", "messages": []}), "items.1.messages", "at least 1 item"),
+        (body({"prompt": "w5", "prompt_token_ids": [1]}), "items.0", "exactly one of"),
+        (body({"labels": ["w1"]}), "items.0", "none of them"),
+        (body({"prompt": "w5"}, {"prompt": "w5", "mark": "??"}), "items.1.mark", "the text does not have"),
+        (body({"prompt_token_ids": [None], "mark": "a"}), "items.0.mark", "whose places are null"),
+        (body({"prompt_token_ids": [None] * 33}), "items.0.mark", "33 places, allowed are 32"),
+        (body({"prompt_token_ids": [509]}), "items.0.prompt_token_ids", "mask token"),
+        (body({"prompt_token_ids": [5] * 3000}), "items.0.max_new_tokens", "allowed are 2048"),
+        (body({"prompt": "w5", "prompts": 1}), "items.0.prompts", "not a field of items.0"),
+        (body(*[{"prompt": "w5"}] * 65), "items", "at most 64"),
+        (body(top_logprobs=21), "top_logprobs", "20"),
+        (body(temperature=1), "temperature", "not a field"),
+        ({"model": "golden"}, "items", "items is missing"),
+    ],
+)
+async def test_a_refusal_names_item_and_field(
+    http: httpx.AsyncClient, request_: dict[str, Any], param: str, said: str
+) -> None:
+    response = await http.post(SCORE, json={name: value for name, value in request_.items() if value is not None})
+    assert response.status_code == 422, response.text
+    assert_shape(OpenAiErrorAnswer, response.json())
+    assert response.json()["error"]["param"] == param
+    assert said in response.json()["error"]["message"]
+
+
+async def test_other_errors_keys_and_metrics(generator: Generator) -> None:
+    async with over(generator, api_keys=("k",)) as http:
+        assert (await http.post(SCORE, json=body())).status_code == 401
+        key = {"Authorization": "Bearer k"}
+        assert (await http.post(SCORE, json=body(model="x"), headers=key)).status_code == 404
+        before = (await page(http))("mrp_request_success_total", mode="score", finished_reason="stop")
+        assert (await http.post(SCORE, json=body(), headers=key)).status_code == 200
+        assert (await page(http))("mrp_request_success_total", mode="score", finished_reason="stop") == before + 1
+        late = await http.post(SCORE, json=body(timeout_s=1e-9), headers=key)
+        assert late.status_code == 504
+
+
+async def test_another_replica_gives_the_same_scores(generator: Generator) -> None:
+    request = body({"prompt": "w5 w6"}, {"prompt": "w9 ?? w8", "mark": "??"})
+    async with over(generator) as http:
+        undisturbed = (await ask(http, request))["data"]
+    backend = Dying(generator, generator, 0)
+    async with over(backend) as http:
+        assert (await ask(http, request))["data"] == undisturbed
+    assert len(backend.works) == 3

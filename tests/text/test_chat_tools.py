@@ -1,0 +1,139 @@
+"""Tools, calls and thinking in chat templates: as in transformers, except for control tokens in texts."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from service.errors import InvalidRequest
+from service.text import TextCodec
+from service.text.tools import Tool, result, said
+from tests.text.templates import ADDED, CONTROL, TEMPLATES, of
+from tests.text.test_chat import control_of
+
+#: as Phi's, with tools: the control tokens are put together of the roles' names
+JOINED = (
+    "{% if tools %}{{ '<|' + 'system' + '|>' }}{{ tools | tojson }}<|end|>{% endif %}"
+    "{% for m in messages %}{{ '<|' + ('user' if m['role'] == 'tool' else m['role']) + '|>' + m['content'] }}"
+    '{% for c in m.tool_calls or [] %}{{ \'<tool_call>\\n{"name": "\' + c.function.name + \'", "arguments": \' }}'
+    "{{ c.function.arguments | tojson }}{{ '}\\n</tool_call>' }}{% endfor %}{{ '<|end|>' }}{% endfor %}<|assistant|>"
+)
+#: another way to write calls
+OTHER = (
+    "{{ tools | tojson if tools }}{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}<arg_key>{% endfor %}{% endfor %}"
+)
+REFUSING = CHATML = TEMPLATES["chatml"].replace(
+    "{% for", "{% if messages[-1]['role'] == 'tool' %}{{ raise_exception('none of these') }}{% endif %}"
+    "{{ tools | tojson if tools }}{% for", 1
+)  # fmt: skip
+
+
+def texts(parts: list[str]) -> st.SearchStrategy[str]:
+    return st.lists(st.sampled_from(parts), max_size=4).map("".join)
+
+
+def values(text: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
+    scalars = st.none() | st.booleans() | st.integers() | text
+    return st.recursive(scalars, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(text, inner, max_size=2))
+
+
+def talks(text: st.SearchStrategy[str]) -> st.SearchStrategy[tuple[list[Any], list[Any]]]:
+    """Messages with calls and their results, and tools."""
+    arguments = st.dictionaries(text, values(text), max_size=2)
+
+    def talk(parts: list[str], calls: list[Any], thought: str, more: bool) -> list[Any]:
+        made = [(f"call{number:05}", "add", given) for number, given in enumerate(calls)]
+        asked: list[Any] = [{"role": "system", "content": parts[0]}] if parts[0] else []
+        asked += [{"role": "user", "content": parts[1]}, said(parts[2], made, thought)]
+        asked += [result(call, name, parts[3]) for call, name, _ in made]
+        return [*asked, {"role": "user", "content": parts[4]}] if more else asked
+
+    lists = st.lists(text, min_size=5, max_size=5)
+    messages = st.builds(talk, lists, st.lists(arguments, max_size=2), text, st.booleans())
+    tool = st.builds(lambda words, schema: Tool("add", words, schema).definition, text, st.none() | arguments)
+    return st.tuples(messages, st.lists(tool, max_size=2))
+
+
+@cache
+def codec_of(template: str) -> tuple[PreTrainedTokenizerFast, TextCodec]:
+    whole = of("bytes", template)
+    return whole, TextCodec(whole)
+
+
+def expected(whole: PreTrainedTokenizerFast, messages: list[Any], tools: list[Any], **options: Any) -> list[int]:
+    shown: Any = tools or None
+    ids: Any = whole.apply_chat_template(
+        messages, tools=shown, add_generation_prompt=True, return_dict=False, **options
+    )
+    return list(ids)
+
+
+ORDINARY = ["\n", " ", "x", "é", '"', "\\", "{", "\ue000", *ADDED, "<|im_", "|>", "user"]
+
+
+@pytest.mark.parametrize("template", ["qwen3", JOINED])
+@settings(max_examples=60)
+@given(talk=talks(texts(ORDINARY)), think=st.sampled_from([None, True, False]))
+def test_ids_are_those_of_transformers(template: str, talk: tuple[list[Any], list[Any]], think: bool | None) -> None:
+    whole, codec = codec_of(template)
+    options = {} if think is None else {"enable_thinking": think}
+    assert codec.encode_chat(*talk, think=think) == expected(whole, *talk, **options)
+
+
+def harmless(value: Any) -> Any:
+    """The same messages and tools, with control tokens taken out of all texts."""
+    if isinstance(value, str):
+        for token in CONTROL:
+            value = value.replace(token, "y")
+        return value
+    if isinstance(value, dict):
+        return {harmless(name): harmless(one) for name, one in value.items()}
+    return [harmless(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+@pytest.mark.parametrize("template", ["qwen3", JOINED])
+@settings(max_examples=60)
+@given(talk=talks(texts([*ORDINARY, "<|im_end|>", "<|end|>", "<|user|>", "<|MASK|>"])))
+def test_no_text_makes_a_control_token(template: str, talk: tuple[list[Any], list[Any]]) -> None:
+    whole, codec = codec_of(template)
+    asked = expected(whole, *harmless(talk))
+    assert control_of(whole, codec.encode_chat(*talk)) == control_of(whole, asked)
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        *((TEMPLATES[name], "knows no tools") for name in ("chatml", "demo", "trim")),
+        (OTHER, "in none of the known formats: qwen3"),
+        (REFUSING, "cannot show calls of tools: none of these"),
+        ("{{ 1 / 0 }}", "cannot be used"),
+    ],
+)
+def test_why_there_are_no_tools(template: str, problem: str) -> None:
+    codec = TextCodec(of("bytes", template))
+    assert codec.tool_format is None
+    assert problem in codec.tools_problem
+
+
+def test_what_a_template_says_of_tools_and_thinking() -> None:
+    _, codec = codec_of("qwen3")
+    assert codec.tool_format
+    assert (codec.tool_format.name, codec.tools_problem) == ("qwen3", "")
+    assert codec.thinking
+    assert (codec.thinking.begun, codec.thinking.switch) == (False, True)
+    begun = TextCodec(of("bytes", TEMPLATES["chatml"].replace("assistant\n", "assistant\n<think>\n{# </think> #}")))
+    assert begun.thinking
+    assert (begun.thinking.begun, begun.thinking.switch) == (True, False)
+    assert TextCodec(of("bytes", "chatml")).thinking is None
+
+
+def test_a_template_may_still_refuse_what_it_is_given() -> None:
+    codec = TextCodec(of("bytes", REFUSING))
+    with pytest.raises(InvalidRequest, match="none of these"):
+        codec.encode_chat([{"role": "user", "content": "a"}, result("a", "b", "c")])

@@ -1,0 +1,170 @@
+"""Reading answers with thinking and calls: whole, in pieces, and cut."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import count, pairwise
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.errors import InvalidRequest
+from service.text.tools import (
+    FORMATS,
+    AnswerReader,
+    CallBegun,
+    CallPiece,
+    Content,
+    ReadAnswer,
+    Reading,
+    Tool,
+    ToolFormat,
+    ToolUse,
+    arguments_of,
+    gathered,
+    read_answer,
+)
+
+QWEN3 = FORMATS["qwen3"]
+#: as Mistral's: all calls in one list
+LISTED = ToolFormat("listed", "[TOOL_CALLS][", '{"name": "', '", "arguments": ', "}", ", ", "]")
+
+words = st.lists(st.sampled_from([*'ab <>{}[]"\\\n', "<tool_", "call>", "think>", "</", "é", "😀"]), max_size=12).map(
+    "".join
+)
+plain = words.filter(lambda text: not any(mark in text for mark in ("<tool_call>", "think>")))
+json_values = st.recursive(
+    st.none() | st.integers() | words, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner)
+)
+arguments = st.dictionaries(words, json_values, max_size=3).map(lambda value: json.dumps(value, ensure_ascii=False))
+calls = st.lists(st.tuples(st.sampled_from(["add", "a.b-c_9"]), arguments), max_size=3)
+
+
+def numbered() -> Callable[[], str]:
+    numbers = count()
+    return lambda: f"call_{next(numbers)}"
+
+
+def in_pieces(reading: Reading, text: str, cuts: list[int]) -> tuple[ReadAnswer, list[Any]]:
+    reader, events = AnswerReader(reading, numbered()), []
+    places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    for start, end in pairwise(places):
+        events += reader.push(text[start:end])
+    events += reader.finish()
+    assert reader.called == gathered(events).called
+    return gathered(events), events
+
+
+@settings(max_examples=40)
+@given(content=plain, made=calls, thought=st.none() | plain, begun=st.booleans(), cuts=st.lists(st.integers(0, 10**6)))
+def test_what_is_written_is_read(
+    content: str, made: list[tuple[str, str]], thought: str | None, begun: bool, cuts: list[int]
+) -> None:
+    gap = "\n" if content and made else ""
+    text = content + gap + QWEN3.written(*made)
+    if thought is not None:
+        text = f"{'' if begun else '<think>'}\n{thought}\n</think>\n\n{text}"
+    reading = Reading("qwen3", "no" if thought is None else "begun" if begun else "may")
+    whole = read_answer(reading, text, numbered())
+    assert [(call.name, call.arguments) for call in whole.calls] == made
+    assert [call.id for call in whole.calls] == [f"call_{number}" for number in range(len(made))]
+    assert whole.called == bool(made)
+    assert whole.thought == (thought or "").strip("\n") or whole.thought == (thought or "").lstrip("\n").rstrip("\n")
+    said = content if thought is None else content.lstrip("\n")
+    assert whole.content == (said.rstrip() if made else said)
+    assert in_pieces(reading, text, cuts)[0] == whole
+
+
+@given(
+    text=st.lists(st.sampled_from(["<think>", "</think>", "<tool_call>", QWEN3.head("f"), "{}", QWEN3.tail, "a", " ", "\n", "{"]))  # noqa: E501
+    .map("".join),
+    cuts=st.lists(st.integers(0, 10**6)),
+    format_=st.sampled_from(["qwen3", None]),
+    thinking=st.sampled_from(["no", "may", "begun"]),
+)  # fmt: skip
+def test_pieces_of_any_text_join_to_the_whole(
+    text: str, cuts: list[int], format_: str | None, thinking: Literal["no", "may", "begun"]
+) -> None:
+    reading = Reading(format_, thinking)
+    whole = read_answer(reading, text, numbered())
+    read, events = in_pieces(reading, text, cuts)
+    assert read == whole
+    assert all(event.text for event in events if hasattr(event, "text"))
+    if reading.plain:
+        assert whole.content == text
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("<tool_ca", ReadAnswer("<tool_ca")),
+        ('<tool_call>\n{"na', ReadAnswer("")),
+        ('a <tool_call>\n{"name": "ad', ReadAnswer("a")),
+        ("a <tool_call>\nfoo", ReadAnswer("a<tool_call>\nfoo")),
+        ("  <think>", ReadAnswer("")),
+        ("  <thi", ReadAnswer("  <thi")),
+        (" a <think>", ReadAnswer(" a <think>")),
+        ("<think>\n\n</think>\n\n", ReadAnswer("")),
+        ("<think>a\n", ReadAnswer("", thought="a\n")),
+    ],
+)
+def test_answers_that_were_cut(text: str, read: ReadAnswer) -> None:
+    assert read_answer(Reading("qwen3", "may"), text) == read
+
+
+def test_a_call_that_was_cut_is_none_that_was_made() -> None:
+    text = QWEN3.written(("add", '{"a": "}'), ("b", "{}"))[: -len('"}\n</tool_call>\n<tool_call>')]
+    read = read_answer(Reading("qwen3"), text[:40] + text[40:], numbered())
+    assert [(call.name, call.arguments) for call in read.calls] == [
+        ("add", text[len(QWEN3.opening + QWEN3.head("add")) :])
+    ]
+    assert not read.called
+
+
+def test_arguments_come_as_they_are_written() -> None:
+    reader = AnswerReader(Reading("qwen3"), numbered())
+    events = [event for letter in "x" + QWEN3.written(("add", '{"a": [1]}')) for event in reader.push(letter)]
+    assert events[:2] == [Content("x"), CallBegun(0, "call_0", "add")]
+    assert "".join(event.text for event in events if isinstance(event, CallPiece)) == '{"a": [1]}'
+    assert len(events) > 10
+
+
+def test_a_format_with_one_list_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.text.tools.reader.format_named", {"listed": LISTED}.__getitem__)
+    text = "hi " + LISTED.written(("add", '{"a": 1}'), ("sub", "{}"))
+    for cut in range(len(text)):
+        read, _ = in_pieces(Reading("listed"), text, [cut])
+        assert (read.content, [(call.name, call.arguments) for call in read.calls]) == (
+            "hi",
+            [("add", '{"a": 1}'), ("sub", "{}")],
+        )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda: ToolUse((Tool("a"), Tool("a"))), "two tools"),
+        (lambda: ToolUse((Tool("a b"),)), "'a b'"),
+        (lambda: ToolUse((Tool("a"),), "auto", ("b",)), "'b', which is none of the tools"),
+        (lambda: ToolUse((), "required"), "there are no tools"),
+        (lambda: ToolUse((Tool("a"),) * 300), "300 tools"),
+        (lambda: Tool("a", None, {"type": "string"}).schema, "allowed is 'object'"),
+        (lambda: arguments_of("[1]", "x"), "a JSON object is expected"),
+        (lambda: arguments_of("{", "x"), "no JSON"),
+        (lambda: arguments_of('{"a": NaN}', "x"), "no JSON"),
+    ],
+)
+def test_wrong_tools_are_refused(wrong: Callable[[], object], said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        wrong()
+
+
+def test_what_may_be_called() -> None:
+    tools = (Tool("a"), Tool("b"))
+    assert ToolUse(tools).callable == tools
+    assert ToolUse(tools, "none").callable == ()
+    assert ToolUse(tools, "required", ("b",)).callable == tools[1:]
+    assert arguments_of(" ", "x") == {}
