@@ -62,7 +62,7 @@ def compose(args: Settings, replica: type) -> Application:
         replica,
         name=GENERATOR,
         **_replicas(args),
-        ray_actor_options={"num_cpus": 1, "num_gpus": 1 if wants_gpu(args.device) else 0},
+        ray_actor_options=_devices(args),
         # A few requests wait in the engine and start as soon as a place is free. The others wait in the ingresses or
         # in Serve, which gives them to the first replica with room, new replicas included.
         max_ongoing_requests=math.ceil(_UNEVEN * args.places) + _QUESTIONS * args.num_ingresses,
@@ -85,6 +85,12 @@ def compose(args: Settings, replica: type) -> Application:
     )
     application: Application = ingress.bind(args, generator.bind(args))
     return application
+
+
+def _devices(args: Settings) -> dict[str, int]:
+    """What a replica reserves for its processes: Ray finds it all on one node."""
+    ranks = args.tensor_parallel_size
+    return {"num_cpus": ranks, "num_gpus": ranks if wants_gpu(args.device) else 0}
 
 
 def _replicas(args: Settings) -> dict[str, Any]:
@@ -145,7 +151,7 @@ def _room_for_one_more(args: Settings) -> bool:
     if not ray.is_initialized():
         return True
     unit = "GPU" if wants_gpu(args.device) else "CPU"
-    return bool(ray.cluster_resources().get(unit, 0) > args.num_replicas)
+    return bool(ray.cluster_resources().get(unit, 0) >= (args.num_replicas + 1) * args.tensor_parallel_size)
 
 
 def wants_gpu(device: str) -> bool:

@@ -12,8 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
+from service.constraints import Constraint
+from service.constraints.grammars import compile_grammar
+from service.constraints.vocabulary import Vocabulary
 from service.decode.params import ModeParams
 from service.decode.registry import default_params
 from service.engine import Completion, Engine, EngineConfig, GenerationRequest, SamplingParams
@@ -64,11 +68,14 @@ class TextModel:
         params: ModeParams | None = None,
         sampling: SamplingParams | None = None,
         max_new_tokens: int = 256,
+        constraint: Constraint | None = None,
     ) -> list[TextCompletion]:
         """Decodes prompts together and returns their answers in order. `params`: None for the program's default mode.
 
-        InvalidRequest if a prompt is empty or too long, or if the chat template refuses messages.
+        `constraint`: what every answer must be, such as `Constraint.choice(["yes", "no"])`. InvalidRequest if a prompt
+        is empty or too long, if the chat template refuses messages, or if the constraint is wrong.
         """
+        grammar = None if constraint is None else compile_grammar(constraint, self._vocabulary)
         requests = [
             GenerationRequest(
                 str(number),
@@ -77,11 +84,17 @@ class TextModel:
                 sampling or SamplingParams(),
                 max_new_tokens,
                 frozenset(self.checkpoint.config.eos_token_ids),
+                grammar=grammar,
             )
             for number, prompt in enumerate(prompts)
         ]
         completions = self.engine.generate(requests)
         return [TextCompletion(self.codec.decode(completion.token_ids), completion) for completion in completions]
+
+    @cached_property
+    def _vocabulary(self) -> Vocabulary:
+        model = self.checkpoint.config
+        return Vocabulary(self.codec.definition, max(self.codec.vocab_size, model.vocab_size), model.eos_token_ids)
 
     def _encode(self, prompt: Prompt) -> list[int]:
         return self.codec.encode(prompt) if isinstance(prompt, str) else self.codec.encode_chat(prompt)

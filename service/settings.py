@@ -48,6 +48,9 @@ class Settings(BaseSettings):
     served_model_name: str | None = Field(None, description="name in answers; default: the last part of `model`")
     device: str = Field("auto", description="auto (cuda if there is one), cpu, cuda, cuda:N")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field("auto", description="auto: bfloat16 on cuda")
+    quantization: Literal["int8", "fp8", "w8a8"] | None = Field(
+        None, description="keeps the layers' matrices in 8 bits, which changes answers; calibrate again"
+    )
     block_size: Annotated[int, Field(ge=1, le=128)] | None = Field(None, description="overrides the checkpoint's")
     mrp_residual: bool | None = Field(None, description="overrides the checkpoint's")
     mrp_scale: Finite | None = Field(None, description="overrides the checkpoint's")
@@ -55,7 +58,12 @@ class Settings(BaseSettings):
     quality_file: Path | None = Field(
         None, description="calibration that defines `quality`; default: `quality.json` of the checkpoint"
     )
-    torch_threads: Count | None = Field(None, description="CPU threads of a replica; default: half the cores")
+    tensor_parallel_size: Count = Field(
+        1, description="devices of one machine that hold a replica's model together; it divides heads and inner sizes"
+    )
+    torch_threads: Count | None = Field(
+        None, description="CPU threads of each of a replica's processes; default: half the cores, shared by them"
+    )
 
     # limits
     memory_utilization: Annotated[Finite, Field(gt=0, le=1)] = Field(
@@ -194,6 +202,16 @@ class Settings(BaseSettings):
         if self.listener != "auto":
             return self
         return self.model_copy(update={"listener": "ingress" if self.num_ingresses == 1 else "proxy"})
+
+    @model_validator(mode="after")
+    def _several_devices(self) -> Self:
+        if self.tensor_parallel_size > 1 and self.device not in {"auto", "cpu", "cuda"}:
+            raise SettingsError(
+                f"device is {self.device!r}, which is one device, and tensor_parallel_size is "
+                f"{self.tensor_parallel_size}; allowed are then auto, cpu and cuda",
+                param="device",
+            )
+        return self
 
     @model_validator(mode="after")
     def _one_ingress_listens(self) -> Self:

@@ -26,6 +26,13 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "service.quality": ("service.decode", "service.errors"),
     "service.engine.forward": ("service.decode", "service.engine.request", "service.model", "service.errors"),
     "service.engine": ("service.decode", "service.model", "service.fair_queue", "service.errors", "service.tracebacks"),
+    "service.parallel": (
+        "service.engine.forward",
+        "service.decode.block",
+        "service.model",
+        "service.errors",
+        "service.tracebacks",
+    ),
     "service.wire": (
         "service.arrival",
         "service.constraints.constraint",
@@ -47,6 +54,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.text",
         "service.constraints",
         "service.engine",
+        "service.parallel",
         "service.decode.block",
         "service.decode.modes",
         "service.decode.registry",
@@ -125,7 +133,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "service.hooks": ("service.gateway.http.middleware", "service.rayserve.scaling"),
     "service.app": ("service.rayserve", "service.settings"),
-    "service.library": ("service.text", "service.engine", "service.decode", "service.model"),
+    "service.library": ("service.constraints", "service.text", "service.engine", "service.decode", "service.model"),
     "service.bench": (
         "service.engine",
         "service.text",
@@ -159,6 +167,7 @@ CONFINED: dict[str, tuple[str, ...]] = {
     "torch": (
         "service.model",
         "service.engine.forward",
+        "service.parallel",
         "service.rayserve",
         "service.app",
         "service.bench",

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from service.constraints import Constraint
 from service.decode.modes import Speculative, Static
 from service.demo import CHECKPOINT, check
 from service.engine import EngineConfig, SamplingParams
@@ -48,6 +49,14 @@ def test_without_params_it_is_the_programs_default(demo: TextModel) -> None:
     [answer] = demo.generate([[{"role": "user", "content": STORY}]])
     assert check(STORY, answer.text)
     assert answer.completion.stats.forwards.verify > 0
+
+
+def test_a_constraint_holds_for_every_answer(demo: TextModel) -> None:
+    asked = [[{"role": "user", "content": STORY}], "Is it so?"]
+    for answer in demo.generate(asked, constraint=Constraint.choice(["yes", "no"]), max_new_tokens=16):
+        assert answer.text in {"yes", "no"}
+    with pytest.raises(InvalidRequest, match="regex"):
+        demo.generate(asked, constraint=Constraint.regex("(a"))
 
 
 def test_an_answer_has_a_short_repr(demo: TextModel) -> None:

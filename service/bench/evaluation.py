@@ -27,7 +27,8 @@ class Task:
 class Plan:
     """A mode with its knobs, run on one of the engines.
 
-    `mrp`, `zero`: MRP's output set to 0, `block`: MRP sees the block alone (`variants.py`).
+    `mrp`, `zero`: MRP's output set to 0, `block`: MRP sees the block alone (`variants.py`), `int8`, `fp8`,
+    `w8a8`: the layers' matrices are kept so (`model/quantization`).
     """
 
     params: ModeParams

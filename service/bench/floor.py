@@ -60,11 +60,12 @@ def forward_need(model: ModelConfig, rows: int, context: int, itemsize: int) -> 
     heads, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     attention = model.hidden_size * (2 * heads + 2 * keys)
     read, used = _feed_forwards(model, tokens)
-    others = model.num_layers * attention + model.hidden_size * model.vocab_size
+    layers, head = model.num_layers * attention, model.hidden_size * model.vocab_size
     kept = 2 * model.num_layers * keys * (rows * context + tokens)
     scores = 4 * model.num_layers * heads * tokens * (context + model.block_size)
-    moved = (others + read + kept + tokens * model.vocab_size) * itemsize
-    return Need(moved, 2 * (others + used) * tokens + scores)
+    matrices = (layers + read) * (itemsize if model.quantization is None else 1)
+    moved = matrices + (head + kept + tokens * model.vocab_size) * itemsize
+    return Need(moved, 2 * (layers + head + used) * tokens + scores)
 
 
 def _feed_forwards(model: ModelConfig, tokens: int) -> tuple[int, int]:

@@ -20,7 +20,8 @@ from service.decode.params import ModeParams
 from service.engine import Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
 from service.engine.drafting.costs import measure
 from service.engine.forward.clock import clock_of
-from service.engine.forward.runner import Execution, Runner
+from service.engine.forward.networks import Execution
+from service.engine.forward.runner import Runner
 from service.model import Checkpoint
 
 #: requests of a round for each that runs at once

@@ -17,8 +17,9 @@ import torch
 from service.bench.floor import Rates, forward_need
 from service.bench.host import host_milliseconds
 from service.decode.block import MASKED, Block
+from service.engine.forward.networks import Execution
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Execution, Runner
+from service.engine.forward.runner import Runner
 from service.engine.request import SamplingParams
 from service.model import Checkpoint
 from service.model.attention import AUTO, PagedCache

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.cli.options import Device, Dtype, Model, Threads, load, use_threads
+from service.cli.options import Device, Dtype, Model, Quantization, Threads, load, use_threads
 from service.cli.output import Counter, notes
 from service.cli.plans import parse_plan
 from service.cli.quality import draw, drawer, show
@@ -49,7 +49,9 @@ def command(
             help="demo, exact, contains, number, regex:PATTERN or module:function. Default for the demo: demo."
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Default: quality.json in the checkpoint's folder.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Default: quality.json (quality.int8.json, …) in the checkpoint's folder.")
+    ] = None,
     plan: Annotated[
         list[str] | None, typer.Option(help="Such as 'dynamic threshold=0.5'; may be given again. Default: a grid.")
     ] = None,
@@ -78,6 +80,7 @@ def command(
     plot: Annotated[Path | None, typer.Option(help="Draws the frontier into this folder.")] = None,
     device: Device = "auto",
     dtype: Dtype = "auto",
+    quantization: Quantization = None,
     threads: Threads = None,
 ) -> None:
     """Measures accuracy and speed of every mode and writes quality.json. Run it again to resume."""
@@ -86,7 +89,7 @@ def command(
     from service.bench.scorers import check_lines, find_scorer
     from service.quality.assemble import assemble
     from service.quality.identity import identity_of
-    from service.quality.schema import FILE_NAME, read_quality, write_quality
+    from service.quality.schema import file_name, read_quality, write_quality
 
     file, judge = _asked(model, prompts, scorer)
     asked, scored_by = read_prompts(file, count), find_scorer(judge)
@@ -98,12 +101,12 @@ def command(
     if plot:
         drawer()
     use_threads(threads)
-    checkpoint = load(model, device, dtype, None)
+    checkpoint = load(model, device, dtype, None, quantization=quantization)
     plans = _plans(given, checkpoint)
     tasks = _tasks(checkpoint, asked.lines, scored_by, raw=raw)
     calibration = Calibration(_engine(checkpoint, tasks, scope), tasks, plans, scope)
     measured = _measured(checkpoint, scope, {"prompts_sha256": asked.sha256, "scorer": judge, "prompts": len(tasks)})
-    identity, target = identity_of(checkpoint.path, checkpoint.config), out or checkpoint.path / FILE_NAME
+    identity, target = identity_of(checkpoint.path, checkpoint.config), out or checkpoint.path / file_name(quantization)
     about = {"measured": measured.model_dump(exclude={"at"}), "checkpoint": identity.model_dump()}
     with _notebook(target, about | {"plans": calibration.plan_names}) as notebook:
         _run(calibration, notebook)

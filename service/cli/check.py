@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from service.cli.options import BlockSize, Device, Dtype, load
+from service.cli.options import BlockSize, Device, Dtype, Quantization, load
 from service.errors import SettingsError
 
 if TYPE_CHECKING:
     from service.model import Checkpoint, ModelConfig
     from service.text import TextCodec
+
+#: the numbers of devices that are shown; what they hold is by `tensor_parallel_size`
+_SIZES = (2, 4, 8)
 
 
 def command(
@@ -22,6 +26,7 @@ def command(
     device: Device = "auto",
     dtype: Dtype = "auto",
     block_size: BlockSize = None,
+    quantization: Quantization = None,
 ) -> None:
     """Loads a checkpoint as serving does, decodes a block with it, and prints its facts.
 
@@ -29,7 +34,7 @@ def command(
     """
     from service.text import TextCodec
 
-    checkpoint = load(model, device, dtype, block_size)
+    checkpoint = load(model, device, dtype, block_size, quantization=quantization)
     codec = TextCodec.load(checkpoint.path)
     facts = _facts(checkpoint) | _text(codec) | _memory(checkpoint)
     seconds = _decode_a_block(checkpoint)
@@ -73,10 +78,11 @@ def _memory(checkpoint: Checkpoint) -> dict[str, str]:
 def _facts(checkpoint: Checkpoint) -> dict[str, str]:
     from service.decode.modes import MODES
     from service.model.attention import PagedCache
+    from service.model.checkpoint import num_parameters, weight_bytes
 
     config, mrp = checkpoint.config, checkpoint.config.mrp
-    backbone = sum(weight.numel() for weight in checkpoint.backbone.parameters())
-    module = sum(weight.numel() for weight in checkpoint.mrp.parameters()) if checkpoint.mrp else 0
+    backbone = num_parameters(replace(config, mrp=None))
+    module = num_parameters(config) - backbone
     page = PagedCache.bytes_per_page(config, checkpoint.dtype)
     modes = [name for name, params in MODES.items() if mrp or params.served_without_mrp]
     kind = (
@@ -92,10 +98,32 @@ def _facts(checkpoint: Checkpoint) -> dict[str, str]:
         "vocabulary": f"{config.vocab_size} tokens, mask {config.mask_token_id}, end {list(config.eos_token_ids)}",
         "longest sequence": f"{config.max_positions} tokens",
         "modes": ", ".join(modes),
-        "weights": f"{(backbone + module) * checkpoint.dtype.itemsize / 2**20:,.1f} MiB as {checkpoint.dtype}",
+        "weights": f"{weight_bytes(config, checkpoint.dtype) / 2**20:,.1f} MiB as {_types(checkpoint)}",
         "quality": _quality(checkpoint),
         "KV cache": f"{page / config.block_size / 1024:,.2f} KiB a token",
+        **_devices(checkpoint),
     }
+
+
+def _types(checkpoint: Checkpoint) -> str:
+    form = checkpoint.config.quantization
+    return str(checkpoint.dtype) if form is None else f"{checkpoint.dtype}, matrices of layers as {form}"
+
+
+def _devices(checkpoint: Checkpoint) -> dict[str, str]:
+    """What each of several devices holds, by their number."""
+    from service.model.attention import PagedCache
+    from service.model.checkpoint import weight_bytes
+    from service.model.shard import Shard, possible_sizes
+
+    config, dtype, facts = checkpoint.config, checkpoint.dtype, {}
+    for size in possible_sizes(config):
+        if size in _SIZES:
+            own = Shard(0, size).of(config)
+            weights = weight_bytes(own, dtype) / 2**20
+            token = PagedCache.bytes_per_page(own, dtype) / config.block_size / 1024
+            facts[f"each of {size} devices"] = f"{weights:,.1f} MiB of weights, {token:,.2f} KiB of KV a token"
+    return facts
 
 
 def _experts(config: ModelConfig, backbone: int) -> dict[str, str]:

@@ -29,7 +29,8 @@ def command(
         list[str] | None,
         typer.Option(
             help="Such as 'speculative mrp_steps=4'; may be given again. With `zero` at the end, MRP's output is set"
-            " to 0. With `block`, MRP sees only the block, as in the published loops. Default: all."
+            " to 0. With `block`, MRP sees only the block, as in the published loops. With `int8`, `fp8` or `w8a8`, the"
+            " layers' matrices are kept so. Default: all."
         ),
     ] = None,
     text: Annotated[
@@ -53,6 +54,7 @@ def command(
     from service.bench.prompts import read_prompts
     from service.bench.variants import block_only
     from service.engine import Engine, EngineConfig, SamplingParams
+    from service.model.quantization import FORMS
 
     given = [_plan(text) for text in plan or ()]
     asked: Sequence[Any] = read_prompts(text).lines if text else heldout(problems, "problems", seed)
@@ -66,6 +68,8 @@ def command(
         engines["zero"] = Engine(load(model, device, dtype, None, zero_mrp=True), limits)
     if "block" in used:
         engines["block"] = Engine(block_only(checkpoint), limits)
+    for form in used & FORMS.keys():
+        engines[form] = Engine(load(model, device, dtype, None, quantization=form), limits)
     tasks = _continuations(checkpoint.path, asked) if text else _tasks(checkpoint.path, asked)
     limits_of_all = (max_new_tokens, together)
     with Counter(len(tasks) * len(plans)) as counter:
@@ -78,11 +82,12 @@ def command(
 
 
 def _plan(text: str) -> Plan:
-    """Parses `mode knob=value …`, with `zero` or `block` at the end if the engine is not `mrp`."""
+    """Parses `mode knob=value …`, with the engine's name at the end if it is not `mrp`."""
     from service.bench.evaluation import Plan
+    from service.model.quantization import FORMS
 
     plan, _, last = text.rpartition(" ")
-    return Plan(parse_plan(plan), last) if last in {"zero", "block"} else Plan(parse_plan(text))
+    return Plan(parse_plan(plan), last) if last in {"zero", "block", *FORMS} else Plan(parse_plan(text))
 
 
 def _tasks(path: Path, problems: Sequence[Problem]) -> list[Task]:
@@ -113,7 +118,7 @@ def _row(score: Score) -> dict[str, Any]:
     count = len(score.completions)
     return {
         "plan": score.plan.name,
-        "mrp": score.plan.engine,
+        "engine": score.plan.engine,
         "problems": count,
         "accuracy": score.accuracy,
         "tokens_per_forward": score.tokens_per_forward,
@@ -126,14 +131,14 @@ def _row(score: Score) -> dict[str, Any]:
 
 
 def _table(scores: list[Score]) -> Table:
-    shown = table("mode", "MRP", "accuracy", "tokens/forward", "ms/token", "same as first", "accepted", plan="mode")
+    shown = table("mode", "engine", "accuracy", "tokens/forward", "ms/token", "same as first", "accepted", plan="mode")
     for score in scores:
-        mrp = score.plan.engine if score.plan.params.needs_mrp else "-"
+        plain = score.plan.engine == "mrp" and not score.plan.params.needs_mrp
         accuracy = "-" if score.accuracy is None else f"{score.accuracy:.3f}"
         accepted = "-" if score.acceptance is None else f"{score.acceptance:.2f}"
         same = f"{score.same_as_first}/{len(score.completions)}"
         shown.add_row(
-            score.plan.name, mrp, accuracy, f"{score.tokens_per_forward:.2f}",
+            score.plan.name, "-" if plain else score.plan.engine, accuracy, f"{score.tokens_per_forward:.2f}",
             f"{score.milliseconds_per_token:.2f}", same, accepted,
         )  # fmt: skip
     return shown

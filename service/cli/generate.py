@@ -5,21 +5,25 @@ from __future__ import annotations
 import json
 import secrets
 from dataclasses import asdict
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from service.cli.knobs import Knobs, with_knobs
-from service.cli.options import Attention, BlockSize, Device, Dtype, Model, Threads, load, use_threads
+from service.cli.options import Attention, BlockSize, Device, Dtype, Model, Ranks, Threads, ranks_of, use_threads
 from service.cli.output import notes
 from service.decode.modes import MODES
 
 if TYPE_CHECKING:
+    from service.constraints import Constraint
+    from service.constraints.matcher import CompiledGrammar
     from service.decode.params import ModeParams
     from service.engine import Engine, GenerationRequest
     from service.engine.request import BlockEvent
-    from service.model import Checkpoint, MrpConfig
+    from service.model import Checkpoint, ModelConfig, MrpConfig
+    from service.text import TextCodec
 
 
 @with_knobs
@@ -36,6 +40,11 @@ def command(
     top_p: float = 1.0,
     top_k: int = 0,
     seed: Annotated[int | None, typer.Option(help="Default: random.")] = None,
+    schema: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="JSON schema that the answer fits.")
+    ] = None,
+    regex: Annotated[str | None, typer.Option(help="Regular expression that matches the whole answer.")] = None,
+    choice: Annotated[list[str] | None, typer.Option(help="A text that the answer may be; repeatable.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text instead of answering a message.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     device: Device = "auto",
@@ -43,6 +52,7 @@ def command(
     attention: Attention = "auto",
     block_size: BlockSize = None,
     threads: Threads = None,
+    tensor_parallel_size: Ranks = 1,
 ) -> None:
     """Decodes one prompt. Prints the text on stdout, statistics and progress on stderr."""
     from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
@@ -51,21 +61,49 @@ def command(
 
     if not prompt:
         raise InvalidRequest("the prompt is empty, at least one token is needed", param="prompt")
-    use_threads(threads)
-    checkpoint = load(model, device, dtype, block_size)
-    codec = TextCodec.load(checkpoint.path)
-    ids = codec.encode(prompt) if raw else codec.encode_chat([{"role": "user", "content": prompt}])
-    request = GenerationRequest(
-        "cli",
-        tuple(ids),
-        _preset(quality, mode, knobs, checkpoint) if quality else _params(mode, knobs, checkpoint.config.mrp),
-        SamplingParams(temperature, top_p, top_k, secrets.randbits(63) if seed is None else seed),
-        max_new_tokens,
-        frozenset(checkpoint.config.eos_token_ids),
-    )
-    events = _run(Engine(checkpoint, EngineConfig(attention=attention)), request)
+    constraint = _constraint(schema, regex, choice)
+    use_threads(threads, tensor_parallel_size)
+    with ranks_of(tensor_parallel_size, model, device, dtype, block_size) as (checkpoint, parts):
+        codec = TextCodec.load(checkpoint.path)
+        ids = codec.encode(prompt) if raw else codec.encode_chat([{"role": "user", "content": prompt}])
+        request = GenerationRequest(
+            "cli",
+            tuple(ids),
+            _preset(quality, mode, knobs, checkpoint) if quality else _params(mode, knobs, checkpoint.config.mrp),
+            SamplingParams(temperature, top_p, top_k, secrets.randbits(63) if seed is None else seed),
+            max_new_tokens,
+            frozenset(checkpoint.config.eos_token_ids),
+            grammar=_grammar(constraint, codec, checkpoint.config) if constraint else None,
+        )
+        events = _run(Engine(checkpoint, EngineConfig(attention=attention), parts=parts), request)
     text = codec.decode([token for event in events for token in event.token_ids])
     _print(request, events, text, as_json)
+
+
+def _constraint(schema: Path | None, regex: str | None, choice: list[str] | None) -> Constraint | None:
+    """What the answer must be. InvalidRequest for two of them, SettingsError for a file that is not JSON."""
+    from service.constraints import Constraint
+    from service.errors import InvalidRequest, SettingsError
+
+    given = [name for name, value in (("schema", schema), ("regex", regex), ("choice", choice)) if value]
+    if len(given) > 1:
+        raise InvalidRequest(f"{' and '.join(given)} are given, allowed is one of them", param=given[-1])
+    if schema:
+        try:
+            return Constraint.json(json.loads(schema.read_text("utf-8")), "schema")
+        except ValueError as error:
+            raise SettingsError(f"schema is {schema}, which is not JSON: {error}", param="schema") from error
+    if regex:
+        return Constraint.regex(regex)
+    return Constraint.choice(choice) if choice else None
+
+
+def _grammar(constraint: Constraint, codec: TextCodec, model: ModelConfig) -> CompiledGrammar:
+    from service.constraints.grammars import compile_grammar
+    from service.constraints.vocabulary import Vocabulary
+
+    size = max(codec.vocab_size, model.vocab_size)
+    return compile_grammar(constraint, Vocabulary(codec.definition, size, model.eos_token_ids))
 
 
 def _params(mode: str | None, knobs: Knobs, mrp: MrpConfig | None) -> ModeParams:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +13,7 @@ from service.errors import SettingsError
 
 if TYPE_CHECKING:
     from service.demo import Problem
+    from service.engine import Parts
     from service.model import Checkpoint, LoadOptions
 
 Model = Annotated[
@@ -18,6 +21,9 @@ Model = Annotated[
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Dtype = Annotated[str, typer.Option(help="auto (bfloat16 on CUDA, else float32), float32, bfloat16, float16.")]
+Quantization = Annotated[
+    str | None, typer.Option(help="Keeps the layers' matrices in 8 bits: int8, fp8 or w8a8. Default: in the dtype.")
+]
 Shape = Annotated[
     str | None,
     typer.Option(
@@ -28,6 +34,9 @@ Shape = Annotated[
 BlockSize = Annotated[int | None, typer.Option(help="Overrides the checkpoint's block size.")]
 Attention = Annotated[str, typer.Option(help="auto (triton on CUDA if it is installed), eager or triton.")]
 Several = Annotated[list[int], typer.Option(min=1, help="Concurrent requests; may be given again.")]
+Ranks = Annotated[
+    int, typer.Option("--tensor-parallel-size", min=1, help="Devices of this machine that hold the model together.")
+]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads for torch. Default: half the cores.")]
 
 
@@ -52,16 +61,47 @@ def heldout(count: int, option: str, seed: int) -> list[Problem]:
     return heldout_problems(count, seed)
 
 
-def load(model: str | None, device: str, dtype: str, block_size: int | None, *, zero_mrp: bool = False) -> Checkpoint:
+def load(
+    model: str | None,
+    device: str,
+    dtype: str,
+    block_size: int | None,
+    *,
+    zero_mrp: bool = False,
+    quantization: str | None = None,
+) -> Checkpoint:
     """Loads the named checkpoint, None for the demo. Raises CheckpointError or SettingsError."""
     from service.demo import CHECKPOINT
     from service.model import load_checkpoint
 
-    return load_checkpoint(model or CHECKPOINT, load_options(device, dtype, block_size, zero_mrp=zero_mrp))
+    options = load_options(device, dtype, block_size, zero_mrp=zero_mrp, quantization=quantization)
+    return load_checkpoint(model or CHECKPOINT, options)
+
+
+@contextmanager
+def ranks_of(
+    size: int, model: str | None, device: str, dtype: str, block_size: int | None
+) -> Iterator[tuple[Checkpoint, Parts]]:
+    """As `load`, on so many devices; what an engine needs to use them. The processes end with the block."""
+    from service.demo import CHECKPOINT
+    from service.engine import Parts
+    from service.parallel import Team
+
+    if size == 1:
+        yield load(model, device, dtype, block_size), Parts()
+        return
+    options = load_options(device, dtype, block_size)
+    with Team(size, options.device) as team:
+        yield team.load(model or CHECKPOINT, options), Parts(ranks=team)
 
 
 def load_in_shape(
-    model: str | None, shape: str | None, device: str, dtype: str, block_size: int | None = None
+    model: str | None,
+    shape: str | None,
+    device: str,
+    dtype: str,
+    block_size: int | None = None,
+    quantization: str | None = None,
 ) -> Checkpoint:
     """As `load`; where a shape is named, the checkpoint is inflated to it."""
     from service.bench.inflate import inflate
@@ -69,23 +109,32 @@ def load_in_shape(
     from service.demo import CHECKPOINT
 
     if shape is None:
-        return load(model, device, dtype, block_size)
-    return inflate(model or CHECKPOINT, shape_named(shape), load_options(device, dtype, block_size))
+        return load(model, device, dtype, block_size, quantization=quantization)
+    options = load_options(device, dtype, block_size, quantization=quantization)
+    return inflate(model or CHECKPOINT, shape_named(shape), options)
 
 
-def load_options(device: str, dtype: str, block_size: int | None = None, *, zero_mrp: bool = False) -> LoadOptions:
-    """Device and dtype by their names. Raises SettingsError."""
+def load_options(
+    device: str,
+    dtype: str,
+    block_size: int | None = None,
+    *,
+    zero_mrp: bool = False,
+    quantization: str | None = None,
+) -> LoadOptions:
+    """Device, dtype and quantization by their names. Raises SettingsError."""
     from service.model import LoadOptions
     from service.model.options import pick_device, pick_dtype
+    from service.model.quantization import form_named
 
-    place = pick_device(device)
-    return LoadOptions(pick_dtype(dtype, place), place, block_size, mrp_zero=zero_mrp)
+    place, form = pick_device(device), form_named(quantization).name if quantization else None
+    return LoadOptions(pick_dtype(dtype, place), place, block_size, mrp_zero=zero_mrp, quantization=form)
 
 
-def use_threads(threads: int | None) -> None:
+def use_threads(threads: int | None, processes: int = 1) -> None:
     """Sets the number of torch's CPU threads. None: the default of `pick_threads`."""
     import torch
 
     from service.model.options import pick_threads
 
-    torch.set_num_threads(pick_threads(threads))
+    torch.set_num_threads(pick_threads(threads, processes))

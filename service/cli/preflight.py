@@ -23,11 +23,13 @@ def check(settings: Settings) -> None:
 
 
 def check_room(settings: Settings, found: Mapping[str, float], units: tuple[str, ...]) -> None:
-    """SettingsError if Ray has found fewer of a unit (CPU, GPU) than there are replicas to start."""
+    """SettingsError if Ray has found fewer of a unit (CPU, GPU) than the replicas to start need."""
+    each = settings.tensor_parallel_size
     for unit in units:
-        if found.get(unit, 0) < settings.num_replicas:
+        if found.get(unit, 0) < settings.num_replicas * each:
             raise SettingsError(
-                f"num_replicas is {settings.num_replicas} and every replica needs a {unit}, "
+                f"num_replicas is {settings.num_replicas} and every replica needs "
+                f"{f'a {unit}' if each == 1 else f'{each} {unit}s (tensor_parallel_size)'}, "
                 f"but Ray finds {found.get(unit, 0):g} on this machine",
                 param="num_replicas",
             )
@@ -78,12 +80,13 @@ def _check_checkpoint(settings: Settings) -> None:
     """Checks the checkpoint's config and calibration, and that the files of weights and tokenizer are whole."""
     from service.model import parse_config, read_config, resolve
     from service.model.files import check_weights
+    from service.model.shard import Shard
     from service.quality.presets import file_of
     from service.text.files import check_tokenizer
 
     folder = resolve(settings.model)
-    parse_config(read_config(folder), block_size=settings.block_size)
-    file_of(folder, settings.quality_file)
+    Shard(0, settings.tensor_parallel_size).of(parse_config(read_config(folder), block_size=settings.block_size))
+    file_of(folder, settings.quality_file, settings.quantization)
     check_weights(folder)
     check_tokenizer(folder)
 

@@ -21,8 +21,8 @@ from service.engine.drafting.costs import measure
 from service.engine.drafting.pricing import Pricing
 from service.engine.forward.clock import clock_of
 from service.engine.forward.grouping import same_shapes_for
+from service.engine.forward.networks import Execution, LocalNetworks
 from service.engine.forward.pending import AsyncRunner, Immediate
-from service.engine.forward.runner import Execution
 from service.engine.kv_cache import PagePool
 from service.engine.observer import EngineState, HarmlessObserver, Observer, SilentObserver, StepReport
 from service.engine.overlap import Overlap
@@ -69,9 +69,10 @@ class Engine:
         num_pages = config.kv_cache_tokens // size
         self._pages = PrefixCache(PagePool(num_pages), config.prefix_cache)
         candidates = config.candidates(self.model.vocab_size)
-        execution = Execution(config.attention, config.cuda_graphs)
+        networks = parts.ranks.networks if parts.ranks else LocalNetworks
+        execution = Execution(config.attention, config.cuda_graphs, networks=networks)
         self._runner = parts.runner(checkpoint, num_pages, grouping, candidates, execution)
-        has_mrp, clock = checkpoint.mrp is not None, clock_of(checkpoint.device)
+        has_mrp, clock = checkpoint.mrp is not None, clock_of(checkpoint.device, checkpoint.shard.size)
         measured = partial(measure, self._runner, config.max_rows, has_mrp, clock)
         costs = parts.costs
         self._pricing = Pricing((lambda: costs) if costs else measured, config.max_rows)

@@ -1,7 +1,6 @@
-"""The parts of an engine that a caller may provide: the clock, the costs of forwards, the runner.
+"""The parts of an engine that a caller may provide: the clock, the costs of forwards, the runner, further ranks.
 
-A test provides a clock that stands still, fixed costs, or a runner that fails. A runner over several devices can be
-provided in the same way.
+A test provides a clock that stands still, fixed costs, or a runner that fails.
 """
 
 from __future__ import annotations
@@ -9,9 +8,30 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from service.engine.drafting.costs import StepCosts
+from service.engine.forward.networks import Execution, Networks, Shapes
 from service.engine.forward.runner import RowRunner, Runner
+from service.model.checkpoint import Checkpoint
+from service.model.memory import DeviceMemory
+
+
+class Ranks(Protocol):
+    """Other processes that hold the rest of an engine's checkpoint; `service/parallel` has them."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why they can no longer compute. None while they can."""
+
+    def memory(self) -> DeviceMemory:
+        """The memory of the device that has the least."""
+
+    def networks(self, checkpoint: Checkpoint, num_pages: int, shapes: Shapes, execution: Execution) -> Networks:
+        """The networks over all parts. `checkpoint`: the part of this process."""
+
+    def close(self) -> None:
+        """Ends them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +39,11 @@ class Parts:
     """The parts of an engine, with their defaults.
 
     `clock`: monotonic seconds. `costs`: costs of forwards for `mrp_steps: "auto"`; None: measured for the first request
-    that needs them. `runner`: makes the runner, with the arguments of `Runner`.
+    that needs them. `runner`: makes the runner, with the arguments of `Runner`. `ranks`: None where this process has
+    the whole checkpoint.
     """
 
     clock: Callable[[], float] = time.monotonic
     costs: StepCosts | None = None
     runner: Callable[..., RowRunner] = Runner
+    ranks: Ranks | None = None

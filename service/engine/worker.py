@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from service.engine.engine import Engine
 from service.engine.observer import EngineState
 from service.engine.request import BlockEvent, BlockProgress, GenerationRequest
-from service.errors import EngineFailed, InvalidRequest, MrpServeError, QueueFull, ReplicaStopping
+from service.errors import EngineFailed, InvalidRequest, MrpServeError, QueueFull, ReplicaLost, ReplicaStopping
 from service.tracebacks import kind_and_place, without_message
 
 _log = logging.getLogger(__name__)
@@ -155,11 +155,18 @@ class EngineWorker:
                 self._state = self._engine.state()
                 self._send(items)
             self._fail(ReplicaStopping("the server is shutting down", retry_after=1.0))
+        except ReplicaLost as lost:  # a process that the engine needs is gone: no request is to blame
+            self._stop_for(lost.message, lost, lost)
         except Exception as error:  # noqa: BLE001 - anything unexpected is a failure of the whole engine
-            _log.error("the engine stopped", extra={"exception": without_message(error)})
-            with self._changed:
-                self._failure = kind_and_place(error)
-            self._fail(EngineFailed(f"the engine stopped: {self._failure}"))
+            reason = error.message if isinstance(error, MrpServeError) else kind_and_place(error)
+            self._stop_for(reason, EngineFailed(f"the engine stopped: {reason}"), error)
+
+    def _stop_for(self, reason: str, told: MrpServeError, error: Exception) -> None:
+        """Stops for good. `told`: what its requests get."""
+        _log.error("the engine stopped", extra={"exception": without_message(error)})
+        with self._changed:
+            self._failure = reason
+        self._fail(told)
 
     def _step(self) -> list[tuple[str, Item]]:
         """One step of the engine: for each request its steps, then its events."""

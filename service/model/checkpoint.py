@@ -6,18 +6,22 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from service.errors import SettingsError
 from service.model.backbone import Backbone
 from service.model.config import ModelConfig
 from service.model.families import family_named, parse_config
 from service.model.files import read_config, resolve
+from service.model.layers import DecoderLayer, Total
 from service.model.mrp import Mrp
+from service.model.quantization import QUANTIZED
+from service.model.shard import Shard
 from service.model.weights import TensorOptions, WeightFiles, WeightSource, fill, published_weights
 
 #: bytes after which a file of weights is full
@@ -26,7 +30,11 @@ _SHARD = 2**30
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """What an operator may say about loading. None keeps the checkpoint's own value."""
+    """What an operator may say about loading. None keeps the checkpoint's own value.
+
+    `quantization`: a form of `quantization.FORMS` for the layers' matrices; None keeps them in `dtype`.
+    `shard`: the part of the model that is loaded, for one of several devices that hold it together.
+    """
 
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
@@ -34,17 +42,33 @@ class LoadOptions:
     mrp_residual: bool | None = None
     mrp_scale: float | None = None
     mrp_zero: bool = False
+    quantization: str | None = None
+    shard: Shard = Shard()
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A loaded checkpoint. `mrp` is None for a bare backbone; `raw` is the parsed config.json."""
+    """A loaded checkpoint. `mrp` is None for a bare backbone; `raw` is the parsed config.json.
+
+    `config` is that of the whole model, whichever `shard` of it is here.
+    """
 
     path: Path
     config: ModelConfig
     raw: Mapping[str, Any]
     backbone: Backbone
     mrp: Mrp | None
+    shard: Shard = Shard()
+
+    @property
+    def own_config(self) -> ModelConfig:
+        """The sizes of what is here: with a shard, of this rank's part."""
+        return self.shard.of(self.config)
+
+    def share(self, total: Total) -> None:
+        """Makes the layers parts of those that as many ranks have as there are shards; `total` adds them up."""
+        for layer in [*self.backbone.layers, *(self.mrp.layers if self.mrp else ())]:
+            cast(DecoderLayer, layer).share(total)
 
     @property
     def device(self) -> torch.device:
@@ -79,16 +103,16 @@ def load_checkpoint(name: str | Path, options: LoadOptions | None = None) -> Che
     options = options or LoadOptions()
     path = resolve(name)
     raw = read_config(path)
-    return build_checkpoint(path, raw, WeightFiles(path, options.device), options)
+    # A part of a weight is taken on the CPU, where only that part of the file is read.
+    source = WeightFiles(path, options.device if options.shard.size == 1 else "cpu")
+    return build_checkpoint(path, raw, source, options)
 
 
 def build_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource, options: LoadOptions) -> Checkpoint:
     """A checkpoint of the weights of any source, made on its device. `path`: the folder it belongs to."""
     config = _override(parse_config(raw, block_size=options.block_size), options)
-    with torch.device("meta"), _WithoutFirstValues():
-        backbone = family_named(config.family).network(config)
-        mrp = Mrp(config, config.mrp) if config.mrp else None
-    fill(path, config, (backbone, mrp), source, TensorOptions(options.device, options.dtype))
+    backbone, mrp = _empty_networks(options.shard.of(config))
+    fill(path, config, (backbone, mrp), source, TensorOptions(options.device, options.dtype, options.shard))
     if config.tie_word_embeddings:
         backbone.tie()
     modules = [module for module in (backbone, mrp) if module is not None]
@@ -96,7 +120,31 @@ def build_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource, o
         module.to(device=options.device, dtype=options.dtype).eval().requires_grad_(False)
     if mrp is not None and options.mrp_zero:
         mrp.scale = 0.0
-    return Checkpoint(path=path, config=config, raw=raw, backbone=backbone, mrp=mrp)
+    return Checkpoint(path=path, config=config, raw=raw, backbone=backbone, mrp=mrp, shard=options.shard)
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Of backbone and MRP together."""
+    return sum(weight.numel() for network in _empty_networks(config) if network for weight in network.parameters())
+
+
+def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """What the weights take, a shared matrix once. A quantized matrix takes a byte a number, and a scale a row."""
+    size = 0
+    for network in _empty_networks(config):
+        for name, weight in network.named_parameters() if network else ():
+            if config.quantization is not None and name.split(".")[-2] in QUANTIZED:
+                size += weight.numel() + len(weight) * dtype.itemsize
+            else:
+                size += weight.numel() * dtype.itemsize
+    return size
+
+
+def _empty_networks(config: ModelConfig) -> tuple[Backbone, Mrp | None]:
+    """On the meta device: shapes without numbers."""
+    with torch.device("meta"), _WithoutFirstValues():
+        backbone = family_named(config.family).network(config)
+        return backbone, Mrp(config, config.mrp) if config.mrp else None
 
 
 def save_checkpoint(path: Path, raw: Mapping[str, Any], backbone: Backbone, mrp: Mrp | None) -> None:
@@ -129,6 +177,12 @@ def write_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource) -
 
 
 def _override(config: ModelConfig, options: LoadOptions) -> ModelConfig:
+    if options.quantization is not None and config.experts is not None:
+        raise SettingsError(
+            f"quantization is {options.quantization!r}, but this checkpoint has experts, which are not quantized yet",
+            param="quantization",
+        )
+    config = replace(config, quantization=options.quantization)
     if config.mrp is None:
         return config
     residual = config.mrp.residual if options.mrp_residual is None else options.mrp_residual

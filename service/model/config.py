@@ -39,7 +39,8 @@ class ExpertsConfig:
 class ModelConfig:
     """Shape of a backbone and, if there is one, of its MRP module.
 
-    `family`: the `model_type` of config.json. `intermediate_size`: of dense layers, MRP's included.
+    `family`: the `model_type` of config.json. `intermediate_size`: of dense layers, MRP's included. `quantization`: the
+    form in which the layers' matrices are kept (`quantization/`); None: in the type of all weights.
     """
 
     family: str
@@ -59,6 +60,7 @@ class ModelConfig:
     tie_word_embeddings: bool
     mrp: MrpConfig | None
     experts: ExpertsConfig | None = None
+    quantization: str | None = None
 
     @property
     def num_kv_layers(self) -> int:

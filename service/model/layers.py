@@ -19,6 +19,8 @@ from service.model.config import ModelConfig
 
 #: attend(layer, q [R, L, heads, D], k [R, L, kv_heads, D], v [R, L, kv_heads, D]) -> [R, L, heads * D]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+#: adds up what several ranks have of a tensor, on all of them
+Total = Callable[[Tensor], Tensor]
 
 
 class Rotation(NamedTuple):
@@ -108,9 +110,19 @@ class DecoderLayer(nn.Module):
         self.self_attn = Attention(config)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = mlp
+        self._total: Total = _whole
+
+    def share(self, total: Total) -> None:
+        """Makes this layer one part of several, on as many ranks (`shard.py`)."""
+        self._total = total
 
     def forward(self, x: Tensor, rotation: Rotation, layer: int, attend: Attend, same_shapes: bool = False) -> Tensor:
         """x `[R, L, H]` -> `[R, L, H]`; `layer` is passed on to `attend`."""
-        x = x + self.self_attn(self.input_layernorm(x), rotation, layer, attend)
-        out: Tensor = x + self.mlp(self.post_attention_layernorm(x), same_shapes)
+        x = x + self._total(self.self_attn(self.input_layernorm(x), rotation, layer, attend))
+        out: Tensor = x + self._total(self.mlp(self.post_attention_layernorm(x), same_shapes))
         return out
+
+
+def _whole(x: Tensor) -> Tensor:
+    """The total of one rank."""
+    return x

@@ -6,26 +6,46 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 
+class Cut(NamedTuple):
+    """How the ranks of a divided model (`shard.py`) share a published weight: each has a piece of dimension `dim`.
+
+    `stacked`: so many matrices lie behind each other there, and a rank has a piece of each. `keys`: they are heads of
+    keys or values, of which several ranks may hold the same.
+    """
+
+    dim: int
+    stacked: int = 1
+    keys: bool = False
+
+
+#: pieces of the rows or the columns of a matrix
+ROWS, COLUMNS = Cut(0), Cut(1)
+
+
 class Part(NamedTuple):
-    """A published weight by its name, and the part of a parameter that it is. `place`: an index; () is the whole."""
+    """A published weight by its name, and the part of a parameter that it is.
+
+    `place`: an index; () is the whole. `cut`: None for a weight that every rank has whole.
+    """
 
     name: str
     place: tuple[int | slice, ...] = ()
+    cut: Cut | None = None
 
 
 #: The published weights that make a parameter; together they cover it.
 Layout = Sequence[Part]
 
 
-def stacked(parts: Iterable[tuple[str, int]], behind: tuple[int, ...] = ()) -> list[Part]:
-    """Matrices below each other, as pairs of name and height. `behind`: the index of the matrix that they make."""
+def stacked(parts: Iterable[tuple[str, int, Cut]], behind: tuple[int, ...] = ()) -> list[Part]:
+    """Matrices below each other: name, height and cut. `behind`: the index of the matrix that they make."""
     layout, start = list[Part](), 0
-    for name, height in parts:
-        layout.append(Part(name, (*behind, slice(start, start + height))))
+    for name, height, cut in parts:
+        layout.append(Part(name, (*behind, slice(start, start + height)), cut))
         start += height
     return layout
 
 
 def prefixed(prefix: str, layout: Layout) -> list[Part]:
     """The same parts under longer names."""
-    return [Part(prefix + part.name, part.place) for part in layout]
+    return [part._replace(name=prefix + part.name) for part in layout]

@@ -35,9 +35,12 @@ def pick_dtype(name: str, device: str) -> torch.dtype:
     return DTYPES[name]
 
 
-def pick_threads(number: int | None) -> int:
-    """CPU threads for torch; None takes half the cores, because threads that wait for a busy core cost most."""
-    return number or max(1, num_cores() // 2)
+def pick_threads(number: int | None, processes: int = 1) -> int:
+    """CPU threads for torch; None takes half the cores, because threads that wait for a busy core cost most.
+
+    `processes`: how many share them.
+    """
+    return number or max(1, num_cores() // (2 * processes))
 
 
 def num_cores() -> int:

@@ -42,11 +42,20 @@ class Config(Protocol):
     def mrp(self) -> Mrp | None:
         """The configuration of MRP; None without MRP."""
 
+    @property
+    def quantization(self) -> str | None:
+        """The form in which the layers' matrices are kept; None: they are not quantized."""
+
 
 def identity_of(folder: Path, config: Config) -> Identity:
     """The identity of a checkpoint as it is loaded, with its overridden values."""
     mrp = None if config.mrp is None else {"residual": config.mrp.residual, "scale": float(config.mrp.scale)}
-    return Identity(block_size=config.block_size, mrp=mrp, weights=weights_fingerprint(folder))
+    return Identity(
+        block_size=config.block_size,
+        mrp=mrp,
+        weights=weights_fingerprint(folder),
+        quantization=config.quantization,
+    )
 
 
 def weights_fingerprint(folder: Path) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from service.decode.registry import default_knobs, default_params
 from service.errors import QualityNotAvailable
 from service.quality.identity import Config, identity_of
-from service.quality.schema import FILE_NAME, Identity, Plan, QualityFile, QualityName, read_quality
+from service.quality.schema import Identity, Plan, QualityFile, QualityName, file_name, read_quality
 
 _log = logging.getLogger(__name__)
 
@@ -43,9 +43,9 @@ class Presets:
         return self.plans[name]
 
 
-def file_of(folder: Path, named: Path | None) -> QualityFile | None:
+def file_of(folder: Path, named: Path | None, quantization: str | None = None) -> QualityFile | None:
     """The calibration file: `named`, else the checkpoint's file if it has one. CheckpointError if it is broken."""
-    path = named or folder / FILE_NAME
+    path = named or folder / file_name(quantization)
     return read_quality(path) if named or path.is_file() else None
 
 
@@ -54,14 +54,15 @@ def presets_of(folder: Path, config: Config, named: Path | None = None) -> Prese
     mode = default_params().mode
     knobs = default_knobs(mode, config.mrp.default_steps if config.mrp else 0)
     fallback: dict[QualityName, Plan] = {"lossless": Plan(mode=mode, knobs=knobs)}
-    file = file_of(folder, named)
+    name = file_name(config.quantization)
+    file = file_of(folder, named, config.quantization)
     if file is None:
-        return Presets(fallback, missing=f"this checkpoint has no {FILE_NAME}; {HOW_TO_MAKE}")
+        return Presets(fallback, missing=f"this checkpoint has no {name}; {HOW_TO_MAKE}")
     identity = identity_of(folder, config)
     if file.checkpoint == identity:
         frontier = tuple(row.model_dump() for row in file.frontier)
         return Presets(file.presets, file.measured.model_dump(), frontier)
     other = [name for name in Identity.model_fields if getattr(file.checkpoint, name) != getattr(identity, name)]
-    why = f"its {FILE_NAME} was made for another checkpoint ({' and '.join(other)} differ); {HOW_TO_MAKE}"
+    why = f"its {name} was made for another checkpoint ({' and '.join(other)} differ); {HOW_TO_MAKE}"
     _log.warning("quality presets are not served: %s", why)
     return Presets(fallback, missing=why)

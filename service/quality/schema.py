@@ -30,6 +30,11 @@ Positive = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0)]
 
 
+def file_name(quantization: str | None = None) -> str:
+    """The file of a checkpoint whose matrices are kept in that form: `quality.json`, or such as `quality.int8.json`."""
+    return FILE_NAME if quantization is None else f"quality.{quantization}.json"
+
+
 def knobs_of(params: ModeParams) -> dict[str, KnobValue]:
     """The knobs of `params` that are set."""
     return {name: value for name, value in asdict(params).items() if value is not None}
@@ -67,6 +72,7 @@ class Identity(_Part):
     block_size: Positive
     mrp: dict[str, bool | float] | None = Field(description="residual and scale; null without MRP")
     weights: str = Field(description="fingerprint of the weights: identity.py")
+    quantization: str | None = Field(None, description="the form in which the layers' matrices are kept")
 
 
 class Measured(_Part):

@@ -48,7 +48,7 @@ class GeneratorDeployment:
         from service.telemetry.logs import install_logs
 
         install_logs(settings)
-        torch.set_num_threads(pick_threads(settings.torch_threads))
+        torch.set_num_threads(pick_threads(settings.torch_threads, settings.tensor_parallel_size))
         self._generator = await asyncio.to_thread(load_generator, _replica_name(), settings, self.parts)
         keep_responsive()
         self._watch = asyncio.create_task(_exit_when_failed(self._generator))

@@ -23,8 +23,9 @@ from service.engine.sizing import Sizes, fit
 from service.errors import MrpServeError
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.config import ModelConfig
-from service.model.memory import memory_of
+from service.model.memory import DeviceMemory, memory_of
 from service.model.options import pick_device, pick_dtype
+from service.parallel import Team
 from service.replica.blocks import AnswerBlocks
 from service.replica.card import make_card
 from service.replica.metrics import ReplicaMetrics
@@ -45,7 +46,10 @@ _T = TypeVar("_T")
 
 
 def load_generator(replica: str, settings: Settings, parts: Parts | None = None) -> Generator:
-    """Loads the checkpoint and starts its engine. Blocks until the weights are read."""
+    """Loads the checkpoint, on several devices if the settings say so, and starts its engine.
+
+    Blocks until the weights are read.
+    """
     device = pick_device(settings.device)
     options = LoadOptions(
         pick_dtype(settings.dtype, device),
@@ -53,15 +57,30 @@ def load_generator(replica: str, settings: Settings, parts: Parts | None = None)
         settings.block_size,
         mrp_residual=settings.mrp_residual,
         mrp_scale=settings.mrp_scale,
+        quantization=settings.quantization,
     )
-    tracing = start_tracing(settings)
-    generator = Generator(replica, load_checkpoint(settings.model, options), settings, tracing, parts)
+    tracing, parts, ranks = start_tracing(settings), parts or Parts(), settings.tensor_parallel_size
+    if ranks == 1:
+        return _prepared(Generator(replica, load_checkpoint(settings.model, options), settings, tracing, parts))
+    team = Team(ranks, device, timeout_s=settings.stall_timeout_s, deterministic=settings.deterministic)
+    try:
+        checkpoint, parts = team.load(settings.model, options), replace(parts, ranks=team)
+        return _prepared(Generator(replica, checkpoint, settings, tracing, parts))
+    except BaseException:
+        team.close()
+        raise
+
+
+def _prepared(generator: Generator) -> Generator:
     generator.prepare()
     return generator
 
 
 class Generator:
-    """Answers requests with one running engine. `replica`: its name in metrics. `parts`: the engine's parts."""
+    """Answers requests with one running engine. `replica`: its name in metrics.
+
+    `parts`: the engine's parts; their ranks end with the generator.
+    """
 
     def __init__(
         self,
@@ -71,7 +90,8 @@ class Generator:
         tracing: Tracing | None = None,
         parts: Parts | None = None,
     ) -> None:
-        limits = _limits(settings, checkpoint)
+        self._ranks = parts.ranks if parts else None
+        limits = _limits(settings, checkpoint, self._ranks.memory() if self._ranks else memory_of(checkpoint.device))
         self._replica, self._tracing = replica, tracing
         self._metrics = ReplicaMetrics()
         self._codec = TextCodec.load(checkpoint.path)
@@ -256,7 +276,8 @@ class Generator:
 
     def status(self) -> Status:
         """Whether the replica can generate, and its card."""
-        return Status(self._replica, self._worker.failure, self._card)
+        failure = self._worker.failure or (self._ranks.failure if self._ranks else None)
+        return Status(self._replica, failure, self._card)
 
     def snapshot(self) -> Snapshot:
         """The current metrics."""
@@ -266,6 +287,8 @@ class Generator:
     def close(self) -> None:
         """Stops the engine. Requests in progress fail with ReplicaStopping."""
         self._worker.stop()
+        if self._ranks:
+            self._ranks.close()
         self._compiler.close()
         if self._tracing:
             self._tracing.close()
@@ -275,16 +298,16 @@ def _vocabulary(codec: TextCodec, model: ModelConfig) -> Vocabulary:
     return Vocabulary(codec.definition, max(codec.vocab_size, model.vocab_size), model.eos_token_ids)
 
 
-def _limits(settings: Settings, checkpoint: Checkpoint) -> EngineConfig:
+def _limits(settings: Settings, checkpoint: Checkpoint, memory: DeviceMemory) -> EngineConfig:
     """The engine's limits: what the settings leave open is what fits beside the weights."""
     asked = Sizes(
         kv_cache_tokens=_number(settings.kv_cache_tokens),
         max_running=_number(settings.max_running),
         max_rows=_number(settings.max_rows),
         memory_utilization=settings.memory_utilization,
-        cuda_graphs=settings.cuda_graphs == "auto",
+        cuda_graphs=settings.cuda_graphs == "auto" and checkpoint.shard.size == 1,
     )
-    fitted = fit(asked, checkpoint.config, checkpoint.dtype.itemsize, memory_of(checkpoint.device))
+    fitted = fit(asked, checkpoint.own_config, checkpoint.dtype.itemsize, memory)
     _log.info(
         "KV cache of %d tokens, %d requests, %d rows", fitted.kv_cache_tokens, fitted.max_running, fitted.max_rows
     )

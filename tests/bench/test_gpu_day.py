@@ -53,8 +53,9 @@ def test_speed_has_a_row_for_every_step_and_plan(tmp_path: Path, monkeypatch: py
     with Rows(tmp_path / "rows", CPU, 600) as written:
         measure_speed(written, CPU, torch.float32, SMALL)
     rows = read(tmp_path / "rows")
-    assert [row["what"] for row in rows] == ["rates", *["step"] * 2, *["plan"] * 2, *["variant"] * 3]
-    assert [row["variant"] for row in rows[5:]] == list(VARIANTS)
+    assert [row["what"] for row in rows] == ["rates", *["step"] * 8, *["plan"] * 2, *["variant"] * 3]
+    assert [row.get("quantization") for row in rows[1:9]] == [None] * 2 + ["int8"] * 2 + ["fp8"] * 2 + ["w8a8"] * 2
+    assert [row["variant"] for row in rows[11:]] == list(VARIANTS)
     plans = [row for row in rows if row["what"] == "plan"]
     assert plans[0]["times_static"] == 1
     assert 0 < plans[0]["tokens_per_forward"] <= 1

@@ -1,7 +1,7 @@
 """Random weights in published shapes, and the time of steps, on a tiny shape."""
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
@@ -131,3 +131,15 @@ def test_host_time_is_what_a_step_takes_outside_its_runner(tiny, params, monkeyp
 
     monkeypatch.setattr(Runner, "evaluate", slow)
     assert 0 < host_milliseconds(tiny, 3, 9, params) < 15
+
+
+def test_matrices_in_8_bits_are_half_of_those_in_16():
+    wide = parse_config(tiny_config(vocab_size=64))
+    small = replace(wide, quantization="int8")
+    need, less = forward_need(wide, 1, 0, 2), forward_need(small, 1, 0, 2)
+    matrices = wide.num_layers * (
+        wide.hidden_size * wide.head_dim * (2 * wide.num_heads + 2 * wide.num_kv_heads)
+        + 3 * wide.hidden_size * wide.intermediate_size
+    )
+    assert need.moved - less.moved == matrices
+    assert need.flops == less.flops

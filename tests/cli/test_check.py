@@ -32,6 +32,16 @@ def test_check_says_what_experts_there_are(run, capsys):
     assert f"modes {served} weights" in said
 
 
+def test_check_says_what_each_of_several_devices_holds(run, capsys):
+    assert run("check", GOLDEN.parent / EXPERTS_NAME, "--device", "cpu") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "weights 1.1 MiB as torch.float32" in said
+    assert "KV cache 0.75 KiB a token" in said
+    assert "each of 2 devices 0.7 MiB of weights, 0.38 KiB of KV a token" in said
+    assert "each of 4 devices 0.5 MiB of weights, 0.38 KiB of KV a token" in said  # two ranks have the same keys
+    assert "each of 8" not in said
+
+
 def test_an_error_is_one_line_on_stderr(run, capsys, tmp_path):
     assert run("check", tmp_path) == 1
     assert capsys.readouterr().err == f"mrp-serve: {tmp_path} has no config.json\n"

@@ -40,6 +40,15 @@ def test_generate_measures_forwards_before_the_answers_time_begins(run, capsys, 
     assert len(capsys.readouterr().err.splitlines()) == 2  # the statistics, in a line each
 
 
+def test_generate_keeps_to_a_constraint(run, capsys, tmp_path):
+    digits = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "minItems": 1, "maxItems": 2}
+    (tmp_path / "digits.json").write_text(json.dumps(digits))
+    assert run("generate", STORY, "--schema", tmp_path / "digits.json") == 0
+    assert set(json.loads(capsys.readouterr().out)) <= set(range(10))
+    assert run("generate", STORY, "--choice", "yes", "--choice", "no") == 0
+    assert capsys.readouterr().out.strip() in {"yes", "no"}
+
+
 def test_generate_says_what_was_verified(run, capsys):
     assert run("generate", STORY, "--json", "--threshold", 0.5, "--max-new-tokens", 4) == 0
     assert json.loads(capsys.readouterr().out)["knobs"] == {

@@ -1,12 +1,14 @@
-"""The arithmetic of the sizing table in docs/deploy.md: `mrp-serve check` for shapes, without weights."""
+"""The arithmetic of the sizing tables in docs/: `mrp-serve check` for shapes, without weights."""
 
 from dataclasses import asdict, dataclass
 
 import torch
 
 from service.bench.shapes import shape_named
-from service.model import Mrp, family_named, parse_config
+from service.model import parse_config
 from service.model.attention import PagedCache
+from service.model.checkpoint import num_parameters
+from service.model.shard import Shard
 from tests.tiny import tiny_config
 
 #: left alone: what the driver and other processes take, and activations and logits of one forward
@@ -17,7 +19,7 @@ REQUEST_TOKENS = 2048
 
 @dataclass(frozen=True)
 class Size:
-    """A model in bfloat16."""
+    """A model in bfloat16, or a device's part of one."""
 
     weights_gib: float
     kv_kib_a_token: float
@@ -28,10 +30,8 @@ class Size:
         return max(0, int(free * 2**20 / self.kv_kib_a_token / REQUEST_TOKENS))
 
 
-def size_of(shape):
-    config = parse_config(tiny_config(num_nextn_predict_layers=3) | asdict(shape_named(shape)))
-    with torch.device("meta"):
-        modules = family_named(config.family).network(config), Mrp(config, config.mrp)
-    parameters = sum(weight.numel() for module in modules for weight in module.parameters())
+def size_of(shape, devices=1):
+    """What each of so many devices holds of a shape."""
+    config = Shard(0, devices).of(parse_config(tiny_config(num_nextn_predict_layers=3) | asdict(shape_named(shape))))
     kv = PagedCache.bytes_per_page(config, torch.bfloat16) / config.block_size
-    return Size(parameters * torch.bfloat16.itemsize / 2**30, kv / 1024)
+    return Size(num_parameters(config) * torch.bfloat16.itemsize / 2**30, kv / 1024)

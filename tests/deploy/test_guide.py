@@ -1,4 +1,4 @@
-"""docs/deploy.md and docs/performance.md: their numbers are computed, and their commands name files that exist."""
+"""Pages of docs/ with numbers and files: the numbers are computed, and commands name files that exist."""
 
 import json
 import math
@@ -13,6 +13,7 @@ from tests.deploy.dockerfile import ROOT
 from tests.deploy.sizing import GPUS, size_of
 
 GUIDE = (ROOT / "docs" / "deploy.md").read_text()
+BIGGER = (ROOT / "docs" / "bigger-models.md").read_text()
 PERFORMANCE = (ROOT / "docs" / "performance.md").read_text()
 
 
@@ -22,6 +23,15 @@ def test_the_sizing_table_is_what_check_would_say(shape):
     fits = " | ".join(f"{size.requests(gpu):,}" for gpu in GPUS)
     row = f"| `{shape}` | {size.weights_gib:.1f} GiB | {size.kv_kib_a_token:.0f} KiB | {fits} |"
     assert row in GUIDE.splitlines()
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4])
+@pytest.mark.parametrize("shape", ["sdar-8b", "sdar-30b-a3b"])
+def test_the_sizing_table_of_several_devices_is_too(shape, devices):
+    size = size_of(shape, devices)
+    fits = " | ".join(f"{size.requests(gpu):,}" for gpu in GPUS)
+    row = f"| `{shape}` | {devices} | {size.weights_gib:.1f} GiB | {size.kv_kib_a_token:.0f} KiB | {fits} |"
+    assert row in BIGGER.splitlines()
 
 
 def test_the_table_has_the_gpus_it_was_reckoned_for():

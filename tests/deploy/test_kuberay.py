@@ -15,7 +15,7 @@ from service.settings import Settings
 from tests.deploy.dockerfile import read
 from tests.deploy.kubernetes import KUBERAY, ROOT, build, find, is_custom, problems, real_schema
 
-OVERLAYS = ("overlays/cpu-demo", "overlays/gpu")
+OVERLAYS = ("overlays/cpu-demo", "overlays/gpu", "overlays/gpu-pair")
 CUSTOM = {"RayService", "ServiceMonitor", "PodMonitor", "PrometheusRule"}
 PLAIN = sorted(path for path in KUBERAY.rglob("*.yaml") if path.name not in {"kustomization.yaml", "rayservice.yaml"})
 
@@ -144,7 +144,7 @@ def test_kubernetes_does_not_put_variables_named_like_settings_into_pods(overlay
         assert group["template"]["spec"]["enableServiceLinks"] is False
 
 
-@pytest.mark.parametrize(("overlay", "tag"), [("overlays/cpu-demo", "cpu"), ("overlays/gpu", "cuda")])
+@pytest.mark.parametrize(("overlay", "tag"), [(OVERLAYS[0], "cpu"), (OVERLAYS[1], "cuda"), (OVERLAYS[2], "cuda")])
 def test_the_image_is_ours_and_so_is_its_user(overlay, tag):
     spec = cluster(build(overlay))
     assert [one["image"] for one in containers(build(overlay))] == [f"mrp-serve:{tag}"] * 2
@@ -161,15 +161,18 @@ def test_the_ray_version_is_the_one_in_the_image():
         assert f"ray=={cluster(build(overlay))['rayVersion']}" == pinned
 
 
-def test_one_whole_gpu_a_replica_and_none_on_the_head():
-    head, worker = containers(build("overlays/gpu"))
-    assert worker["resources"]["limits"]["nvidia.com/gpu"] == "1"
+@pytest.mark.parametrize(("overlay", "gpus"), [("overlays/gpu", 1), ("overlays/gpu-pair", 2)])
+def test_a_workers_gpus_are_those_of_one_replica_and_none_is_on_the_head(overlay, gpus):
+    head, worker = containers(build(overlay))
+    for kind in ("requests", "limits"):
+        assert worker["resources"][kind]["nvidia.com/gpu"] == str(gpus)
     assert "nvidia.com/gpu" not in str(head["resources"])
-    config = yaml.safe_load(find(build("overlays/gpu"), "RayService")["spec"]["serveConfigV2"])
+    config = yaml.safe_load(find(build(overlay), "RayService")["spec"]["serveConfigV2"])
     settings = Settings(**config["applications"][0]["args"])
     generator = app.build(settings)._bound_deployment.init_args[1]._bound_deployment
-    assert generator.ray_actor_options["num_gpus"] == 1
-    [group] = cluster(build("overlays/gpu"))["workerGroupSpecs"]
+    assert generator.ray_actor_options["num_gpus"] == settings.tensor_parallel_size == gpus
+    assert generator.ray_actor_options["num_cpus"] <= int(worker["resources"]["requests"]["cpu"])
+    [group] = cluster(build(overlay))["workerGroupSpecs"]
     assert group["minReplicas"] == settings.num_replicas <= group["maxReplicas"]
 
 

@@ -17,8 +17,9 @@ from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
 from service.decode.registry import make_params
 from service.demo import CHECKPOINT
 from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
+from service.engine.forward.networks import Execution
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Execution, Runner
+from service.engine.forward.runner import Runner
 from service.engine.forward.sampling import Read, scale
 from service.engine.forward.vocabulary import TorchVocabulary, TritonVocabulary
 from service.model import LoadOptions, load_checkpoint

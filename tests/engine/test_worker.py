@@ -13,7 +13,7 @@ import pytest
 
 from service.decode.modes import Dynamic, Speculative
 from service.engine import BlockEvent, Engine, EngineConfig, EngineWorker, GenerationRequest
-from service.errors import EngineFailed, InvalidRequest, MrpServeError, QueueFull, ReplicaStopping
+from service.errors import EngineFailed, InvalidRequest, MrpServeError, QueueFull, ReplicaLost, ReplicaStopping
 from service.model import Checkpoint
 from tests.engine.helpers import Clock, Recorder, random_requests, request
 from tests.tiny import tiny_checkpoint
@@ -284,6 +284,21 @@ class TestFailure:
         (record,) = [record for record in caplog.records if record.message == "the engine stopped"]
         assert "test_worker.py" in record.exception  # type: ignore[attr-defined]
         assert MARK not in caplog.text + record.exception  # type: ignore[attr-defined]
+
+    async def test_a_process_that_the_engine_needs_is_lost_and_no_request_is_to_blame(self, start: Callable) -> None:
+        worker, engine = start()
+        gate = Gate(engine)
+
+        def lose() -> list[BlockEvent]:
+            raise ReplicaLost("rank 1 has ended")
+
+        tasks = [asyncio.ensure_future(collect(worker.generate(request(str(n), PROMPT)))) for n in range(2)]
+        await gate.holds(worker)
+        gate._step = lose
+        gate.open.set()
+        errors = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [(type(error), str(error)) for error in errors] == [(ReplicaLost, "rank 1 has ended")] * 2
+        assert worker.failure == "rank 1 has ended"
 
     async def test_a_client_that_left_before_the_failure_is_no_trouble(self, start: Callable) -> None:
         worker, engine = start()

@@ -9,14 +9,19 @@ from typing import Any
 
 from service.cli import cluster
 from service.cli.main import main
+from service.settings import Settings
 
 _HANGS_S = 2.0
 _begin = cluster.begin
 
 
-def begin(*given: Any, **named: Any) -> Any:
-    """What is changed imports Ray, which reads the environment that `begin` has made."""
-    proxy = _begin(*given, **named)
+def begin(settings: Settings) -> Any:
+    """What is changed imports Ray, which reads the environment that `begin` has made.
+
+    Ray is told of enough CPUs for all ranks, however few there are.
+    """
+    ranks = settings.num_replicas * settings.tensor_parallel_size
+    proxy = _begin(settings, ranks if settings.tensor_parallel_size > 1 else None)
     from service import app
     from tests.service.paced import PacedGenerator
 

@@ -18,6 +18,8 @@ from service.demo import CHECKPOINT
 from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.attention.registry import has_triton
+from service.model.quantization import FORMS, Form
+from service.model.quantization.linear import QuantizedLinear
 
 _KNOBS = ("tokens_per_step", "threshold", "mrp_steps")
 #: the golden checkpoints' end token
@@ -59,6 +61,9 @@ def _checks(device: torch.device, golden: Path, requests: int) -> Iterator[tuple
                 partial(_lossless, device, replace(config, deterministic=deterministic), requests),
             )
         yield f"demo alone = together bfloat16, deterministic, {label}", partial(_alone, device, config, requests)
+    for form in FORMS.values():
+        yield f"product with {form.name} matrices", partial(_products, device, form)
+        yield f"demo speculative = static {form.name}", partial(_lossless, device, EngineConfig(), requests, form.name)
 
 
 def _backends(device: torch.device) -> list[EngineConfig]:
@@ -89,8 +94,22 @@ def _golden(folder: Path, device: torch.device, config: EngineConfig) -> tuple[i
     return _same(alone, expected) + _same(together, expected), 2 * len(cases)
 
 
-def _lossless(device: torch.device, config: EngineConfig, count: int) -> tuple[int, int]:
-    engine = Engine(_demo(device), config)
+def _products(device: torch.device, form: Form) -> tuple[int, int]:
+    """Within 1 % of the largest number of the product in float64: few rows, many, and sizes that fill no tile."""
+    shapes = [(1, 2048, 2048), (17, 2048, 6144), (256, 300, 70), (300, 1024, 512)]
+    right = 0
+    for rows, depth, width in shapes:
+        layer = QuantizedLinear(torch.randn(width, depth, device=device, dtype=torch.bfloat16), form)
+        x = torch.randn(rows, depth, device=device, dtype=torch.bfloat16)
+        wanted = x.double() @ layer.weight.double().T
+        right += int(bool((layer(x).double() - wanted).abs().max() <= 0.01 * wanted.abs().max()))
+    return right, len(shapes)
+
+
+def _lossless(
+    device: torch.device, config: EngineConfig, count: int, quantization: str | None = None
+) -> tuple[int, int]:
+    engine = Engine(_demo(device, quantization), config)
     static = _drawn(count)
     drafted = [replace(request, params=Speculative(1 + int(request.request_id) % 4)) for request in static]
     expected = [completion.token_ids for completion in engine.generate(static)]
@@ -104,8 +123,8 @@ def _alone(device: torch.device, config: EngineConfig, count: int) -> tuple[int,
     return _same([completion.token_ids for completion in engine.generate(requests)], alone), count
 
 
-def _demo(device: torch.device) -> Checkpoint:
-    return load_checkpoint(CHECKPOINT, LoadOptions(torch.bfloat16, str(device)))
+def _demo(device: torch.device, quantization: str | None = None) -> Checkpoint:
+    return load_checkpoint(CHECKPOINT, LoadOptions(torch.bfloat16, str(device), quantization=quantization))
 
 
 def _drawn(count: int) -> list[GenerationRequest]:

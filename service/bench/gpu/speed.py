@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 
@@ -20,6 +20,7 @@ from service.decode.params import ModeParams
 from service.demo import CHECKPOINT, heldout_problems
 from service.engine import EngineConfig
 from service.model import Checkpoint, LoadOptions
+from service.model.quantization import FORMS
 from service.text import TextCodec
 
 #: static is the first: the others are compared with it
@@ -55,6 +56,7 @@ def measure_speed(rows: Rows, device: torch.device, dtype: torch.dtype, extent: 
         checkpoint = inflate(CHECKPOINT, SHAPES[shape], LoadOptions(dtype, str(device)))
         for step in step_times(checkpoint, extent.rows, extent.context, extent.rounds, Platform(rates)):
             rows.write("step", shape=shape, **asdict(step), step=step.step, ratio=step.ratio)
+        _quantized_steps(rows, shape, LoadOptions(dtype, str(device)), extent, Platform(rates))
         for concurrency in extent.concurrencies:
             if rows.over(f"{shape}, {concurrency} together"):
                 break
@@ -65,6 +67,15 @@ def measure_speed(rows: Rows, device: torch.device, dtype: torch.dtype, extent: 
                 break
             for row in _loads(checkpoint, max(extent.concurrencies), extent, VARIED, config):
                 rows.write("variant", shape=shape, variant=name, **row)
+
+
+def _quantized_steps(rows: Rows, shape: str, options: LoadOptions, extent: Extent, platform: Platform) -> None:
+    for form in FORMS:
+        if rows.over(f"{shape}, {form}"):
+            return
+        checkpoint = inflate(CHECKPOINT, SHAPES[shape], replace(options, quantization=form))
+        for step in step_times(checkpoint, extent.rows, extent.context, extent.rounds, platform):
+            rows.write("step", shape=shape, quantization=form, **asdict(step), step=step.step, ratio=step.ratio)
 
 
 def _loads(

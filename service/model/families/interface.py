@@ -25,7 +25,7 @@ class Family(Protocol):
         """The backbone with fresh weights, on torch's default device and in its default dtype."""
 
     def layouts(self, config: ModelConfig, parameter: str) -> Sequence[Layout]:
-        """The published weights that make a parameter of the backbone.
+        """The published weights that make a parameter of the backbone. `config`: of the rank that has the parameter.
 
         Several layouts: any of them may stand in files; the first is written.
         """

@@ -10,10 +10,12 @@ from typing import Any
 
 from service.errors import CheckpointError
 from service.model.config import ExpertsConfig, ModelConfig, MrpConfig
-from service.model.layout import Part, prefixed, stacked
+from service.model.layout import COLUMNS, ROWS, Cut, Part, prefixed, stacked
 
 DEFAULT_BLOCK_SIZE = 4
 DEFAULT_MASK_TOKEN_ID = 151669
+
+_KEYS = Cut(0, keys=True)
 
 
 def read_config(raw: Mapping[str, Any], block_size: int | None, experts: ExpertsConfig | None = None) -> ModelConfig:
@@ -64,12 +66,14 @@ def of_backbone(config: ModelConfig, parameter: str) -> list[Part]:
 def of_module(config: ModelConfig, parameter: str) -> list[Part]:
     """The same for a module of Qwen3's layers, such as MRP, by its own names. Fused matrices are several in files."""
     if "qkv_proj" in parameter:
-        heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads, "v_proj": config.num_kv_heads}
-        return stacked((parameter.replace("qkv_proj", part), n * config.head_dim) for part, n in heads.items())
+        keys = (config.num_kv_heads, _KEYS)
+        heads = {"q_proj": (config.num_heads, ROWS), "k_proj": keys, "v_proj": keys}
+        named = ((parameter.replace("qkv_proj", part), *known) for part, known in heads.items())
+        return stacked((name, number * config.head_dim, cut) for name, number, cut in named)
     if "gate_up_proj" in parameter:
         halves = (parameter.replace("gate_up_proj", part) for part in ("gate_proj", "up_proj"))
-        return stacked((name, config.intermediate_size) for name in halves)
-    return [Part(parameter)]
+        return stacked((name, config.intermediate_size, ROWS) for name in halves)
+    return [Part(parameter, cut=COLUMNS if "o_proj" in parameter or "down_proj" in parameter else None)]
 
 
 def _mrp(raw: Mapping[str, Any], block_size: int) -> MrpConfig | None:

@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 from service.errors import CheckpointError
 from service.model.config import ExpertsConfig, ModelConfig
 from service.model.families import qwen3
-from service.model.layout import Layout, Part, prefixed, stacked
+from service.model.layout import COLUMNS, ROWS, Cut, Layout, Part, prefixed, stacked
 
 if TYPE_CHECKING:
     from torch import nn
 
     from service.model.backbone import Backbone
+
+#: of all experts in one: `[E, 2 I, H]`, the gates' matrices before the ups', and `[E, H, I]`
+_FUSED = {"gate_up_proj": Cut(1, stacked=2), "down_proj": Cut(2)}
 
 
 class SdarMoe:
@@ -50,11 +53,11 @@ class SdarMoe:
         for number in range(config.experts.number):
             name, inner = f"{folder}.{number}", config.experts.intermediate_size
             if leaf == "gate_up_proj":
-                halves = [(f"{name}.gate_proj.weight", inner), (f"{name}.up_proj.weight", inner)]
+                halves = [(f"{name}.gate_proj.weight", inner, ROWS), (f"{name}.up_proj.weight", inner, ROWS)]
                 each += stacked(halves, (number,))
             else:
-                each.append(Part(f"{name}.{leaf}.weight", (number,)))
-        return [prefixed("model.", each), prefixed("model.", [Part(parameter)])]
+                each.append(Part(f"{name}.{leaf}.weight", (number,), COLUMNS))
+        return [prefixed("model.", each), prefixed("model.", [Part(parameter, cut=_FUSED[leaf])])]
 
 
 def _experts(raw: Mapping[str, Any]) -> ExpertsConfig:

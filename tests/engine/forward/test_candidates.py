@@ -12,8 +12,9 @@ from torch import Tensor
 from service.decode.block import MASKED, Block
 from service.decode.modes import Remask, Speculative, Static
 from service.engine import Completion, Engine, EngineConfig, GenerationRequest, SamplingParams
+from service.engine.forward.networks import Execution
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Execution, Runner
+from service.engine.forward.runner import Runner
 from service.engine.forward.sampling import Candidates, Read, choose
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from tests.engine.helpers import random_requests, request

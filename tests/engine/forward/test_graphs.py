@@ -15,8 +15,9 @@ from service.engine import Engine, EngineConfig, Parts
 from service.engine.forward.extent import GRAPH_ROWS
 from service.engine.forward.graphs import Capture, CaptureFailed, Graphs, Inputs
 from service.engine.forward.grouping import same_shapes_for
+from service.engine.forward.networks import Execution
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Execution, Runner
+from service.engine.forward.runner import Runner
 from service.engine.request import SamplingParams
 from service.model import LoadOptions, load_checkpoint
 from service.model.attention import attention_for

@@ -13,8 +13,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from service.decode.block import MASKED, Block
 from service.engine.forward.grouping import Grouping, same_shapes_for
+from service.engine.forward.networks import Execution
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Execution, Runner
+from service.engine.forward.runner import Runner
 from service.engine.request import SamplingParams
 from tests.tiny import tiny_checkpoint
 

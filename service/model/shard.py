@@ -1,0 +1,67 @@
+"""Which part of a model a device holds where several hold it together. Needs no torch.
+
+A layer is divided by attention heads and by the inner numbers of its feed-forward, each expert's included. What a rank
+computes of a layer is a part of a sum, which the ranks add up. Embedding, norms, routers and the output head are whole
+on every rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from service.errors import SettingsError
+from service.model.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The part of rank `rank` of `size`. Of one rank: the whole."""
+
+    rank: int = 0
+    size: int = 1
+
+    def of(self, config: ModelConfig) -> ModelConfig:
+        """The sizes of this part. With fewer key-value heads than ranks, ranks hold copies of one.
+
+        SettingsError, which names `tensor_parallel_size`, if a model of these sizes cannot be divided so.
+        """
+        if self.size == 1:
+            return config
+        if not _divides(self.size, config):
+            known = possible_sizes(config)
+            raise SettingsError(
+                f"tensor_parallel_size is {self.size}, this checkpoint allows {', '.join(map(str, known))}: "
+                f"{config.num_heads} heads, {config.num_kv_heads} key-value heads and the inner sizes of its "
+                "feed-forwards are divided",
+                param="tensor_parallel_size",
+            )
+        experts = config.experts
+        return replace(
+            config,
+            num_heads=config.num_heads // self.size,
+            num_kv_heads=config.num_kv_heads // self.key_pieces(config),
+            intermediate_size=config.intermediate_size // self.size,
+            experts=experts and replace(experts, intermediate_size=experts.intermediate_size // self.size),
+        )
+
+    def key_pieces(self, config: ModelConfig) -> int:
+        """Into how many pieces the key-value heads of a whole model are divided: one a rank, or one a head."""
+        return min(self.size, config.num_kv_heads)
+
+    def piece(self, length: int, pieces: int) -> slice:
+        """This rank's piece of a dimension of so many numbers, which is divided into so many pieces."""
+        start = self.rank * pieces // self.size * (length // pieces)
+        return slice(start, start + length // pieces)
+
+
+def possible_sizes(config: ModelConfig) -> list[int]:
+    """By how many ranks a model can be held."""
+    return [size for size in range(1, config.num_heads + 1) if _divides(size, config)]
+
+
+def _divides(size: int, config: ModelConfig) -> bool:
+    sizes = [config.num_heads, config.intermediate_size]
+    if config.experts is not None:
+        sizes.append(config.experts.intermediate_size)
+    heads = config.num_kv_heads
+    return all(number % size == 0 for number in sizes) and (heads % size == 0 or size % heads == 0)

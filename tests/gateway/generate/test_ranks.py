@@ -1,0 +1,61 @@
+"""A replica whose model two processes hold: its answers are those of one process, and one that dies is its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import aclosing
+
+from service.gateway.failover import Failover
+from service.gateway.http.validation import parse_generate, to_work
+from service.replica.generator import Generator, load_generator
+from service.settings import Settings
+from service.wire import Chunk, Items, Work
+from tests.gateway.conftest import UNMEASURED
+from tests.gateway.generate.helpers import ask, body, essence
+from tests.gateway.helpers import over
+from tests.gateway.local import LocalBackend
+
+MODES = ("static", "speculative", "remask")
+
+
+class ThenElsewhere(LocalBackend):
+    """First attempts go to one replica, the others to another."""
+
+    def __init__(self, first: Generator, other: Generator) -> None:
+        super().__init__(first)
+        self._other = LocalBackend(other)
+
+    async def stream(self, work: Work) -> Items:
+        backend = super() if not work.attempt else self._other
+        async with aclosing(backend.stream(work)) as items:
+            async for item in items:
+                yield item
+
+
+async def test_a_replica_of_two_ranks(settings: Settings, generator: Generator) -> None:
+    pair = load_generator("pair", settings.model_copy(update={"tensor_parallel_size": 2}), UNMEASURED)
+    try:
+        (rank,) = pair._ranks.pids  # type: ignore[union-attr]
+        requests = [body(mode=mode, max_new_tokens=24, temperature=0.9, seed=3, ignore_eos=True) for mode in MODES]
+        async with over(pair) as http, over(generator) as alone:
+            for request in requests:
+                assert essence(await ask(http, request)) == essence(await ask(alone, request))
+        assert pair.status().failure is None
+
+        again: list[str] = []
+        request = parse_generate(body(max_new_tokens=400, temperature=0.7, seed=1, ignore_eos=True), "static")
+        failover = Failover(ThenElsewhere(pair, generator), 3, lambda error: again.append(error.code))
+        tokens: list[int] = []
+        async with aclosing(failover.stream(to_work(request, pair.status().card, 60.0))) as items:
+            async for item in items:
+                if isinstance(item, Chunk):
+                    if not tokens:
+                        os.kill(rank, signal.SIGKILL)
+                    tokens += item.token_ids
+        assert again == ["replica_lost"]
+        whole = [item async for item in LocalBackend(generator).stream(to_work(request, pair.status().card, 60.0))]
+        assert tokens == [token for item in whole if isinstance(item, Chunk) for token in item.token_ids]
+        assert pair.status().failure == "the process of rank 1 has ended"
+    finally:
+        pair.close()

@@ -1,0 +1,15 @@
+"""Two processes, started once for all tests of a module that only compute with them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from service.parallel import Team
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Team]:
+    with Team(2, "cpu") as team:
+        yield team

@@ -1,0 +1,138 @@
+"""The ends of a team: a rank that dies, hangs or fails; rank 0 that is killed; checkpoints that cannot be loaded."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from service.decode.block import Block
+from service.decode.modes import Static
+from service.engine import Engine, EngineConfig, GenerationRequest, Parts
+from service.engine.forward.grouping import Group
+from service.engine.forward.rows import Row
+from service.errors import CheckpointError, EngineFailed, ReplicaLost, SettingsError
+from service.model import LoadOptions
+from service.parallel import Team
+from tests.engine.helpers import FAIR
+from tests.tiny import GOLDEN, GOLDEN_NAMES
+
+NAME = GOLDEN / GOLDEN_NAMES[0]
+
+
+def engine_on(team: Team) -> Engine:
+    checkpoint = team.load(NAME, LoadOptions())
+    return Engine(checkpoint, EngineConfig(kv_cache_tokens=512), parts=Parts(costs=FAIR, ranks=team))
+
+
+def request(name: str = "one") -> GenerationRequest:
+    return GenerationRequest(name, (1, 2, 3), Static(), max_new_tokens=64)
+
+
+def run(engine: Engine) -> None:
+    while engine.has_work:
+        engine.step()
+
+
+def alive(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def eventually(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_rank_that_is_killed_ends_the_team_and_blames_no_request() -> None:
+    with Team(2, "cpu") as team:
+        engine = engine_on(team)
+        engine.submit(request())
+        engine.step()
+        assert team.failure is None
+        os.kill(team.pids[0], signal.SIGKILL)
+        with pytest.raises(ReplicaLost, match="the process of rank 1 has ended"):
+            run(engine)
+        assert team.failure == "the process of rank 1 has ended"
+        with pytest.raises(ReplicaLost):
+            engine.step()
+    assert not alive(team.pids[0])
+
+
+def test_a_rank_that_fails_says_why_and_the_team_ends() -> None:
+    with Team(2, "cpu", timeout_s=30) as team:
+        engine = engine_on(team)
+        engine.submit(request())
+        engine.step()
+        networks = engine._runner._networks  # type: ignore[attr-defined]
+        row = Row(Block((10**6, 1, 2, 3)), 0, [0], keeps=True)
+        with pytest.raises(EngineFailed, match=r"rank [01].* failed: IndexError"):
+            networks.forward("backbone", Group([row], range(1)))
+        with pytest.raises(EngineFailed):
+            engine.step()
+        assert "IndexError" in str(team.failure)
+
+
+def test_what_cannot_be_loaded_is_said(tmp_path: Path) -> None:
+    with Team(2, "cpu") as team:
+        with pytest.raises(CheckpointError, match="neither a folder nor a hub name"):
+            team.load(tmp_path / "none", LoadOptions())
+        team.load(NAME, LoadOptions())  # nobody was told of the other
+        (tmp_path / "config.json").write_text((NAME / "config.json").read_text())
+        with pytest.raises(CheckpointError, match=r"model\.safetensors is missing"):
+            team.load(tmp_path, LoadOptions())
+
+
+@pytest.mark.parametrize(("size", "device", "message"), [(2, "cuda:1", "allowed are"), (64, "cuda", "torch sees")])
+def test_devices_that_there_are_not(size: int, device: str, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        Team(size, device)
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_lost_when_the_time_is_over() -> None:
+    with Team(2, "cpu", timeout_s=1) as team:
+        engine = engine_on(team)
+        engine.submit(request())
+        os.kill(team.pids[0], signal.SIGSTOP)
+        with pytest.raises(ReplicaLost, match="failed or took too long"):
+            run(engine)
+    assert not alive(team.pids[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("busy", [False, True])
+def test_no_rank_outlives_rank_0(tmp_path: Path, busy: bool) -> None:
+    program = f"""
+import sys, time
+from tests.parallel.test_team import Team, engine_on, request
+with Team(2, "cpu") as team:
+    engine = engine_on(team)
+    engine.submit(request())
+    print(*team.pids, flush=True)
+    while True:
+        engine.step() if {busy} else time.sleep(1)
+        if not engine.has_work:
+            engine.submit(request())
+"""
+    started = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(tmp_path)}
+    )
+    with started:
+        assert started.stdout
+        (follower,) = map(int, started.stdout.readline().split())
+        assert alive(follower)
+        started.kill()
+    eventually(lambda: not alive(follower))
+    eventually(lambda: not list(tmp_path.glob("mrp-serve-ranks-*")))

@@ -1,0 +1,111 @@
+"""Several ranks decode what one process decodes: the golden tokens, in fp32, and hidden states within 1e-5."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from service.decode.block import Block
+from service.decode.modes import Speculative, Static
+from service.engine import Engine, EngineConfig, GenerationRequest, Parts
+from service.engine.forward.grouping import Group
+from service.engine.forward.networks import Execution, LocalNetworks, Shapes
+from service.engine.forward.rows import Row
+from service.model import LoadOptions, load_checkpoint
+from service.parallel import Team
+from tests.engine.helpers import FAIR
+from tests.engine.test_golden import NAMES, assert_golden, expected, requests
+from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES
+
+
+def engine_of(team: Team, name: str, **limits: Any) -> Engine:
+    """On the processes of a team, which forget the engine before."""
+    checkpoint = team.load(GOLDEN / name, LoadOptions())
+    config = EngineConfig(**({"kv_cache_tokens": 4096} | limits))
+    return Engine(checkpoint, config, parts=Parts(costs=FAIR, ranks=team))
+
+
+def one_of_each_mode(name: str) -> Iterable[tuple[dict[str, Any], GenerationRequest]]:
+    pairs = zip(expected(name), requests(name), strict=True)
+    return {entry["mode"]: (entry, one) for entry, one in pairs}.values()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_mode_alone_and_all_in_one_batch(pair: Team, name: str) -> None:
+    engine = engine_of(pair, name)
+    for entry, one in one_of_each_mode(name):
+        (done,) = engine.generate([one])
+        assert_golden(entry, done)
+    for entry, done in zip(expected(name), engine.generate(requests(name)), strict=True):
+        assert_golden(entry, done)
+    assert engine.state().kv_pages_used == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "limits"),
+    [
+        (EXPERTS_NAME, {"deterministic": True}),
+        (GOLDEN_NAMES[2], {"max_rows": 18, "prefix_cache": False, "overlap": "on"}),
+    ],
+)
+def test_however_rows_are_grouped(pair: Team, name: str, limits: dict[str, Any]) -> None:
+    engine = engine_of(pair, name, **limits)
+    for entry, done in zip(expected(name), engine.generate(requests(name)), strict=True):
+        assert_golden(entry, done)
+
+
+def test_drafts_that_the_engine_prices_are_lossless(pair: Team) -> None:
+    name = GOLDEN_NAMES[1]
+    engine = engine_of(pair, name)
+    for entry, one in one_of_each_mode(name):
+        if one.params == Static() or entry["mode"] == "speculative":
+            (done,) = engine.generate([replace(one, params=Speculative("auto"))])
+            assert list(done.token_ids) == entry["token_ids"]
+
+
+def hidden_of(networks: Any, group: Group[Row]) -> torch.Tensor:
+    with torch.inference_mode():
+        order, states = networks.forward("backbone", group)
+    back = torch.empty_like(states)
+    back[list(order)] = states
+    return back
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_hidden_states_differ_by_rounding_alone(pair: Team, name: str) -> None:
+    whole, part = load_checkpoint(GOLDEN / name), pair.load(GOLDEN / name, LoadOptions())
+    made = (whole, 8, Shapes(1, same=False), Execution())
+    alone, together = LocalNetworks(*made), pair.networks(part, *made[1:])
+    size, pages = whole.config.block_size, [2, 0, 5]
+    tokens = torch.randint(0, 500, (3, size), generator=torch.Generator().manual_seed(3)).tolist()
+    rows = [Row(Block(tuple(own)), index, pages, keeps=index < 2) for index, own in enumerate(tokens)]
+    for some in (rows[:2], rows[2:], rows):
+        group = Group(some, range(len(some)))
+        torch.testing.assert_close(hidden_of(together, group), hidden_of(alone, group), rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_four_ranks(deterministic: bool) -> None:
+    """More than there are key-value heads in three of the four checkpoints."""
+    with Team(4, "cpu", deterministic=deterministic) as team:
+        for name in NAMES:
+            engine = engine_of(team, name, deterministic=deterministic)
+            for entry, one in one_of_each_mode(name):
+                (done,) = engine.generate([one])
+                assert_golden(entry, done)
+            for entry, done in zip(expected(name), engine.generate(requests(name)), strict=True):
+                assert_golden(entry, done)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_every_golden_request_alone(pair: Team, name: str) -> None:
+    engine = engine_of(pair, name)
+    for entry, one in zip(expected(name), requests(name), strict=True):
+        (done,) = engine.generate([one])
+        assert_golden(entry, done)
