@@ -20,6 +20,9 @@ from service.constraints.unsound import simplified, unsound_part
 from service.constraints.vocabulary import Vocabulary
 from service.errors import ConstraintFailed, InvalidRequest
 
+#: the library's size of a grammar at most; and of one with the schemas of many tools
+_SIZE, _CALLS_SIZE = 20_000, 100_000
+
 #: the most parts of a wrong schema that are compiled to find the place
 _TRIES = 200
 
@@ -29,7 +32,7 @@ def compile_grammar(constraint: Constraint, vocabulary: Vocabulary) -> CompiledG
     text = _text(constraint, vocabulary)
     if constraint.lead is not None:
         text = with_lead(constraint.lead, text, vocabulary.marks)
-    matcher = _matcher(text, vocabulary)
+    matcher = _matcher(text, vocabulary, _CALLS_SIZE if constraint.kind == "calls" else _SIZE)
     if matcher.is_error():
         if constraint.lead is not None:  # the same error is told better without what may come before
             compile_grammar(replace(constraint, lead=None), vocabulary)
@@ -93,14 +96,14 @@ _GRAMMARS: Mapping[Kind, Callable[[str], str]] = {
 }
 
 
-def _matcher(grammar: str, vocabulary: Vocabulary) -> LLMatcher:
+def _matcher(grammar: str, vocabulary: Vocabulary, size: int = _SIZE) -> LLMatcher:
     limits = LLParserLimits(
         max_items_in_row=2_000,
         initial_lexer_fuel=500_000,
         step_lexer_fuel=50_000,
         step_max_items=10_000,
         max_lexer_states=20_000,
-        max_grammar_size=100_000,
+        max_grammar_size=size,
         verbose_errors=False,
     )
     return LLMatcher(vocabulary.tokens, grammar, log_level=0, limits=limits)

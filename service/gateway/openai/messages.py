@@ -31,9 +31,17 @@ def _text_of(content: object) -> object:
 
 def _filled(message: object) -> object:
     """A message without its null fields. OpenAI's client dumps an answer with many of them."""
-    if not isinstance(message, Mapping):
-        return message
-    return {name: value for name, value in message.items() if value is not None and (value != [] or name == "content")}
+    filled = _received(message)
+    if not isinstance(filled, Mapping):
+        return filled
+    return {name: value for name, value in filled.items() if value is not None and (value != [] or name == "content")}
+
+
+def _received(value: object) -> object:
+    """A part of a message without what OpenAI's client adds to what it receives."""
+    if not isinstance(value, Mapping):
+        return value
+    return {name: one for name, one in value.items() if name not in {"parsed", "parsed_arguments", "index"}}
 
 
 class TextPart(BaseModel):
@@ -63,7 +71,10 @@ class MessageCall(_Strict):
 
     id: str
     type: Literal["function"] = "function"
-    function: CalledFunction
+    function: Annotated[CalledFunction, BeforeValidator(_received, json_schema_input_type=CalledFunction)]
+
+
+Call = Annotated[MessageCall, BeforeValidator(_received, json_schema_input_type=MessageCall)]
 
 
 class ChatMessage(_Strict):
@@ -71,15 +82,16 @@ class ChatMessage(_Strict):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | None = None
-    tool_calls: list[MessageCall] | None = None
+    tool_calls: list[Call] | None = None
     tool_call_id: str | None = None
+    name: str | None = None
     reasoning_content: str | None = None
 
     @model_validator(mode="after")
     def _fields_of_its_role(self) -> ChatMessage:
         if self.content is None and not (self.role == "assistant" and self.tool_calls):
             raise PydanticCustomError("content", "content is missing")
-        owned = {"tool_calls": "assistant", "reasoning_content": "assistant", "tool_call_id": "tool"}
+        owned = {"tool_calls": "assistant", "reasoning_content": "assistant", "tool_call_id": "tool", "name": "tool"}
         for name, role in owned.items():
             if getattr(self, name) is not None and self.role != role:
                 raise PydanticCustomError("role", f"only messages of the role {role} have {name}")
@@ -114,11 +126,12 @@ class CallingMessage(_Strict):
 
 
 class ToolMessage(_Strict):
-    """What a tool answered to a call."""
+    """What a tool answered to a call. `name` changes nothing: the call has the tool's name."""
 
     role: Literal["tool"]
     content: Text
     tool_call_id: str
+    name: str | None = None
 
 
 #: the messages as the documentation shows them

@@ -77,7 +77,7 @@ async def test_either_name_limits_the_tokens(http: httpx.AsyncClient, name: str)
     ("message", "said"),
     [
         ({"role": "tool", "content": "w5"}, "tool_call_id is missing"),
-        ({"role": "user", "content": "w5", "name": "me"}, "'name' is not a field of a message"),
+        ({"role": "user", "content": "w5", "name": "me"}, "only messages of the role tool have name"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "list of text parts is expected"),
         ({"role": "assistant", "content": None}, "content is missing"),
         ("w5", 'messages.0 is "w5"'),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +20,7 @@ from service.replica.generator import Generator
 from service.settings import Settings
 from service.text.tools import FORMATS, Thinking
 from service.wire import Chunk, Ending
+from tests.constraints.schemas import random_schema
 from tests.gateway.doubles import CARD, Scripted
 from tests.gateway.helpers import over
 from tests.gateway.local import LocalBackend
@@ -60,9 +62,8 @@ def checked(calls: Any) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("mode", [*MODES, None])
-@pytest.mark.parametrize("choice", ["auto", "required", NAMED])
-async def test_calls_in_every_mode_whole_and_streamed(qwen3: openai.AsyncOpenAI, mode: str | None, choice: Any) -> None:
-    for temperature in (0, 1):
+async def test_calls_in_every_mode_whole_and_streamed(qwen3: openai.AsyncOpenAI, mode: str | None) -> None:
+    for choice, temperature in (("auto", 0), ("required", 1), (NAMED, 1)):
         request = asked(tool_choice=choice, temperature=temperature, extra_body={"mode": mode})
         answer = (await qwen3.chat.completions.create(**request)).choices[0]
         calls = checked(answer.message.tool_calls or ())
@@ -97,8 +98,17 @@ async def test_results_are_sent_back(qwen3: openai.AsyncOpenAI) -> None:
     answer = await qwen3.chat.completions.create(**asked(tool_choice="required"))
     message = answer.choices[0].message
     assert message.tool_calls
-    results = [{"role": "tool", "tool_call_id": call.id, "content": "17"} for call in message.tool_calls]
-    for said in (message, message.model_dump(), message.model_dump(exclude_none=True)):
+    results = [{"role": "tool", "tool_call_id": call.id, "content": "17", "name": "x"} for call in message.tool_calls]
+    strict = asked(tool_choice="required", tools=[openai.pydantic_function_tool(Sum)], parallel_tool_calls=False)
+    parsed = (await qwen3.chat.completions.parse(**strict)).choices[0].message
+    async with qwen3.chat.completions.stream(**strict) as stream:
+        streamed = (await stream.get_final_completion()).choices[0].message
+    for said in (message, message.model_dump(), message.model_dump(exclude_none=True), parsed, streamed):
+        assert said
+        calls = said["tool_calls"] if isinstance(said, dict) else said.tool_calls
+        assert calls
+        for one, call in zip(results, calls, strict=False):
+            one["tool_call_id"] = call["id"] if isinstance(call, dict) else call.id
         again = await qwen3.chat.completions.create(**asked(messages=[*ASKED, said, *results]))
         assert again.usage
         assert answer.usage
@@ -176,6 +186,34 @@ async def test_an_answer_that_was_cut_has_a_cut_call(qwen3: openai.AsyncOpenAI) 
     assert stopped.finish_reason == "stop"
     assert stopped.message.tool_calls
     assert (stopped.model_extra or {})["constraint_met"] is False
+
+
+@pytest.mark.slow
+async def test_two_hundred_schemas_in_all_modes(qwen3: openai.AsyncOpenAI) -> None:
+    """Every call that is complete fits its schema, whatever the mode, greedy and sampled, forced to call or not."""
+    rng = random.Random(11)
+    complete = calls = 0
+    for number in range(200):
+        inner = random_schema(rng, 2)
+        schema = {"type": "object", "properties": {"p": inner}, "required": ["p"], "additionalProperties": False}
+        mode = [*MODES][number % len(MODES)]
+        answer = await qwen3.chat.completions.create(
+            **asked(
+                tools=[tool("probe", schema)],
+                tool_choice=("required", "auto")[number % 2],
+                temperature=(0, 0.7, 1.5)[number % 3],
+                seed=number,
+                max_tokens=300,
+                extra_body={"mode": mode},
+            )
+        )
+        [choice] = answer.choices
+        complete += choice.finish_reason == "tool_calls"
+        for call in (choice.message.tool_calls or ()) if choice.finish_reason == "tool_calls" else ():
+            jsonschema.validate(json.loads(call.function.arguments), schema)  # type: ignore[union-attr]
+            calls += 1
+    print(f"{complete} of 200 answers called, {calls} calls")  # noqa: T201
+    assert complete > 150
 
 
 # --- scripted answers --------------------------------------------------------------------------------
