@@ -8,6 +8,11 @@ from typing import Any
 import pytest
 from starlette.types import ASGIApp
 
+from service.gateway.ingress import Ingress
+from service.replica.generator import Generator
+from service.settings import Settings
+from tests.gateway.local import LocalBackend
+
 anthropic = pytest.importorskip("anthropic", reason="the extra `dev` installs Anthropic's client")
 httpx2 = pytest.importorskip("httpx2")
 
@@ -61,3 +66,26 @@ async def test_errors_are_the_clients_own(client: Any) -> None:
     assert caught.value.request_id
     with pytest.raises(anthropic.NotFoundError):
         await client.messages.create(model="claude-opus-4", **asked)
+
+
+async def test_a_loop_with_a_tool_that_adds(chatting: Generator) -> None:
+    """Asked, called, answered, asked again: with the client's own blocks and its stream helper."""
+    app = Ingress("i0", Settings(), LocalBackend(chatting)).app(answers_request_id=True)
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 9}}, "required": ["a"]}
+    tools: Any = [{"name": "add", "description": "Adds 1.", "input_schema": schema | {"additionalProperties": False}}]
+    asked: Any = {"model": "golden", "max_tokens": 120, "tools": tools, "extra_body": {"mode": "static", "seed": 2}}
+    turns: Any = [{"role": "user", "content": "add"}]
+    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app))
+    made = anthropic.AsyncAnthropic(base_url="http://test", api_key="none", max_retries=0, http_client=http)
+    async with made as client:
+        choice = {"type": "tool", "name": "add"}
+        whole = await client.messages.create(**asked, tool_choice=choice, messages=turns)
+        async with client.messages.stream(**asked, tool_choice=choice, messages=turns) as stream:
+            final = await stream.get_final_message()
+        call = whole.content[-1]
+        assert (whole.stop_reason, final.stop_reason) == ("tool_use", "tool_use")
+        assert (call.name, call.input) == (final.content[-1].name, final.content[-1].input)
+        answered = {"type": "tool_result", "tool_use_id": call.id, "content": str(call.input["a"] + 1)}
+        turns += [{"role": "assistant", "content": whole.content}, {"role": "user", "content": [answered]}]
+        again = await client.messages.create(**asked | {"max_tokens": 8}, messages=turns)
+    assert again.usage.input_tokens + again.usage.cache_read_input_tokens > whole.usage.input_tokens

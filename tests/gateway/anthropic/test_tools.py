@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -11,13 +11,9 @@ import pytest
 
 from service.gateway.anthropic.blocks import Blocks, blocks_of
 from service.gateway.anthropic.shapes import MessageAnswer
-from service.model import load_checkpoint
 from service.replica.generator import Generator
-from service.settings import Settings
 from service.text.tools import Reading
 from tests.gateway.anthropic.helpers import COUNT, ask, essence, events, message, refused, whole_of
-from tests.gateway.chatting import give_qwen3
-from tests.gateway.conftest import UNMEASURED
 from tests.gateway.doubles import Dying
 from tests.gateway.helpers import assert_shape, over
 
@@ -28,15 +24,6 @@ TOOLS = [
     {"name": "none", "input_schema": {"type": "object", "properties": {}, "additionalProperties": False}},
 ]
 ANY = {"type": "any", "disable_parallel_tool_use": True}
-
-
-@pytest.fixture(scope="module")
-def chatting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Generator]:
-    path = give_qwen3(tmp_path_factory.mktemp("chatting") / "golden")
-    settings = Settings(model=str(path), device="cpu", dtype="float32", kv_cache_tokens=8192)
-    generator = Generator("r0", load_checkpoint(path), settings, parts=UNMEASURED)
-    yield generator
-    generator.close()
 
 
 @pytest.fixture
