@@ -37,12 +37,12 @@ def rows(text: str, heading: str) -> list[list[str]]:
 
 
 def bodies() -> Iterator[Any]:
-    """Every body that a page hands to curl, with the page's name."""
+    """Every route and body that a page hands to curl, with the page's name."""
     for page in PAGES:
-        for number, body in enumerate(
-            re.findall(r"^curl [^']*'[^']*' -d '(.*?)'", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
-        ):
-            yield pytest.param(body, id=f"{page.name} {number}")
+        curl = r"^curl \S+ http://127.0.0.1:8000(/\S+) [^']*'[^']*' -d '(.*?)'"
+        found = re.findall(curl, page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
+        for number, (route, body) in enumerate(found):
+            yield pytest.param(route, body, id=f"{page.name} {number}")
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +60,10 @@ async def http(demo: Generator) -> Any:
         yield client
 
 
-@pytest.mark.parametrize("body", list(bodies()))
-async def test_every_curl_is_answered(http: httpx.AsyncClient, body: str) -> None:
-    assert (await http.post("/generate", json=json.loads(body))).status_code == 200
+@pytest.mark.parametrize(("route", "body"), list(bodies()))
+async def test_every_curl_is_answered(http: httpx.AsyncClient, route: str, body: str) -> None:
+    answer = await http.post(route, json=json.loads(body))
+    assert answer.status_code == 200, answer.text
 
 
 def part_of(part: Any, whole: Any) -> bool:
