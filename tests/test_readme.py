@@ -37,12 +37,11 @@ def rows(text: str, heading: str) -> list[list[str]]:
 
 
 def bodies() -> Iterator[Any]:
-    """Every body that a page hands to curl, with the page's name."""
+    """Every path and body that a page hands to curl, with the page's name."""
     for page in PAGES:
-        for number, body in enumerate(
-            re.findall(r"^curl [^']*'[^']*' -d '(.*?)'", page.read_text("utf-8"), re.DOTALL | re.MULTILINE)
-        ):
-            yield pytest.param(body, id=f"{page.name} {number}")
+        asked = r"^curl [^'\n]*:8000(/\S*) [^']*'[^']*' -d '(.*?)'"
+        for number, (path, body) in enumerate(re.findall(asked, page.read_text("utf-8"), re.DOTALL | re.MULTILINE)):
+            yield pytest.param(path, body, id=f"{page.name} {number}")
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +59,10 @@ async def http(demo: Generator) -> Any:
         yield client
 
 
-@pytest.mark.parametrize("body", list(bodies()))
-async def test_every_curl_is_answered(http: httpx.AsyncClient, body: str) -> None:
-    assert (await http.post("/generate", json=json.loads(body))).status_code == 200
+@pytest.mark.parametrize(("path", "body"), list(bodies()))
+async def test_every_curl_is_answered(http: httpx.AsyncClient, path: str, body: str) -> None:
+    response = await http.post(path, json=json.loads(body))
+    assert response.status_code == 200, response.text
 
 
 def part_of(part: Any, whole: Any) -> bool:
