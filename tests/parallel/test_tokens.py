@@ -67,6 +67,17 @@ def test_drafts_that_the_engine_prices_are_lossless(pair: Team) -> None:
             assert list(done.token_ids) == entry["token_ids"]
 
 
+@pytest.mark.parametrize("form", ["int8", "w8a8"])
+def test_drafts_are_lossless_where_each_rank_quantizes_its_part(pair: Team, form: str) -> None:
+    name = GOLDEN_NAMES[2]
+    checkpoint = pair.load(GOLDEN / name, LoadOptions(quantization=form))
+    engine = Engine(checkpoint, EngineConfig(kv_cache_tokens=4096), parts=Parts(costs=FAIR, ranks=pair))
+    asked = [one for entry, one in one_of_each_mode(name) if entry["mode"] == "static"]
+    (static,) = engine.generate([replace(one, params=Static()) for one in asked])
+    (drafted,) = engine.generate([replace(one, params=Speculative(2)) for one in asked])
+    assert drafted.token_ids == static.token_ids
+
+
 def hidden_of(networks: Any, group: Group[Row]) -> torch.Tensor:
     with torch.inference_mode():
         order, states = networks.forward("backbone", group)
