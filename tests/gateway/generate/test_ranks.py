@@ -16,7 +16,8 @@ from tests.gateway.generate.helpers import ask, body, essence
 from tests.gateway.helpers import over
 from tests.gateway.local import LocalBackend
 
-MODES = ("static", "speculative", "remask")
+#: with fixed drafts: `auto` drafts by what its engine has seen before
+PLANS = ({"mode": "static"}, {"mode": "speculative", "mrp_steps": 2}, {"mode": "remask"})
 
 
 class ThenElsewhere(LocalBackend):
@@ -37,7 +38,7 @@ async def test_a_replica_of_two_ranks(settings: Settings, generator: Generator) 
     pair = load_generator("pair", settings.model_copy(update={"tensor_parallel_size": 2}), UNMEASURED)
     try:
         (rank,) = pair._ranks.pids  # type: ignore[union-attr]
-        requests = [body(mode=mode, max_new_tokens=24, temperature=0.9, seed=3, ignore_eos=True) for mode in MODES]
+        requests = [body(**plan, max_new_tokens=24, temperature=0.9, seed=3, ignore_eos=True) for plan in PLANS]
         async with over(pair) as http, over(generator) as alone:
             for request in requests:
                 assert essence(await ask(http, request)) == essence(await ask(alone, request))
