@@ -127,5 +127,6 @@ class _Process:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; rank 0 decides
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # a terminal, or `timeout`, sends it to all; rank 0 decides
     _Process(Channel(socket.socket(fileno=int(sys.argv[1]))), Path(sys.argv[2])).run()

@@ -127,12 +127,19 @@ with Team(2, "cpu") as team:
             engine.submit(request())
 """
     started = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(tmp_path)}
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+        start_new_session=True,
     )
     with started:
         assert started.stdout
         (follower,) = map(int, started.stdout.readline().split())
         assert alive(follower)
-        started.kill()
+        if busy:
+            started.kill()
+        else:
+            os.killpg(started.pid, signal.SIGTERM)
     eventually(lambda: not alive(follower))
     eventually(lambda: not list(tmp_path.glob("mrp-serve-ranks-*")))
