@@ -53,8 +53,16 @@ for capability in (80, 90):
 print("compiled")
 """
 
+QUANTIZED = """
+from service.model.quantization import kernels
+for capability, dtype in ((80, "*i8"), (90, "*i8"), (90, "*fp8e4nv")):
+    types = dict(x="*bf16", values=dtype, scales="*bf16", out="*bf16", M="i32", N="i32", K="i32")
+    compiled(kernels.multiply, types, dict(TILE=16, STEP=32, DEPTH=128, WIDE=False), capability, num_warps=4)
+print("compiled")
+"""
 
-@pytest.mark.parametrize("program", [ATTENTION, VOCABULARY], ids=["attention", "vocabulary"])
+
+@pytest.mark.parametrize("program", [ATTENTION, VOCABULARY, QUANTIZED], ids=["attention", "vocabulary", "quantized"])
 def test_kernels_compile_for_nvidia(program: str, tmp_path: Path) -> None:
     if find_spec("triton") is None:
         pytest.skip("the package triton is not installed")
