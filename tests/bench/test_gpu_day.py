@@ -17,7 +17,7 @@ from service.bench.gpu.speed import PLANS, VARIANTS, measure_speed
 from service.bench.shapes import SHAPES, Shape
 
 CPU = torch.device("cpu")
-SMALL = Extent(("small",), (2,), (1, 2), 32, rounds=1, new_tokens=8)
+SMALL = Extent(("small",), (2,), (2,), 32, rounds=1, new_tokens=8)
 
 
 @pytest.fixture(autouse=True)
@@ -50,12 +50,13 @@ def test_a_wrong_decode_is_a_row_and_the_exit_status(tmp_path: Path, monkeypatch
 def test_speed_has_a_row_for_every_step_and_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.bench.gpu.speed.PLANS", PLANS[:2])
     monkeypatch.setattr("service.bench.gpu.speed.VARIED", PLANS[:1])
+    monkeypatch.setattr("service.bench.gpu.speed.FORMS", ("w8a8",))
     with Rows(tmp_path / "rows", CPU, 600) as written:
         measure_speed(written, CPU, torch.float32, SMALL)
     rows = read(tmp_path / "rows")
-    assert [row["what"] for row in rows] == ["rates", *["step"] * 8, *["plan"] * 2, *["variant"] * 3]
-    assert [row.get("quantization") for row in rows[1:9]] == [None] * 2 + ["int8"] * 2 + ["fp8"] * 2 + ["w8a8"] * 2
-    assert [row["variant"] for row in rows[11:]] == list(VARIANTS)
+    assert [row["what"] for row in rows] == ["rates", *["step"] * 2, *["plan"] * 2, *["variant"] * 3]
+    assert [row.get("quantization") for row in rows[1:3]] == [None, "w8a8"]
+    assert [row["variant"] for row in rows[5:]] == list(VARIANTS)
     plans = [row for row in rows if row["what"] == "plan"]
     assert plans[0]["times_static"] == 1
     assert 0 < plans[0]["tokens_per_forward"] <= 1

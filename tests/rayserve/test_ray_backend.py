@@ -64,7 +64,7 @@ class Handle:
         self.response, self._control, self.calls = Response(items), control, 0
 
     def options(self, *, method_name: str, **_: Any) -> Any:
-        assert method_name in {"complete", "stream"}
+        assert method_name in {"complete", "stream", "count"}
         return SimpleNamespace(remote=lambda sent: self.response)
 
     def broadcast(self, method: str) -> Any:
@@ -96,6 +96,7 @@ async def test_answers_and_blocks_come_through() -> None:
     assert await backend(Handle(ANSWER)).complete(work()) == ANSWER
     items = [item async for item in backend(Handle(CHUNK, ANSWER.ending)).stream(work())]
     assert items == [CHUNK, ANSWER.ending]
+    assert await backend(Handle(13)).count(work()) == 13
 
 
 @pytest.mark.parametrize(("error", "kind", "status"), LOST, ids=lambda value: type(value).__name__)
