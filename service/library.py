@@ -93,8 +93,7 @@ class TextModel:
 
     @cached_property
     def _vocabulary(self) -> Vocabulary:
-        model = self.checkpoint.config
-        return Vocabulary(self.codec.definition, max(self.codec.vocab_size, model.vocab_size), model.eos_token_ids)
+        return Vocabulary.of(self.codec, self.checkpoint.config)
 
     def _encode(self, prompt: Prompt) -> list[int]:
         return self.codec.encode(prompt) if isinstance(prompt, str) else self.codec.encode_chat(prompt)

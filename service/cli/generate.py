@@ -102,8 +102,7 @@ def _grammar(constraint: Constraint, codec: TextCodec, model: ModelConfig) -> Co
     from service.constraints.grammars import compile_grammar
     from service.constraints.vocabulary import Vocabulary
 
-    size = max(codec.vocab_size, model.vocab_size)
-    return compile_grammar(constraint, Vocabulary(codec.definition, size, model.eos_token_ids))
+    return compile_grammar(constraint, Vocabulary.of(codec, model))
 
 
 def _params(mode: str | None, knobs: Knobs, mrp: MrpConfig | None) -> ModeParams:

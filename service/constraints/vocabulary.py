@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 from llguidance import LLTokenizer
@@ -12,6 +13,30 @@ from numpy.typing import NDArray
 from service.errors import ConstraintNotAvailable
 
 Bits = NDArray[np.uint8]
+
+
+class Tokenizer(Protocol):
+    """What this module needs of a tokenizer."""
+
+    @property
+    def definition(self) -> str:
+        """The tokenizer as `tokenizer.json` writes it."""
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of its tokens."""
+
+
+class Model(Protocol):
+    """What this module needs of a model."""
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens that it has logits for."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The tokens that end an answer."""
 
 
 class Vocabulary:
@@ -40,6 +65,11 @@ class Vocabulary:
         self._is_text = tuple(texts)
         self.text_bits = _bits(np.array(texts))
         self.eos_bits = _bits(np.isin(np.arange(size), self.eos))
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, model: Model) -> Vocabulary:
+        """The vocabulary of a checkpoint. Its model may have more tokens than its tokenizer."""
+        return cls(tokenizer.definition, max(tokenizer.vocab_size, model.vocab_size), model.eos_token_ids)
 
     def is_text(self, token: int) -> bool:
         """Whether a token is text: no control token, no end token, no row of the model that means nothing."""

@@ -22,7 +22,6 @@ from service.engine.request import Asked, Stats
 from service.engine.sizing import Sizes, fit
 from service.errors import MrpServeError
 from service.model import Checkpoint, LoadOptions, load_checkpoint
-from service.model.config import ModelConfig
 from service.model.memory import DeviceMemory, memory_of
 from service.model.options import pick_device, pick_dtype
 from service.parallel import Team
@@ -100,7 +99,7 @@ class Generator:
         self._engine = engine = Engine(checkpoint, limits, self._metrics, parts)
         self._card = make_card(settings, checkpoint, engine, self._codec)
         self._eos = frozenset(checkpoint.config.eos_token_ids)
-        self._compiler = Compiler(partial(_vocabulary, self._codec, checkpoint.config))
+        self._compiler = Compiler(partial(Vocabulary.of, self._codec, checkpoint.config))
         self._reader = Reader(self._codec, checkpoint.config.mask_token_id, checkpoint.config.vocab_size)
         # The ingress limits the waiting requests. The worker has room for all that the ingress admits.
         room = settings.max_waiting + max(settings.places, self._card.places)
@@ -292,10 +291,6 @@ class Generator:
         self._compiler.close()
         if self._tracing:
             self._tracing.close()
-
-
-def _vocabulary(codec: TextCodec, model: ModelConfig) -> Vocabulary:
-    return Vocabulary(codec.definition, max(codec.vocab_size, model.vocab_size), model.eos_token_ids)
 
 
 def _limits(settings: Settings, checkpoint: Checkpoint, memory: DeviceMemory) -> EngineConfig:

@@ -15,7 +15,7 @@ from service.engine import BlockEvent, Engine, EngineConfig, GenerationRequest, 
 from service.engine.request import Asked
 from service.errors import InvalidRequest, PromptTooLong
 from service.model import Checkpoint, load_checkpoint
-from tests.engine.helpers import FAIR
+from tests.engine.helpers import FAIR, events_of
 from tests.reference import block_causal_mask, dense_attention
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES
 
@@ -52,13 +52,7 @@ def pinned(rng: random.Random, length: int, places: int) -> tuple[int, ...]:
 
 
 def run(engine: Engine, *requests: GenerationRequest) -> dict[str, list[BlockEvent]]:
-    events: dict[str, list[BlockEvent]] = {request.request_id: [] for request in requests}
-    for request in requests:
-        engine.submit(request)
-    while engine.has_work:
-        for event in engine.step():
-            events[event.request_id].append(event)
-    return events
+    return events_of(engine, requests)
 
 
 def check(model: Checkpoint, request: GenerationRequest, events: list[BlockEvent]) -> None:

@@ -19,6 +19,7 @@ from service.model import Checkpoint, load_checkpoint
 from service.replica.generator import Generator
 from service.settings import Settings
 from tests.engine.helpers import FAIR
+from tests.gateway.chatting import give_qwen3
 from tests.gateway.helpers import client
 from tests.gateway.local import LocalBackend
 from tests.tiny import GOLDEN
@@ -97,3 +98,13 @@ def app(settings: Settings, generator: Generator) -> ASGIApp:
 async def http(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
     async with client(app) as http:
         yield http
+
+
+@pytest.fixture(scope="module")
+def chatting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Generator]:
+    """Of a golden checkpoint that chats, thinks and calls tools as Qwen3 does."""
+    path = give_qwen3(tmp_path_factory.mktemp("chatting") / "golden")
+    settings = Settings(model=str(path), device="cpu", dtype="float32", kv_cache_tokens=8192)
+    generator = Generator("r0", load_checkpoint(path), settings, parts=UNMEASURED)
+    yield generator
+    generator.close()

@@ -9,6 +9,7 @@ With 8-bit activations a product is torch's of whole numbers, on both devices.
 
 from __future__ import annotations
 
+from functools import cache
 from importlib.util import find_spec
 from typing import cast
 
@@ -61,7 +62,7 @@ class QuantizedLinear(nn.Module):
         few = len(rows) <= _FEW_ROWS.get(device, 0)
         if few and device == "cpu" and self._type == torch.int8:
             return torch._weight_int8pack_mm(rows.contiguous(), self.values, self.scales)  # noqa: SLF001 (no other name)
-        if few and device == "cuda" and find_spec("triton") is not None:
+        if few and device == "cuda" and _has_triton():
             from service.model.quantization.kernels import product
 
             return product(rows, self.values.view(self._type), self.scales)
@@ -82,6 +83,12 @@ class QuantizedLinear(nn.Module):
     def extra_repr(self) -> str:
         """For `print(model)`."""
         return f"in_features={self.values.shape[1]}, out_features={self.values.shape[0]}, {self.form.name}"
+
+
+@cache
+def _has_triton() -> bool:
+    """Looks once: every layer asks in every forward."""
+    return find_spec("triton") is not None
 
 
 def quantized(weight: Tensor, form: Form) -> tuple[Tensor, Tensor]:

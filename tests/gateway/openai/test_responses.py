@@ -22,7 +22,6 @@ from service.replica.generator import Generator
 from service.settings import Settings
 from service.text.tools import Reading
 from service.wire import Chunk, Ending, Failure
-from tests.gateway.chatting import give_qwen3
 from tests.gateway.conftest import UNMEASURED
 from tests.gateway.doubles import Dying, Scripted
 from tests.gateway.helpers import assert_shape, over
@@ -64,15 +63,6 @@ async def events(http: httpx.AsyncClient, request: dict[str, Any]) -> list[dict[
         assert name == f"event: {found[-1]['type']}"
         assert found[-1]["sequence_number"] == number
     return found
-
-
-@pytest.fixture(scope="module")
-def chatting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Generator]:
-    path = give_qwen3(tmp_path_factory.mktemp("chatting") / "golden")
-    settings = Settings(model=str(path), device="cpu", dtype="float32", kv_cache_tokens=8192)
-    generator = Generator("r0", load_checkpoint(path), settings, parts=UNMEASURED)
-    yield generator
-    generator.close()
 
 
 async def test_the_answer_is_that_of_a_chat(http: httpx.AsyncClient) -> None:
