@@ -74,6 +74,7 @@ def test_one_of_two_replicas_dies_and_no_request_notices(
     assert hit_one_of_two(visitor, house, signal.SIGKILL, expected) < 30
 
 
+@pytest.mark.slow
 def test_one_of_two_replicas_hangs_and_no_request_fails(
     visitor: httpx.Client, house: Service, expected: dict[int, Told]
 ) -> None:
