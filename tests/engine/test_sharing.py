@@ -292,9 +292,7 @@ def test_any_course_of_requests_is_decoded_as_without_a_cache(
     assert_any_course(shape, seed, more_rows, more_pages, max_running, longest=10)
 
 
-def assert_any_course(
-    shape: int, seed: int, more_rows: int, more_pages: int, max_running: int, longest: int
-) -> None:
+def assert_any_course(shape: int, seed: int, more_rows: int, more_pages: int, max_running: int, longest: int) -> None:
     """A course of at most `longest` requests."""
     rng, reference = random.Random(seed), tiny_reference(shape)
     size = reference.config.block_size
