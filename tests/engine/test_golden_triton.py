@@ -25,14 +25,17 @@ def engines(triton_device: str) -> Any:
 
 
 def short(tokens: int = 100) -> list[tuple[dict[str, Any], GenerationRequest]]:
-    """One of every mode: that with the fewest forwards. It is cut behind so many tokens."""
-    pairs = sorted(
-        zip(expected(NAME), requests(NAME), strict=True), key=lambda pair: pair[0]["backbone_denoise_forwards"]
-    )
+    """One of every mode: that with the fewest rows. It is cut behind so many tokens."""
+    pairs = sorted(zip(expected(NAME), requests(NAME), strict=True), key=_rows)
     one_each = {entry["mode"]: (entry, one) for entry, one in reversed(pairs)}.values()
     return [
         (_cut(entry, tokens), replace(one, max_new_tokens=min(one.max_new_tokens, tokens))) for entry, one in one_each
     ]
+
+
+def _rows(pair: tuple[dict[str, Any], GenerationRequest]) -> int:
+    entry, one = pair
+    return int(entry["backbone_denoise_forwards"]) + len(one.prompt_token_ids) // 4
 
 
 def _cut(entry: dict[str, Any], tokens: int) -> dict[str, Any]:
