@@ -146,10 +146,10 @@ def assert_pairs(requests: list[GenerationRequest], done: list[Completion], coun
 )
 def test_speculative_is_what_it_verifies_at_any_temperature_in_any_batch(name: str, temperature: float) -> None:
     checkpoint = golden(name, torch.float64)
-    requests = pairs(7, checkpoint, temperature, 8)
+    requests = pairs(7, checkpoint, temperature, 6)
     for costs in (FREE, FAIR, DEAR):
         engine = Engine(checkpoint, EngineConfig(max_rows=48, kv_cache_tokens=2048), parts=Parts(costs=costs))
-        assert_pairs(requests, engine.generate(requests), 8)
+        assert_pairs(requests, engine.generate(requests), 6)
 
 
 @pytest.mark.slow
