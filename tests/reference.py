@@ -57,12 +57,19 @@ class Reference:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint, self.config = checkpoint, checkpoint.config
+        self._hidden: dict[tuple[int, ...], Tensor] = {}
 
     # --- networks ----------------------------------------------------------------------------------
 
     @torch.inference_mode()
     def hidden(self, tokens: Sequence[int]) -> Tensor:
-        """The backbone's hidden states of a whole sequence, `[T, H]`."""
+        """The backbone's hidden states of a whole sequence, `[T, H]`. They are computed once for each sequence."""
+        key = tuple(tokens)
+        if key not in self._hidden:
+            self._hidden[key] = self._computed(tokens)
+        return self._hidden[key]
+
+    def _computed(self, tokens: Sequence[int]) -> Tensor:
         positions = torch.arange(len(tokens))[None]
         attend = dense_attention(block_causal_mask(len(tokens), self.config.block_size))
         return self.checkpoint.backbone(torch.tensor([list(tokens)]), positions, attend)[0]

@@ -33,12 +33,14 @@ Made = TypeVar("Made", bound=RowRunner)
 def engine_over(
     make: Callable[[Runner], Made], checkpoint: Checkpoint, parts: Parts | None = None, **limits: Any
 ) -> tuple[Engine, Made]:
-    """An engine, and its runner: what `make` puts around the usual one."""
+    """An engine, and its runner: what `make` puts around the usual one. Its cache is small, as far as none is given."""
     made: list[Made] = []
 
     def runner(*given: Any) -> Made:
         made.append(make(Runner(*given)))
         return made[0]
 
-    engine = Engine(checkpoint, EngineConfig(**limits), parts=replace(parts or Parts(), runner=runner))
+    engine = Engine(
+        checkpoint, EngineConfig(**({"kv_cache_tokens": 4096} | limits)), parts=replace(parts or Parts(), runner=runner)
+    )
     return engine, made[0]

@@ -20,7 +20,6 @@ from service.engine.scheduler import equal_shares
 from service.model import Checkpoint
 from tests.engine.helpers import DEAR, FAIR, FREE, checked, random_requests, request, some_auto, verified
 from tests.engine.test_exactness import SHAPES
-from tests.reference import Reference
 from tests.runners import Around, engine_over
 from tests.tiny import tiny_checkpoint
 
@@ -143,14 +142,31 @@ def test_shares_are_as_equal_as_what_is_wanted_allows(wanted: list[int], total: 
     assert not unsatisfied or max(shares) - min(unsatisfied) <= 1
 
 
-@settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@pytest.mark.parametrize(
+    ("shape", "prefill_tokens", "more_rows", "deterministic"),
+    [(0, 3, 9, False), (1, 1, 2, False), (2, 9, 0, False), (2, 13, 6, True), (3, 20, 12, False), (5, 6, 3, False)],
+)
+def test_arrivals_budgets_and_modes_are_decoded_as_without_cache_batch_or_chunks(
+    shape: int, prefill_tokens: int, more_rows: int, deterministic: bool
+) -> None:
+    assert_as_plain(shape, 10 + shape, prefill_tokens, more_rows, deterministic, longest=16)
+
+
+@pytest.mark.slow
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.integers(0, len(SHAPES) - 1), st.integers(0, 2**32), st.integers(1, 60), st.integers(0, 20), st.booleans())
 def test_any_arrival_any_budget_any_mode_is_decoded_as_without_cache_batch_or_chunks(
     shape: int, seed: int, prefill_tokens: int, more_rows: int, deterministic: bool
 ) -> None:
+    assert_as_plain(shape, seed, prefill_tokens, more_rows, deterministic, longest=24)
+
+
+def assert_as_plain(
+    shape: int, seed: int, prefill_tokens: int, more_rows: int, deterministic: bool, longest: int
+) -> None:
     """Every forward against a recomputation of the whole sequence, every answer against the plain way to decode."""
     rng, checkpoint = random.Random(seed), tiny(shape)
-    requests = some_auto(rng, random_requests(rng, checkpoint, rng.randint(2, 4), longest=24))
+    requests = some_auto(rng, random_requests(rng, checkpoint, rng.randint(2, 4), longest))
     requests += [  # beginnings of others, whose pages may be written by then or not
         replace(one, request_id=f"{one.request_id} again", prompt_token_ids=(*one.prompt_token_ids, 3))
         for one in rng.sample(requests, 2)
@@ -165,7 +181,7 @@ def test_any_arrival_any_budget_any_mode_is_decoded_as_without_cache_batch_or_ch
         deterministic=deterministic,
     )
     answers = in_turns(rng, engine, requests)
-    reference = Reference(checkpoint)
+    reference = runner.reference
     for one in requests:
         assert answers[one.request_id] == reference.generate(replace(one, params=verified(one.params))).token_ids
     assert runner.compared > 0

@@ -55,20 +55,21 @@ class TestWhereItEnds:
     ) -> None:
         """A shorter limit cuts the same tokens, it does not change them."""
         longest = decode(engine, self.one(prompt, params, 12))
-        for limit in range(1, 12):
-            (done,) = engine.generate([self.one(prompt, params, limit)])
+        together = engine.generate([self.one(prompt, params, limit) for limit in range(1, 12)])
+        for limit, done in enumerate(together, 1):
             assert done.token_ids == longest[:limit]
             assert done.finish_reason == "length"
 
     @staticmethod
     def one(prompt: int, params: ModeParams, limit: int) -> GenerationRequest:
-        return request("x", (PROMPT * 2)[:prompt], params, tokens=limit)
+        return request(f"x{limit}", (PROMPT * 2)[:prompt], params, tokens=limit)
 
     @pytest.mark.parametrize("params", ALL_MODES, ids=lambda params: params.mode)
     def test_a_stop_token_ends_it_and_is_not_returned(self, engine: Engine, params: ModeParams) -> None:
         whole = decode(engine, request("x", PROMPT, params, tokens=16))
-        for stop in sorted(set(whole)):
-            (done,) = engine.generate([request("x", PROMPT, params, tokens=16, stop_token_ids=frozenset([stop]))])
+        stops = sorted(set(whole))
+        requests = [request(str(stop), PROMPT, params, tokens=16, stop_token_ids=frozenset([stop])) for stop in stops]
+        for stop, done in zip(stops, engine.generate(requests), strict=True):
             assert done.token_ids == whole[: whole.index(stop)]
             assert done.finish_reason == "stop"
 

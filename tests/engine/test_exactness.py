@@ -26,11 +26,14 @@ from tests.engine.helpers import (
     some_auto,
     verified,
 )
-from tests.reference import Reference
+from tests.thinned import fast_only, fast_rows
 from tests.tiny import EXPERTS, GOLDEN, GOLDEN_NAMES, tiny_checkpoint
 
 #: room for a few requests: tests that make many engines would else need gigabytes
 SMALL = EngineConfig(kv_cache_tokens=4096)
+
+#: of the golden checkpoints the one that the fast tests decode
+FAST = GOLDEN_NAMES[1]
 
 SHAPES = (
     {"block_size": 1},
@@ -52,14 +55,25 @@ def golden(name: str, dtype: torch.dtype) -> Checkpoint:
     return load_checkpoint(GOLDEN / name, LoadOptions(dtype=dtype))
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.parametrize("shape", range(len(SHAPES)))
+def test_a_batch_is_decoded_as_each_request_alone_without_a_cache(shape: int) -> None:
+    """Tokens, reasons, confidences and hidden states, for one mix and one set of limits of every shape."""
+    assert_as_alone(shape, seed=shape, more_rows=4 * shape, more_pages=2 * shape, max_running=2 + shape % 3)
+
+
+@pytest.mark.slow
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.integers(0, len(SHAPES) - 1), st.integers(0, 2**32), st.integers(0, 30), st.integers(0, 12), st.integers(1, 6)
 )
 def test_any_batch_is_decoded_as_each_request_alone_without_a_cache(
     shape: int, seed: int, more_rows: int, more_pages: int, max_running: int
 ) -> None:
-    """Tokens, reasons, confidences and hidden states, for any mix and any limits of rows and pages."""
+    """For any mix and any limits of rows and pages."""
+    assert_as_alone(shape, seed, more_rows, more_pages, max_running)
+
+
+def assert_as_alone(shape: int, seed: int, more_rows: int, more_pages: int, max_running: int) -> None:
     rng, checkpoint = random.Random(seed), tiny(shape)
     size = checkpoint.config.block_size
     requests = some_auto(rng, random_requests(rng, checkpoint, rng.randint(1, 5)))
@@ -71,7 +85,7 @@ def test_any_batch_is_decoded_as_each_request_alone_without_a_cache(
         max_running=max_running,
         kv_cache_tokens=(-(-longest // size) + more_pages) * size,
     )
-    reference = Reference(checkpoint)
+    reference = runner.reference
     for one, done in zip(requests, engine.generate(requests), strict=True):
         wanted = reference.generate(replace(one, params=verified(one.params)))
         assert (done.token_ids, done.finish_reason) == (wanted.token_ids, wanted.finish_reason)
@@ -80,7 +94,7 @@ def test_any_batch_is_decoded_as_each_request_alone_without_a_cache(
     assert engine.state().kv_pages_used == 0
 
 
-@pytest.mark.parametrize("name", GOLDEN_NAMES)
+@pytest.mark.parametrize("name", fast_only(FAST.__eq__, GOLDEN_NAMES))
 def test_in_float32_every_forward_agrees_with_a_full_recomputation(name: str) -> None:
     checkpoint = golden(name, torch.float32)
     engine, runner = checked(checkpoint, max_rows=40, kv_cache_tokens=1024)
@@ -123,14 +137,19 @@ def assert_pairs(requests: list[GenerationRequest], done: list[Completion], coun
     return saved
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.2])
-@pytest.mark.parametrize("name", GOLDEN_NAMES)
+@pytest.mark.parametrize(
+    ("name", "temperature"),
+    fast_rows(
+        lambda name, temperature: (name == FAST) == (temperature == 1.2) and name != GOLDEN_NAMES[2],
+        [(name, temperature) for name in GOLDEN_NAMES for temperature in (0.0, 0.7, 1.2)],
+    ),
+)
 def test_speculative_is_what_it_verifies_at_any_temperature_in_any_batch(name: str, temperature: float) -> None:
     checkpoint = golden(name, torch.float64)
-    requests = pairs(7, checkpoint, temperature, 8)
+    requests = pairs(7, checkpoint, temperature, 6)
     for costs in (FREE, FAIR, DEAR):
         engine = Engine(checkpoint, EngineConfig(max_rows=48, kv_cache_tokens=2048), parts=Parts(costs=costs))
-        assert_pairs(requests, engine.generate(requests), 8)
+        assert_pairs(requests, engine.generate(requests), 6)
 
 
 @pytest.mark.slow
@@ -152,7 +171,7 @@ def test_a_good_drafter_saves_forwards() -> None:
     assert assert_pairs(requests, Engine(checkpoint, SMALL, parts=Parts(costs=FREE)).generate(requests), 10) > 0
 
 
-@pytest.mark.parametrize("name", GOLDEN_NAMES)
+@pytest.mark.parametrize("name", fast_only(FAST.__eq__, GOLDEN_NAMES))
 def test_a_request_does_not_depend_on_its_batch(name: str) -> None:
     checkpoint = golden(name, torch.float64)
     requests = random_requests(random.Random(11), checkpoint, 12, longest=30)
@@ -171,22 +190,25 @@ def test_a_request_does_not_depend_on_its_batch(name: str) -> None:
 def test_a_seed_gives_the_same_tokens_again_and_another_seed_others() -> None:
     checkpoint = golden(GOLDEN_NAMES[0], torch.float64)
 
-    def decode(seed: int) -> tuple[int, ...]:
-        sampling = SamplingParams(temperature=1.2, seed=seed)
-        one = GenerationRequest("x", (1, 2, 3), Static(), sampling, max_new_tokens=24)
-        return Engine(checkpoint, SMALL).generate([one])[0].token_ids
+    def decode(seeds: range) -> list[tuple[int, ...]]:
+        requests = [
+            GenerationRequest(str(seed), (1, 2, 3), Static(), SamplingParams(1.2, seed=seed), max_new_tokens=12)
+            for seed in seeds
+        ]
+        return [done.token_ids for done in Engine(checkpoint, SMALL).generate(requests)]
 
-    assert decode(5) == decode(5)
-    assert len({decode(seed) for seed in range(6)}) == 6
+    of_six = decode(range(6))
+    assert decode(range(5, 6)) == of_six[5:]
+    assert len(set(of_six)) == 6
 
 
 def test_a_continued_request_goes_on_as_if_nothing_had_happened() -> None:
     """What the ingress does when a replica dies: prompt + finished blocks, same seed."""
-    checkpoint = golden(GOLDEN_NAMES[0], torch.float64)
+    checkpoint = golden(FAST, torch.float64)
     for params in (Static(), Dynamic(0.3), Sequential(1, 3.0), Entropy(3.0), Direct(2), Speculative(3), Remask(0.3)):
         sampling = SamplingParams(temperature=0.9, seed=3)
-        whole = GenerationRequest("x", tuple(range(11)), params, sampling, max_new_tokens=30)
+        whole = GenerationRequest("x", tuple(range(11)), params, sampling, max_new_tokens=21)
         (done,) = Engine(checkpoint, SMALL).generate([whole])
         sent = done.blocks[0].token_ids + done.blocks[1].token_ids
-        rest = replace(whole, prompt_token_ids=whole.prompt_token_ids + sent, max_new_tokens=30 - len(sent))
+        rest = replace(whole, prompt_token_ids=whole.prompt_token_ids + sent, max_new_tokens=21 - len(sent))
         assert Engine(checkpoint, SMALL).generate([rest])[0].token_ids == done.token_ids[len(sent) :]

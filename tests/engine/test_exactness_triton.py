@@ -16,7 +16,7 @@ def test_hidden_states_are_those_of_a_full_recomputation(triton_device: str) -> 
         pytest.skip("the kernels have no float64 on CUDA; tests/engine/test_gpu.py compares them there")
     checkpoint = tiny_checkpoint(1, torch.float64, num_key_value_heads=1)
     engine, runner = checked(checkpoint, FAIR, attention="triton", kv_cache_tokens=512, max_prefill_tokens=8)
-    requests = random_requests(random.Random(1), checkpoint, 5, longest=12)
+    requests = random_requests(random.Random(1), checkpoint, 4, longest=9)
     done = engine.generate(requests)
     assert len(done) == len(requests)
     assert runner.compared > 8

@@ -16,6 +16,7 @@ from service.engine.drafting.costs import StepCosts
 from service.model import Checkpoint, load_checkpoint
 from tests.engine.helpers import DEAR, FAIR, FREE
 from tests.reference import Reference
+from tests.thinned import fast_only, fast_rows
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES
 
 NAMES = (*GOLDEN_NAMES, EXPERTS_NAME)
@@ -73,18 +74,36 @@ def test_alone(name: str) -> None:
     assert engine.state().kv_pages_used == 0
 
 
-@pytest.mark.parametrize(
-    "limits", [{}, {"max_rows": 18}, {"max_running": 3}, {"kv_cache_tokens": 160}, {"deterministic": True}]
+#: limits of an engine, and the checkpoints that are decoded within them in the fast tests
+LIMITS: tuple[tuple[dict[str, int | bool], tuple[str, ...]], ...] = (
+    ({}, NAMES),
+    ({"max_rows": 18}, (GOLDEN_NAMES[0], EXPERTS_NAME)),
+    ({"max_running": 3}, (GOLDEN_NAMES[1],)),
+    ({"kv_cache_tokens": 160}, (GOLDEN_NAMES[2],)),
+    ({"deterministic": True}, (GOLDEN_NAMES[1], EXPERTS_NAME)),
 )
-@pytest.mark.parametrize("name", NAMES)
+
+
+@pytest.mark.parametrize(
+    ("name", "limits"),
+    fast_rows(
+        lambda name, limits: (limits, name) in [(one, fast) for one, names in LIMITS for fast in names],
+        [(name, limits) for limits, _ in LIMITS for name in NAMES],
+    ),
+)
 def test_all_modes_mixed_in_one_batch(name: str, limits: dict[str, int | bool]) -> None:
     engine = Engine(checkpoint(name), EngineConfig(**({"kv_cache_tokens": 4096} | limits)))
     for entry, done in zip(expected(name), engine.generate(requests(name)), strict=True):
         assert_golden(entry, done)
 
 
-@pytest.mark.parametrize("costs", [FREE, FAIR, DEAR])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "costs"),
+    fast_rows(
+        lambda name, costs: name == GOLDEN_NAMES[1] or costs is FAIR,
+        [(name, costs) for name in NAMES for costs in (FREE, FAIR, DEAR)],
+    ),
+)
 def test_drafts_that_are_left_to_the_engine(name: str, costs: StepCosts) -> None:
     known = costs if checkpoint(name).mrp else StepCosts(costs.backbone)
     engine = Engine(checkpoint(name), EngineConfig(kv_cache_tokens=4096), parts=Parts(costs=known))
@@ -100,13 +119,13 @@ def test_drafts_that_are_left_to_the_engine(name: str, costs: StepCosts) -> None
         assert list(done.token_ids) == entry["token_ids"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", fast_only((GOLDEN_NAMES[0], EXPERTS_NAME).__contains__, NAMES))
 def test_again_from_the_prefix_cache(name: str) -> None:
     engine = Engine(checkpoint(name), EngineConfig(kv_cache_tokens=8192))
     engine.generate(requests(name))
     size = engine.model.block_size
-    for entry, one in zip(expected(name), requests(name), strict=True):
-        (done,) = engine.generate([one])
+    again = engine.generate(requests(name))
+    for entry, one, done in zip(expected(name), requests(name), again, strict=True):
         assert_golden(entry, done)
         assert done.stats.forwards.prefill == 0
         assert done.stats.cached_tokens == len(one.prompt_token_ids) // size * size
@@ -120,7 +139,7 @@ def generate_twice(engine: Engine, requests: list[GenerationRequest]) -> list[Co
     return engine.generate([*requests, *again])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", fast_only((GOLDEN_NAMES[0], EXPERTS_NAME).__contains__, NAMES))
 def test_the_reference_of_the_other_tests_agrees(name: str) -> None:
     reference = Reference(checkpoint(name))
     for entry, one in zip(expected(name), requests(name), strict=True):

@@ -62,10 +62,12 @@ def bad(name: str) -> GenerationRequest:
 def test_the_request_ends_with_an_error_and_the_others_as_ever(
     checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
 ) -> None:
-    others = [one for one in random_requests(random.Random(5), checkpoint, 40) if not isinstance(one.params, Direct)]
+    others = [
+        one for one in random_requests(random.Random(5), checkpoint, 16, 12) if not isinstance(one.params, Direct)
+    ]
     engine = Engine(checkpoint)
     wanted = events_of(engine, others)
-    mixed = [*others[:10], bad("bad"), *others[10:]]
+    mixed = [*others[:6], bad("bad"), *others[6:]]
     found = events_of(engine, mixed)
     *_, last = found.pop("bad")
     assert isinstance(last.error, DecodingFailed)
@@ -123,6 +125,6 @@ class Deaf:
 
 
 def test_an_observer_that_fails_changes_nothing(checkpoint: Checkpoint) -> None:
-    requests = random_requests(random.Random(6), checkpoint, 20)
+    requests = random_requests(random.Random(6), checkpoint, 8)
     heard, unheard = Engine(checkpoint, observer=Deaf()), Engine(checkpoint)
     assert [one.token_ids for one in heard.generate(requests)] == [one.token_ids for one in unheard.generate(requests)]

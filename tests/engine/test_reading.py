@@ -17,6 +17,7 @@ from service.errors import InvalidRequest, PromptTooLong
 from service.model import Checkpoint, load_checkpoint
 from tests.engine.helpers import FAIR, events_of
 from tests.reference import block_causal_mask, dense_attention
+from tests.thinned import fast_rows
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES
 
 LABELS = (5, 17, 300)
@@ -73,7 +74,10 @@ CONFIGS = [(name, EngineConfig()) for name in (*GOLDEN_NAMES, EXPERTS_NAME)]
 CONFIGS += [(GOLDEN_NAMES[0], EngineConfig(deterministic=True)), (GOLDEN_NAMES[0], EngineConfig(overlap="on"))]
 
 
-@pytest.mark.parametrize(("name", "config"), CONFIGS)
+@pytest.mark.parametrize(
+    ("name", "config"),
+    fast_rows(lambda name, config: name == EXPERTS_NAME or config != EngineConfig(), CONFIGS),
+)
 def test_reads_equal_a_full_recompute_beside_other_requests(name: str, config: EngineConfig) -> None:
     """Places anywhere, in one block or in several, in a batch with answers of other modes."""
     model, rng = checkpoint(name), random.Random(3)

@@ -203,9 +203,15 @@ def tiny(shape: int) -> Checkpoint:
     return tiny_checkpoint(shape, **({"block_size": 1}, {"block_size": 4}, {"block_size": 2, "mrp_scale": 2.0})[shape])
 
 
-def related_requests(rng: random.Random, checkpoint: Checkpoint, count: int) -> list[GenerationRequest]:
+@cache
+def tiny_reference(shape: int) -> Reference:
+    """One for each checkpoint: it keeps what it has computed."""
+    return Reference(tiny(shape))
+
+
+def related_requests(rng: random.Random, reference: Reference, count: int) -> list[GenerationRequest]:
     """Prompts made of few blocks, so that many begin alike; some go on where another's greedy answer ended."""
-    size, reference = checkpoint.config.block_size, Reference(checkpoint)
+    size = reference.config.block_size
     requests: list[GenerationRequest] = []
     for number in range(count):
         prompt = tuple(rng.choice([3, 7]) * (place + 1) % 60 for _ in range(rng.randint(0, 3)) for place in range(size))
@@ -238,11 +244,12 @@ class WriteOnce(CheckingRunner):
 
 
 def run(
-    rng: random.Random, checkpoint: Checkpoint, requests: list[GenerationRequest], **limits: int
+    rng: random.Random, reference: Reference, requests: list[GenerationRequest], **limits: int
 ) -> dict[str, Completion]:
     """Requests come at any time and some are aborted. Every row is compared, and the counts of pages stay right."""
+    checkpoint = reference.checkpoint
     engine, runner = engine_over(lambda usual: WriteOnce(usual, checkpoint), checkpoint, **limits)
-    runner.engine = engine
+    runner.engine, runner.reference = engine, reference
     waiting, tokens, done = list(reversed(requests)), {one.request_id: () for one in requests}, {}
     while waiting or engine.has_work:
         while waiting and (rng.random() < 0.5 or not engine.has_work):
@@ -260,42 +267,56 @@ def run(
     return done
 
 
-def assert_as_without(checkpoint: Checkpoint, requests: list[GenerationRequest], done: dict[str, Completion]) -> None:
+def assert_as_without(reference: Reference, requests: list[GenerationRequest], done: dict[str, Completion]) -> None:
     for one in requests:
         if one.request_id in done:
-            wanted = Reference(checkpoint).generate(one)
+            wanted = reference.generate(one)
             got = done[one.request_id]
             assert (got.token_ids, got.finish_reason) == (wanted.token_ids, wanted.finish_reason)
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 2), st.integers(0, 2**32), st.integers(0, 20), st.integers(0, 20), st.integers(1, 6))
+def test_a_few_courses_of_requests_are_decoded_as_without_a_cache(
+    shape: int, seed: int, more_rows: int, more_pages: int, max_running: int
+) -> None:
+    assert_any_course(shape, seed, more_rows, more_pages, max_running, longest=7)
+
+
+@pytest.mark.slow
+@settings(max_examples=100, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(0, 2), st.integers(0, 2**32), st.integers(0, 20), st.integers(0, 20), st.integers(1, 6))
 def test_any_course_of_requests_is_decoded_as_without_a_cache(
     shape: int, seed: int, more_rows: int, more_pages: int, max_running: int
 ) -> None:
-    rng, checkpoint = random.Random(seed), tiny(shape)
-    size = checkpoint.config.block_size
-    requests = related_requests(rng, checkpoint, rng.randint(2, 10))
-    longest = max(len(one.prompt_token_ids) + one.max_new_tokens for one in requests)
+    assert_any_course(shape, seed, more_rows, more_pages, max_running, longest=10)
+
+
+def assert_any_course(shape: int, seed: int, more_rows: int, more_pages: int, max_running: int, longest: int) -> None:
+    """A course of at most `longest` requests."""
+    rng, reference = random.Random(seed), tiny_reference(shape)
+    size = reference.config.block_size
+    requests = related_requests(rng, reference, rng.randint(2, longest))
+    tokens = max(len(one.prompt_token_ids) + one.max_new_tokens for one in requests)
     done = run(
         rng,
-        checkpoint,
+        reference,
         requests,
         max_rows=size + 2 + more_rows,
         max_running=max_running,
-        kv_cache_tokens=(-(-longest // size) + more_pages) * size,
+        kv_cache_tokens=(-(-tokens // size) + more_pages) * size,
     )
-    assert_as_without(checkpoint, requests, done)
+    assert_as_without(reference, requests, done)
 
 
 def test_in_such_a_course_much_is_shared_and_much_given_up() -> None:
     """Otherwise the test above would test nothing."""
-    rng, checkpoint = random.Random(5), tiny(1)
-    requests = related_requests(rng, checkpoint, 40)
+    rng, reference = random.Random(5), tiny_reference(1)
+    requests = related_requests(rng, reference, 24)
     cached = []
     for tokens in (64, 4096):
-        done = run(rng, checkpoint, requests, kv_cache_tokens=tokens, max_running=4)
-        assert_as_without(checkpoint, requests, done)
+        done = run(rng, reference, requests, kv_cache_tokens=tokens, max_running=4)
+        assert_as_without(reference, requests, done)
         cached.append(sum(one.stats.cached_tokens for one in done.values()))
     assert 50 < cached[0] < cached[1]
 

@@ -70,7 +70,7 @@ def test_their_confidences_are_those_of_the_whole_vocabulary(
 def test_what_comes_out_is_the_same(candidates: int) -> None:
     """Of all modes, mixed in one batch."""
     checkpoint = tiny_checkpoint(2, block_size=4)
-    requests = random_requests(random.Random(candidates), checkpoint, 60)
+    requests = random_requests(random.Random(candidates), checkpoint, 24)
     whole, few = (read(checkpoint, requests, count) for count in (0, candidates))
     assert [one.token_ids for one in few] == [one.token_ids for one in whole]
     assert [one.stats.remasked for one in few] == [one.stats.remasked for one in whole]
@@ -80,7 +80,7 @@ def test_what_comes_out_is_the_same(candidates: int) -> None:
 def test_all_tokens_as_candidates_are_the_whole_vocabulary() -> None:
     """The same drafts, not only the same answers."""
     checkpoint = tiny_checkpoint(2, block_size=4)
-    requests = random_requests(random.Random(7), checkpoint, 60)
+    requests = random_requests(random.Random(7), checkpoint, 24)
     whole, all_ = (read(checkpoint, requests, count) for count in (0, checkpoint.config.vocab_size))
     assert [(one.token_ids, one.stats.drafts_accepted) for one in all_] == [
         (one.token_ids, one.stats.drafts_accepted) for one in whole
@@ -117,7 +117,7 @@ def test_lists_and_whole_rows_share_a_forward() -> None:
     """Static beside speculative and remask, each as it would be alone."""
     checkpoint = load_checkpoint(GOLDEN / "sdar-mrp-random-a")
     mixed = [
-        request(f"{params.mode}{seed}", [seed, 6, 7], params, 12, sampling=replace(SAMPLINGS[1], seed=seed))
+        request(f"{params.mode}{seed}", [seed, 6, 7], params, 8, sampling=replace(SAMPLINGS[1], seed=seed))
         for seed in range(4)
         for params in (Static(), Speculative(2), Remask(0.3))
     ]

@@ -14,12 +14,12 @@ from service.decode.block import MASKED, Block
 from service.engine import Engine, EngineConfig, Parts
 from service.engine.forward.extent import GRAPH_ROWS
 from service.engine.forward.graphs import Capture, CaptureFailed, Graphs, Inputs
-from service.engine.forward.grouping import same_shapes_for
+from service.engine.forward.grouping import Grouping, SameShapes, same_shapes_for
 from service.engine.forward.networks import Execution
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import Runner
 from service.engine.request import SamplingParams
-from service.model import LoadOptions, load_checkpoint
+from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.attention import attention_for
 from tests.engine.test_golden import assert_golden
 from tests.engine.test_golden_triton import NAME, short
@@ -156,10 +156,15 @@ def test_rows_that_fill_up_change_nothing_and_write_nowhere(device: str, width: 
 def test_golden_decodes_with_replayed_forwards(device: str, deterministic: bool) -> None:
     checkpoint = load_checkpoint(GOLDEN / NAME, LoadOptions(device=device))
     capture = Eagerly()
-    parts = Parts(runner=lambda *given: Runner(*given[:4], Execution("triton", capture=capture)))
+
+    def runner(checkpoint: Checkpoint, pages: int, grouping: Grouping, candidates: int, *_: Any) -> Runner:
+        few = SameShapes(3, 24) if deterministic else grouping
+        return Runner(checkpoint, pages, few, candidates, Execution("triton", capture=capture))
+
     limits = EngineConfig(kv_cache_tokens=512, max_rows=64, deterministic=deterministic)
-    modes = {"remask"} if deterministic else {"speculative", "remask"}
-    pairs = [pair for pair in short() if pair[0]["mode"] in modes]
+    parts = Parts(runner=runner)
+    mode = "remask" if deterministic else "speculative"
+    pairs = [pair for pair in short(tokens=6) if pair[0]["mode"] == mode]
     done = Engine(checkpoint, limits, parts=parts).generate([one for _, one in pairs])
     for (entry, _), completion in zip(pairs, done, strict=True):
         assert_golden(entry, completion)

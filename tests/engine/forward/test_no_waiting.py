@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from service.decode.block import MASKED, Block
-from service.engine.forward.grouping import Grouping, same_shapes_for
+from service.engine.forward.grouping import Grouping, SameShapes
 from service.engine.forward.networks import Execution
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import Runner
@@ -39,7 +39,7 @@ class Watch(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("attention", ["eager", "triton"])
-@pytest.mark.parametrize("grouping", [None, same_shapes_for("cpu", 4)], ids=["together", "deterministic"])
+@pytest.mark.parametrize("grouping", [None, SameShapes(3, 4)], ids=["together", "deterministic"])
 def test_a_pass_waits_once(
     attention: str, grouping: Grouping | None, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

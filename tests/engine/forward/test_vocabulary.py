@@ -27,21 +27,33 @@ samplings = st.builds(
 )
 
 
-@settings(max_examples=20)
-@given(
+#: width, dtype, what is asked of each row, tokens that the kernel reads at once, seed
+drawn = (
     st.sampled_from([2, 7, 64, 500, 1024, 2500]),
     st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     st.lists(st.tuples(samplings, st.booleans()), min_size=1, max_size=6),
     st.sampled_from([64, 1024]),
     st.integers(0, 2**31),
 )
-def test_token_confidence_and_entropy(
-    device: str,
-    width: int,
-    dtype: torch.dtype,
-    asked: list[tuple[SamplingParams, bool]],
-    step: int,
-    seed: int,
+
+
+@settings(max_examples=8)
+@given(*drawn)
+def test_token_confidence_and_entropy(device: str, width: int, dtype: torch.dtype, asked, step: int, seed: int) -> None:
+    assert_as_torch(device, width, dtype, asked, step, seed)
+
+
+@pytest.mark.slow
+@settings(max_examples=200)
+@given(*drawn)
+def test_many_tokens_confidences_and_entropies(
+    device: str, width: int, dtype: torch.dtype, asked, step: int, seed: int
+) -> None:
+    assert_as_torch(device, width, dtype, asked, step, seed)
+
+
+def assert_as_torch(
+    device: str, width: int, dtype: torch.dtype, asked: list[tuple[SamplingParams, bool]], step: int, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     made = 4 * torch.randn(len(asked), width + 3, generator=generator)
