@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from service.bench import floor
 from service.bench.gpu import peers
 from service.bench.gpu.__main__ import main
 from service.bench.gpu.extent import Extent
@@ -50,13 +49,12 @@ def test_a_wrong_decode_is_a_row_and_the_exit_status(tmp_path: Path, monkeypatch
     assert main(["correctness", "--device", "cpu", "--out", str(tmp_path)]) == 0
 
 
+@pytest.mark.usefixtures("quick_rates")
 def test_speed_has_a_row_for_every_step_and_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.bench.gpu.speed.PLANS", PLANS[:2])
     monkeypatch.setattr("service.bench.gpu.speed.VARIED", PLANS[:1])
     monkeypatch.setattr("service.bench.gpu.speed.FORMS", ("w8a8",))
     monkeypatch.setattr("service.bench.loads.measure", lambda *_: FAIR)  # test_loads.py measures them
-    monkeypatch.setitem(floor._BYTES, "cpu", 2**20)
-    monkeypatch.setitem(floor._SIDES, "cpu", (64, 128))
     with Rows(tmp_path / "rows", CPU, 600) as written:
         measure_speed(written, CPU, torch.float32, SMALL)
     rows = read(tmp_path / "rows")
