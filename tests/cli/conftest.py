@@ -1,7 +1,6 @@
 """The program as a function: arguments in, exit status out."""
 
 import sys
-
 from functools import partial
 
 import pytest
