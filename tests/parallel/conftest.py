@@ -1,4 +1,4 @@
-"""Two processes, started once for all tests that only compute with them."""
+"""Two processes, started once for all tests of a module that only compute with them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from service.parallel import Team
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def pair() -> Iterator[Team]:
     with Team(2, "cpu") as team:
         yield team
