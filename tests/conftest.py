@@ -60,6 +60,15 @@ def clock() -> Clock:
     return Clock()
 
 
+@pytest.fixture
+def quick_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rates of this machine are measured on few numbers."""
+    from service.bench import floor
+
+    monkeypatch.setitem(floor._BYTES, "cpu", 2**20)
+    monkeypatch.setitem(floor._SIDES, "cpu", (64, 128))
+
+
 @pytest.fixture(scope="session")
 def triton_device() -> str:
     """Where Triton's kernels run: on CUDA, else on the CPU by Triton's interpreter. Skips where there is no Triton."""

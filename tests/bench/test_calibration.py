@@ -24,10 +24,15 @@ def engine():
     return Engine(load_checkpoint(FOLDER), EngineConfig(kv_cache_tokens=2048, prefix_cache=False))
 
 
+@pytest.fixture(scope="module")
+def first(engine):
+    """Static's first token of each prompt."""
+    return {number: engine.generate([_request(number)])[0].token_ids[0] for number in range(7)}
+
+
 @pytest.fixture
-def calibration(engine):
+def calibration(engine, first):
     """Right is what begins with static's first token, so that other plans are wrong now and then."""
-    first = {number: engine.generate([_request(number)])[0].token_ids[0] for number in range(7)}
     tasks = [
         Task((number, 7, 9), lambda answer, number=number, token=token: number != 3 and answer[0] == token)
         for number, token in first.items()

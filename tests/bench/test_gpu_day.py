@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from service.bench.gpu import peers
 from service.bench.gpu.__main__ import main
 from service.bench.gpu.extent import Extent
 from service.bench.gpu.peers import measure_peers
 from service.bench.gpu.rows import Rows
 from service.bench.gpu.speed import PLANS, VARIANTS, measure_speed
 from service.bench.shapes import SHAPES, Shape
+from tests.engine.helpers import FAIR
 
 CPU = torch.device("cpu")
 SMALL = Extent(("small",), (2,), (2,), 32, rounds=1, new_tokens=8)
@@ -22,7 +24,7 @@ SMALL = Extent(("small",), (2,), (2,), 32, rounds=1, new_tokens=8)
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SHAPES, "small", Shape(320, 768, 7, 8, 4, 64, 1100, 2048))
+    monkeypatch.setitem(SHAPES, "small", Shape(136, 384, 4, 4, 2, 32, 1100, 2048))
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -47,10 +49,12 @@ def test_a_wrong_decode_is_a_row_and_the_exit_status(tmp_path: Path, monkeypatch
     assert main(["correctness", "--device", "cpu", "--out", str(tmp_path)]) == 0
 
 
+@pytest.mark.usefixtures("quick_rates")
 def test_speed_has_a_row_for_every_step_and_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.bench.gpu.speed.PLANS", PLANS[:2])
     monkeypatch.setattr("service.bench.gpu.speed.VARIED", PLANS[:1])
     monkeypatch.setattr("service.bench.gpu.speed.FORMS", ("w8a8",))
+    monkeypatch.setattr("service.bench.loads.measure", lambda *_: FAIR)  # test_loads.py measures them
     with Rows(tmp_path / "rows", CPU, 600) as written:
         measure_speed(written, CPU, torch.float32, SMALL)
     rows = read(tmp_path / "rows")
@@ -65,7 +69,8 @@ def test_speed_has_a_row_for_every_step_and_plan(tmp_path: Path, monkeypatch: py
 
 
 def test_peers_on_random_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SHAPES, "small", Shape(64, 128, 2, 4, 2, 16, 151936, 2048))
+    monkeypatch.setitem(SHAPES, "small", Shape(64, 128, 2, 4, 2, 16, 1100, 2048))
+    monkeypatch.setattr(peers, "_RAW", peers._RAW | {"mask_token_id": 1050, "eos_token_id": 1051})
     with Rows(tmp_path / "rows", CPU, 600) as written:
         measure_peers(written, CPU, torch.float32, SMALL)
     first, last = read(tmp_path / "rows")

@@ -74,7 +74,7 @@ def logits(checkpoint, tokens):
 
 
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_logits_agree_in_any_shape(data):
     """A large epsilon, so that one that is not scaled along would be seen."""
     draw = data.draw
@@ -144,25 +144,25 @@ def engines(shape):
 
 
 def answers(engine, count):
-    """Of every mode, greedy and sampled, all together."""
+    """Of every mode, in turn greedy and sampled, all together."""
     codec, stops = TextCodec.load(CHECKPOINT), frozenset(engine.model.eos_token_ids)
     requests = [
         GenerationRequest(
             f"{problem.prompt} {params} {number}",
             tuple(codec.encode_chat([{"role": "user", "content": problem.prompt}])),
-            params, SamplingParams((0.0, 0.8)[number % 2], seed=number), 96, stops,
+            params, SamplingParams((0.0, 0.8)[(number + place) % 2], seed=number), 96, stops,
         )
         for number, problem in enumerate(heldout_problems(count, seed=3))
-        for params in MODES
+        for place, params in enumerate(MODES)
     ]  # fmt: skip
     return {one.request_id: (one.token_ids, one.stats.forwards) for one in engine.generate(requests)}
 
 
 def test_tokens_and_forwards_are_the_demos_in_every_mode():
     small, large = engines(SHAPE)
-    expected = answers(small, 2)
-    assert len(expected) == 2 * len(MODES)
-    assert answers(large, 2) == expected
+    expected = answers(small, 1)
+    assert len(expected) == len(MODES)
+    assert answers(large, 1) == expected
 
 
 def test_experts_give_the_demos_tokens_too():

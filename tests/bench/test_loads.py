@@ -5,15 +5,15 @@ from dataclasses import replace
 from service.bench.loads import PlanAtLoad, Sample, Workload, compare_at_loads, plans_at_load
 from service.bench.rounds import Rounds
 from service.decode.modes import Speculative, Static
+from service.engine import EngineConfig
 from tests.tiny import tiny_checkpoint
 
 
 def test_every_plan_has_the_same_requests_at_every_load():
     prompts = [(1, 2, 3, 4), (6,) * 8]
     plans = [Static(), Speculative("auto"), Speculative(0, 2)]
-    found = list(
-        compare_at_loads(tiny_checkpoint(0), Workload(prompts, fewest=3, new_tokens=16), plans, Rounds((1, 3), 2))
-    )
+    workload, base = Workload(prompts, fewest=3, new_tokens=16), EngineConfig(max_rows=8)
+    found = list(compare_at_loads(tiny_checkpoint(0), workload, plans, Rounds((1, 3), 2), base))
     assert [[row.concurrency for row in rows] for rows in found] == [[1, 1, 1], [3, 3, 3]]
     for static, *others in found:
         assert len(static.samples) == 2

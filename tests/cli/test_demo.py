@@ -28,7 +28,7 @@ def test_generate_as_json_uses_the_servers_default_mode(run, capsys):
     assert check(STORY, answer["text"])
 
 
-def test_generate_measures_forwards_before_the_answers_time_begins(run, capsys, monkeypatch):
+def test_generate_measures_forwards_before_the_answers_time_begins(run, priced, capsys, monkeypatch):
     order = []
     for name in ("prepare", "submit"):
         done = getattr(Engine, name)
@@ -40,7 +40,7 @@ def test_generate_measures_forwards_before_the_answers_time_begins(run, capsys, 
     assert len(capsys.readouterr().err.splitlines()) == 2  # the statistics, in a line each
 
 
-def test_generate_keeps_to_a_constraint(run, capsys, tmp_path):
+def test_generate_keeps_to_a_constraint(run, priced, capsys, tmp_path):
     digits = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "minItems": 1, "maxItems": 2}
     (tmp_path / "digits.json").write_text(json.dumps(digits))
     assert run("generate", STORY, "--schema", tmp_path / "digits.json") == 0
@@ -49,7 +49,7 @@ def test_generate_keeps_to_a_constraint(run, capsys, tmp_path):
     assert capsys.readouterr().out.strip() in {"yes", "no"}
 
 
-def test_generate_says_what_was_verified(run, capsys):
+def test_generate_says_what_was_verified(run, priced, capsys):
     assert run("generate", STORY, "--json", "--threshold", 0.5, "--max-new-tokens", 4) == 0
     assert json.loads(capsys.readouterr().out)["knobs"] == {
         "mrp_steps": "auto", "threshold": 0.5, "verify": "dynamic",
@@ -86,12 +86,12 @@ def test_generate_refuses_what_makes_no_sense(run, capsys, options, message):
 def test_eval_compares_plans_and_writes_rows(run, capsys, tmp_path):
     plans = ("static", "speculative mrp_steps=4", "speculative mrp_steps=4 zero", "remask threshold=0.3")
     options = [word for plan in plans for word in ("--plan", plan)]
-    assert run("eval", "--problems", 16, "--output", tmp_path / "rows.json", *options) == 0
+    assert run("eval", "--problems", 8, "--output", tmp_path / "rows.json", *options) == 0
     assert "tokens/forward" in capsys.readouterr().out
     static, drafted, zero, remasked = json.loads((tmp_path / "rows.json").read_text())
     assert static["tokens_per_forward"] == 1.0
     assert static["accuracy"] >= 0.75
-    assert drafted["same_as_first_plan"] == zero["same_as_first_plan"] == 16
+    assert drafted["same_as_first_plan"] == zero["same_as_first_plan"] == 8
     assert drafted["tokens_per_forward"] > zero["tokens_per_forward"] > 1.5
     assert remasked["tokens_per_forward"] > 2
 

@@ -6,7 +6,7 @@ from pathlib import Path
 GOLDEN = Path(__file__).parents[1] / "golden" / "sdar-mrp-random-b"
 
 
-def test_it_counts_and_prices_both_ways(run, tmp_path, capsys):
+def test_it_counts_and_prices_both_ways(run, brief, tmp_path, capsys):
     output = tmp_path / "rows.json"
     limits = ("--prompts", 1, "--dtype", "bfloat16", "--rounds", 1, "--concurrency", 1, "--device", "cpu")
     assert run("determinism", "--model", GOLDEN, "--threads", 1, "--output", output, *limits) == 0
@@ -20,7 +20,7 @@ def test_it_counts_and_prices_both_ways(run, tmp_path, capsys):
     assert "speculative from static" in capsys.readouterr().out
 
 
-def test_a_demo_prompt_is_a_held_out_problem(run, tmp_path, capsys):
+def test_a_demo_prompt_is_a_held_out_problem(run, brief, tmp_path, capsys):
     output = tmp_path / "rows.json"
     limits = ("--prompts", 1, "--dtype", "float32", "--rounds", 0, "--device", "cpu")
     assert run("determinism", "--threads", 1, "--output", output, *limits) == 0

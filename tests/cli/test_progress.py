@@ -79,14 +79,14 @@ def test_at_80_columns_a_plan_is_broken_between_its_knobs(capsys):
     assert [part for part in first if part] == ["plan", "sequential", "tokens_per_step=1", "entropy_bound=1.0"]
 
 
-def test_bench_says_how_far_it_is(run, capsys):
+def test_bench_says_how_far_it_is(run, quick_rates, capsys):
     words = ["--concurrency", 1, "--concurrency", 2, "--rounds", 1, "--rows", 1, "--rows", 2, "--new-tokens", 2]
     words += ["--prompt-tokens", 8, "--prompt-tokens", 5000, "--prompt-tokens", 6000, "--prefix-tokens", 8]
     assert run("bench", "--model", GOLDEN, "--threads", 1, *words) == 0
     assert counts(capsys.readouterr().err) == [(done, 6) for done in range(1, 7)]
 
 
-def test_determinism_says_how_far_it_is(run, capsys):
+def test_determinism_says_how_far_it_is(run, brief, capsys):
     words = ["--prompts", 1, "--dtype", "float32", "--rounds", 2, "--concurrency", 1]
     assert run("determinism", "--model", GOLDEN, "--threads", 1, *words) == 0
     said = capsys.readouterr().err
@@ -97,7 +97,7 @@ def test_determinism_says_how_far_it_is(run, capsys):
     assert "rounds of the price in float32, 1 together, speculative" in said
 
 
-def test_loads_says_how_far_it_is(run, capsys):
+def test_loads_says_how_far_it_is(run, priced, capsys):
     words = ["--requests", 2, "--concurrency", 1, "--rounds", 1, "--plan", "speculative mrp_steps=1", "--problems", 2]
     assert run("loads", *words) == 0
     said = capsys.readouterr().err

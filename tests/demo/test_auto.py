@@ -19,7 +19,7 @@ def checkpoint():
     return load_checkpoint(CHECKPOINT)
 
 
-def decoded(checkpoint, costs, params, count=6):
+def decoded(checkpoint, costs, params, count=3):
     """Statistics of some problems, one alone after the other."""
     engine = Engine(checkpoint, EngineConfig(max_running=1), parts=Parts(costs=costs))
     codec = TextCodec.load(CHECKPOINT)

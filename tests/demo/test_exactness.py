@@ -55,8 +55,11 @@ def requests(engine, codec, count, temperature):
         yield GenerationRequest(f"{number}", tuple(prompt), Static(), sampling, 96, stop)
 
 
-def differing(engine, codec, count, temperatures):
-    """How many speculative completions were compared with static's, and which differed."""
+def differing(engine, codec, count, temperatures, most=32):
+    """How many speculative completions were compared with static's, and which differed.
+
+    At most `most` companions are in a batch.
+    """
     rng, compared, different = random.Random(5), 0, []
     for temperature in temperatures:
         todo = list(requests(engine, codec, count, temperature))
@@ -71,7 +74,7 @@ def differing(engine, codec, count, temperatures):
             batch = drafted[:size]
             company = [
                 replace(rng.choice(todo), request_id=f"companion-{index}", params=rng.choice(COMPANIONS))
-                for index in range(rng.randint(1, 32))
+                for index in range(rng.randint(1, most))
             ]
             mixed = [*batch, *company]
             rng.shuffle(mixed)
@@ -85,8 +88,8 @@ def differing(engine, codec, count, temperatures):
 
 
 def test_speculative_equals_static_on_the_demo(engine, codec):
-    compared, different = differing(engine, codec, 6, TEMPERATURES)
-    assert compared == 2 * 6 * len(TEMPERATURES)
+    compared, different = differing(engine, codec, 2, TEMPERATURES, most=8)
+    assert compared == 2 * 2 * len(TEMPERATURES)
     assert different == []
 
 
@@ -118,8 +121,8 @@ def differing_by_rule(engine, codec, count, temperature):
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 def test_speculative_equals_whatever_rule_it_verifies_on_the_demo(engine, codec, temperature):
-    compared, different, saved = differing_by_rule(engine, codec, 2, temperature)
-    assert compared == 2 * len(RULES) * len(BY_RULE)
+    compared, different, saved = differing_by_rule(engine, codec, 1, temperature)
+    assert compared == len(RULES) * len(BY_RULE)
     assert different == []
     assert saved > 0
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from hypothesis import given
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.model.attention.units import Unit
@@ -60,10 +61,23 @@ def check(work: Work, places: list[Place], kind: Shape, padding: int) -> None:
     assert (work.targets[len(places) :] == -1).all()
 
 
+Found = list[tuple[int, int, int]]
+
+
+@settings(max_examples=25)
 @given(kinds, sequences, st.integers(0, 9), st.booleans())
-def test_all_is_read_once_and_there_is_room(
-    kind: Shape, found: list[tuple[int, int, int]], padding: int, fixed: bool
-) -> None:
+def test_all_is_read_once_and_there_is_room(kind: Shape, found: Found, padding: int, fixed: bool) -> None:
+    check_read_once(kind, found, padding, fixed)
+
+
+@pytest.mark.slow
+@settings(max_examples=500)
+@given(kinds, sequences, st.integers(0, 9), st.booleans())
+def test_all_is_read_once_in_many_plans(kind: Shape, found: Found, padding: int, fixed: bool) -> None:
+    check_read_once(kind, found, padding, fixed)
+
+
+def check_read_once(kind: Shape, found: Found, padding: int, fixed: bool) -> None:
     places = places_of(found)
     width = max(place.index for place in places) + 1 if fixed else None
     work = work_of(places, kind, PageTables(), width, padding)

@@ -14,7 +14,7 @@ from torch import nn
 from service.decode.modes import MODES, Static
 from service.decode.registry import make_params
 from service.demo import CHECKPOINT
-from service.engine import Engine, EngineConfig, GenerationRequest
+from service.engine import Engine, EngineConfig, GenerationRequest, Parts
 from service.errors import SettingsError
 from service.model import LoadOptions, load_checkpoint
 from service.model.checkpoint import weight_bytes
@@ -22,6 +22,7 @@ from service.model.quantization import FORMS, QUANTIZED, form_named
 from service.model.quantization.linear import QuantizedLinear, quantized
 from service.quality.identity import identity_of
 from service.quality.presets import presets_of
+from tests.engine.helpers import FAIR
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES
 
 EVERY_FORM = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
@@ -107,7 +108,7 @@ def test_a_checkpoint_keeps_no_wide_matrix_of_a_layer(form, name):
 @EVERY_FORM
 def test_every_mode_decodes_and_drafting_loses_nothing(form):
     checkpoint = load_checkpoint(GOLDEN / GOLDEN_NAMES[0], LoadOptions(quantization=form.name))
-    engine = Engine(checkpoint, EngineConfig())
+    engine = Engine(checkpoint, EngineConfig(), parts=Parts(costs=FAIR))
     prompt = tuple(range(5, 18))
     asked = [GenerationRequest(mode, prompt, make_params(mode, {}), max_new_tokens=24) for mode in MODES]
     done = {one.request_id: one.token_ids for one in engine.generate(asked)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -15,9 +16,40 @@ from tests.model.attention_world import Kind, Shape, World
 
 HEADS = [(1, 1), (4, 4), (4, 2), (6, 2), (4, 1)]
 
-shapes = st.builds(Shape, st.integers(0, 9), st.integers(0, 7), st.integers(0, 4)).filter(
-    lambda shape: shape.final + shape.states > 0
-)
+
+def shapes(before: int, final: int, states: int) -> st.SearchStrategy[Shape]:
+    """Sequences of at most so many blocks of each kind."""
+    made = st.builds(Shape, st.integers(0, before), st.integers(0, final), st.integers(0, states))
+    return made.filter(lambda shape: shape.final + shape.states > 0)
+
+
+FEW, MANY = shapes(4, 3, 2), shapes(9, 7, 4)
+
+
+class Case(NamedTuple):
+    """A kind of world but for its device, its sequences, the shortest part of a prefix, and a seed."""
+
+    size: int
+    heads: tuple[int, int]
+    dim: int
+    dtype: torch.dtype
+    of: list[Shape]
+    split: int
+    seed: int
+
+
+def cases(of: st.SearchStrategy[Shape], most: int) -> st.SearchStrategy[Case]:
+    """Worlds of at most so many of these sequences."""
+    return st.builds(
+        Case,
+        st.sampled_from([1, 2, 3, 4, 8]),
+        st.sampled_from(HEADS),
+        st.sampled_from([8, 12, 16]),
+        st.sampled_from([torch.float32, torch.float32, torch.bfloat16, torch.float16]),
+        st.lists(of, min_size=1, max_size=most),
+        st.sampled_from([4, 8, 256]),
+        st.integers(0, 2**31),
+    )
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,30 +68,12 @@ def triton(world: World) -> Attention:
     return attention_for(world.cache, "triton")
 
 
-@settings(max_examples=20)
-@given(
-    st.sampled_from([1, 2, 3, 4, 8]),
-    st.sampled_from(HEADS),
-    st.sampled_from([8, 12, 16]),
-    st.sampled_from([torch.float32, torch.float32, torch.bfloat16, torch.float16]),
-    st.lists(shapes, min_size=1, max_size=4),
-    st.sampled_from([4, 8, 256]),
-    st.integers(0, 2**31),
-)
-def test_rows_see_their_own_sequence_as_in_dense_attention(
-    device: str,
-    size: int,
-    heads: tuple[int, int],
-    dim: int,
-    dtype: torch.dtype,
-    of: list[Shape],
-    split: int,
-    seed: int,
-) -> None:
+def check(device: str, case: Case) -> None:
     """However rows are cut into forwards and prefixes into parts. Nothing is read that nobody has written."""
-    world, rng = World(Kind(size, heads, dim, dtype, device), of, seed), random.Random(seed)
+    world = World(Kind(case.size, case.heads, case.dim, case.dtype, device), case.of, case.seed)
+    rng = random.Random(case.seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(work, "LEAST_SPLIT", split)
+        patch.setattr(work, "LEAST_SPLIT", case.split)
         attention, rows = triton(world), world.all_rows
         while rows:
             count = rng.choice([len(rows), rng.randint(1, len(rows))])
@@ -67,13 +81,27 @@ def test_rows_see_their_own_sequence_as_in_dense_attention(
             del rows[:count]
 
 
-def test_the_interpreter_in_float64_is_the_definition(device: str, short_splits: None) -> None:
+@settings(max_examples=8)
+@given(cases(FEW, 2))
+def test_rows_see_their_own_sequence_as_in_dense_attention(device: str, case: Case) -> None:
+    check(device, case)
+
+
+@pytest.mark.slow
+@given(cases(MANY, 4))
+def test_rows_of_many_sequences_see_their_own(device: str, case: Case) -> None:
+    check(device, case)
+
+
+@pytest.mark.parametrize(
+    "heads", [(6, 2), *(pytest.param(heads, marks=pytest.mark.slow) for heads in HEADS if heads != (6, 2))]
+)
+def test_the_interpreter_in_float64_is_the_definition(device: str, short_splits: None, heads: tuple[int, int]) -> None:
     """Of the algorithm itself only float64's rounding is left."""
     if device == "cuda":
         pytest.skip("float64 is for the interpreter")
-    for heads in HEADS:
-        world = World(Kind(4, heads), [Shape(9, 3, 3), Shape(0, 5, 0), Shape(0, 0, 2), Shape(3, 0, 1)], 7)
-        world.check(triton(world), world.all_rows)
+    world = World(Kind(4, heads), [Shape(9, 3, 3), Shape(0, 5, 0), Shape(0, 0, 2), Shape(3, 0, 1)], 7)
+    world.check(triton(world), world.all_rows)
 
 
 def test_a_long_prefix_is_divided_and_merged(device: str) -> None:
@@ -87,9 +115,7 @@ def test_a_long_prefix_is_divided_and_merged(device: str) -> None:
 
 
 @settings(max_examples=4)
-@given(
-    st.sampled_from([(1, 2), (4, 2), (3, 3)]), st.lists(shapes, min_size=1, max_size=2), st.integers(0, 3), st.data()
-)
+@given(st.sampled_from([(1, 2), (4, 2), (3, 3)]), st.lists(FEW, min_size=1, max_size=2), st.integers(0, 3), st.data())
 def test_with_a_width_a_row_is_equal_to_the_bit_whatever_is_beside_it(
     device: str, kind: tuple[int, int], of: list[Shape], more: int, data: st.DataObject
 ) -> None:

@@ -28,10 +28,7 @@ import triton.language as tl
 from service.model.attention import kernels
 tables = dict.fromkeys(("items", "pages", "indices", "keeps", "merges", "targets"), "*i32")
 strides = dict.fromkeys(("q_stride", "k_stride", "v_stride"), "i32")
-for capability, dtype, size, group, tile, step, warps in (
-    (90, "bf16", 4, 2, 16, 64, 4), (90, "fp32", 4, 2, 32, 16, 8),
-    (80, "fp16", 4, 3, 64, 64, 4),
-):
+for capability, dtype, size, group, tile, step, warps in cases["attention"]:
     numbers = dict.fromkeys(("q", "k", "v", "out", "keys", "values"), "*" + dtype)
     types = numbers | tables | strides | {"part_out": "*fp32", "part_lse": "*fp32"}
     sizes = dict(KV_HEADS=8, D=128, D_PAD=128)
@@ -41,33 +38,39 @@ for capability, dtype, size, group, tile, step, warps in (
     assert made.metadata.shared < 99 * 1024, made.metadata.shared
     compiled(kernels.merge, types, sizes | fold, capability)
     compiled(kernels.keep, types, sizes | dict(L=size, L_PAD=16), capability)
-print("compiled")
 """
 
 VOCABULARY = """
 from service.engine.forward import vocabulary_kernels as kernels
 types = dict(logits="*bf16", asked="*i32", out="*fp64", weight="*fp32", V="i32", V_STRIDE="i32", MASK_TOKEN="i32")
-for capability in (80, 90):
-    for noise in (False, True):
-        compiled(kernels.read, types, dict(STEP=2048, NOISE=noise), capability, num_warps=8)
-print("compiled")
+for capability, noise in cases["vocabulary"]:
+    compiled(kernels.read, types, dict(STEP=2048, NOISE=noise), capability, num_warps=8)
 """
 
 QUANTIZED = """
 from service.model.quantization import kernels
-for capability, dtype in ((80, "*i8"), (90, "*i8"), (90, "*fp8e4nv")):
+for capability, dtype in cases["quantized"]:
     types = dict(x="*bf16", values=dtype, scales="*bf16", out="*bf16", M="i32", N="i32", K="i32")
     compiled(kernels.multiply, types, dict(TILE=16, STEP=32, DEPTH=128, WIDE=False), capability, num_warps=4)
-print("compiled")
 """
 
 
-@pytest.mark.parametrize("program", [ATTENTION, VOCABULARY, QUANTIZED], ids=["attention", "vocabulary", "quantized"])
-def test_kernels_compile_for_nvidia(program: str, tmp_path: Path) -> None:
+#: by kernel: the capability it is compiled for, and what it is specialised by
+EVERY: dict[str, list[tuple[object, ...]]] = {
+    "attention": [(90, "bf16", 4, 2, 16, 64, 4), (90, "fp32", 4, 2, 32, 16, 8), (80, "fp16", 4, 3, 64, 64, 4)],
+    "vocabulary": [(90, True), (90, False), (80, True), (80, False)],
+    "quantized": [(90, "*i8"), (90, "*fp8e4nv"), (80, "*i8")],
+}
+ONE_OF_EACH = {kernel: cases[:1] for kernel, cases in EVERY.items()}
+
+
+@pytest.mark.parametrize("cases", [ONE_OF_EACH, pytest.param(EVERY, marks=pytest.mark.slow)], ids=["one", "every"])
+def test_kernels_compile_for_nvidia(cases: dict[str, list[tuple[object, ...]]], tmp_path: Path) -> None:
     if find_spec("triton") is None:
         pytest.skip("the package triton is not installed")
     # The compiler reads the kernels' source from files, so that the calls lie in a file, too.
-    (tmp_path / "compiling.py").write_text(COMPILE + program)
+    program = [COMPILE, f"cases = {cases}\n", ATTENTION, VOCABULARY, QUANTIZED, 'print("compiled")\n']
+    (tmp_path / "compiling.py").write_text("".join(program))
     root = Path(__file__).resolve().parents[2]
     environment = os.environ | {
         "TRITON_CACHE_DIR": str(tmp_path),

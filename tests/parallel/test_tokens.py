@@ -34,7 +34,13 @@ def one_of_each_mode(name: str) -> Iterable[tuple[dict[str, Any], GenerationRequ
     return {entry["mode"]: (entry, one) for entry, one in pairs}.values()
 
 
-@pytest.mark.parametrize("name", NAMES)
+#: a dense checkpoint and one with experts
+FAST = {GOLDEN_NAMES[2], EXPERTS_NAME}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+)
 def test_every_mode_alone_and_all_in_one_batch(pair: Team, name: str) -> None:
     engine = engine_of(pair, name)
     for entry, one in one_of_each_mode(name):

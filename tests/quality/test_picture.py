@@ -65,9 +65,15 @@ def test_again_the_same(drawn: Path, tmp_path: Path) -> None:
         assert path.read_bytes() == (drawn / path.name).read_bytes()
 
 
-@pytest.fixture(params=FILES)
+@pytest.fixture(scope="module", params=FILES)
 def file(request):
     return FILES[request.param]
+
+
+@pytest.fixture(scope="module")
+def shown(file):
+    """The file's figure for tests that only look at it."""
+    return rendered(file)
 
 
 def rendered(file):
@@ -78,8 +84,8 @@ def rendered(file):
     return figure, canvas.get_renderer()
 
 
-def test_labels_neither_overlap_nor_leave_the_axes(file) -> None:
-    figure, renderer = rendered(file)
+def test_labels_neither_overlap_nor_leave_the_axes(shown) -> None:
+    figure, renderer = shown
     for axes in figure.axes:
         boxes = [(text.get_text(), text.get_window_extent(renderer)) for text in axes.texts]
         assert len(boxes) >= 4  # the lines' names and a preset's
@@ -92,8 +98,8 @@ def test_labels_neither_overlap_nor_leave_the_axes(file) -> None:
             assert not [other for other, its in boxes[:number] if box.overlaps(its)], name
 
 
-def test_ticks_say_where_they_are(file) -> None:
-    figure, _ = rendered(file)
+def test_ticks_say_where_they_are() -> None:
+    figure, _ = rendered(FILES["near"])
     left = figure.axes[0]
     left.set_yticks([0.875, 0.9, 0.925])
     left.set_xticks([1000, 1002.5])
@@ -102,8 +108,8 @@ def test_ticks_say_where_they_are(file) -> None:
     assert [label.get_text() for label in left.get_xticklabels()] == ["1,000", "1,002.5"]
 
 
-def test_a_mode_looks_the_same_whichever_others_are_there(file) -> None:
-    figure, _ = rendered(file)
+def test_a_mode_looks_the_same_whichever_others_are_there(file, shown) -> None:
+    figure, _ = shown
     looks = {
         bars.get_label(): (to_hex(bars.lines[0].get_color()), bars.lines[0].get_marker())
         for bars in figure.axes[0].containers

@@ -48,8 +48,8 @@ def plan_of(data, out, **changes):
         Source(str(GOLDEN), data, heldout=0.1),
         Objective(phases_up_to(2, Weights(4.0, 0.25, 0.5)), trajectories=0.5, copies=2),
         Schedule(3e-3, warmup=2),
-        Budget(steps=12, rows=3, batches=2),
-        Keeping(out, save_every=5, judged=1),
+        Budget(steps=7, rows=3, batches=2),
+        Keeping(out, save_every=4, judged=1),
         Module(layers=1),
     )
     return replace(plan, **changes)
@@ -119,8 +119,8 @@ def test_the_result_does_not_take_the_backbones_place(data, tmp_path):
 
 def test_every_update_is_logged_and_the_unrolling_grows(whole):
     lines = curve(whole[0])
-    assert [line["step"] for line in lines] == list(range(1, 13))
-    assert [line["applications"] for line in lines] == [1] * 5 + [2] * 7
+    assert [line["step"] for line in lines] == list(range(1, 8))
+    assert [line["applications"] for line in lines] == [1] * 3 + [2] * 4
     assert all(line["chain"] > 0 for line in lines)
 
 
@@ -156,51 +156,57 @@ class Stopped(Exception):
     """Ends a run in the middle."""
 
 
-def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(whole, data, tmp_path):
+def test_what_lies_on_the_disk_in_the_middle_is_enough_to_go_on_as_if_nothing_had_been(whole, data, tmp_path):
+    """A kill leaves what the disk has after an update, so a copy made at that time is continued."""
+    running, left = tmp_path / "running", tmp_path / "left"
+
     def stop(report):
-        if report.step == 8:
+        if report.step == 6:
+            shutil.copytree(running, left)
             raise Stopped
 
-    plan, starts = plan_of(data, tmp_path), []
+    starts = []
     with pytest.raises(Stopped):
-        run(plan, Watcher(update=stop))
-    run(plan, Watcher(start=lambda start: starts.append(start.step)))
-    assert starts == [5]
-    assert curve(tmp_path) == curve(whole[0])
-    assert weights(tmp_path) == weights(whole[0])
+        run(plan_of(data, running), Watcher(update=stop))
+    assert len(curve(left)) == 6
+    run(plan_of(data, left), Watcher(start=lambda start: starts.append(start.step)))
+    assert starts == [4]
+    assert curve(left) == curve(whole[0])
+    assert weights(left) == weights(whole[0])
 
 
 def weights(out):
     return {name: value.tolist() for name, value in load_checkpoint(out).mrp.state_dict().items()}
 
 
+@pytest.mark.slow  # the test above without a process
 def test_killed_it_loses_at_most_the_updates_since_the_last_state(whole, data, tmp_path):
     program = (
         "import sys; from tests.training.test_session import *\n"
-        "def after(report): print(report.step, flush=True); report.step == 8 and sys.stdin.read()\n"
+        "def after(report): print(report.step, flush=True); report.step == 6 and sys.stdin.read()\n"
         "run(plan_of(Path(sys.argv[1]), Path(sys.argv[2])), Watcher(update=after))"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program, data, tmp_path],
         cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
     ) as process:  # fmt: skip
-        assert [int(process.stdout.readline()) for _ in range(8)][-1] == 8
+        assert [int(process.stdout.readline()) for _ in range(6)][-1] == 6
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
-    assert len(curve(tmp_path)) == 8
+    assert len(curve(tmp_path)) == 6
     done = []
     run(plan_of(data, tmp_path), Watcher(update=lambda report: done.append(report.step)))
-    assert done == list(range(6, 13))
+    assert done == list(range(5, 8))
     assert curve(tmp_path) == curve(whole[0])
     assert weights(tmp_path) == weights(whole[0])
 
 
 def test_a_half_written_state_is_not_taken(whole, data, tmp_path):
     with pytest.raises(Stopped):
-        run(plan_of(data, tmp_path), Watcher(update=lambda report: stop_at(report, 6)))
+        run(plan_of(data, tmp_path), Watcher(update=lambda report: stop_at(report, 5)))
     (tmp_path / "training" / "state.pt.new").write_bytes(b"half")
     with (tmp_path / "training" / "losses.jsonl").open("a") as log:
-        log.write('{"step": 7, "cha')
+        log.write('{"step": 6, "cha')
     run(plan_of(data, tmp_path))
     assert curve(tmp_path) == curve(whole[0])
 
@@ -217,7 +223,7 @@ def test_another_plan_in_the_same_folder_is_refused_by_the_names_of_its_options(
         run(plan)
     assert refused.value.message == (
         f"{whole[0] / 'training'} holds a training with other options: --fp32 was no, is yes; "
-        "--order was 0.25, is 0.5; --steps was 12, is 99; --unroll was 2, is 3."
+        "--order was 0.25, is 0.5; --steps was 7, is 99; --unroll was 2, is 3."
         " Choose another folder, or give the earlier options"
     )
 

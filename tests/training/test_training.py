@@ -1,6 +1,7 @@
 """Layout, trajectories and losses on tiny random models; one stage of the recipe; the saved checkpoint."""
 
 import json
+from functools import partial
 from itertools import islice
 
 import pytest
@@ -24,11 +25,6 @@ from training.rollout import roll_out
 from training.simulate import speculative_yield
 
 NO_END = -1
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return tok.train_tokenizer(examples=1500)
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +131,7 @@ def test_mrp_learns_and_its_backbone_does_not(backbone, mrp, batch, tokenizer):
     trajectory = roll_out(backbone, batch, end)
     chains, where = chains_of(trajectory, [0, 2, 4, 6], [1, 2], end)
     losses = []
-    for _ in range(30):
+    for _ in range(15):
         losses.append(chain_loss(Rows(backbone, mrp, trajectory, 4), backbone, chains, where, Weights(4.0, 0.1)))
         losses[-1] = losses[-1] + revision_loss(Rows(backbone, mrp, trajectory, 1).refine, backbone, trajectory, end)
         optimiser.step(losses[-1], share=0.0)
@@ -161,8 +157,9 @@ def test_a_perfect_drafter_yields_all_drafts_and_none_at_least_one(backbone, bat
 def test_the_recipe_writes_a_checkpoint_that_loads(tmp_path, monkeypatch):
     monkeypatch.setattr("training.demo.recipe.HIDDEN", {"hidden_size": 32, "head_dim": 16, "intermediate_size": 32})
     monkeypatch.setattr(
-        "training.demo.recipe.library_files", lambda *, heldout: islice(library_files(heldout=heldout), 40)
+        "training.demo.recipe.library_files", lambda *, heldout: islice(library_files(heldout=heldout), 10)
     )
+    monkeypatch.setattr("training.demo.recipe.train_tokenizer", partial(tok.train_tokenizer, examples=1500))
     run(RecipeConfig(tmp_path, minutes=0.02, seed=0))
     loaded = load_checkpoint(tmp_path / "demo")
     assert loaded.mrp is not None

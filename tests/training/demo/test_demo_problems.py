@@ -16,7 +16,7 @@ CODE = "Write code: add 3, then times 2."
 
 def test_training_never_sees_a_heldout_problem():
     rng = random.Random(0)
-    trained = {tasks.draw(rng).prompt for _ in range(20000)}
+    trained = {tasks.draw(rng).prompt for _ in range(8000)}
     heldout = {problem.prompt for problem in heldout_problems()}
     assert len(heldout) >= 1000
     assert not trained & heldout
@@ -26,7 +26,7 @@ def test_training_never_sees_a_heldout_problem():
 
 def test_every_generated_answer_is_accepted():
     rng = random.Random(1)
-    for number in range(3000):
+    for number in range(1000):
         example = tasks.draw(rng, heldout=number % 2 == 0)
         assert check(example.prompt, example.answer), example
 
@@ -34,7 +34,7 @@ def test_every_generated_answer_is_accepted():
 def test_other_letters_digits_or_signs_are_refused():
     rng = random.Random(2)
     refused = total = 0
-    for _ in range(2000):
+    for _ in range(1000):
         example = tasks.draw(rng)
         place = rng.randrange(len(example.answer))
         changed = example.answer[:place] + rng.choice("xyk0358+-=.,[(Tb ") + example.answer[place + 1 :]

@@ -7,17 +7,11 @@ from itertools import islice
 import pytest
 import torch
 
-from training.demo import tokenizer as tok
 from training.demo.batches import TEXT_SHARE, Batches
 from training.demo.text import PROMPT, WINDOW, Windows, is_heldout, library_files, passages
 from training.optim import Clock
 
 TEXTS = ["".join(f"line {n} of file {name}\n" for n in range(60)) for name in "ab"]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return tok.train_tokenizer(examples=1500)
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,6 @@ from training.demo import tokenizer as tok
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    return tok.train_tokenizer(examples=1500)
-
-
-@pytest.fixture(scope="module")
 def saved(tokenizer, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokenizer")
     tok.save_tokenizer(tokenizer, folder)
