@@ -62,7 +62,8 @@ def _with_models(schema: dict[str, Any], error_models: Sequence[type[BaseModel]]
     """FastAPI's schema with the models that FastAPI does not know."""
     models = schema.setdefault("components", {}).setdefault("schemas", {})
     models.update(GENERATE.json_schema(ref_template=_REF)["$defs"])
-    for model in (BlockFrame, StepFrame, Done, GenerateDefault, GenerateQuality, ErrorAnswer, *error_models):
+    unknown: list[type[BaseModel]] = [BlockFrame, StepFrame, Done, GenerateDefault, GenerateQuality, ErrorAnswer]
+    for model in [*unknown, *error_models]:
         made = model.model_json_schema(ref_template=_REF)
         models.update(made.pop("$defs", {}) | {model.__name__: made})
     return schema

@@ -145,7 +145,9 @@ async def test_stop_tokens(replicas: tuple[Generator, Generator], mode: dict[str
         await assert_same_after_every_block(*replicas, request | {"stop_token_ids": [token]})
 
 
-@pytest.mark.parametrize("number", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "number", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)]
+)
 async def test_stop_texts_over_the_borders_of_blocks(replicas: tuple[Generator, Generator], number: int) -> None:
     """A stop text that begins in one block and ends in the next, or that only begins. `number`: of the border."""
     request = body(prompt_token_ids=None, prompt="w17 w4 w5", max_new_tokens=32, temperature=0.9, seed=1)
