@@ -19,6 +19,7 @@ from service.admission.keys import KeyRing
 from service.errors import Asleep, MrpServeError, Unauthorized
 from service.gateway.anthropic.errors import anthropic_error
 from service.gateway.anthropic.routes import anthropic_router
+from service.gateway.anthropic.shapes import AnthropicErrorAnswer
 from service.gateway.availability import Availability
 from service.gateway.backend import Backend, serving
 from service.gateway.draining import DrainGate, Draining
@@ -34,6 +35,7 @@ from service.gateway.http.validation import parse_generate, parse_json, to_work
 from service.gateway.openai.errors import openai_error
 from service.gateway.openai.responses.routes import responses_router
 from service.gateway.openai.routes import openai_router
+from service.gateway.openai.shapes import OpenAiErrorAnswer
 from service.gateway.placed import PlacedAnswers
 from service.gateway.playground.routes import playground_routes
 from service.gateway.request_log import LoggedAnswers, RequestLog, current_record
@@ -81,7 +83,7 @@ class Ingress:
 
     def app(self, *, answers_request_id: bool) -> ASGIApp:
         """The application. `answers_request_id`: whether it sends X-Request-Id. Under Serve, the proxies send it."""
-        app = documented(telemetry(self._tracing))
+        app = documented(telemetry(self._tracing), OpenAiErrorAnswer, AnthropicErrorAnswer)
         install_error_handlers(app, self._count_rejected, _error_writer)
         self._add_routes(app)
         limited = BodyLimit(app, self._settings.max_body_bytes)

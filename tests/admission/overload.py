@@ -124,11 +124,15 @@ class Service:
     async def serve(self, door: AdmissionController, admitted: Admission, client: Client) -> None:
         let_in, streams = now(), self.random.random() < self.lengths.streams
         async with door.place(admitted.works[0], admitted.bill) as job:
-            client.waited_s = now() - let_in
-            for block in range(client.decoded):
-                await asyncio.sleep(1 / self.pace)
-                self.log.decoded.append((now(), 1))
-                if streams:
+            began = now()
+            client.waited_s = began - let_in
+            if not streams:  # nobody sees its blocks before the last
+                await asyncio.sleep(client.decoded / self.pace)
+                self.log.decoded += [(began + block / self.pace, 1) for block in range(1, client.decoded + 1)]
+            else:
+                for block in range(client.decoded):
+                    await asyncio.sleep(1 / self.pace)
+                    self.log.decoded.append((now(), 1))
                     job.take(Chunk(block, "", (1,) * BLOCK, STATS))
             ending = Ending("stop", 1, client.decoded * BLOCK, STATS)
             job.take(ending if streams else Answer("", (), ending))

@@ -179,7 +179,7 @@ requests = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(requests, st.integers(1, 4))
 def test_a_key_pays_for_what_it_got_and_for_what_it_left(plan: list[Any], places: int) -> None:
     async def script(shop: Shop) -> None:

@@ -206,7 +206,7 @@ visitors = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(visitors, st.integers(1, 4), st.lists(st.tuples(st.floats(0, 20), st.integers(0, 4)), max_size=4))
 def test_no_place_is_lost_or_doubled(plan: list, places: int, resizes: list) -> None:
     """Requests come, leave, fail, time out and are cancelled at any moment. In the end all places are free."""

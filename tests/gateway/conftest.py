@@ -89,8 +89,9 @@ def byte_checkpoint(settings: Settings, tmp_path: Path) -> Checkpoint:
     return load_checkpoint(tmp_path)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def app(settings: Settings, generator: Generator) -> ASGIApp:
+    """One for the tests of a file. A test that counts what the ingress did takes one of its own, by `over`."""
     return Ingress("i0", settings, LocalBackend(generator)).app(answers_request_id=True)
 
 

@@ -92,7 +92,7 @@ def test_latency_counts_from_the_intended_start(tmp_path):
 def test_two_workers_share_the_arrivals_and_send_all_rows_to_the_master(tmp_path):
     fake = Fake()
     with serve(fake) as url:
-        arguments = ("StreamUser", "--loop", "open", "--levels", "3:20", "-u", 2, "--processes", 2)
+        arguments = ("StreamUser", "--loop", "open", "--levels", "1.5:40", "-u", 2, "--processes", 2)
         done, found = locust(url, tmp_path, *arguments)
     assert done.returncode == 0, done.stderr
     assert len(requests(found)) == len(fake.asked) == pytest.approx(60, rel=0.5)

@@ -6,10 +6,12 @@ import json
 import re
 import subprocess
 import tomllib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import pytest
+from starlette.types import ASGIApp
 
 from service.gateway.ingress import Ingress
 from service.gateway.playground.routes import files
@@ -26,19 +28,29 @@ LARGEST = 200_000
 ADDRESSES = {name: "/" if name == "index.html" else f"/playground/{name}" for name in files()}
 
 
+@pytest.fixture(scope="module")
+def app() -> ASGIApp:
+    """One application for all that only read."""
+    return Ingress("i0", Settings(), Scripted()).app(answers_request_id=True)
+
+
+@pytest.fixture
+async def http(app: ASGIApp) -> AsyncIterator[httpx.AsyncClient]:
+    async with client(app) as http:
+        yield http
+
+
 @pytest.mark.parametrize("name", ADDRESSES)
-async def test_every_file_is_served_as_what_it_is(name: str) -> None:
-    async with over(Scripted()) as http:
-        answer = await http.get(ADDRESSES[name])
+async def test_every_file_is_served_as_what_it_is(http: httpx.AsyncClient, name: str) -> None:
+    answer = await http.get(ADDRESSES[name])
     assert answer.status_code == 200
     assert answer.headers["content-type"].partition(";")[0] == TYPES[Path(name).suffix]
     assert answer.content == files()[name]
 
 
 @pytest.mark.parametrize("name", ADDRESSES)
-async def test_headers_allow_nothing_from_elsewhere_and_nothing_inline(name: str) -> None:
-    async with over(Scripted()) as http:
-        headers = (await http.get(ADDRESSES[name])).headers
+async def test_headers_allow_nothing_from_elsewhere_and_nothing_inline(http: httpx.AsyncClient, name: str) -> None:
+    headers = (await http.get(ADDRESSES[name])).headers
     policy = dict(part.strip().partition(" ")[::2] for part in headers["content-security-policy"].split(";"))
     assert policy.pop("default-src") == "'none'"
     own = {name for name, value in policy.items() if value == "'self'"}
@@ -51,35 +63,31 @@ async def test_headers_allow_nothing_from_elsewhere_and_nothing_inline(name: str
 
 
 @pytest.mark.parametrize("name", ADDRESSES)
-async def test_browsers_keep_a_file_and_ask_whether_it_is_still_right(name: str) -> None:
-    async with over(Scripted()) as http:
-        first = await http.get(ADDRESSES[name])
-        again = await http.get(ADDRESSES[name], headers={"If-None-Match": first.headers["etag"]})
-        other = await http.get(ADDRESSES[name], headers={"If-None-Match": '"another"'})
+async def test_browsers_keep_a_file_and_ask_whether_it_is_still_right(http: httpx.AsyncClient, name: str) -> None:
+    first = await http.get(ADDRESSES[name])
+    again = await http.get(ADDRESSES[name], headers={"If-None-Match": first.headers["etag"]})
+    other = await http.get(ADDRESSES[name], headers={"If-None-Match": '"another"'})
     assert first.headers["cache-control"] == "no-cache"
     assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", first.headers["etag"])
     assert (other.status_code, other.content) == (200, first.content)
 
 
-async def test_load_balancers_may_ask_for_the_head() -> None:
-    async with over(Scripted()) as http:
-        answer = await http.head("/")
+async def test_load_balancers_may_ask_for_the_head(http: httpx.AsyncClient) -> None:
+    answer = await http.head("/")
     assert (answer.status_code, answer.content) == (200, b"")
 
 
 @pytest.mark.parametrize(
     "path", ["/playground/nope.js", "/playground/", "/playground/index.html", "/playground/../app.py"]
 )
-async def test_other_files_are_not_found_as_the_api_words_it(path: str) -> None:
-    async with over(Scripted()) as http:
-        answer = await http.get(path)
+async def test_other_files_are_not_found_as_the_api_words_it(http: httpx.AsyncClient, path: str) -> None:
+    answer = await http.get(path)
     assert answer.status_code == 404
     assert answer.json()["error"]["code"] == "not_found"
 
 
-async def test_the_page_takes_no_posts() -> None:
-    async with over(Scripted()) as http:
-        answer = await http.post("/")
+async def test_the_page_takes_no_posts(http: httpx.AsyncClient) -> None:
+    answer = await http.post("/")
     assert (answer.status_code, answer.json()["error"]["code"]) == (405, "method_not_allowed")
 
 
@@ -91,9 +99,8 @@ async def test_the_page_needs_no_key_and_what_it_asks_does() -> None:
         assert (await http.get("/v1/models", headers={"Authorization": "Bearer secret"})).status_code == 200
 
 
-async def test_behind_a_prefix_the_page_is_there_with_a_slash_at_the_end() -> None:
+async def test_behind_a_prefix_the_page_is_there_with_a_slash_at_the_end(app: ASGIApp) -> None:
     """Its addresses are relative, so without the slash they would lead elsewhere."""
-    app = Ingress("i0", Settings(), Scripted()).app(answers_request_id=True)
 
     async def below(scope, receive, send) -> None:  # type: ignore[no-untyped-def]
         await app({**scope, "root_path": "/models/demo"}, receive, send)
@@ -165,9 +172,8 @@ def test_the_wheel_has_the_files() -> None:
     assert len(known.splitlines()) == len(paths)
 
 
-async def test_the_models_limits_are_enough_for_the_page() -> None:
-    async with over(Scripted()) as http:
-        [model] = (await http.get("/v1/models")).json()["data"]
+async def test_the_models_limits_are_enough_for_the_page(http: httpx.AsyncClient) -> None:
+    [model] = (await http.get("/v1/models")).json()["data"]
     assert model["mode_info"].keys() == set(model["modes"])
     threshold = model["mode_info"]["dynamic"]["knobs"]["threshold"]
     assert json.dumps(threshold)

@@ -17,6 +17,9 @@ from service.settings import Settings
 from service.telemetry import pipe_handler
 from service.telemetry.logs import install_logs
 
+#: more than a pipe holds
+LINES = 1500
+
 
 @pytest.fixture(autouse=True)
 def no_watch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,37 +73,37 @@ def test_lines_that_are_read_in_time_all_come(pipe: int) -> None:
 
 
 def test_a_pipe_that_is_not_read_holds_nobody_up(pipe: int) -> None:
-    log(5000)
+    log(LINES)
     came = read(pipe)
     assert [line["number"] for line in came] == list(range(len(came)))
-    assert 100 < len(came) < 5000
+    assert 100 < len(came) < LINES
     log(1, "read again")
     told, last = read(pipe)
-    assert (told["level"], told["dropped"]) == ("warning", 5000 - len(came))
+    assert (told["level"], told["dropped"]) == ("warning", LINES - len(came))
     assert (last["message"], last["number"]) == ("read again", 0)
 
 
 def test_what_was_dropped_is_said_once(pipe: int) -> None:
     for _ in range(2):
-        log(5000)
+        log(LINES)
         came = len([line for line in read(pipe) if "number" in line])
         log(2)
-        assert [line.get("dropped") for line in read(pipe)] == [5000 - came, None, None]
+        assert [line.get("dropped") for line in read(pipe)] == [LINES - came, None, None]
 
 
 def test_what_was_dropped_is_said_though_nothing_more_is_logged(pipe: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipe_handler, "_AGAIN_S", 0.01)
-    log(5000)
+    log(LINES)
     came = read(pipe)
     assert select.select([pipe], [], [], 20)[0]
-    assert [line["dropped"] for line in read(pipe)] == [5000 - len(came)]
+    assert [line["dropped"] for line in read(pipe)] == [LINES - len(came)]
 
 
 def test_the_end_of_the_service_says_it_too(pipe: int) -> None:
-    log(5000)
+    log(LINES)
     came = read(pipe)
     logging.getLogger("service").handlers[0].close()
-    assert [line["dropped"] for line in read(pipe)] == [5000 - len(came)]
+    assert [line["dropped"] for line in read(pipe)] == [LINES - len(came)]
 
 
 @pytest.mark.parametrize("length", [5000, 7000, 9000, 20000])
@@ -145,4 +148,4 @@ def test_nobody_ever_reads(tmp_path: Path) -> None:
     opened.start()
     opened.join(20)
     assert not opened.is_alive(), "the service waits for a reader before it starts"
-    log(5000)
+    log(LINES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.errors import InvalidRequest
@@ -32,6 +32,7 @@ def answers(template: str, messages: Messages) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("template", PLAIN)
+@settings(max_examples=40)
 @given(talks(any_of([*ORDINARY, *CONTROL])))
 def test_a_content_that_is_put_in_as_it_is(template: str, messages: Messages) -> None:
     said = [(m["content"], number) for number, m in enumerate(messages) if m["role"] == "assistant"]
@@ -39,6 +40,7 @@ def test_a_content_that_is_put_in_as_it_is(template: str, messages: Messages) ->
 
 
 @pytest.mark.parametrize("template", ["qwen3", "trim"])
+@settings(max_examples=40)
 @given(talks(any_of(ORDINARY)))
 def test_what_looks_at_contents_is_followed(template: str, messages: Messages) -> None:
     assert all(messages[number]["role"] == "assistant" for _, number in answers(template, messages))

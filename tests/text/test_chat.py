@@ -80,7 +80,7 @@ def control_of(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize(("tokenizer", "template"), PAIRS)
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(talks(any_of(ORDINARY).filter(lambda text: not holds_control(text))))
 def test_ids_are_those_of_transformers(tokenizer: str, template: str, messages: Messages) -> None:
     whole, codec = codec_of(tokenizer, template)
@@ -88,7 +88,7 @@ def test_ids_are_those_of_transformers(tokenizer: str, template: str, messages: 
 
 
 @pytest.mark.parametrize(("tokenizer", "template"), PAIRS)
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(talks(any_of([*ORDINARY, *CONTROL, "<unk>"])))
 def test_no_content_makes_a_control_token(tokenizer: str, template: str, messages: Messages) -> None:
     whole, codec = codec_of(tokenizer, template)
@@ -97,7 +97,7 @@ def test_no_content_makes_a_control_token(tokenizer: str, template: str, message
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(talks(any_of([*ORDINARY, *CONTROL])))
 def test_every_letter_of_the_rendered_text_is_there(template: str, messages: Messages) -> None:
     whole, codec = codec_of("bytes", template)

@@ -78,7 +78,7 @@ ORDINARY = ["\n", " ", "x", "é", '"', "\\", "{", "\ue000", *ADDED, "<|im_", "|>
 
 
 @pytest.mark.parametrize("template", ["qwen3", JOINED])
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(talk=talks(texts(ORDINARY)), think=st.sampled_from([None, True, False]))
 def test_ids_are_those_of_transformers(template: str, talk: tuple[list[Any], list[Any]], think: bool | None) -> None:
     whole, codec = codec_of(template)
@@ -98,7 +98,7 @@ def harmless(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("template", ["qwen3", JOINED])
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(talk=talks(texts([*ORDINARY, "<|im_end|>", "<|end|>", "<|user|>", "<|MASK|>"])))
 def test_no_text_makes_a_control_token(template: str, talk: tuple[list[Any], list[Any]]) -> None:
     whole, codec = codec_of(template)

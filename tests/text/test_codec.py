@@ -199,13 +199,13 @@ any_ids = st.lists(st.integers(0, THINK_ID), max_size=40)
 sizes = st.lists(st.integers(0, 9), max_size=12)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.one_of(ids_of_text, any_ids), sizes)
 def test_the_pieces_together_are_the_whole_text(ids: list[int], sizes: list[int]) -> None:
     assert pushed(ids, sizes) == (CODEC.decode(ids), ids, False)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text("ab", max_size=30), sizes, st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3))
 def test_the_text_ends_before_the_first_stop_text(text: str, sizes: list[int], stop: list[str]) -> None:
     found, kept, stopped = pushed(CODEC.encode(text), sizes, stop)

@@ -22,7 +22,7 @@ def longest_beginning(stops: list[str], text: str) -> int:
     return max(sizes, default=0)
 
 
-@settings(max_examples=500)
+@settings(max_examples=150)
 @given(st.lists(FEW, max_size=4), st.text("abc", max_size=40))
 def test_the_first_complete_one_of_any_texts(stops: list[str], text: str) -> None:
     automaton, wanted = StopTexts(stops), first(stops, text)

@@ -58,7 +58,7 @@ def in_pieces(reading: Reading, text: str, cuts: list[int]) -> tuple[ReadAnswer,
     return gathered(events), events
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(content=plain, made=calls, thought=st.none() | plain, begun=st.booleans(), cuts=st.lists(st.integers(0, 10**6)))
 def test_what_is_written_is_read(
     content: str, made: list[tuple[str, str]], thought: str | None, begun: bool, cuts: list[int]

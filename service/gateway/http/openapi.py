@@ -6,7 +6,7 @@ page's scripts and styles, so the page works without internet access.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -40,8 +40,11 @@ _STREAM = (
 )
 
 
-def documented(telemetry: TelemetryConfig) -> FastAPI:
-    """An application without routes, whose documentation includes the request bodies."""
+def documented(telemetry: TelemetryConfig, *error_models: type[BaseModel]) -> FastAPI:
+    """An application without routes, whose documentation includes the request bodies.
+
+    `error_models`: the models that routes give to `errors`, besides ErrorAnswer.
+    """
     app = FastAPIOffline(
         title="mrp-serve",
         description="Block-diffusion language models with Multi-token Residual Prediction.",
@@ -51,15 +54,16 @@ def documented(telemetry: TelemetryConfig) -> FastAPI:
         telemetry=telemetry,
     )
     of_routes = app.openapi
-    app.openapi = lambda: _with_models(of_routes())  # type: ignore[method-assign]
+    app.openapi = lambda: _with_models(of_routes(), error_models)  # type: ignore[method-assign]
     return app
 
 
-def _with_models(schema: dict[str, Any]) -> dict[str, Any]:
+def _with_models(schema: dict[str, Any], error_models: Sequence[type[BaseModel]]) -> dict[str, Any]:
     """FastAPI's schema with the models that FastAPI does not know."""
     models = schema.setdefault("components", {}).setdefault("schemas", {})
     models.update(GENERATE.json_schema(ref_template=_REF)["$defs"])
-    for model in (BlockFrame, StepFrame, Done, GenerateDefault, GenerateQuality):
+    unknown: list[type[BaseModel]] = [BlockFrame, StepFrame, Done, GenerateDefault, GenerateQuality, ErrorAnswer]
+    for model in [*unknown, *error_models]:
         made = model.model_json_schema(ref_template=_REF)
         models.update(made.pop("$defs", {}) | {model.__name__: made})
     return schema
@@ -83,5 +87,9 @@ def generate_docs() -> dict[str, Any]:
 
 
 def errors(*statuses: int, model: type[BaseModel] = ErrorAnswer) -> dict[int | str, dict[str, Any]]:
-    """The error answers of a route."""
-    return {status: {"model": model, "description": _ERRORS[status]} for status in statuses}
+    """The error answers of a route.
+
+    They name their model, and `documented` adds it. FastAPI would build the given model again for each of them.
+    """
+    content = {"application/json": {"schema": {"$ref": _REF.format(model=model.__name__)}}}
+    return {status: {"description": _ERRORS[status], "content": content} for status in statuses}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -57,7 +58,9 @@ class _Route:
             raise type(error)(error.message, param=param, retry_after=error.retry_after) from error
 
 
+@cache
 def _docs() -> dict[str, Any]:
+    """FastAPI's arguments. The result is cached and must not be changed."""
     schema = ScoreRequest.model_json_schema()
     content = {"application/json": {"schema": inlined(schema, schema.pop("$defs", {})), "example": _EXAMPLE}}
     return {

@@ -16,8 +16,8 @@ from tests.gateway.doubles import Dying
 from tests.gateway.helpers import over
 
 BODIES = [
-    message(max_tokens=30, mode="static", temperature=0.9, seed=4, ignore_eos=True),
-    message("w5 w6", max_tokens=30, mode="speculative", mrp_steps=2, seed=2, return_trace=True),
+    message(max_tokens=24, mode="static", temperature=0.9, seed=4, ignore_eos=True),
+    message("w5 w6", max_tokens=24, mode="speculative", mrp_steps=2, seed=2, return_trace=True),
     message(" ".join(["w5"] * 2020), max_tokens=9000, mode="static", seed=1, ignore_eos=True),
 ]
 

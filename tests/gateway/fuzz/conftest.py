@@ -56,13 +56,13 @@ def tools_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     generator.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tools_http(tools_url: str) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=tools_url, timeout=60) as client:
         yield client
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def http(url: str) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=url, timeout=60) as client:
         yield client

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 ROUTES = ("/generate", "/v1/completions", "/v1/chat/completions")
 ROUTES += ("/v1/messages", "/v1/messages/count_tokens", "/v1/score", "/v1/responses")
-FEW = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 NUMBERS = ("1e400", "-1e400", "1e-400", "-0.0", "-0", "1e5", "0.0000001", str(2**63), str(2**70), str(-(2**70)))
 NUMBERS += (

@@ -174,9 +174,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 
 
 def test_a_few_cases_of_every_route(url: str) -> None:
-    cases, found = violations(url, 12, ("examples", "fuzzing"))
+    cases, found = violations(url, 2, ("examples", "fuzzing"))
     assert not found, "\n".join(found)
-    assert cases.total() >= 100
+    assert cases.total() >= 20
 
 
 @pytest.mark.slow

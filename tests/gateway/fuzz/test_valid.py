@@ -1,6 +1,6 @@
 """Valid requests over HTTP, sixteen at a time: answers or documented refusals, and an engine that goes on.
 
-`valid.py` draws the requests. The normal run sends some hundreds, `-m slow` 2,000.
+`valid.py` draws the requests. The normal run sends some dozens, `-m slow` 2,000.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from service.replica.generator import Generator
 from tests.gateway.fuzz.sent import EXPECTED, send
 
 
-async def test_some_hundred_valid_requests(url: str, generator: Generator) -> None:
-    seen = await send(url, 250, seed=1)
+async def test_some_dozens_of_valid_requests(url: str, generator: Generator) -> None:
+    seen = await send(url, 80, seed=1)
     assert set(seen) <= EXPECTED, "\n".join(seen)
-    assert seen["answered"] > 200
+    assert seen["answered"] > 60
     assert generator.status().failure is None
 
 

@@ -40,8 +40,8 @@ MODES: list[dict[str, Any]] = [
     {"mode": "entropy", "entropy_bound": 3.0},
     {"mode": "speculative", "mrp_steps": 2, "verify": "entropy", "entropy_bound": 3.0},
 ]
-#: prompts that fill their last block (of 8) and that do not
-PROMPTS = (PROMPT, [*PROMPT, 1, 2, 3], [5, 6, 7])
+#: prompts that do not fill their last block (of 8), that have no whole block, and that fill it
+HOW, PROMPTS = ("partial", "short", "whole"), ([*PROMPT, 1, 2, 3], [5, 6, 7], PROMPT)
 
 
 class Lost(LocalBackend):
@@ -112,10 +112,15 @@ def replicas(settings: Settings, checkpoint: Checkpoint, generator: Generator) -
 @pytest.mark.parametrize(
     ("mode", "prompt", "temperature"),
     [
-        pytest.param(mode, prompt, temperature, id=f"{'-'.join(map(str, mode.values()))}-{how}")
+        pytest.param(
+            mode,
+            prompt,
+            temperature,
+            id=f"{'-'.join(map(str, mode.values()))}-{how}",
+            marks=() if how == HOW[number % 3] else pytest.mark.slow,
+        )
         for number, mode in enumerate(MODES)
-        for how, prompt, temperature in zip(("whole", "partial", "short"), PROMPTS, (0, 0.9, 0.9), strict=True)
-        if how == "whole" or number % 2 == (how == "short")
+        for how, prompt, temperature in zip(HOW, PROMPTS, (0.9, 0.9, 0), strict=True)
     ],
 )
 async def test_every_mode(
@@ -125,7 +130,13 @@ async def test_every_mode(
     assert await assert_same_after_every_block(*replicas, request | mode | {"return_trace": True}) >= 4
 
 
-@pytest.mark.parametrize("mode", MODES[::2], ids=lambda mode: mode["mode"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param(mode, id=mode["mode"], marks=() if mode["mode"] == "dynamic" else pytest.mark.slow)
+        for mode in MODES[::2]
+    ],
+)
 async def test_stop_tokens(replicas: tuple[Generator, Generator], mode: dict[str, Any]) -> None:
     request = body(max_new_tokens=40, temperature=0.9, seed=5, ignore_eos=True) | mode
     items, _ = await items_of(LocalBackend(replicas[0]), work_of(replicas[0], request))
@@ -134,8 +145,11 @@ async def test_stop_tokens(replicas: tuple[Generator, Generator], mode: dict[str
         await assert_same_after_every_block(*replicas, request | {"stop_token_ids": [token]})
 
 
-async def test_stop_texts_over_the_borders_of_blocks(replicas: tuple[Generator, Generator]) -> None:
-    """A stop text that begins in one block and ends in the next, or that only begins."""
+@pytest.mark.parametrize(
+    "number", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)]
+)
+async def test_stop_texts_over_the_borders_of_blocks(replicas: tuple[Generator, Generator], number: int) -> None:
+    """A stop text that begins in one block and ends in the next, or that only begins. `number`: of the border."""
     request = body(prompt_token_ids=None, prompt="w17 w4 w5", max_new_tokens=32, temperature=0.9, seed=1)
     request["ignore_eos"] = True
     items, _ = await items_of(LocalBackend(replicas[0]), work_of(replicas[0], request))
@@ -143,13 +157,12 @@ async def test_stop_texts_over_the_borders_of_blocks(replicas: tuple[Generator, 
     names = "".join(chunk.text for chunk in chunks).split()
     borders = list(itertools.accumulate(len(chunk.token_ids) for chunk in chunks))[:-1]
     assert len(borders) >= 3
-    for border in borders[::2]:
-        spanning = " ".join(names[border - 2 : border + 1])
-        for stop in (spanning, spanning + "?"):
-            await assert_same_after_every_block(*replicas, request | {"stop": stop})
+    spanning = " ".join(names[borders[number] - 2 : borders[number] + 1])
+    for stop in (spanning, spanning + "?"):
+        await assert_same_after_every_block(*replicas, request | {"stop": stop})
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))])
 async def test_halves_of_characters(make_generator: MakeGenerator, byte_checkpoint: Checkpoint, seed: int) -> None:
     first, second = make_generator("r0", byte_checkpoint), make_generator("r1", byte_checkpoint)
     request = body(temperature=3, seed=seed, max_new_tokens=64, ignore_eos=True)

@@ -45,7 +45,7 @@ async def test_a_replica_of_two_ranks(settings: Settings, generator: Generator) 
         assert pair.status().failure is None
 
         again: list[str] = []
-        request = parse_generate(body(max_new_tokens=400, temperature=0.7, seed=1, ignore_eos=True), "static")
+        request = parse_generate(body(max_new_tokens=160, temperature=0.7, seed=1, ignore_eos=True), "static")
         failover = Failover(ThenElsewhere(pair, generator), 3, lambda error: again.append(error.code))
         tokens: list[int] = []
         async with aclosing(failover.stream(to_work(request, pair.status().card, 60.0))) as items:

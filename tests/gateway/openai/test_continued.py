@@ -17,15 +17,15 @@ from tests.gateway.openai.helpers import CHAT, COMPLETIONS, ask, chat, completio
 
 #: None leaves its drafts to the replica: how many pay is a matter of its past, and so are an answer's counts.
 BODIES = [
-    (CHAT, chat(max_tokens=30, mode="static", temperature=0.9, seed=4, n=2, ignore_eos=True, logprobs=True)),
+    (CHAT, chat(max_tokens=24, mode="static", temperature=0.9, seed=4, n=2, ignore_eos=True, logprobs=True)),
     (
         CHAT,
-        chat("w5 w6", max_tokens=30, mode="speculative", mrp_steps=2, seed=2, stream_options={"include_usage": True}),
+        chat("w5 w6", max_tokens=24, mode="speculative", mrp_steps=2, seed=2, stream_options={"include_usage": True}),
     ),
-    (COMPLETIONS, completion(max_tokens=30, mode="remask", seed=2, threshold=0.3, logprobs=1, return_trace=True)),
+    (COMPLETIONS, completion(max_tokens=24, mode="remask", seed=2, threshold=0.3, logprobs=1, return_trace=True)),
     (
         COMPLETIONS,
-        completion(prompt=["w1 w2 w3", "w4"], echo=True, max_tokens=30, mode="static", temperature=0.9, seed=1),
+        completion(prompt=["w1 w2 w3", "w4"], echo=True, max_tokens=24, mode="static", temperature=0.9, seed=1),
     ),
 ]
 
@@ -73,7 +73,7 @@ async def test_streams_cut_after_every_block(
             assert by_choice(await frames(http, path, body)) == whole, after
         if len(backend.works) == answers:
             break
-    assert after >= 4
+    assert after >= 3
 
 
 @pytest.mark.parametrize(("path", "body"), BODIES)

@@ -114,11 +114,12 @@ async def test_keys_are_asked_for_on_every_route(locked: ASGIApp) -> None:
         await ask(http, COMPLETIONS, completion(max_tokens=1))
 
 
-async def test_refusals_are_counted(http: httpx.AsyncClient) -> None:
-    await refused(http, COMPLETIONS, completion(n=0))
-    await refused(http, CHAT, chat(n=0))
-    await refused(http, CHAT, chat(model="other"), 404)
-    page = (await http.get("/metrics")).text
+async def test_refusals_are_counted(generator: Generator) -> None:
+    async with over(generator) as http:
+        await refused(http, COMPLETIONS, completion(n=0))
+        await refused(http, CHAT, chat(n=0))
+        await refused(http, CHAT, chat(model="other"), 404)
+        page = (await http.get("/metrics")).text
     assert 'mrp_request_rejected_total{reason="invalid_request",replica="i0"} 2.0' in page
     assert 'mrp_request_rejected_total{reason="unknown_model",replica="i0"} 1.0' in page
 
