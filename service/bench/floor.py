@@ -49,19 +49,20 @@ class Need:
         return "memory" if memory else "arithmetic"
 
 
-def forward_need(model: ModelConfig, rows: int, context: int, itemsize: int) -> Need:
-    """A backbone forward over rows of as many sequences, each behind `context` tokens, with logits everywhere.
+def forward_need(model: ModelConfig, rows: int, context: int, itemsize: int, sequences: int | None = None) -> Need:
+    """A backbone forward over rows, each behind `context` tokens of its sequence, with logits everywhere.
 
-    Moved are the layers' weights and the output head once, each row's keys and values, and the logits. Rows of the
-    embedding and activations are left out: they are small, or stay in caches. Of experts, those are moved that tokens
-    ask for if each asks for any with equal chance.
+    `sequences`: the number of those, which are read once each; None: as many as rows. Moved are the layers' weights and
+    the output head once, each sequence's keys and values, and the logits. Rows of the embedding and activations are
+    left out: they are small, or stay in caches. Of experts, those are moved that tokens ask for if each asks for any
+    with equal chance.
     """
     tokens = rows * model.block_size
     heads, keys = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     attention = model.hidden_size * (2 * heads + 2 * keys)
     read, used = _feed_forwards(model, tokens)
     layers, head = model.num_layers * attention, model.hidden_size * model.vocab_size
-    kept = 2 * model.num_layers * keys * (rows * context + tokens)
+    kept = 2 * model.num_layers * keys * ((sequences or rows) * context + tokens)
     scores = 4 * model.num_layers * heads * tokens * (context + model.block_size)
     matrices = (layers + read) * (itemsize if model.quantization is None else 1)
     moved = matrices + (head + kept + tokens * model.vocab_size) * itemsize

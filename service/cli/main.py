@@ -26,6 +26,7 @@ from service.cli import (
     inflate,
     key,
     loads,
+    predict,
     quality,
     reference,
     serve,
@@ -68,6 +69,7 @@ app.command("forward")(forward.command)
 app.command("loads")(loads.command)
 app.command("host")(host.command)
 app.command("determinism")(determinism.command)
+app.command("predict")(predict.command)
 app.command("inflate")(inflate.command)
 app.command("check")(check.command)
 app.command("key")(key.command)
