@@ -44,7 +44,7 @@ def test_what_a_device_takes_besides_is_added() -> None:
 
 
 def test_a_checkpoint_without_mrp_has_no_price_of_it() -> None:
-    shape = config_in_shape({**tiny_checkpoint(0).raw, "mrp_num_layers": 0}, SHAPES["sdar-1.7b"])
+    shape = config_in_shape({**tiny_checkpoint(0).raw, "num_mrp_heads": 0}, SHAPES["sdar-1.7b"])
     prices = Prices(shape, GPUS["h100"], BARE)
     assert prices.steps(8).mrp is None
     with pytest.raises(ValueError, match="no MRP"):

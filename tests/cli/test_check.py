@@ -61,7 +61,7 @@ def test_bad_options_say_what_is_allowed(run, capsys, option, value, message):
 
 
 MEASURING = "eval calibrate quality bench forward loads host determinism"
-COMMANDS = f"serve generate {MEASURING} inflate check key train-mrp animate reference"
+COMMANDS = f"serve generate {MEASURING} predict inflate check key train-mrp animate reference"
 
 
 def test_commands_are_listed(run, capsys):
