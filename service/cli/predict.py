@@ -30,7 +30,9 @@ _PLANS = [
 
 def command(
     shape: Annotated[str, typer.Option(help="Published shape: qwen3-0.6b, sdar-1.7b, sdar-4b, sdar-8b, sdar-30b-a3b.")],
-    gpu: Annotated[str, typer.Option(help="rtx-4090, l40s, a100-80gb, h100 or h200, with the rates of its data sheet.")],
+    gpu: Annotated[
+        str, typer.Option(help="rtx-4090, l40s, a100-80gb, h100 or h200, with the rates of its data sheet.")
+    ],
     model: Model = None,
     concurrency: Several = [1, 8, 32, 128],  # noqa: B006
     plan: Annotated[list[str], typer.Option(help="A mode and its knobs; may be given again.")] = _PLANS,

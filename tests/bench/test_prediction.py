@@ -19,7 +19,7 @@ BARE = Assumptions(above_floor=1.0, forward_s=0.0, request_s=0.0, state_s=0.0, c
 
 
 def predicted(checkpoint: Checkpoint, device: Rates, *plans: ModeParams, together: int = 1) -> list[Prediction]:
-    workload = Workload([(1, 5, 7, 9), (3, 4)], fewest=2, new_tokens=32)
+    workload = Workload([(10, 15, 17, 19), (13, 14)], fewest=2, new_tokens=32)
     prices = Prices(config_in_shape(checkpoint.raw, SHAPES["sdar-1.7b"]), device, BARE)
     return list(predict(checkpoint, workload, plans, together, prices, BARE))
 
@@ -56,7 +56,7 @@ def test_time_is_that_of_the_forwards() -> None:
     static, direct = predicted(checkpoint, GPUS["h200"], Static(), Direct(1))
     forward = Prices(config_in_shape(checkpoint.raw, SHAPES["sdar-1.7b"]), GPUS["h200"], BARE).backbone(1, 1)
     assert static.refines == 0
-    assert static.tokens_per_forward == 1
+    assert static.tokens_per_forward == pytest.approx(1, abs=0.05)  # an end token may come before its block is full
     assert static.step_ms == pytest.approx(1e3 * forward, rel=0.05)  # a commit is a second row of its forward
     assert 0 < direct.refines <= 1
     assert direct.step_ms > static.step_ms
