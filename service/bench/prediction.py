@@ -53,10 +53,11 @@ class Assumptions:
 
 
 class Prices:
-    """The predicted seconds of a shape's forwards on a device."""
+    """The predicted seconds of a shape's forwards on a device. `request_s`: of the host for a request in a step."""
 
     def __init__(self, shape: ModelConfig, device: Rates, assumed: Assumptions) -> None:
         self._shape, self._device, self._assumed = shape, device, assumed
+        self.request_s = assumed.request_s
         layers = shape.mrp.num_layers if shape.mrp else 0
         self._mrp = replace(shape, num_layers=layers, experts=None) if layers else None
 
@@ -86,8 +87,8 @@ class Prices:
 class PricedRunner:
     """Does what another runner does, and adds up what it would take. A `RowRunner`."""
 
-    def __init__(self, runner: RowRunner, prices: Prices, request_s: float) -> None:
-        self._runner, self._prices, self._request_s = runner, prices, request_s
+    def __init__(self, runner: RowRunner, prices: Prices) -> None:
+        self._runner, self._prices = runner, prices
         self.config, self.device = runner.config, runner.device
         self.seconds, self.forwards, self.rows, self.refines = 0.0, 0, 0, 0
 
@@ -99,7 +100,7 @@ class PricedRunner:
     def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
         """The backbone over rows, and the host's work for their requests."""
         sequences = _sequences(rows)
-        self.seconds += self._prices.backbone(len(rows), sequences) + self._request_s * sequences
+        self.seconds += self._prices.backbone(len(rows), sequences) + self._prices.request_s * sequences
         self.forwards, self.rows = self.forwards + 1, self.rows + len(rows)
         return self._runner.evaluate(rows)
 
@@ -132,12 +133,7 @@ class Prediction:
 
 
 def predict(
-    checkpoint: Checkpoint,
-    workload: Workload,
-    plans: Sequence[ModeParams],
-    concurrency: int,
-    prices: Prices,
-    assumed: Assumptions,
+    checkpoint: Checkpoint, workload: Workload, plans: Sequence[ModeParams], concurrency: int, prices: Prices
 ) -> Iterator[Prediction]:
     """The plans in their order, the same requests for each."""
     tokens, size = concurrency * _TOKENS, checkpoint.config.block_size
@@ -146,7 +142,7 @@ def predict(
     runner = Runner(checkpoint, tokens // size, None, candidates)
     stops = frozenset(checkpoint.config.eos_token_ids)
     for params in plans:
-        priced = PricedRunner(runner, prices, assumed.request_s)
+        priced = PricedRunner(runner, prices)
         parts = Parts(costs=prices.steps(config.max_rows), runner=lambda *_, priced=priced: priced)
         engine = Engine(checkpoint, config, parts=parts)
         places = range(max(workload.fewest, _WAVES * concurrency))

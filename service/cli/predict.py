@@ -30,9 +30,7 @@ _PLANS = [
 
 def command(
     shape: Annotated[str, typer.Option(help="Published shape: qwen3-0.6b, sdar-1.7b, sdar-4b, sdar-8b, sdar-30b-a3b.")],
-    gpu: Annotated[
-        str, typer.Option(help="rtx-4090, l40s, a100-80gb, h100 or h200, with the rates of its data sheet.")
-    ],
+    gpu: Annotated[str, typer.Option(help="rtx-4090, l40s, a100-80gb, h100 or h200, by its data sheet.")],
     model: Model = None,
     concurrency: Several = [1, 8, 32, 128],  # noqa: B006
     plan: Annotated[list[str], typer.Option(help="A mode and its knobs; may be given again.")] = _PLANS,
@@ -67,7 +65,7 @@ def command(
     with Counter(len(concurrency) * len(plans)) as counter:
         for together in concurrency:
             first: Prediction | None = None
-            for made in predict(checkpoint, workload, plans, together, prices, assumed):
+            for made in predict(checkpoint, workload, plans, together, prices):
                 first = first or made
                 rows.append(_row(made, first) | {"shape": shape, "gpu": gpu, "assumed": asdict(assumed)})
                 counter.next(f"{together} together, {made.params.mode}")

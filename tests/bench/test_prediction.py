@@ -21,7 +21,7 @@ BARE = Assumptions(above_floor=1.0, forward_s=0.0, request_s=0.0, state_s=0.0, c
 def predicted(checkpoint: Checkpoint, device: Rates, *plans: ModeParams, together: int = 1) -> list[Prediction]:
     workload = Workload([(10, 15, 17, 19), (13, 14)], fewest=2, new_tokens=32)
     prices = Prices(config_in_shape(checkpoint.raw, SHAPES["sdar-1.7b"]), device, BARE)
-    return list(predict(checkpoint, workload, plans, together, prices, BARE))
+    return list(predict(checkpoint, workload, plans, together, prices))
 
 
 def test_a_forward_reads_the_weights_once_and_each_sequence_once() -> None:
