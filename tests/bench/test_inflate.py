@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.bench.inflate import InflatedWeights, inflate
-from service.bench.shapes import ExpertsShape, Shape
+from service.bench.shapes import ExpertsShape, Llada2Shape, Shape
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.demo import CHECKPOINT, heldout_problems
 from service.engine import Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
@@ -25,6 +25,10 @@ SHAPE = Shape(328, 500, 6, 16, 4, 64, 1500, 2048)
 EXPERTS_SHAPE = ExpertsShape(
     160, 400, 5, 4, 2, 32, 1100, 2048, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=390
 )
+LLADA2_SHAPE = Llada2Shape(
+    160, 400, 5, 4, 2, 128, 1100, 2048, num_experts=8, num_experts_per_tok=2, n_group=4, topk_group=2,
+    moe_intermediate_size=390,
+)  # fmt: skip
 MODES = (
     *(Static(), Static(3), Dynamic(0.5), Sequential(), Sequential(1, 0.1), Entropy(0.3)),
     *(Direct(2), Remask(0.5), Speculative(4), Speculative(0, 8), Speculative(2, 8), Speculative("auto")),
@@ -169,6 +173,17 @@ def test_experts_give_the_demos_tokens_too():
     small, large = engines(EXPERTS_SHAPE)
     assert large.model.experts.number == 5
     assert answers(large, 1) == answers(small, 1)
+
+
+def test_another_familys_names_router_and_rotation_give_the_demos_tokens_too():
+    small, large = engines(LLADA2_SHAPE)
+    assert (large.model.family, large.model.rotary_dim) == ("llada2_moe", 64)
+    assert answers(large, 1) == answers(small, 1)
+
+
+def test_a_shape_whose_heads_are_rotated_too_little_is_refused():
+    with pytest.raises(InvalidRequest, match="rotated part of a head is 8, this checkpoint needs a multiple of 16"):
+        inflated(tiny_checkpoint(), replace(LLADA2_SHAPE, head_dim=16))
 
 
 def test_a_checkpoint_with_experts_is_refused():
