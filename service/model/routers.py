@@ -67,7 +67,8 @@ class GroupedRouter(nn.Module):
         grouped = scores.unflatten(-1, (self._groups.number, -1))
         best = grouped.topk(2, dim=-1).values.sum(-1).topk(self._groups.per_token, dim=-1).indices
         left_out = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best, False)
-        return grouped.masked_fill(left_out[..., None], -torch.inf).flatten(-2)
+        kept: Tensor = grouped.masked_fill(left_out[..., None], -torch.inf).flatten(-2)
+        return kept
 
 
 def _matrix(number: int, hidden: int) -> nn.Parameter:
