@@ -13,6 +13,8 @@ GOLDEN = Path(__file__).resolve().parent / "golden"
 GOLDEN_NAMES = ("sdar-mrp-random-a", "sdar-mrp-random-b", "sdar-mrp-random-c")
 #: the one with experts and without MRP
 EXPERTS_NAME = "sdar-moe-random-b"
+#: LLaDA2's, written and decoded by the published code, without MRP
+LLADA2_NAME = "llada2-moe-random-d"
 
 
 #: what makes `tiny_config` one with experts: a dense layer, then one of six experts
@@ -23,6 +25,24 @@ EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 24,
     "norm_topk_prob": True,
     "mlp_only_layers": [0],
+}
+
+
+#: what makes `tiny_config` LLaDA2 with blocks of 32: a dense layer, then one of eight experts and a shared one
+LLADA2: dict[str, Any] = {
+    "model_type": "llada2_moe",
+    "block_size": 32,
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 16,
+    "num_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.5,
+    "partial_rotary_factor": 0.5,
+    "use_bias": False,
+    "num_nextn_predict_layers": 0,
 }
 
 

@@ -75,10 +75,11 @@ def _feed_forwards(model: ModelConfig, tokens: int) -> tuple[int, int]:
     experts = model.experts
     if experts is None:
         return dense, dense
-    router, expert = model.hidden_size * experts.number, 3 * model.hidden_size * experts.intermediate_size
+    expert = 3 * model.hidden_size * experts.intermediate_size
+    every = model.hidden_size * (experts.number + 3 * experts.shared_size)  # the router and the shared experts
     asked = experts.number * (1 - (1 - experts.per_token / experts.number) ** tokens)
-    read = dense + model.num_expert_layers * (router + round(asked * expert))
-    return read, dense + model.num_expert_layers * (router + experts.per_token * expert)
+    read = dense + model.num_expert_layers * (every + round(asked * expert))
+    return read, dense + model.num_expert_layers * (every + experts.per_token * expert)
 
 
 def measure_rates(device: torch.device, dtype: torch.dtype) -> Rates:

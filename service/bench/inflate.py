@@ -8,7 +8,8 @@ Random weights accept no drafts, so they cannot show what drafting gains at a pu
 - Rotary dimension `i` of `d` goes to `i * D / d` of `D`, which has the same frequency. The weights of the keys' norm
   make up for the other scale of the scores.
 - Further layers have random weights and output projections of zeros. Further heads and inner dimensions have zeros.
-- Every expert is the small model's feed-forward. The weights of a token's experts add up to 1, whichever it gets.
+- Every expert is the small model's feed-forward. The weights of a token's experts add up to 1, whichever it gets; where
+  they add up to another number, experts are divided by it. Shared experts say nothing.
 - A dimension of its own is a tiny constant. The output head makes of it that the padded tokens cannot win.
 
 MRP is inflated likewise. Knows no engine and writes no files.
@@ -27,15 +28,18 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
+from service.bench.names import MRP as _MRP
+from service.bench.names import sources_of
 from service.bench.shapes import Shape
 from service.errors import InvalidRequest
 from service.model import Checkpoint, LoadOptions, ModelConfig, parse_config, read_config, resolve
 from service.model.checkpoint import build_checkpoint
 from service.model.weights import WeightFiles, WeightSource
 
-_MRP = "mrp_modules.0.model."
 _LAYER = re.compile(r"^(.*)layers\.(\d+)\.(.+)\.weight$")
 _EXPERT = re.compile(r"\.experts\.\d+\.")
+_SHARED = ".shared_experts."
+_BIAS = ".expert_bias"
 #: leaf of a weight's name -> its axes
 _AXES: Mapping[str, tuple[str, ...]] = {
     "embed_tokens": ("vocabulary", "hidden"),
@@ -57,11 +61,6 @@ _AXES: Mapping[str, tuple[str, ...]] = {
     "down_proj": ("hidden", "inner"),
     "gate": ("experts", "hidden"),
 }
-_OF_A_LAYER = (
-    "input_layernorm", "post_attention_layernorm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
-    "self_attn.o_proj", "self_attn.q_norm", "self_attn.k_norm",
-)  # fmt: skip
-_OF_A_FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 #: The constant dimension, as a share of the embeddings' root mean square: too small to move a norm.
 _TINY = 0.003
 #: The padded tokens lose while the last hidden state is at most so many times as large as the embeddings (the demo's
@@ -100,26 +99,40 @@ class InflatedWeights:
         self._device, self._dtype = options.device, options.dtype
         self._axes = _axes(small, self._large)
         self._scales = _scales(small, self._large)
-        self._names = _names(self._large)
+        self._parts = sources_of(self._large)
 
     @property
     def names(self) -> Collection[str]:
         """Every weight of the large model."""
-        return self._names
+        return self._parts.keys()
 
     def read(self, name: str) -> Tensor:
         """One of them, on the device of the options and in their dtype."""
+        parts = [self._inflated(part) for part in self._parts[name]]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _inflated(self, name: str) -> Tensor:
+        """A weight of the large model by Qwen3's name."""
+        if name.endswith(_BIAS):
+            return torch.zeros(self._axes["experts"].size, device=self._device)
         layer = _LAYER.match(name)
         leaf = name.removesuffix(".weight").rpartition(".")[2]
         axes = [self._axes[axis] for axis in _axes_of(name, leaf)]
         further = layer and layer[1] == "model." and int(layer[2]) >= self._small.num_layers
-        if further or leaf == "gate":
+        if further or leaf == "gate" or _SHARED in name:
             return self._further(name, leaf, [axis.size for axis in axes])
         own = _EXPERT.sub(".", name)
-        weight = self._placed(self._read(own).float() * self._scales.get(leaf, 1.0), axes)
+        scale = self._expert_scale if leaf == "down_proj" and own != name else self._scales.get(leaf, 1.0)
+        weight = self._placed(self._read(own).float() * scale, axes)
         return (
             weight if layer or self._small.vocab_size == self._large.vocab_size else self._with_constant(name, weight)
         )
+
+    @property
+    def _expert_scale(self) -> float:
+        """What makes up for the sum of the weights of a token's experts."""
+        groups = self._large.experts and self._large.experts.groups
+        return 1.0 / groups.scale if groups else 1.0
 
     def _read(self, name: str) -> Tensor:
         """A weight of the small model."""
@@ -193,9 +206,11 @@ def _check_fits(small: ModelConfig, large: ModelConfig) -> None:
     for name, (least, size) in sizes.items():
         if size < least:
             raise InvalidRequest(f"the shape's {name} is {size}, this checkpoint needs at least {least}", param="shape")
-    if large.head_dim % small.head_dim:
+    rotated = large.rotary_dim or large.head_dim
+    if rotated % small.head_dim:
+        what = "head_dim" if rotated == large.head_dim else "rotated part of a head"
         raise InvalidRequest(
-            f"the shape's head_dim is {large.head_dim}, this checkpoint needs a multiple of {small.head_dim}",
+            f"the shape's {what} is {rotated}, this checkpoint needs a multiple of {small.head_dim}",
             param="shape",
         )
 
@@ -206,7 +221,7 @@ def _copies(small: ModelConfig, large: ModelConfig) -> int:
 
 
 def _axes(small: ModelConfig, large: ModelConfig) -> dict[str, _Axis]:
-    head = _rotary_places(small.head_dim, large.head_dim)
+    head = _rotary_places(small.head_dim, large.rotary_dim or large.head_dim)
     per_key, room = small.num_heads // small.num_kv_heads, large.num_heads // large.num_kv_heads
     copies = _copies(small, large)
     key_heads = [number // copies for number in range(small.num_kv_heads * copies)]
@@ -221,6 +236,7 @@ def _axes(small: ModelConfig, large: ModelConfig) -> dict[str, _Axis]:
         "inner": _first(small.intermediate_size, large.intermediate_size),
         "expert": _first(small.intermediate_size, _expert_size(large)),
         "experts": _first(0, large.experts.number if large.experts else 0),
+        "shared": _first(0, large.experts.shared_size if large.experts else 0),
         "pair": _Axis(
             2 * large.hidden_size,
             torch.cat([hidden, large.hidden_size + hidden]),
@@ -242,7 +258,8 @@ def _axes(small: ModelConfig, large: ModelConfig) -> dict[str, _Axis]:
 
 def _axes_of(name: str, leaf: str) -> list[str]:
     """The axes of a weight; an expert's inner size is its own."""
-    return ["expert" if axis == "inner" and _EXPERT.search(name) else axis for axis in _AXES[leaf]]
+    inner = "shared" if _SHARED in name else "expert" if _EXPERT.search(name) else "inner"
+    return [inner if axis == "inner" else axis for axis in _AXES[leaf]]
 
 
 def _expert_size(model: ModelConfig) -> int:
@@ -254,7 +271,10 @@ def _first(taken: int, size: int) -> _Axis:
 
 
 def _rotary_places(small: int, large: int) -> Tensor:
-    """Where the dimensions of a head go, so that each is rotated as before: first and second halves are pairs."""
+    """Where the dimensions of a head go, so that each is rotated as before: first and second halves are pairs.
+
+    `large`: how many are rotated there.
+    """
     half = torch.arange(small // 2) * (large // small)
     return torch.cat([half, large // 2 + half])
 
@@ -265,20 +285,3 @@ def _scales(small: ModelConfig, large: ModelConfig) -> dict[str, float]:
     norms = ("norm", "enorm", "hnorm", "input_layernorm", "post_attention_layernorm")
     projections = dict.fromkeys(("q_proj", "k_proj"), math.sqrt(hidden / head))
     return dict.fromkeys(norms, math.sqrt(hidden)) | projections | {"k_norm": math.sqrt(head)}
-
-
-def _names(config: ModelConfig) -> list[str]:
-    """The published names, in the order of a forward."""
-    layers = [("model.", number) for number in range(config.num_layers)]
-    names = ["model.embed_tokens", "model.norm", "lm_head"]
-    if config.mrp:
-        layers += [(_MRP, number) for number in range(config.mrp.num_layers)]
-        names += [f"{_MRP}{leaf}" for leaf in ("enorm", "hnorm", "eh_proj", "norm")]
-    for prefix, number in layers:
-        layer = f"{prefix}layers.{number}."
-        names += [f"{layer}{leaf}" for leaf in _OF_A_LAYER]
-        experts = config.experts if prefix == "model." and config.experts and number in config.experts.layers else None
-        names += [f"{layer}mlp.gate"] if experts else []
-        folders = [f"mlp.experts.{expert}." for expert in range(experts.number)] if experts else ["mlp."]
-        names += [f"{layer}{folder}{leaf}" for folder in folders for leaf in _OF_A_FEED_FORWARD]
-    return [f"{name}.weight" for name in names]

@@ -21,6 +21,11 @@ _MODELS = {"sdar": (Qwen3Config, Qwen3ForCausalLM), "sdar_moe": (Qwen3MoeConfig,
 _NOT_QWEN3 = ("model_type", "architectures", "auto_map", "attn_implementation")
 
 
+def plain_loop_of(checkpoint: Checkpoint) -> PlainLoop | None:
+    """The loop over a checkpoint; None where transformers has no network of its family."""
+    return PlainLoop(checkpoint) if checkpoint.config.family in _MODELS else None
+
+
 class PlainLoop:
     """Decodes one request after another with transformers' network. Its weights are the checkpoint's own."""
 

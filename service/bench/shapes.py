@@ -42,13 +42,31 @@ class ExpertsShape(Shape):
     norm_topk_prob: bool = True
 
 
-#: SDAR's, and Qwen3's smallest for machines on which those take too long
+@dataclass(frozen=True, slots=True)
+class Llada2Shape(Shape):
+    """Sizes of LLaDA2: a dense layer, then layers with experts in groups and a shared one."""
+
+    model_type: str = "llada2_moe"
+    num_experts: int = 256
+    num_experts_per_tok: int = 8
+    n_group: int = 8
+    topk_group: int = 4
+    moe_intermediate_size: int = 512
+    num_shared_experts: int = 1
+    first_k_dense_replace: int = 1
+    routed_scaling_factor: float = 2.5
+    partial_rotary_factor: float = 0.5
+    use_bias: bool = False
+
+
+#: SDAR's, LLaDA2's, and Qwen3's smallest for machines on which those take too long
 SHAPES = {
     "qwen3-0.6b": Shape(1024, 3072, 28, 16),
     "sdar-1.7b": Shape(2048, 6144, 28, 16),
     "sdar-4b": Shape(2560, 9728, 36, 32),
     "sdar-8b": Shape(4096, 12288, 36, 32),
     "sdar-30b-a3b": ExpertsShape(2048, 6144, 48, 32, 4),
+    "llada2-mini": Llada2Shape(2048, 5120, 20, 16, 4, vocab_size=157184),
 }
 
 

@@ -51,27 +51,32 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class SpeedRow:
-    """Medians over rounds at one concurrency, in tokens per second, and the median ratio."""
+    """Medians over rounds at one concurrency, in tokens per second, and the median ratio. None without a plain loop."""
 
     concurrency: int
     engine: float
-    plain: float
-    ratio: float
+    plain: float | None
+    ratio: float | None
 
 
-def compare_with_plain_loop(engine: Engine, plain: PlainLoop, workload: Workload, rounds: Rounds) -> Iterator[SpeedRow]:
-    """Interleaved rounds of engine and plain loop on the same requests."""
+def compare_with_plain_loop(
+    engine: Engine, plain: PlainLoop | None, workload: Workload, rounds: Rounds
+) -> Iterator[SpeedRow]:
+    """Interleaved rounds of engine and plain loop, if there is one, on the same requests."""
     for concurrency in rounds.concurrencies:
-        rates = []
+        ours, theirs = list[float](), list[float]()
         for number in range(rounds.count):
             requests = workload.requests(engine, concurrency, number)
-            rates.append((engine_rate(engine, requests), _plain_rate(plain, requests[:_PLAIN_SAMPLE])))
+            ours.append(engine_rate(engine, requests))
+            if plain is not None:
+                theirs.append(_plain_rate(plain, requests[:_PLAIN_SAMPLE]))
             rounds.after(f"{concurrency} together, engine and plain loop")
-        ratios = [ours / theirs for ours, theirs in rates]
-        engine_rates, plain_rates = zip(*rates, strict=True)
-        yield SpeedRow(
-            concurrency, statistics.median(engine_rates), statistics.median(plain_rates), statistics.median(ratios)
-        )
+        ratios = [own / other for own, other in zip(ours, theirs, strict=False)]
+        yield SpeedRow(concurrency, statistics.median(ours), _median(theirs), _median(ratios))
+
+
+def _median(values: list[float]) -> float | None:
+    return statistics.median(values) if values else None
 
 
 def engine_rate(engine: Engine, requests: list[GenerationRequest]) -> float:

@@ -51,7 +51,7 @@ def command(
     """Measures tokens per second beside a transformers loop, steps over their floor, and prefix cache savings."""
     from service.bench.floor import measure_rates
     from service.bench.machine import machine_name
-    from service.bench.plain_loop import PlainLoop
+    from service.bench.plain_loop import plain_loop_of
     from service.bench.prefix import possible_lengths, prefix_times
     from service.bench.rounds import Rounds
     from service.bench.speed import Workload, compare_with_plain_loop
@@ -67,7 +67,7 @@ def command(
     parts = len(concurrency) * rounds + len(rows) + len(possible_lengths(checkpoint, prompt_tokens))
     with Counter(parts) as counter:
         beside = Rounds(concurrency, rounds, counter.next)
-        speed = list(compare_with_plain_loop(engine, PlainLoop(checkpoint), workload, beside))
+        speed = list(compare_with_plain_loop(engine, plain_loop_of(checkpoint), workload, beside))
         del engine  # and its cache
         steps, prefix, rates = [], [], measure_rates(checkpoint.device, checkpoint.dtype)
         for step in step_times(checkpoint, rows, prefix_tokens, rounds, Platform(rates, attention)):
@@ -90,12 +90,15 @@ def command(
 def _speed_table(speed: list[SpeedRow]) -> Table:
     shown = table("concurrent", "engine tok/s", "plain loop tok/s", "ratio")
     for row in speed:
-        shown.add_row(str(row.concurrency), _rate(row.engine), _rate(row.plain), f"{row.ratio:.2f}")
+        ratio = "-" if row.ratio is None else f"{row.ratio:.2f}"
+        shown.add_row(str(row.concurrency), _rate(row.engine), _rate(row.plain), ratio)
     return shown
 
 
-def _rate(tokens: float) -> str:
-    """Large models on a CPU make less than a token a second."""
+def _rate(tokens: float | None) -> str:
+    """Large models on a CPU make less than a token a second. None: transformers has no network of the family."""
+    if tokens is None:
+        return "-"
     return f"{tokens:,.0f}" if tokens >= 100 else f"{tokens:.2f}"
 
 

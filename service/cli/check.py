@@ -132,7 +132,8 @@ def _experts(config: ModelConfig, backbone: int) -> dict[str, str]:
         return {}
     experts, used = config.experts, backbone - config.num_unused_parameters
     layers = f"{config.num_expert_layers} layers have {experts.number}, a token uses {experts.per_token} of each"
-    return {"experts": f"{layers}, {used / 1e6:,.2f} M parameters in all"}
+    shared = " and the shared ones" if experts.shared_size else ""
+    return {"experts": f"{layers}{shared}, {used / 1e6:,.2f} M parameters in all"}
 
 
 def _quality(checkpoint: Checkpoint) -> str:

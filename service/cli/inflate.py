@@ -17,7 +17,7 @@ _TEXT_FILES = ("tokenizer*", "*.jinja", "generation_config.json", "vocab.json", 
 
 
 def command(
-    shape: Annotated[str, typer.Option(help="Published shape: qwen3-0.6b, sdar-1.7b, sdar-4b, sdar-8b, sdar-30b-a3b.")],
+    shape: Annotated[str, typer.Option(help="Published shape, such as sdar-1.7b or llada2-mini.")],
     out: Annotated[Path, typer.Option(help="Folder for the checkpoint; must be new or empty.")],
     model: Model = None,
     dtype: Dtype = "bfloat16",

@@ -27,8 +27,8 @@ Quantization = Annotated[
 Shape = Annotated[
     str | None,
     typer.Option(
-        help="Inflates the checkpoint to a published shape (qwen3-0.6b, sdar-1.7b, -4b, -8b, -30b-a3b): "
-        "same answers, its cost."
+        help="Inflates the checkpoint to a published shape (qwen3-0.6b, sdar-1.7b, -4b, -8b, -30b-a3b, "
+        "llada2-mini): same answers, its cost."
     ),
 ]
 BlockSize = Annotated[int | None, typer.Option(help="Overrides the checkpoint's block size.")]

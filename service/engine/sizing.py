@@ -123,7 +123,8 @@ def _inner(model: ModelConfig) -> int:
     dense, experts = 3 * model.intermediate_size, model.experts
     if experts is None:
         return dense
-    return max(dense, experts.per_token * (3 * experts.intermediate_size + 2 * model.hidden_size))
+    own = experts.per_token * (3 * experts.intermediate_size + 2 * model.hidden_size)
+    return max(dense, own + 3 * experts.shared_size)
 
 
 def _rows(model: ModelConfig, itemsize: int, budget: int, cpu: bool) -> int:

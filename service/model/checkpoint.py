@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from service.errors import SettingsError
@@ -117,10 +117,18 @@ def build_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource, o
         backbone.tie()
     modules = [module for module in (backbone, mrp) if module is not None]
     for module in modules:
-        module.to(device=options.device, dtype=options.dtype).eval().requires_grad_(False)
+        _cast_tables(module.to(options.device).eval().requires_grad_(False), options.dtype)
     if mrp is not None and options.mrp_zero:
         mrp.scale = 0.0
     return Checkpoint(path=path, config=config, raw=raw, backbone=backbone, mrp=mrp, shard=options.shard)
+
+
+def _cast_tables(module: nn.Module, dtype: torch.dtype) -> None:
+    """Gives tables that no file has the type of the weights, which have theirs already."""
+    for owner in module.modules():
+        for name, table in owner.named_buffers(recurse=False):
+            if table.is_floating_point():
+                setattr(owner, name, table.to(dtype))
 
 
 def num_parameters(config: ModelConfig) -> int:

@@ -21,11 +21,24 @@ class MrpConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupsConfig:
+    """Experts in groups: a token's experts are all in its `per_token` best of `number` groups of equal size.
+
+    `scale`: what the weights of a token's experts are multiplied with.
+    """
+
+    number: int
+    per_token: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertsConfig:
     """The experts of a backbone.
 
     Each token goes to `per_token` of `number` experts. `layers`: which layers have experts; the others are dense.
-    `normalized`: the weights of a token's experts add up to 1.
+    `normalized`: the weights of a token's experts add up to 1, before `groups.scale`. `shared_size`: the inner size of
+    the experts that every token goes to, together; 0 for none. `groups`: None for a router that knows no groups.
     """
 
     number: int
@@ -33,6 +46,8 @@ class ExpertsConfig:
     intermediate_size: int
     layers: frozenset[int]
     normalized: bool
+    shared_size: int = 0
+    groups: GroupsConfig | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +55,8 @@ class ModelConfig:
     """Shape of a backbone and, if there is one, of its MRP module.
 
     `family`: the `model_type` of config.json. `intermediate_size`: of dense layers, MRP's included. `quantization`: the
-    form in which the layers' matrices are kept (`quantization/`); None: in the type of all weights.
+    form in which the layers' matrices are kept (`quantization/`); None: in the type of all weights. `rotary_dim`: how
+    many numbers of a head, the first, are rotated; None: all.
     """
 
     family: str
@@ -61,6 +77,7 @@ class ModelConfig:
     mrp: MrpConfig | None
     experts: ExpertsConfig | None = None
     quantization: str | None = None
+    rotary_dim: int | None = None
 
     @property
     def num_kv_layers(self) -> int:

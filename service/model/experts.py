@@ -1,8 +1,8 @@
-"""Feed-forwards with experts: a router sends each token to a few of them.
+"""Feed-forwards with experts: a router (`routers.py`) sends each token to a few of them.
 
 Tokens are sorted by expert. Each expert is one product over its tokens; experts without tokens cost nothing.
 Shapes: T tokens, `k` experts of a token, H hidden, I an expert's inner size. Source: Qwen3-MoE (transformers'
-`modeling_qwen3_moe`), which SDAR-MoE keeps.
+`modeling_qwen3_moe`), which SDAR-MoE keeps. LLaDA2 adds shared experts.
 """
 
 from __future__ import annotations
@@ -15,33 +15,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from service.model.config import ExpertsConfig
+from service.model.layers import FeedForward
+from service.model.routers import make_router
 
 #: torch's product of groups of rows with a matrix each, which reads the groups' ends on the device; None in older torch
 _grouped_mm = getattr(F, "grouped_mm", None)
 
 
 class SparseFeedForward(nn.Module):
-    """A router and its experts."""
+    """A router and its experts, and those that every token goes to: one dense feed-forward."""
 
     def __init__(self, hidden: int, config: ExpertsConfig) -> None:
         super().__init__()
-        self.gate = nn.Linear(hidden, config.number, bias=False)
+        self.gate = make_router(hidden, config)
         self.experts = Experts(hidden, config)
-        self._per_token, self._normalized = config.per_token, config.normalized
+        self.shared_experts = FeedForward(hidden, config.shared_size) if config.shared_size else None
 
     def forward(self, x: Tensor, same_shapes: bool = False) -> Tensor:
         """x `[R, L, H]` -> `[R, L, H]`. `same_shapes`: see `Backbone.forward`."""
         tokens = x.flatten(0, -2)
-        weights, chosen = self.route(tokens)
+        weights, chosen = self.gate(tokens)
         answers = self.experts(tokens, chosen, same_shapes)
-        return torch.bmm(weights.to(answers.dtype)[:, None], answers).view_as(x)
-
-    def route(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """tokens `[T, H]` -> the weights and numbers of each token's experts, both `[T, k]`; weights at least fp32."""
-        logits = self.gate(tokens)
-        chances = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
-        weights, chosen = chances.topk(self._per_token, dim=-1)
-        return (weights / weights.sum(-1, keepdim=True) if self._normalized else weights), chosen
+        out = torch.bmm(weights.to(answers.dtype)[:, None], answers).view_as(x)
+        return out if self.shared_experts is None else out + self.shared_experts(x)
 
 
 class Experts(nn.Module):

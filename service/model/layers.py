@@ -24,7 +24,10 @@ Total = Callable[[Tensor], Tensor]
 
 
 class Rotation(NamedTuple):
-    """Rotary embedding of the rows at hand: both `[R, L, 1, D]`; `sin` with its first half negated."""
+    """Rotary embedding of the rows at hand: both `[R, L, 1, D]`; `sin` with its first half negated.
+
+    D may be smaller than a head: then the first D numbers of a head are rotated.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -38,7 +41,7 @@ class RotaryTable(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        dim = config.head_dim
+        dim = config.rotary_dim or config.head_dim
         frequencies = config.rope_theta ** (-torch.arange(0, dim, 2, dtype=torch.float32, device="cpu") / dim)
         angles = torch.arange(config.max_positions, dtype=torch.float32, device="cpu")[:, None] * frequencies
         self.register_buffer("cos", torch.cat([angles.cos(), angles.cos()], -1), persistent=False)
@@ -51,7 +54,10 @@ class RotaryTable(nn.Module):
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     """Applies the rotary embedding to `[R, L, heads, D]`."""
-    half = x.shape[-1] // 2
+    width = rotation.cos.shape[-1]
+    if width < x.shape[-1]:
+        return torch.cat([rotate(x[..., :width], rotation), x[..., width:]], -1)
+    half = width // 2
     return torch.addcmul(x * rotation.cos, x.roll(half, -1), rotation.sin)
 
 

@@ -41,7 +41,12 @@ class Shard:
             num_heads=config.num_heads // self.size,
             num_kv_heads=config.num_kv_heads // self.key_pieces(config),
             intermediate_size=config.intermediate_size // self.size,
-            experts=experts and replace(experts, intermediate_size=experts.intermediate_size // self.size),
+            experts=experts
+            and replace(
+                experts,
+                intermediate_size=experts.intermediate_size // self.size,
+                shared_size=experts.shared_size // self.size,
+            ),
         )
 
     def key_pieces(self, config: ModelConfig) -> int:
@@ -62,6 +67,6 @@ def possible_sizes(config: ModelConfig) -> list[int]:
 def _divides(size: int, config: ModelConfig) -> bool:
     sizes = [config.num_heads, config.intermediate_size]
     if config.experts is not None:
-        sizes.append(config.experts.intermediate_size)
+        sizes += [config.experts.intermediate_size, config.experts.shared_size]
     heads = config.num_kv_heads
     return all(number % size == 0 for number in sizes) and (heads % size == 0 or size % heads == 0)

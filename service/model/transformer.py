@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import cast
 
 from torch import Tensor, nn
 
 from service.model.backbone import Backbone
 from service.model.config import ModelConfig
+from service.model.experts import SparseFeedForward
 from service.model.layers import Attend, DecoderLayer, FeedForward, RotaryTable, Rotation
 
 
 class Transformer(Backbone):
-    """Embedding, decoder layers, norm and output head. `feed_forward`: makes a layer's, by its number."""
+    """Embedding, decoder layers, norm and output head. Layers are dense, or have the experts of the config."""
 
-    def __init__(self, config: ModelConfig, feed_forward: Callable[[int], nn.Module] | None = None) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        make = feed_forward or (lambda _: FeedForward(config.hidden_size, config.intermediate_size))
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(config, make(number)) for number in range(config.num_layers))
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, _feed_forward(config, number)) for number in range(config.num_layers)
+        )
         self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.rotary = RotaryTable(config)
@@ -53,3 +54,10 @@ class Transformer(Backbone):
     def tie(self) -> None:
         """Makes the embedding's matrix the output head's, too."""
         self.lm_head.weight = self.embed_tokens.weight
+
+
+def _feed_forward(config: ModelConfig, layer: int) -> nn.Module:
+    """That of a layer, by the layer's number."""
+    if config.experts is not None and layer in config.experts.layers:
+        return SparseFeedForward(config.hidden_size, config.experts)
+    return FeedForward(config.hidden_size, config.intermediate_size)

@@ -19,7 +19,7 @@ from service.model.backbone import Backbone
 from service.model.config import ModelConfig
 from service.model.families import family_named, qwen3
 from service.model.files import open_file, weight_files
-from service.model.layout import Cut, Layout, prefixed
+from service.model.layout import Cut, Cuts, Layout, prefixed
 from service.model.mrp import Mrp
 from service.model.quantization import QUANTIZED, form_named
 from service.model.quantization.linear import quantize
@@ -183,35 +183,48 @@ class _Making:
 
     def joined(self, shape: torch.Size, layout: Layout) -> Tensor:
         """The weight of a parameter, made of its parts."""
-        joined = torch.empty(shape, device=self.where.device, dtype=self.where.dtype)
+        dtype = self.where.dtype
+        if any(part.exact for part in layout):
+            dtype = torch.promote_types(dtype, torch.float32)
+        joined = torch.empty(shape, device=self.where.device, dtype=dtype)
         for part in layout:
             if part.name not in self.source.names:
                 raise CheckpointError(f"{self.path}: weight {part.name!r} is missing")
             there = joined[part.place]
-            weight, expected = self.source.read(part.name), self._published(there.shape, part.cut)
+            cuts = _cuts(there.shape, part.cut)
+            weight, expected = self.source.read(part.name), self._published(there.shape, cuts)
             if weight.shape != expected:
                 raise CheckpointError(
                     f"{self.path}: {part.name!r} has shape {list(weight.shape)}, config.json implies {list(expected)}"
                 )
-            there.copy_(weight if part.cut is None else self._own(weight, part.cut))
+            there.copy_(self._own(weight, cuts))
         return joined
 
-    def _published(self, shape: torch.Size, cut: Cut | None) -> torch.Size:
+    def _published(self, shape: torch.Size, cuts: Cuts) -> torch.Size:
         """The shape of the weight of which a rank's part has such a shape."""
-        if cut is None:
-            return shape
-        return torch.Size(size * self._pieces(cut) if dim == cut.dim else size for dim, size in enumerate(shape))
+        sizes = list(shape)
+        for dim in {cut.dim for _, cut in cuts}:
+            sizes[dim] = sum(own * self._pieces(cut) for own, cut in cuts)
+        return torch.Size(sizes)
 
-    def _own(self, weight: Tensor, cut: Cut) -> Tensor:
+    def _own(self, weight: Tensor, cuts: Cuts) -> Tensor:
         """This rank's part of a published weight; a view where it is in one piece."""
-        pieces, shard = self._pieces(cut), self.where.shard
-        if pieces == 1:
+        shard, start, parts = self.where.shard, 0, list[Tensor]()
+        if shard.size == 1 or not cuts:
             return weight
-        matrices = weight.chunk(cut.stacked, cut.dim)
-        length = matrices[0].shape[cut.dim]
-        own = shard.piece(length, pieces)
-        parts = [matrix.narrow(cut.dim, own.start, own.stop - own.start) for matrix in matrices]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, cut.dim)
+        for own, cut in cuts:
+            pieces = self._pieces(cut)
+            first = shard.piece(own * pieces, pieces).start
+            parts.append(weight.narrow(cut.dim, start + first, own))
+            start += own * pieces
+        return parts[0] if len(parts) == 1 else torch.cat(parts, cuts[0][1].dim)
 
     def _pieces(self, cut: Cut) -> int:
         return self.where.shard.key_pieces(self.config) if cut.keys else self.where.shard.size
+
+
+def _cuts(shape: torch.Size, cut: Cut | Cuts | None) -> Cuts:
+    """The cuts of a published weight of which a rank's part has such a shape."""
+    if isinstance(cut, Cut):
+        return ((shape[cut.dim], cut),)
+    return cut or ()

@@ -1,6 +1,7 @@
 """A small checkpoint in a larger shape: the same logits, and on the demo the same tokens in every mode."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.bench.inflate import InflatedWeights, inflate
-from service.bench.shapes import ExpertsShape, Shape
+from service.bench.shapes import ExpertsShape, Llada2Shape, Shape
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.demo import CHECKPOINT, heldout_problems
 from service.engine import Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
@@ -25,6 +26,10 @@ SHAPE = Shape(328, 500, 6, 16, 4, 64, 1500, 2048)
 EXPERTS_SHAPE = ExpertsShape(
     160, 400, 5, 4, 2, 32, 1100, 2048, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=390
 )
+LLADA2_SHAPE = Llada2Shape(
+    160, 400, 5, 4, 2, 64, 1100, 2048, num_experts=8, num_experts_per_tok=2, n_group=4, topk_group=2,
+    moe_intermediate_size=390,
+)  # fmt: skip
 MODES = (
     *(Static(), Static(3), Dynamic(0.5), Sequential(), Sequential(1, 0.1), Entropy(0.3)),
     *(Direct(2), Remask(0.5), Speculative(4), Speculative(0, 8), Speculative(2, 8), Speculative("auto")),
@@ -137,10 +142,18 @@ def test_padded_tokens_lose_in_every_dtype(dtype, tmp_path):
     assert (found.argmax(-1) < 64).all()
 
 
-def engines(shape):
-    config = EngineConfig(kv_cache_tokens=8192)
-    small, large = load_checkpoint(CHECKPOINT), inflate(CHECKPOINT, shape, LoadOptions())
-    return [Engine(checkpoint, config, parts=Parts(costs=FREE)) for checkpoint in (small, large)]
+def engine_of(checkpoint):
+    return Engine(checkpoint, EngineConfig(kv_cache_tokens=8192), parts=Parts(costs=FREE))
+
+
+def engine_in(shape):
+    return engine_of(inflate(CHECKPOINT, shape, LoadOptions()))
+
+
+@cache
+def demos_answers():
+    """To one problem."""
+    return answers(engine_of(load_checkpoint(CHECKPOINT)), 1)
 
 
 def answers(engine, count):
@@ -159,16 +172,25 @@ def answers(engine, count):
 
 
 def test_tokens_and_forwards_are_the_demos_in_every_mode():
-    small, large = engines(SHAPE)
-    expected = answers(small, 1)
-    assert len(expected) == len(MODES)
-    assert answers(large, 1) == expected
+    assert len(demos_answers()) == len(MODES)
+    assert answers(engine_in(SHAPE), 1) == demos_answers()
 
 
 def test_experts_give_the_demos_tokens_too():
-    small, large = engines(EXPERTS_SHAPE)
+    large = engine_in(EXPERTS_SHAPE)
     assert large.model.experts.number == 5
-    assert answers(large, 1) == answers(small, 1)
+    assert answers(large, 1) == demos_answers()
+
+
+def test_another_familys_names_router_and_rotation_give_the_demos_tokens_too():
+    large = engine_in(LLADA2_SHAPE)
+    assert (large.model.family, large.model.rotary_dim) == ("llada2_moe", 32)
+    assert answers(large, 1) == demos_answers()
+
+
+def test_a_shape_whose_heads_are_rotated_too_little_is_refused():
+    with pytest.raises(InvalidRequest, match="rotated part of a head is 8, this checkpoint needs a multiple of 16"):
+        inflated(tiny_checkpoint(), replace(LLADA2_SHAPE, head_dim=16))
 
 
 def test_a_checkpoint_with_experts_is_refused():
@@ -179,8 +201,7 @@ def test_a_checkpoint_with_experts_is_refused():
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_tokens_are_the_demos_on_200_problems():
-    small, large = engines(SHAPE)
-    expected, found = answers(small, 200), answers(large, 200)
+    expected, found = answers(engine_of(load_checkpoint(CHECKPOINT)), 200), answers(engine_in(SHAPE), 200)
     different = [name for name in expected if found[name][0] != expected[name][0]]
     print(f"\ninflated = demo in {len(expected) - len(different)} of {len(expected)}; differing: {different}")  # noqa: T201
     assert not different

@@ -22,6 +22,7 @@ from service.model import LoadOptions, parse_config
 from tests.tiny import tiny_config
 
 SIZES = {"qwen3-0.6b": 0.75e9, "sdar-1.7b": 1.7e9, "sdar-4b": 4e9, "sdar-8b": 8e9, "sdar-30b-a3b": 30.5e9}
+SIZES["llada2-mini"] = 16.3e9
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from service.decode.modes import MODES
-from tests.tiny import EXPERTS_NAME
+from tests.tiny import EXPERTS_NAME, LLADA2_NAME
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "sdar-mrp-random-b"
 
@@ -30,6 +30,14 @@ def test_check_says_what_experts_there_are(run, capsys):
     assert "experts 2 layers have 8, a token uses 2 of each, 0.17 M parameters in all" in said
     served = ", ".join(name for name, params in MODES.items() if params.served_without_mrp)
     assert f"modes {served} weights" in said
+
+
+def test_check_says_what_a_checkpoint_of_another_family_is(run, capsys):
+    assert run("check", GOLDEN.parent / LLADA2_NAME, "--device", "cpu") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "family llada2_moe" in said
+    assert "2 layers have 16, a token uses 4 of each and the shared ones" in said
+    assert "mask 509, end [510]" in said
 
 
 def test_check_says_what_each_of_several_devices_holds(run, capsys):

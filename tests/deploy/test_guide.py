@@ -26,7 +26,7 @@ def test_the_sizing_table_is_what_check_would_say(shape):
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4])
-@pytest.mark.parametrize("shape", ["sdar-8b", "sdar-30b-a3b"])
+@pytest.mark.parametrize("shape", ["sdar-8b", "sdar-30b-a3b", "llada2-mini"])
 def test_the_sizing_table_of_several_devices_is_too(shape, devices):
     size = size_of(shape, devices)
     fits = " | ".join(f"{size.requests(gpu):,}" for gpu in GPUS)

@@ -27,7 +27,7 @@ from tests.engine.helpers import (
     verified,
 )
 from tests.thinned import fast_only, fast_rows
-from tests.tiny import EXPERTS, GOLDEN, GOLDEN_NAMES, tiny_checkpoint
+from tests.tiny import EXPERTS, GOLDEN, GOLDEN_NAMES, LLADA2, tiny_checkpoint
 
 #: room for a few requests: tests that make many engines would else need gigabytes
 SMALL = EngineConfig(kv_cache_tokens=4096)
@@ -42,6 +42,7 @@ SHAPES = (
     {"block_size": 8, "num_key_value_heads": 1, "mrp_scale": 2.0},
     {"block_size": 4, "mrp_residual": False},
     EXPERTS,
+    LLADA2 | {"block_size": 4, "num_nextn_predict_layers": 1},
 )
 
 

@@ -17,9 +17,9 @@ from service.model import Checkpoint, load_checkpoint
 from tests.engine.helpers import DEAR, FAIR, FREE
 from tests.reference import Reference
 from tests.thinned import fast_only, fast_rows
-from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES
+from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME
 
-NAMES = (*GOLDEN_NAMES, EXPERTS_NAME)
+NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME)
 KNOBS = ("tokens_per_step", "threshold", "mrp_steps")
 STOP = 510
 #: the modes of the MRP paper
@@ -63,6 +63,8 @@ def test_the_list_covers_every_published_mode_on_every_checkpoint() -> None:
         assert len(expected(name)) == 30
     assert {entry["mode"] for entry in expected(EXPERTS_NAME)} == {"static", "dynamic"}
     assert len(expected(EXPERTS_NAME)) == 24
+    assert {entry["mode"] for entry in expected(LLADA2_NAME)} == {"static", "dynamic", "sequential"}
+    assert len(expected(LLADA2_NAME)) == 15
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -88,7 +90,7 @@ LIMITS: tuple[tuple[dict[str, int | bool], tuple[str, ...]], ...] = (
     ("name", "limits"),
     fast_rows(
         lambda name, limits: (limits, name) in [(one, fast) for one, names in LIMITS for fast in names],
-        [(name, limits) for limits, _ in LIMITS for name in NAMES],
+        [(name, limits) for limits, _ in LIMITS for name in NAMES if name != LLADA2_NAME or "max_rows" not in limits],
     ),
 )
 def test_all_modes_mixed_in_one_batch(name: str, limits: dict[str, int | bool]) -> None:

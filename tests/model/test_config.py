@@ -131,7 +131,7 @@ def test_an_optional_number_is_checked_too(key: str, value: object) -> None:
         ({"head_dim": 15}, "head_dim is 15, expected an even number"),
         ({"num_experts": 8}, "model_type 'sdar' has no experts, 'sdar_moe' has"),
         ({"num_local_experts": 8}, "model_type 'sdar' has no experts, 'sdar_moe' has"),
-        ({"model_type": "llama"}, "model_type is 'llama', supported are sdar, sdar_moe"),
+        ({"model_type": "llama"}, "model_type is 'llama', supported are llada2_moe, sdar, sdar_moe"),
         ({"attention_bias": True}, "attention_bias is true, which is not supported"),
         ({"use_sliding_window": True}, "use_sliding_window is true, which is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu', only 'silu' is supported"),

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from service.errors import CheckpointError, SettingsError
 from service.model import Checkpoint, LoadOptions, load_checkpoint, parse_config
 from service.model.shard import Shard
-from tests.tiny import EXPERTS, EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, tiny_config
+from tests.tiny import EXPERTS, EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2, LLADA2_NAME, tiny_config
 
-NAMES = (*GOLDEN_NAMES, EXPERTS_NAME)
+NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME)
 
 
 def shards(folder: Path, size: int, dtype: torch.dtype = torch.float32) -> list[Checkpoint]:
@@ -103,6 +103,7 @@ def test_a_weight_of_the_wrong_shape_is_named_by_the_whole_shape(tmp_path: Path)
         (8, {}, "1, 2, 4"),
         (2, {"intermediate_size": 45}, "1"),
         (4, EXPERTS | {"moe_intermediate_size": 6}, "1, 2"),
+        (4, LLADA2 | {"moe_intermediate_size": 6}, "1, 2"),
     ],
 )
 def test_a_size_that_does_not_divide_the_model_is_refused(size: int, changes: dict[str, int], allowed: str) -> None:

@@ -19,7 +19,7 @@ from service.model import LoadOptions, load_checkpoint
 from service.parallel import Team
 from tests.engine.helpers import FAIR
 from tests.engine.test_golden import NAMES, assert_golden, expected, requests
-from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES
+from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME
 
 
 def engine_of(team: Team, name: str, **limits: Any) -> Engine:
@@ -34,8 +34,8 @@ def one_of_each_mode(name: str) -> Iterable[tuple[dict[str, Any], GenerationRequ
     return {entry["mode"]: (entry, one) for entry, one in pairs}.values()
 
 
-#: a dense checkpoint and one with experts
-FAST = {GOLDEN_NAMES[2], EXPERTS_NAME}
+#: a dense checkpoint and those with experts
+FAST = {GOLDEN_NAMES[2], EXPERTS_NAME, LLADA2_NAME}
 
 
 @pytest.mark.parametrize(

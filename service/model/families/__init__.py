@@ -8,11 +8,12 @@ from typing import Any
 from service.errors import CheckpointError
 from service.model.config import ModelConfig
 from service.model.families.interface import Family
+from service.model.families.llada2_moe import Llada2Moe
 from service.model.families.sdar import Sdar
 from service.model.families.sdar_moe import SdarMoe
 
 #: `model_type` in config.json -> the family
-FAMILIES: Mapping[str, Family] = {"sdar": Sdar(), "sdar_moe": SdarMoe()}
+FAMILIES: Mapping[str, Family] = {"sdar": Sdar(), "sdar_moe": SdarMoe(), "llada2_moe": Llada2Moe()}
 
 
 def family_named(name: object) -> Family:

@@ -10,7 +10,7 @@ from typing import Any
 
 from service.errors import CheckpointError
 from service.model.config import ExpertsConfig, ModelConfig, MrpConfig
-from service.model.layout import COLUMNS, ROWS, Cut, Part, prefixed, stacked
+from service.model.layout import COLUMNS, ROWS, Cut, Cuts, Part, prefixed, stacked
 
 DEFAULT_BLOCK_SIZE = 4
 DEFAULT_MASK_TOKEN_ID = 151669
@@ -66,14 +66,32 @@ def of_backbone(config: ModelConfig, parameter: str) -> list[Part]:
 def of_module(config: ModelConfig, parameter: str) -> list[Part]:
     """The same for a module of Qwen3's layers, such as MRP, by its own names. Fused matrices are several in files."""
     if "qkv_proj" in parameter:
-        keys = (config.num_kv_heads, _KEYS)
-        heads = {"q_proj": (config.num_heads, ROWS), "k_proj": keys, "v_proj": keys}
-        named = ((parameter.replace("qkv_proj", part), *known) for part, known in heads.items())
-        return stacked((name, number * config.head_dim, cut) for name, number, cut in named)
+        names = (parameter.replace("qkv_proj", part) for part in ("q_proj", "k_proj", "v_proj"))
+        return stacked((name, *cut) for name, cut in zip(names, head_cuts(config), strict=True))
     if "gate_up_proj" in parameter:
         halves = (parameter.replace("gate_up_proj", part) for part in ("gate_proj", "up_proj"))
         return stacked((name, config.intermediate_size, ROWS) for name in halves)
     return [Part(parameter, cut=COLUMNS if "o_proj" in parameter or "down_proj" in parameter else None)]
+
+
+def head_cuts(config: ModelConfig) -> Cuts:
+    """How the matrices of queries, keys and values, which lie behind each other, are cut."""
+    keys = (config.num_kv_heads * config.head_dim, _KEYS)
+    return ((config.num_heads * config.head_dim, ROWS), keys, keys)
+
+
+def of_each_expert(experts: ExpertsConfig, parameter: str) -> list[Part]:
+    """The published weights that make a parameter of a layer's experts: each expert has its own."""
+    folder, _, leaf = parameter.rpartition(".")
+    parts = list[Part]()
+    for number in range(experts.number):
+        name = f"{folder}.{number}"
+        if leaf == "gate_up_proj":
+            halves = (f"{name}.gate_proj.weight", f"{name}.up_proj.weight")
+            parts += stacked([(half, experts.intermediate_size, ROWS) for half in halves], (number,))
+        else:
+            parts.append(Part(f"{name}.{leaf}.weight", (number,), COLUMNS))
+    return prefixed("model.", parts)
 
 
 def _mrp(raw: Mapping[str, Any], block_size: int) -> MrpConfig | None:

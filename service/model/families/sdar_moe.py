@@ -11,15 +11,10 @@ from typing import TYPE_CHECKING, Any
 from service.errors import CheckpointError
 from service.model.config import ExpertsConfig, ModelConfig
 from service.model.families import qwen3
-from service.model.layout import COLUMNS, ROWS, Cut, Layout, Part, prefixed, stacked
+from service.model.layout import Cut, Cuts, Layout, Part, prefixed
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from service.model.backbone import Backbone
-
-#: of all experts in one: `[E, 2 I, H]`, the gates' matrices before the ups', and `[E, H, I]`
-_FUSED = {"gate_up_proj": Cut(1, stacked=2), "down_proj": Cut(2)}
 
 
 class SdarMoe:
@@ -31,33 +26,22 @@ class SdarMoe:
 
     def network(self, config: ModelConfig) -> Backbone:
         """Layers with experts, and dense ones where the config says so."""
-        from service.model.experts import SparseFeedForward
-        from service.model.layers import FeedForward
         from service.model.transformer import Transformer
 
-        experts, hidden = config.experts, config.hidden_size
-
-        def feed_forward(layer: int) -> nn.Module:
-            if experts is not None and layer in experts.layers:
-                return SparseFeedForward(hidden, experts)
-            return FeedForward(hidden, config.intermediate_size)
-
-        return Transformer(config, feed_forward)
+        return Transformer(config)
 
     def layouts(self, config: ModelConfig, parameter: str) -> Sequence[Layout]:
         """Qwen3's names; of experts each by itself, or all in one."""
-        folder, _, leaf = parameter.rpartition(".")
-        if config.experts is None or not folder.endswith(".experts"):
+        if config.experts is None or ".experts." not in parameter:
             return [qwen3.of_backbone(config, parameter)]
-        each: list[Part] = []
-        for number in range(config.experts.number):
-            name, inner = f"{folder}.{number}", config.experts.intermediate_size
-            if leaf == "gate_up_proj":
-                halves = [(f"{name}.gate_proj.weight", inner, ROWS), (f"{name}.up_proj.weight", inner, ROWS)]
-                each += stacked(halves, (number,))
-            else:
-                each.append(Part(f"{name}.{leaf}.weight", (number,), COLUMNS))
-        return [prefixed("model.", each), prefixed("model.", [Part(parameter, cut=_FUSED[leaf])])]
+        fused = Part(parameter, cut=_fused(config.experts, parameter))
+        return [qwen3.of_each_expert(config.experts, parameter), prefixed("model.", [fused])]
+
+
+def _fused(experts: ExpertsConfig, parameter: str) -> Cut | Cuts:
+    """Of all experts in one: `[E, 2 I, H]`, the gates' matrices before the ups', and `[E, H, I]`."""
+    half = (experts.intermediate_size, Cut(1))
+    return (half, half) if parameter.endswith("gate_up_proj") else Cut(2)
 
 
 def _experts(raw: Mapping[str, Any]) -> ExpertsConfig:

@@ -1,0 +1,144 @@
+"""LLaDA2: Qwen3-like layers with shared experts and a grouped router, such as inclusionAI/LLaDA2.1-mini.
+
+Half of each head is rotated. A masked position's own logits say its token. Published are a weight for each expert, or,
+as inclusionAI's trainer merges them, a weight for each projection of all experts. Source: the published
+`modeling_llada2_moe.py` (inclusionAI/dFactory).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from service.errors import CheckpointError
+from service.model.config import ExpertsConfig, GroupsConfig, ModelConfig
+from service.model.families import qwen3
+from service.model.layout import Cut, Layout, Part, prefixed, stacked
+
+if TYPE_CHECKING:
+    from service.model.backbone import Backbone
+
+#: what the published code takes for keys that config.json leaves out
+_DEFAULTS: Mapping[str, Any] = {
+    "block_size": 32,
+    "mask_token_id": 156895,
+    "eos_token_id": 156892,
+    "max_position_embeddings": 16384,
+    "rms_norm_eps": 1e-5,
+    "num_experts_per_tok": 2,
+    "n_group": 8,
+    "topk_group": 4,
+    "routed_scaling_factor": 2.5,
+    "partial_rotary_factor": 0.5,
+}
+#: the only values with which the published code computes what `network` does
+_NEEDED: Mapping[str, Any] = {
+    "use_bias": False,
+    "use_qkv_bias": False,
+    "use_qk_norm": True,
+    "use_rmsnorm": True,
+    "norm_head": False,
+    "norm_topk_prob": True,
+    "score_function": "sigmoid",
+}
+#: our names -> the published ones
+_NAMES: Mapping[str, str] = {
+    "embed_tokens.": "word_embeddings.",
+    "self_attn.qkv_proj.": "attention.query_key_value.",
+    "self_attn.o_proj.": "attention.dense.",
+    "self_attn.q_norm.": "attention.query_layernorm.",
+    "self_attn.k_norm.": "attention.key_layernorm.",
+}
+
+
+class Llada2Moe:
+    """The family `llada2_moe`. MRP's layers, if there are any, are Qwen3's, with the same rotation."""
+
+    def config(self, raw: Mapping[str, Any], block_size: int | None) -> ModelConfig:
+        """The published keys, with the published code's defaults."""
+        own = {**_DEFAULTS, **{key: value for key, value in raw.items() if value is not None}}
+        for key, needed in _NEEDED.items():
+            if own.get(key, needed) != needed:
+                raise CheckpointError(f"config.json: {key} is {own[key]!r}, only {needed!r} is supported")
+        config = qwen3.read_config(own, block_size, _experts(own))
+        return replace(config, rotary_dim=_rotary_dim(own["partial_rotary_factor"], config.head_dim))
+
+    def network(self, config: ModelConfig) -> Backbone:
+        """Dense layers, then layers with experts."""
+        from service.model.transformer import Transformer
+
+        return Transformer(config)
+
+    def layouts(self, config: ModelConfig, parameter: str) -> Sequence[Layout]:
+        """The published names; of experts each by itself, or a projection of all in one."""
+        experts = config.experts
+        if experts is None or ".mlp." not in parameter:
+            return [_renamed(config, parameter)]
+        if ".experts." in parameter:
+            return [qwen3.of_each_expert(experts, parameter), _merged(experts, parameter)]
+        if ".shared_experts." in parameter:
+            config = replace(config, intermediate_size=experts.shared_size)
+        parts = qwen3.of_backbone(config, parameter)
+        return [[part._replace(exact=part.name.endswith("expert_bias")) for part in parts]]
+
+
+def _renamed(config: ModelConfig, parameter: str) -> Layout:
+    """Of what is no feed-forward. Queries, keys and values are one weight in files, too."""
+    if "qkv_proj" in parameter:
+        parts = prefixed("model.", [Part(parameter, cut=qwen3.head_cuts(config))])
+    else:
+        parts = qwen3.of_backbone(config, parameter)
+    for own, published in _NAMES.items():
+        parts = [part._replace(name=part.name.replace(own, published)) for part in parts]
+    return parts
+
+
+def _merged(experts: ExpertsConfig, parameter: str) -> Layout:
+    """`gate_proj` and `up_proj` `[E, I, H]`, `down_proj` `[E, H, I]`."""
+    folder, _, leaf = parameter.rpartition(".")
+    if leaf == "down_proj":
+        return prefixed("model.", [Part(parameter, cut=Cut(2))])
+    halves = [(f"{folder}.{name}", experts.intermediate_size, Cut(1)) for name in ("gate_proj", "up_proj")]
+    return prefixed("model.", stacked(halves, (slice(None),)))
+
+
+def _experts(raw: Mapping[str, Any]) -> ExpertsConfig:
+    number, per_token = qwen3.positive(raw, "num_experts"), qwen3.positive(raw, "num_experts_per_tok")
+    groups = GroupsConfig(
+        qwen3.positive(raw, "n_group"), qwen3.positive(raw, "topk_group"), float(raw["routed_scaling_factor"])
+    )
+    if number % groups.number or number < 2 * groups.number:
+        raise CheckpointError(
+            f"config.json: n_group is {groups.number}, expected a divisor of the {number} experts that leaves at least "
+            "two in a group"
+        )
+    if groups.per_token > groups.number:
+        raise CheckpointError(f"config.json: topk_group is {groups.per_token}, allowed are 1 to {groups.number}")
+    most = number // groups.number * groups.per_token
+    if per_token > most:
+        raise CheckpointError(
+            f"config.json: num_experts_per_tok is {per_token}, allowed are 1 to {most}: "
+            f"{groups.per_token} of {groups.number} groups have so many experts"
+        )
+    inner, shared = qwen3.positive(raw, "moe_intermediate_size"), qwen3.optional(raw, "num_shared_experts", 0)
+    first = qwen3.optional(raw, "first_k_dense_replace", 0)
+    return ExpertsConfig(
+        number=number,
+        per_token=per_token,
+        intermediate_size=inner,
+        layers=frozenset(range(first, qwen3.positive(raw, "num_hidden_layers"))),
+        normalized=per_token > 1,
+        shared_size=shared * inner,
+        groups=groups,
+    )
+
+
+def _rotary_dim(factor: object, head_dim: int) -> int:
+    """How many numbers of a head are rotated."""
+    size = int(head_dim * factor) if isinstance(factor, int | float) else 0
+    if size < 2 or size % 2 or size > head_dim:
+        raise CheckpointError(
+            f"config.json: partial_rotary_factor is {factor!r}, expected a share of head_dim {head_dim} that is even"
+        )
+    return size

@@ -1,0 +1,228 @@
+"""LLaDA2's layers, router, config and files, against a network that is written from its definition."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from service.errors import CheckpointError
+from service.model import LoadOptions, load_checkpoint, parse_config, published_weights, save_checkpoint
+from service.model.config import ExpertsConfig, GroupsConfig
+from service.model.experts import SparseFeedForward
+from service.model.layers import Rotation, rotate
+from service.model.shard import Shard
+from tests.llada2 import PlainLlada2
+from tests.reference import Reference
+from tests.tiny import GOLDEN, LLADA2, LLADA2_NAME, tiny_checkpoint, tiny_config
+
+FOLDER = GOLDEN / LLADA2_NAME
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> dict[str, Any]:
+    """Keys of config.json: any experts, groups, dense layers, shared experts and share of rotated numbers."""
+    groups, each = draw(st.sampled_from([1, 2, 4])), draw(st.integers(2, 4))
+    best = draw(st.integers(1, groups))
+    heads, keys = draw(st.sampled_from([(4, 2), (4, 1), (2, 2)]))
+    return LLADA2 | {
+        "num_experts": groups * each,
+        "n_group": groups,
+        "topk_group": best,
+        "num_experts_per_tok": draw(st.integers(1, min(4, best * each))),
+        "num_shared_experts": draw(st.integers(0, 2)),
+        "first_k_dense_replace": draw(st.integers(0, 2)),
+        "num_hidden_layers": draw(st.integers(1, 3)),
+        "routed_scaling_factor": draw(st.sampled_from([1.0, 2.5])),
+        "partial_rotary_factor": draw(st.sampled_from([0.25, 0.5, 1.0])),
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys,
+        "block_size": draw(st.sampled_from([1, 4, 32])),
+    }
+
+
+@settings(max_examples=25)
+@given(shapes(), st.integers(1, 40), st.integers(0, 99))
+@torch.inference_mode()
+def test_the_backbone_is_the_published_network(shape: dict[str, Any], length: int, seed: int) -> None:
+    """In float64, in which no two experts are equally good by rounding alone."""
+    checkpoint = tiny_checkpoint(seed, **shape)
+    tokens = torch.randint(0, 64, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+    weights = published_weights(checkpoint.config, checkpoint.backbone, None)
+    ours = checkpoint.backbone.logits(Reference(checkpoint).hidden(tokens))
+    torch.testing.assert_close(ours, PlainLlada2(checkpoint.raw, weights).logits(tokens), rtol=0, atol=1e-4)
+
+
+@torch.inference_mode()
+def test_a_published_file_gives_the_published_network() -> None:
+    """The file was written by the published code."""
+    raw = json.loads((FOLDER / "config.json").read_text()) | {"block_size": 32}
+    tokens = list(range(3, 50))
+    ours = Reference(load_checkpoint(FOLDER))
+    logits = ours.checkpoint.backbone.logits(ours.hidden(tokens))
+    plain = PlainLlada2(raw, load_file(FOLDER / "model.safetensors")).logits(tokens)
+    torch.testing.assert_close(logits, plain, rtol=0, atol=1e-4)
+
+
+def layer(dtype: torch.dtype = torch.float32) -> SparseFeedForward:
+    torch.manual_seed(0)
+    config = ExpertsConfig(16, 3, 40, frozenset({0}), True, shared_size=24, groups=GroupsConfig(4, 2, 2.5))
+    return SparseFeedForward(48, config).to(dtype).requires_grad_(False)
+
+
+def test_both_ways_to_group_tokens_agree() -> None:
+    mlp, x = layer(torch.float64), torch.randn(1, 9, 48, dtype=torch.float64)
+    torch.testing.assert_close(mlp(x, True), mlp(x, False), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_in_same_shapes_no_bit_of_a_token_depends_on_the_others(dtype: torch.dtype) -> None:
+    mlp, rng = layer(dtype), torch.Generator().manual_seed(1)
+    own = torch.randn(48, generator=rng).to(dtype)
+    answers = []
+    for place in range(8):
+        x = torch.randn(8, 48, generator=rng).to(dtype)
+        x[place] = own
+        answers.append(mlp(x[None], True)[0, place])
+    assert all(torch.equal(answer, answers[0]) for answer in answers)
+
+
+def test_the_bias_chooses_and_does_not_weigh() -> None:
+    router, tokens = layer().gate, torch.randn(5, 48)
+    router.expert_bias[[1, 2, 6]] = 10.0
+    weights, chosen = router(tokens)
+    assert all(set(row) == {1, 2, 6} for row in chosen.tolist())
+    scores = (tokens @ router.weight.T).sigmoid().gather(1, chosen)
+    torch.testing.assert_close(weights, 2.5 * scores / scores.sum(1, keepdim=True))
+
+
+def test_experts_of_other_groups_are_never_chosen() -> None:
+    """The best expert of all stands alone in its group."""
+    router, tokens = layer().gate, torch.randn(5, 48)
+    router.expert_bias[:] = torch.tensor([20.0, -20, -20, -20] + [10.0, 10, 10, -20] * 2 + [-20.0] * 4)
+    assert all(set(row) <= {4, 5, 6, 8, 9, 10} for row in router(tokens)[1].tolist())
+
+
+def test_numbers_that_are_not_rotated_stay() -> None:
+    x = torch.randn(2, 3, 4, 16)
+    quarter = Rotation(torch.zeros(2, 3, 1, 4), torch.ones(2, 3, 1, 4))
+    turned = rotate(x, quarter)
+    assert torch.equal(turned[..., 4:], x[..., 4:])
+    assert torch.equal(turned[..., :4], x[..., :4].roll(2, -1))
+
+
+class TestConfig:
+    def test_the_published_keys(self) -> None:
+        config = parse_config(tiny_config(**LLADA2))
+        assert config.experts == ExpertsConfig(
+            8, 3, 16, frozenset({1}), normalized=True, shared_size=16, groups=GroupsConfig(4, 2, 2.5)
+        )
+        assert (config.family, config.head_dim, config.rotary_dim) == ("llada2_moe", 16, 8)
+        assert config.mrp is None
+
+    def test_what_config_json_leaves_out_is_as_the_published_code_has_it(self) -> None:
+        sizes = ["block_size", "mask_token_id", "eos_token_id", "max_position_embeddings", "rms_norm_eps"]
+        experts = ["n_group", "topk_group", "routed_scaling_factor", "num_shared_experts"]
+        left_out = dict.fromkeys([*sizes, *experts, "partial_rotary_factor", "use_bias"])
+        config = parse_config(tiny_config(**LLADA2, vocab_size=157184) | {"num_experts": 16} | left_out)
+        assert (config.block_size, config.mask_token_id, config.eos_token_ids) == (32, 156895, (156892,))
+        assert (config.max_positions, config.rms_norm_eps, config.rotary_dim) == (16384, 1e-5, 8)
+        assert config.experts is not None
+        assert (config.experts.groups, config.experts.shared_size) == (GroupsConfig(8, 4, 2.5), 0)
+
+    def test_the_weight_of_a_single_expert_is_its_score(self) -> None:
+        experts = parse_config(tiny_config(**LLADA2 | {"num_experts_per_tok": 1})).experts
+        assert experts is not None
+        assert not experts.normalized
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"use_bias": True}, "use_bias is True, only False is supported"),
+            ({"use_qkv_bias": True}, "use_qkv_bias is True, only False is supported"),
+            ({"use_qk_norm": False}, "use_qk_norm is False, only True is supported"),
+            ({"norm_head": True}, "norm_head is True, only False is supported"),
+            ({"norm_topk_prob": False}, "norm_topk_prob is False, only True is supported"),
+            ({"score_function": "softmax"}, "score_function is 'softmax', only 'sigmoid' is supported"),
+            ({"rope_scaling": {"type": "yarn"}}, "rope type 'yarn' is not supported"),
+            ({"n_group": 3}, "n_group is 3, expected a divisor of the 8 experts that leaves at least two in a group"),
+            ({"n_group": 8}, "n_group is 8, expected a divisor"),
+            ({"topk_group": 5}, "topk_group is 5, allowed are 1 to 4"),
+            ({"num_experts_per_tok": 5}, "num_experts_per_tok is 5, allowed are 1 to 4: 2 of 4 groups have so many"),
+            ({"num_experts": None}, "num_experts is None, expected a positive integer"),
+            ({"partial_rotary_factor": 0.2}, "partial_rotary_factor is 0.2, expected a share of head_dim 16 that is"),
+            ({"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5, expected a share"),
+            ({"partial_rotary_factor": "half"}, "partial_rotary_factor is 'half', expected a share"),
+            ({"mask_token_id": None}, "mask_token_id 156895 is outside the vocabulary of 64"),
+        ],
+    )
+    def test_what_is_not_supported_is_said(self, changes: dict[str, Any], message: str) -> None:
+        with pytest.raises(CheckpointError, match=re.escape(message)):
+            parse_config(tiny_config(**(LLADA2 | changes)))
+
+
+class TestFiles:
+    @pytest.fixture
+    def folder(self, tmp_path: Path) -> Path:
+        return Path(shutil.copytree(FOLDER, tmp_path / "checkpoint"))
+
+    def test_a_round_trip_gives_the_published_file_again(self, tmp_path: Path) -> None:
+        loaded = load_checkpoint(FOLDER)
+        save_checkpoint(tmp_path, loaded.raw, loaded.backbone, None)
+        ours, theirs = load_file(tmp_path / "model.safetensors"), load_file(FOLDER / "model.safetensors")
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(weight, theirs[name]) for name, weight in ours.items())
+
+    def test_experts_that_a_trainer_merged_are_the_same(self, folder: Path) -> None:
+        merge(folder)
+        merged = dict(load_checkpoint(folder).backbone.named_parameters())
+        for name, weight in load_checkpoint(FOLDER).backbone.named_parameters():
+            assert torch.equal(weight, merged[name]), name
+
+    def test_two_ranks_take_their_parts_of_merged_experts(self, folder: Path) -> None:
+        merge(folder)
+        for rank in range(2):
+            options = LoadOptions(shard=Shard(rank, 2))
+            merged = dict(load_checkpoint(folder, options).backbone.named_parameters())
+            for name, weight in load_checkpoint(FOLDER, options).backbone.named_parameters():
+                assert torch.equal(weight, merged[name]), name
+
+    def test_the_bias_of_the_router_stays_exact(self) -> None:
+        loaded = load_checkpoint(FOLDER, LoadOptions(dtype=torch.bfloat16))
+        bias = loaded.backbone.get_parameter("layers.1.mlp.gate.expert_bias")
+        assert torch.equal(bias, load_file(FOLDER / "model.safetensors")["model.layers.1.mlp.gate.expert_bias"])
+        others = [weight.dtype for name, weight in loaded.backbone.named_parameters() if "expert_bias" not in name]
+        assert {*others, *(table.dtype for table in loaded.backbone.buffers())} == {torch.bfloat16}
+
+    @pytest.mark.parametrize("lost", ["attention.query_key_value.weight", "mlp.gate.expert_bias"])
+    def test_a_missing_weight_is_named_as_published(self, folder: Path, lost: str) -> None:
+        weights = load_file(folder / "model.safetensors")
+        del weights[f"model.layers.1.{lost}"]
+        save_file(weights, folder / "model.safetensors")
+        with pytest.raises(CheckpointError, match=f"weight 'model.layers.1.{lost}' is missing"):
+            load_checkpoint(folder)
+
+    def test_a_wrong_fused_weight_is_named_by_the_whole_shape(self, folder: Path) -> None:
+        weights = load_file(folder / "model.safetensors")
+        name = "model.layers.0.attention.query_key_value.weight"
+        weights[name] = weights[name][:96].clone()
+        save_file(weights, folder / "model.safetensors")
+        with pytest.raises(CheckpointError, match=r"has shape \[96, 64\], config.json implies \[128, 64\]"):
+            load_checkpoint(folder, LoadOptions(shard=Shard(1, 4)))
+
+
+def merge(folder: Path) -> None:
+    """Puts each projection of all experts of a layer into one weight, as inclusionAI's trainer does."""
+    weights = load_file(folder / "model.safetensors")
+    for name in [name for name in weights if ".experts.0." in name]:
+        each = [weights.pop(name.replace(".experts.0.", f".experts.{number}.")) for number in range(16)]
+        weights[name.replace(".experts.0.", ".experts.").removesuffix(".weight")] = torch.stack(each)
+    save_file(weights, folder / "model.safetensors")
