@@ -40,7 +40,8 @@ class ModelConfig:
     """Shape of a backbone and, if there is one, of its MRP module.
 
     `family`: the `model_type` of config.json. `intermediate_size`: of dense layers, MRP's included. `quantization`: the
-    form in which the layers' matrices are kept (`quantization/`); None: in the type of all weights.
+    form in which the layers' matrices are kept (`quantization/`); None: in the type of all weights. `scale_columns`: of
+    such a matrix, so many columns of a row share a scale; None: all.
     """
 
     family: str
@@ -61,6 +62,7 @@ class ModelConfig:
     mrp: MrpConfig | None
     experts: ExpertsConfig | None = None
     quantization: str | None = None
+    scale_columns: int | None = None
 
     @property
     def num_kv_layers(self) -> int:
