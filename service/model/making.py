@@ -98,7 +98,7 @@ class Making:
         """The matrices of a parameter, and what `_peaks` says of each."""
         if len(shape) == 2:
             yield self.joined(shape, layout), self._peaks(layout[0])
-        elif layout[0].place:
+        elif layout[0].place and isinstance(layout[0].place[0], int):
             for _, parts in groupby(layout, key=lambda part: part.place[0]):
                 own = [part._replace(place=part.place[1:]) for part in parts]
                 yield self.joined(shape[1:], own), self._peaks(own[0])

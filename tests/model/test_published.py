@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -59,17 +60,14 @@ FORMATS: dict[str, tuple[dict[str, Any], tuple[int | None, int | None], str]] = 
 EVERY_FORMAT = pytest.mark.parametrize("name", FORMATS)
 
 
-def kept_in_8_bits(
-    weight: Tensor, block: tuple[int | None, int | None], form: str
-) -> tuple[Tensor, Tensor, Tensor]:
+def kept_in_8_bits(weight: Tensor, block: tuple[int | None, int | None], form: str) -> tuple[Tensor, Tensor, Tensor]:
     """8-bit numbers, a scale for each block, and the matrix that they mean."""
     height, depth = block[0] or weight.shape[0], block[1] or weight.shape[1]
     rows, columns = torch.arange(weight.shape[0]) // height, torch.arange(weight.shape[1]) // depth
-    peaks = torch.zeros(int(rows[-1]) + 1, int(columns[-1]) + 1)
-    for row in range(len(peaks)):
-        for column in range(peaks.shape[1]):
-            peaks[row, column] = weight[rows == row][:, columns == column].abs().max()
-    scales = peaks / (448 if form == "fp8" else 127)
+    across = int(columns[-1]) + 1
+    places = (rows[:, None] * across + columns).flatten()
+    peaks = torch.zeros((int(rows[-1]) + 1) * across).scatter_reduce(0, places, weight.abs().flatten(), "amax")
+    scales = peaks.unflatten(0, (-1, across)) / (448 if form == "fp8" else 127)
     whole = scales[rows][:, columns]
     shares = weight / whole
     numbers = shares.to(torch.float8_e4m3fn) if form == "fp8" else shares.round().to(torch.int8)
@@ -78,9 +76,8 @@ def kept_in_8_bits(
 
 def packed(numbers: Tensor) -> Tensor:
     """int8 `[N, K]` -> int32 `[N, K / 4]`, the first of four in the lowest bits, 128 added."""
-    words = torch.zeros(len(numbers), -(-numbers.shape[1] // 4), dtype=torch.int64)
-    for place in range(numbers.shape[1]):
-        words[:, place // 4] += (numbers[:, place].long() + 128) << 8 * (place % 4)
+    fours = F.pad(numbers.long() + 128, (0, -numbers.shape[1] % 4)).unflatten(1, (-1, 4))
+    words = sum(fours[..., place] << 8 * place for place in range(4))
     return words.to(torch.int32)
 
 
@@ -90,7 +87,7 @@ def publish(folder: Path, source: str, name: str, wide: tuple[str, ...] = ("lm_h
     small, meant = (Path(shutil.copytree(GOLDEN / source, folder / kind)) for kind in ("small", "meant"))
     files, numbers = dict[str, Tensor](), dict[str, Tensor]()
     for key, weight in load_file(small / "model.safetensors").items():
-        if not key.endswith("_proj.weight") and key != "lm_head.weight" or any(part in key for part in wide):
+        if (not key.endswith("_proj.weight") and key != "lm_head.weight") or any(part in key for part in wide):
             files[key] = numbers[key] = weight
             continue
         bits, scales, numbers[key] = kept_in_8_bits(weight, block, form)

@@ -12,9 +12,11 @@ from service.model.quantization.matrices import QuantizedMatrices
 
 def put(module: nn.Module, parameter: str, bits: Bits, form: Form) -> None:
     """`parameter`: its name within the module; the weight of a linear layer, or the matrices of experts."""
-    owner, _, leaf = parameter.rpartition(".")
+    place, _, leaf = parameter.rpartition(".")
+    owner = module.get_submodule(place)
     if bits.values.ndim > 2:
-        setattr(module.get_submodule(owner), leaf, QuantizedMatrices(bits, form))
+        delattr(owner, leaf)
+        setattr(owner, leaf, QuantizedMatrices(bits, form))
     else:
-        parent, _, name = owner.rpartition(".")
+        parent, _, name = place.rpartition(".")
         setattr(module.get_submodule(parent), name, QuantizedLinear(bits, form))
