@@ -97,7 +97,8 @@ class Experts(nn.Module):
         number = len(self.gate_up_proj)
         ends = ((self._numbers(tokens) + 1) * len(tokens)).int()
         inner = _activated(_grouped(tokens.repeat(number, 1), self.gate_up_proj, ends))
-        return _grouped(inner, self.down_proj, ends).unflatten(0, (number, -1))
+        answers: Tensor = _grouped(inner, self.down_proj, ends).unflatten(0, (number, -1))
+        return answers
 
     def _one(self, tokens: Tensor, number: int) -> Tensor:
         return _times(_activated(_times(tokens, self.gate_up_proj, number)), self.down_proj, number)

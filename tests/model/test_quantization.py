@@ -166,6 +166,15 @@ def test_every_mode_decodes_and_drafting_loses_nothing(form):
     assert done["speculative"] == done["static"] == alone.token_ids
 
 
+@pytest.mark.parametrize("form", ["int8", "w8a8"])
+def test_experts_decode_alone_as_together(form):
+    checkpoint = load_checkpoint(GOLDEN / EXPERTS_NAME, LoadOptions(quantization=form))
+    asked = [GenerationRequest(str(n), tuple(range(n, n + 9)), Static(), max_new_tokens=8) for n in (1, 40, 200)]
+    engine = Engine(checkpoint, EngineConfig(deterministic=True))
+    together = [done.token_ids for done in engine.generate(asked)]
+    assert together == [engine.generate([one])[0].token_ids for one in asked]
+
+
 def test_other_forms_are_refused():
     with pytest.raises(SettingsError, match=r"quantization is 'int3', allowed are 'int8', 'fp8', 'w8a8'"):
         form_named("int3")

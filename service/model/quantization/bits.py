@@ -45,7 +45,7 @@ class Bits(NamedTuple):
 
     def widened(self, form: Form) -> Tensor:
         """The matrices in the scales' type, `[..., N, K]`."""
-        parts = self.numbers(form).unflatten(-1, (self.groups, -1))
+        parts: Tensor = self.numbers(form).unflatten(-1, (self.groups, -1))
         return parts.mul_(self.scales[..., None]).flatten(-2)
 
 

@@ -49,8 +49,9 @@ class QuantizedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x `[..., K]` -> `[..., N]`."""
-        out: Tensor = product(x.flatten(0, -2), Bits(self.values, self.scales), self.form)
-        return out.unflatten(0, x.shape[:-1])
+        rows = product(x.flatten(0, -2), Bits(self.values, self.scales), self.form)
+        out: Tensor = rows.unflatten(0, x.shape[:-1])
+        return out
 
     def extra_repr(self) -> str:
         """For `print(model)`."""
