@@ -147,6 +147,8 @@ def _check_out(plan: TrainingConfig) -> None:
 def _config(checkpoint: Checkpoint, plan: TrainingConfig) -> Mapping[str, Any]:
     """The config.json of the result. SettingsError if this backbone cannot have such a module."""
     config, layers, block = checkpoint.config, plan.module.layers, checkpoint.config.block_size
+    if config.quantization is not None:
+        raise SettingsError("the backbone's files have 8-bit matrices, expected are the wide ones they were made of")
     if not 1 <= layers <= config.num_layers:
         raise SettingsError(f"layers is {layers}, allowed are 1 to the backbone's {config.num_layers}")
     if not 1 <= plan.drafts < block:

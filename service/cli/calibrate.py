@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from service.cli.options import Device, Dtype, Model, Quantization, Threads, load, use_threads
+from service.cli.options import Device, Dtype, Model, Quantization, Ranks, Threads, ranks_of, use_threads
 from service.cli.output import Counter, notes
 from service.cli.plans import parse_plan
 from service.cli.quality import draw, drawer, show
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from service.bench.rows import Clock
     from service.bench.scorers import Scorer
     from service.decode.params import ModeParams
+    from service.engine import Parts
     from service.model import Checkpoint
     from service.quality.schema import Measured
     from service.text import TextCodec
@@ -82,6 +83,7 @@ def command(
     dtype: Dtype = "auto",
     quantization: Quantization = None,
     threads: Threads = None,
+    tensor_parallel_size: Ranks = 1,
 ) -> None:
     """Measures accuracy and speed of every mode and writes quality.json. Run it again to resume."""
     from service.bench.calibration import Calibration, Scope
@@ -100,17 +102,20 @@ def command(
     given = [parse_plan(text) for text in plan or ()]
     if plot:
         drawer()
-    use_threads(threads)
-    checkpoint = load(model, device, dtype, None, quantization=quantization)
-    plans = _plans(given, checkpoint)
-    tasks = _tasks(checkpoint, asked.lines, scored_by, raw=raw)
-    calibration = Calibration(_engine(checkpoint, tasks, scope), tasks, plans, scope)
-    measured = _measured(checkpoint, scope, {"prompts_sha256": asked.sha256, "scorer": judge, "prompts": len(tasks)})
-    identity, target = identity_of(checkpoint.path, checkpoint.config), out or checkpoint.path / file_name(quantization)
-    about = {"measured": measured.model_dump(exclude={"at"}), "checkpoint": identity.model_dump()}
-    with _notebook(target, about | {"plans": calibration.plan_names}) as notebook:
-        _run(calibration, notebook)
-        write_quality(assemble(identity, measured, calibration.rows(notebook, measured.clock)), target)
+    use_threads(threads, tensor_parallel_size)
+    with ranks_of(tensor_parallel_size, model, device, dtype, None, quantization) as (checkpoint, parts):
+        plans = _plans(given, checkpoint)
+        tasks = _tasks(checkpoint, asked.lines, scored_by, raw=raw)
+        calibration = Calibration(_engine(checkpoint, tasks, scope, parts), tasks, plans, scope)
+        about_prompts = {"prompts_sha256": asked.sha256, "scorer": judge, "prompts": len(tasks)}
+        measured = _measured(checkpoint, scope, about_prompts)
+        divided = checkpoint.activation_parts
+        identity = identity_of(checkpoint.path, checkpoint.config, divided)
+        target = out or checkpoint.path / file_name(checkpoint.config.quantization, divided)
+        about = {"measured": measured.model_dump(exclude={"at"}), "checkpoint": identity.model_dump()}
+        with _notebook(target, about | {"plans": calibration.plan_names}) as notebook:
+            _run(calibration, notebook)
+            write_quality(assemble(identity, measured, calibration.rows(notebook, measured.clock)), target)
     show(read_quality(target))
     if plot:
         draw(read_quality(target), plot)
@@ -155,7 +160,7 @@ def _is_right(codec: TextCodec, scorer: Scorer, line: Mapping[str, Any], answer:
     return bool(scorer(line, codec.decode(answer)))
 
 
-def _engine(checkpoint: Checkpoint, tasks: Sequence[Task], scope: Scope) -> Any:
+def _engine(checkpoint: Checkpoint, tasks: Sequence[Task], scope: Scope, parts: Parts) -> Any:
     """An engine with pages for the longest prompts at the highest concurrency.
 
     It has no prefix cache, so that every plan pays for its prefill.
@@ -164,7 +169,8 @@ def _engine(checkpoint: Checkpoint, tasks: Sequence[Task], scope: Scope) -> Any:
 
     longest = max(len(task.prompt_token_ids) for task in tasks) + scope.max_new_tokens
     tokens = max(scope.concurrency) * (longest + 2 * checkpoint.config.block_size)
-    return Engine(checkpoint, EngineConfig(max(scope.concurrency), kv_cache_tokens=tokens, prefix_cache=False))
+    limits = EngineConfig(max(scope.concurrency), kv_cache_tokens=tokens, prefix_cache=False)
+    return Engine(checkpoint, limits, parts=parts)
 
 
 def _measured(checkpoint: Checkpoint, scope: Scope, asked: Mapping[str, Any]) -> Measured:
@@ -173,7 +179,8 @@ def _measured(checkpoint: Checkpoint, scope: Scope, asked: Mapping[str, Any]) ->
     from service.quality.schema import Measured
 
     device, threads = checkpoint.device, torch.get_num_threads()
-    clock: Clock = "cpu" if device.type == "cpu" and threads == 1 else "wall"
+    alone = device.type == "cpu" and threads == 1 and checkpoint.shard.size == 1
+    clock: Clock = "cpu" if alone else "wall"
     return Measured(
         at=datetime.now(UTC).date().isoformat(),
         model=checkpoint.path.resolve().name,

@@ -78,7 +78,7 @@ def _memory(checkpoint: Checkpoint) -> dict[str, str]:
 def _facts(checkpoint: Checkpoint) -> dict[str, str]:
     from service.decode.modes import MODES
     from service.model.attention import PagedCache
-    from service.model.checkpoint import num_parameters, weight_bytes
+    from service.model.checkpoint import num_parameters
 
     config, mrp = checkpoint.config, checkpoint.config.mrp
     backbone = num_parameters(replace(config, mrp=None))
@@ -98,7 +98,7 @@ def _facts(checkpoint: Checkpoint) -> dict[str, str]:
         "vocabulary": f"{config.vocab_size} tokens, mask {config.mask_token_id}, end {list(config.eos_token_ids)}",
         "longest sequence": f"{config.max_positions} tokens",
         "modes": ", ".join(modes),
-        "weights": f"{weight_bytes(config, checkpoint.dtype) / 2**20:,.1f} MiB as {_types(checkpoint)}",
+        "weights": f"{_weights(checkpoint, config) / 2**20:,.1f} MiB as {_types(checkpoint)}",
         "quality": _quality(checkpoint),
         "KV cache": f"{page / config.block_size / 1024:,.2f} KiB a token",
         **_devices(checkpoint),
@@ -107,20 +107,35 @@ def _facts(checkpoint: Checkpoint) -> dict[str, str]:
 
 def _types(checkpoint: Checkpoint) -> str:
     form = checkpoint.config.quantization
-    return str(checkpoint.dtype) if form is None else f"{checkpoint.dtype}, matrices of layers as {form}"
+    if form is None:
+        return str(checkpoint.dtype)
+    wide = f", but for {len(checkpoint.wide_layers)}" if checkpoint.wide_layers else ""
+    return f"{checkpoint.dtype}, matrices of layers as {form}{wide}{_published(checkpoint)}"
+
+
+def _published(checkpoint: Checkpoint) -> str:
+    from service.model.quantization import published_form
+
+    return ", as they are published" if published_form(checkpoint.raw) else ""
+
+
+def _weights(checkpoint: Checkpoint, config: ModelConfig) -> int:
+    """Bytes of the weights, or of a part of them with such a config."""
+    from service.model.checkpoint import weight_bytes
+
+    return weight_bytes(config, checkpoint.dtype, checkpoint.wide_layers)
 
 
 def _devices(checkpoint: Checkpoint) -> dict[str, str]:
     """What each of several devices holds, by their number."""
     from service.model.attention import PagedCache
-    from service.model.checkpoint import weight_bytes
     from service.model.shard import Shard, possible_sizes
 
     config, dtype, facts = checkpoint.config, checkpoint.dtype, {}
     for size in possible_sizes(config):
         if size in _SIZES:
             own = Shard(0, size).of(config)
-            weights = weight_bytes(own, dtype) / 2**20
+            weights = _weights(checkpoint, own) / 2**20
             token = PagedCache.bytes_per_page(own, dtype) / config.block_size / 1024
             facts[f"each of {size} devices"] = f"{weights:,.1f} MiB of weights, {token:,.2f} KiB of KV a token"
     return facts
@@ -139,7 +154,7 @@ def _experts(config: ModelConfig, backbone: int) -> dict[str, str]:
 def _quality(checkpoint: Checkpoint) -> str:
     from service.quality.presets import presets_of
 
-    presets = presets_of(checkpoint.path, checkpoint.config)
+    presets = presets_of(checkpoint.path, checkpoint.config, None, checkpoint.activation_parts)
     plans = ", ".join(f"{name}: {plan.name}" for name, plan in presets.plans.items())
     return plans if presets.missing is None else f"{plans}; {presets.missing}"
 

@@ -126,7 +126,7 @@ def _preset(quality: str, mode: str | None, knobs: Knobs, checkpoint: Checkpoint
     if mode or knobs:
         other = "mode" if mode else next(iter(knobs))
         raise InvalidRequest(f"quality is {quality!r} and {other} is given, allowed is one of them", param="quality")
-    return presets_of(checkpoint.path, checkpoint.config).plan(quality).params
+    return presets_of(checkpoint.path, checkpoint.config, None, checkpoint.activation_parts).plan(quality).params
 
 
 def _run(engine: Engine, request: GenerationRequest) -> list[BlockEvent]:

@@ -80,7 +80,12 @@ def load(
 
 @contextmanager
 def ranks_of(
-    size: int, model: str | None, device: str, dtype: str, block_size: int | None
+    size: int,
+    model: str | None,
+    device: str,
+    dtype: str,
+    block_size: int | None = None,
+    quantization: str | None = None,
 ) -> Iterator[tuple[Checkpoint, Parts]]:
     """As `load`, on so many devices; what an engine needs to use them. The processes end with the block."""
     from service.demo import CHECKPOINT
@@ -88,9 +93,9 @@ def ranks_of(
     from service.parallel import Team
 
     if size == 1:
-        yield load(model, device, dtype, block_size), Parts()
+        yield load(model, device, dtype, block_size, quantization=quantization), Parts()
         return
-    options = load_options(device, dtype, block_size)
+    options = load_options(device, dtype, block_size, quantization=quantization)
     with Team(size, options.device) as team:
         yield team.load(model or CHECKPOINT, options), Parts(ranks=team)
 

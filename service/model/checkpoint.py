@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -13,16 +13,17 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from service.errors import SettingsError
 from service.model.backbone import Backbone
 from service.model.config import ModelConfig
 from service.model.families import family_named, parse_config
 from service.model.files import read_config, resolve
 from service.model.layers import DecoderLayer, Total
+from service.model.making import TensorOptions, WeightSource
 from service.model.mrp import Mrp
-from service.model.quantization import QUANTIZED
+from service.model.quantization import activation_parts, chosen_form, is_quantized, published_form, scales_of
+from service.model.quantization.files import PublishedWeights
 from service.model.shard import Shard
-from service.model.weights import TensorOptions, WeightFiles, WeightSource, fill, published_weights
+from service.model.weights import WeightFiles, fill, published_weights
 
 #: bytes after which a file of weights is full
 _SHARD = 2**30
@@ -32,7 +33,7 @@ _SHARD = 2**30
 class LoadOptions:
     """What an operator may say about loading. None keeps the checkpoint's own value.
 
-    `quantization`: a form of `quantization.FORMS` for the layers' matrices; None keeps them in `dtype`.
+    `quantization`: a form of `quantization.FORMS` for the layers' matrices; None keeps them as they are published.
     `shard`: the part of the model that is loaded, for one of several devices that hold it together.
     """
 
@@ -64,6 +65,20 @@ class Checkpoint:
     def own_config(self) -> ModelConfig:
         """The sizes of what is here: with a shard, of this rank's part."""
         return self.shard.of(self.config)
+
+    @property
+    def activation_parts(self) -> int:
+        """Into how many parts ranks divide activations before they become 8 bits, each with scales of its own."""
+        return activation_parts(self.config.quantization, self.shard.size)
+
+    @property
+    def wide_layers(self) -> frozenset[str]:
+        """Parameters that are wide although layers of their kind are in 8 bits: published files may have it so."""
+        if self.config.quantization is None:
+            return frozenset()
+        networks = [network for network in (self.backbone, self.mrp) if network is not None]
+        names = (name for network in networks for name, _ in network.named_parameters(type(network).__name__))
+        return frozenset(name for name in names if is_quantized(name))
 
     def share(self, total: Total) -> None:
         """Makes the layers parts of those that as many ranks have as there are shards; `total` adds them up."""
@@ -111,6 +126,8 @@ def load_checkpoint(name: str | Path, options: LoadOptions | None = None) -> Che
 def build_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource, options: LoadOptions) -> Checkpoint:
     """A checkpoint of the weights of any source, made on its device. `path`: the folder it belongs to."""
     config = _override(parse_config(raw, block_size=options.block_size), options)
+    if how := published_form(raw):
+        source = PublishedWeights(source, how)
     backbone, mrp = _empty_networks(options.shard.of(config))
     fill(path, config, (backbone, mrp), source, TensorOptions(options.device, options.dtype, options.shard))
     if config.tie_word_embeddings:
@@ -136,13 +153,17 @@ def num_parameters(config: ModelConfig) -> int:
     return sum(weight.numel() for network in _empty_networks(config) if network for weight in network.parameters())
 
 
-def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """What the weights take, a shared matrix once. A quantized matrix takes a byte a number, and a scale a row."""
+def weight_bytes(config: ModelConfig, dtype: torch.dtype, wide: Collection[str] = ()) -> int:
+    """What the weights take, a shared matrix once. A quantized matrix takes a byte a number, and its scales.
+
+    `wide`: `Checkpoint.wide_layers`.
+    """
     size = 0
     for network in _empty_networks(config):
-        for name, weight in network.named_parameters() if network else ():
-            if config.quantization is not None and name.split(".")[-2] in QUANTIZED:
-                size += weight.numel() + len(weight) * dtype.itemsize
+        for name, weight in network.named_parameters(type(network).__name__) if network else ():
+            if config.quantization is not None and is_quantized(name) and name not in wide:
+                scales = weight.numel() // weight.shape[-1] * scales_of(weight.shape[-1], config.scale_columns)
+                size += weight.numel() + scales * dtype.itemsize
             else:
                 size += weight.numel() * dtype.itemsize
     return size
@@ -185,12 +206,7 @@ def write_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource) -
 
 
 def _override(config: ModelConfig, options: LoadOptions) -> ModelConfig:
-    if options.quantization is not None and config.experts is not None:
-        raise SettingsError(
-            f"quantization is {options.quantization!r}, but this checkpoint has experts, which are not quantized yet",
-            param="quantization",
-        )
-    config = replace(config, quantization=options.quantization)
+    config = replace(config, quantization=chosen_form(config.quantization, options.quantization))
     if config.mrp is None:
         return config
     residual = config.mrp.residual if options.mrp_residual is None else options.mrp_residual

@@ -55,8 +55,9 @@ class ModelConfig:
     """Shape of a backbone and, if there is one, of its MRP module.
 
     `family`: the `model_type` of config.json. `intermediate_size`: of dense layers, MRP's included. `quantization`: the
-    form in which the layers' matrices are kept (`quantization/`); None: in the type of all weights. `rotary_dim`: how
-    many numbers of a head, the first, are rotated; None: all.
+    form in which the layers' matrices are kept (`quantization/`); None: in the type of all weights. `scale_columns`: of
+    such a matrix, so many columns of a row share a scale; None: all. `rotary_dim`: how many numbers of a head, the
+    first, are rotated; None: all.
     """
 
     family: str
@@ -77,6 +78,7 @@ class ModelConfig:
     mrp: MrpConfig | None
     experts: ExpertsConfig | None = None
     quantization: str | None = None
+    scale_columns: int | None = None
     rotary_dim: int | None = None
 
     @property

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from service.model.config import ExpertsConfig
 from service.model.layers import FeedForward
+from service.model.quantization.matrices import QuantizedMatrices
 from service.model.routers import make_router
 
 #: torch's product of groups of rows with a matrix each, which reads the groups' ends on the device; None in older torch
@@ -41,14 +42,20 @@ class SparseFeedForward(nn.Module):
 
 
 class Experts(nn.Module):
-    """SwiGLU feed-forwards beside each other: `gate_up_proj` `[E, 2 I, H]`, `down_proj` `[E, H, I]`."""
+    """SwiGLU feed-forwards beside each other: `gate_up_proj` `[E, 2 I, H]`, `down_proj` `[E, H, I]`.
+
+    Each is a parameter, or a layer with 8-bit matrices in its place.
+    """
+
+    gate_up_proj: Tensor | QuantizedMatrices
+    down_proj: Tensor | QuantizedMatrices
 
     def __init__(self, hidden: int, config: ExpertsConfig) -> None:
         super().__init__()
         inner = config.intermediate_size
         self.gate_up_proj = nn.Parameter(torch.empty(config.number, 2 * inner, hidden))
         self.down_proj = nn.Parameter(torch.empty(config.number, hidden, inner))
-        for weight in (self.gate_up_proj, self.down_proj):
+        for weight in self.parameters():
             nn.init.uniform_(weight, -1 / math.sqrt(weight.shape[-1]), 1 / math.sqrt(weight.shape[-1]))
 
     def forward(self, tokens: Tensor, chosen: Tensor, same_shapes: bool) -> Tensor:
@@ -58,8 +65,7 @@ class Experts(nn.Module):
     def _over_own(self, tokens: Tensor, chosen: Tensor) -> Tensor:
         """Each expert over its own tokens: the work that is needed, in shapes that depend on all tokens together."""
         number, order = chosen.flatten().sort(stable=True)
-        ends = torch.arange(len(self.gate_up_proj), device=number.device)
-        ends = torch.searchsorted(number, ends, right=True, out_int32=True)
+        ends = torch.searchsorted(number, self._numbers(number), right=True, out_int32=True)
         inner = _activated(_grouped(tokens[order // chosen.shape[1]], self.gate_up_proj, ends))
         answers = _grouped(inner, self.down_proj, ends)
         out: Tensor = answers[order.argsort()].unflatten(0, chosen.shape)
@@ -76,12 +82,25 @@ class Experts(nn.Module):
             answers = torch.stack([self._one(tokens, number) for number in asked.tolist()])
             chosen = torch.searchsorted(asked, chosen)
         else:
-            inner = _activated(torch.matmul(tokens, self.gate_up_proj.transpose(1, 2)))
-            answers = torch.bmm(inner, self.down_proj.transpose(1, 2))
+            answers = self._by_all(tokens)
         return answers[chosen, torch.arange(len(tokens), device=tokens.device)[:, None]]
 
+    def _by_all(self, tokens: Tensor) -> Tensor:
+        """tokens `[T, H]` -> what each expert says of each, `[E, T, H]`."""
+        if isinstance(self.gate_up_proj, Tensor) and isinstance(self.down_proj, Tensor):
+            inner = _activated(torch.matmul(tokens, self.gate_up_proj.transpose(1, 2)))
+            return torch.bmm(inner, self.down_proj.transpose(1, 2))
+        number = len(self.gate_up_proj)
+        ends = ((self._numbers(tokens) + 1) * len(tokens)).int()
+        inner = _activated(_grouped(tokens.repeat(number, 1), self.gate_up_proj, ends))
+        answers: Tensor = _grouped(inner, self.down_proj, ends).unflatten(0, (number, -1))
+        return answers
+
     def _one(self, tokens: Tensor, number: int) -> Tensor:
-        return F.linear(_activated(F.linear(tokens, self.gate_up_proj[number])), self.down_proj[number])
+        return _times(_activated(_times(tokens, self.gate_up_proj, number)), self.down_proj, number)
+
+    def _numbers(self, beside: Tensor) -> Tensor:
+        return torch.arange(len(self.gate_up_proj), device=beside.device)
 
 
 def _activated(gate_up: Tensor) -> Tensor:
@@ -90,8 +109,15 @@ def _activated(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def _grouped(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
+def _times(rows: Tensor, matrices: Tensor | QuantizedMatrices, number: int) -> Tensor:
+    """rows `[M, A]` times one of the matrices `[E, B, A]` -> `[M, B]`."""
+    return F.linear(rows, matrices[number]) if isinstance(matrices, Tensor) else matrices.product(rows, number)
+
+
+def _grouped(rows: Tensor, matrices: Tensor | QuantizedMatrices, ends: Tensor) -> Tensor:
     """rows `[P, A]`, sorted by group, matrices `[E, B, A]`, where each group ends `[E]` int32 -> `[P, B]`."""
+    if not isinstance(matrices, Tensor):
+        return matrices.grouped(rows, ends)
     if rows.device.type != "cpu" and _grouped_mm is not None and _has_kernel(matrices):
         return cast(Tensor, _grouped_mm(rows.to(matrices.dtype), matrices.transpose(1, 2), offs=ends))
     stops = ends.tolist()  # on a GPU this waits for it

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from service.errors import CheckpointError
@@ -19,34 +18,16 @@ from service.model.backbone import Backbone
 from service.model.config import ModelConfig
 from service.model.families import family_named, qwen3
 from service.model.files import open_file, weight_files
-from service.model.layout import Cut, Cuts, Layout, prefixed
+from service.model.layout import Layout, prefixed
+from service.model.making import Making, TensorOptions, WeightSource
 from service.model.mrp import Mrp
-from service.model.quantization import QUANTIZED, form_named
-from service.model.quantization.linear import quantize
-from service.model.shard import Shard
+from service.model.quantization import Form, form_named, is_quantized
+from service.model.quantization.files import PublishedWeights
+from service.model.quantization.layers import put
 
 #: bytes that are read from a file before it is opened anew
 _MAPPED = 2**26
 _MRP_PREFIX = "mrp_modules.0.model."
-
-
-class TensorOptions(NamedTuple):
-    """Where tensors are made, of which type, and which part of the model they are."""
-
-    device: str
-    dtype: torch.dtype
-    shard: Shard = Shard()
-
-
-class WeightSource(Protocol):
-    """Where the weights of a checkpoint come from, by their published names."""
-
-    @property
-    def names(self) -> Collection[str]:
-        """Every weight there is."""
-
-    def read(self, name: str) -> Tensor:
-        """One of them, on any device and in any dtype."""
 
 
 class WeightFiles:
@@ -91,22 +72,19 @@ def fill(
 ) -> None:
     """Replaces the (meta) parameters of backbone and MRP by the weights of a source.
 
-    Each parameter is made where it stays, and quantized there. At no time there is a second copy of more than one
-    weight. Raises
-    CheckpointError naming the `path` and the weight that is missing, not used or of another shape.
+    Each parameter is made where it stays, wide or in 8 bits (`making.py`). Raises CheckpointError naming the `path` and
+    the weight that is missing, not used or of another shape.
 
     `config`: of the whole model. The modules may be a part of it.
     """
-    own, making = where.shard.of(config), _Making(path, config, source, where)
+    own, making = where.shard.of(config), Making(path, config, source, where)
     unused = set(source.names)
     if config.tie_word_embeddings:
         unused.discard("lm_head.weight")
     form = None if config.quantization is None else form_named(config.quantization)
     for target in list(_targets(own, *modules)):
         layout = target.layout_in(source.names)
-        _assign(target, making.joined(target.parameter.shape, layout))
-        if form is not None and target.layer in QUANTIZED:
-            quantize(target.module, target.owner, form)
+        _make(target, making, layout, form if is_quantized(target.name) else None)
         unused -= {part.name for part in layout}
     if any(name.startswith(_MRP_PREFIX) and ".experts." in name for name in unused):
         raise CheckpointError(f"{path}: its MRP module has experts, which is not supported: MRP's layers are dense")
@@ -120,7 +98,10 @@ def published_weights(
     """The modules' weights under their published names; views where a parameter is several in files.
 
     `wanted`: names; a parameter that can be published in several ways is published under those.
+    Raises CheckpointError for a checkpoint in 8 bits.
     """
+    if config.quantization is not None:
+        raise CheckpointError(f"matrices are in 8 bits ({config.quantization}), weights are written wide only")
     weights: dict[str, Tensor] = {}
     for target in _targets(config, backbone, mrp):
         parameter = target.parameter.detach()
@@ -140,16 +121,6 @@ class _Target:
     def parameter(self) -> nn.Parameter:
         return self.module.get_parameter(self.name)
 
-    @property
-    def owner(self) -> str:
-        """The module that has the parameter, such as `layers.0.mlp.down_proj`."""
-        return self.name.rpartition(".")[0]
-
-    @property
-    def layer(self) -> str:
-        """The last part of that, such as `down_proj`."""
-        return self.owner.rpartition(".")[2]
-
     def layout_in(self, names: Collection[str]) -> Layout:
         """The layout of which most weights are among the names; the first if none is."""
         if len(self.layouts) == 1:
@@ -167,64 +138,15 @@ def _targets(config: ModelConfig, backbone: Backbone, mrp: Mrp | None) -> Iterat
             yield _Target(mrp, name, [prefixed(_MRP_PREFIX, qwen3.of_module(config, name))])
 
 
-def _assign(target: _Target, weight: Tensor) -> None:
+def _make(target: _Target, making: Making, layout: Layout, form: Form | None) -> None:
+    """Puts the weight where the parameter is. `form`: in 8 bits, unless files in 8 bits have it wide."""
+    shape, published = target.parameter.shape, isinstance(making.source, PublishedWeights)
+    bits = None
+    if form is not None:
+        bits = making.bits(shape, layout) if published else making.quantized(shape, layout, form)
+    if form is not None and bits is not None:
+        put(target.module, target.name, bits, form)
+        return
     owner, _, leaf = target.name.rpartition(".")
+    weight = making.joined(shape, layout)
     setattr(target.module.get_submodule(owner), leaf, nn.Parameter(weight, requires_grad=False))
-
-
-@dataclass(frozen=True, slots=True)
-class _Making:
-    """Makes parameters of a source's weights. `config`: of the whole model, `path`: its folder."""
-
-    path: Path
-    config: ModelConfig
-    source: WeightSource
-    where: TensorOptions
-
-    def joined(self, shape: torch.Size, layout: Layout) -> Tensor:
-        """The weight of a parameter, made of its parts."""
-        dtype = self.where.dtype
-        if any(part.exact for part in layout):
-            dtype = torch.promote_types(dtype, torch.float32)
-        joined = torch.empty(shape, device=self.where.device, dtype=dtype)
-        for part in layout:
-            if part.name not in self.source.names:
-                raise CheckpointError(f"{self.path}: weight {part.name!r} is missing")
-            there = joined[part.place]
-            cuts = _cuts(there.shape, part.cut)
-            weight, expected = self.source.read(part.name), self._published(there.shape, cuts)
-            if weight.shape != expected:
-                raise CheckpointError(
-                    f"{self.path}: {part.name!r} has shape {list(weight.shape)}, config.json implies {list(expected)}"
-                )
-            there.copy_(self._own(weight, cuts))
-        return joined
-
-    def _published(self, shape: torch.Size, cuts: Cuts) -> torch.Size:
-        """The shape of the weight of which a rank's part has such a shape."""
-        sizes = list(shape)
-        for dim in {cut.dim for _, cut in cuts}:
-            sizes[dim] = sum(own * self._pieces(cut) for own, cut in cuts)
-        return torch.Size(sizes)
-
-    def _own(self, weight: Tensor, cuts: Cuts) -> Tensor:
-        """This rank's part of a published weight; a view where it is in one piece."""
-        shard, start, parts = self.where.shard, 0, list[Tensor]()
-        if shard.size == 1 or not cuts:
-            return weight
-        for own, cut in cuts:
-            pieces = self._pieces(cut)
-            first = shard.piece(own * pieces, pieces).start
-            parts.append(weight.narrow(cut.dim, start + first, own))
-            start += own * pieces
-        return parts[0] if len(parts) == 1 else torch.cat(parts, cuts[0][1].dim)
-
-    def _pieces(self, cut: Cut) -> int:
-        return self.where.shard.key_pieces(self.config) if cut.keys else self.where.shard.size
-
-
-def _cuts(shape: torch.Size, cut: Cut | Cuts | None) -> Cuts:
-    """The cuts of a published weight of which a rank's part has such a shape."""
-    if isinstance(cut, Cut):
-        return ((shape[cut.dim], cut),)
-    return cut or ()

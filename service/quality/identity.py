@@ -47,14 +47,18 @@ class Config(Protocol):
         """The form in which the layers' matrices are kept; None: they are not quantized."""
 
 
-def identity_of(folder: Path, config: Config) -> Identity:
-    """The identity of a checkpoint as it is loaded, with its overridden values."""
+def identity_of(folder: Path, config: Config, activation_parts: int = 1) -> Identity:
+    """The identity of a checkpoint as it is loaded, with its overridden values.
+
+    `activation_parts`: into how many parts the ranks divide activations before they become 8 bits.
+    """
     mrp = None if config.mrp is None else {"residual": config.mrp.residual, "scale": float(config.mrp.scale)}
     return Identity(
         block_size=config.block_size,
         mrp=mrp,
         weights=weights_fingerprint(folder),
         quantization=config.quantization,
+        activation_parts=activation_parts,
     )
 
 

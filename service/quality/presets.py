@@ -43,22 +43,25 @@ class Presets:
         return self.plans[name]
 
 
-def file_of(folder: Path, named: Path | None, quantization: str | None = None) -> QualityFile | None:
-    """The calibration file: `named`, else the checkpoint's file if it has one. CheckpointError if it is broken."""
-    path = named or folder / file_name(quantization)
+def file_of(folder: Path, named: Path | None, own: str) -> QualityFile | None:
+    """The calibration file: `named`, else the checkpoint's `own` if it has one. CheckpointError if it is broken."""
+    path = named or folder / own
     return read_quality(path) if named or path.is_file() else None
 
 
-def presets_of(folder: Path, config: Config, named: Path | None = None) -> Presets:
-    """The presets of a checkpoint. CheckpointError if its file is broken. A file of another checkpoint is not used."""
+def presets_of(folder: Path, config: Config, named: Path | None = None, activation_parts: int = 1) -> Presets:
+    """The presets of a checkpoint. CheckpointError if its file is broken. A file of another checkpoint is not used.
+
+    `activation_parts`: as in `identity_of`.
+    """
     mode = default_params().mode
     knobs = default_knobs(mode, config.mrp.default_steps if config.mrp else 0)
     fallback: dict[QualityName, Plan] = {"lossless": Plan(mode=mode, knobs=knobs)}
-    name = file_name(config.quantization)
-    file = file_of(folder, named, config.quantization)
+    name = file_name(config.quantization, activation_parts)
+    file = file_of(folder, named, name)
     if file is None:
         return Presets(fallback, missing=f"this checkpoint has no {name}; {HOW_TO_MAKE}")
-    identity = identity_of(folder, config)
+    identity = identity_of(folder, config, activation_parts)
     if file.checkpoint == identity:
         frontier = tuple(row.model_dump() for row in file.frontier)
         return Presets(file.presets, file.measured.model_dump(), frontier)

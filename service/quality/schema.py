@@ -30,9 +30,13 @@ Positive = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0)]
 
 
-def file_name(quantization: str | None = None) -> str:
-    """The file of a checkpoint whose matrices are kept in that form: `quality.json`, or such as `quality.int8.json`."""
-    return FILE_NAME if quantization is None else f"quality.{quantization}.json"
+def file_name(quantization: str | None = None, activation_parts: int = 1) -> str:
+    """The file of a checkpoint whose matrices are kept in that form: `quality.json`, or such as `quality.int8.json`.
+
+    `activation_parts`: as in `Identity`; `quality.w8a8-2.json` where they are two.
+    """
+    parts = "" if activation_parts == 1 else f"-{activation_parts}"
+    return FILE_NAME if quantization is None else f"quality.{quantization}{parts}.json"
 
 
 def knobs_of(params: ModeParams) -> dict[str, KnobValue]:
@@ -73,6 +77,7 @@ class Identity(_Part):
     mrp: dict[str, bool | float] | None = Field(description="residual and scale; null without MRP")
     weights: str = Field(description="fingerprint of the weights: identity.py")
     quantization: str | None = Field(None, description="the form in which the layers' matrices are kept")
+    activation_parts: Positive = Field(1, description="ranks that each make 8 bits of their part of the activations")
 
 
 class Measured(_Part):

@@ -37,7 +37,7 @@ def make_card(settings: Settings, checkpoint: Checkpoint, engine: Engine, codec:
         default_mode=default,
         defaults={name: default_knobs(name, steps) for name in modes},
         chat=codec.chat_problem is None,
-        quality=presets_of(checkpoint.path, config, settings.quality_file),
+        quality=presets_of(checkpoint.path, config, settings.quality_file, checkpoint.activation_parts),
         examples=examples_of(checkpoint.path),
         places=places_of(engine.max_running),
         replica_places=places_of(engine.max_running),

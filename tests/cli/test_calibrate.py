@@ -120,13 +120,13 @@ def test_refuses_what_makes_no_sense(run, capsys, options, more, said):
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_loaded(run, capsys, options, more, monkeypatch):
-    monkeypatch.setattr("service.cli.calibrate.load", lambda *_: pytest.fail("the checkpoint was loaded"))
+    monkeypatch.setattr("service.cli.calibrate.ranks_of", lambda *_: pytest.fail("the checkpoint was loaded"))
     assert run("calibrate", *options, *more) == 1
     assert capsys.readouterr().err.startswith("mrp-serve: ")
 
 
 def test_the_demo_too_is_told_of_the_rule_before_it_is_loaded(run, capsys, monkeypatch):
-    monkeypatch.setattr("service.cli.calibrate.load", lambda *_: pytest.fail("the checkpoint was loaded"))
+    monkeypatch.setattr("service.cli.calibrate.ranks_of", lambda *_: pytest.fail("the checkpoint was loaded"))
     assert run("calibrate", "--count", 20, "--timed", 8) == 1
     assert capsys.readouterr().err == (
         "mrp-serve: concurrency is 16, allowed is at most half the timed prompts, 4: "
@@ -144,7 +144,7 @@ def test_every_checkpoint_but_the_demo_needs_prompts_and_a_scorer(run, capsys, m
 def test_pictures_need_matplotlib(run, capsys, options, monkeypatch, tmp_path):
     monkeypatch.delitem(sys.modules, "service.quality.picture", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr("service.cli.calibrate.load", lambda *_: pytest.fail("the checkpoint was loaded"))
+    monkeypatch.setattr("service.cli.calibrate.ranks_of", lambda *_: pytest.fail("the checkpoint was loaded"))
     assert run("calibrate", *options, "--plot", tmp_path / "pictures") == 1
     assert "pip install '.[plot]'" in capsys.readouterr().err
 

@@ -50,6 +50,13 @@ def test_check_says_what_each_of_several_devices_holds(run, capsys):
     assert "each of 8" not in said
 
 
+def test_check_says_what_experts_in_8_bits_take(run, capsys):
+    assert run("check", GOLDEN.parent / EXPERTS_NAME, "--device", "cpu", "--quantization", "int8") == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "weights 0.5 MiB as torch.float32, matrices of layers as int8" in said
+    assert "has no quality.int8.json" in said
+
+
 def test_an_error_is_one_line_on_stderr(run, capsys, tmp_path):
     assert run("check", tmp_path) == 1
     assert capsys.readouterr().err == f"mrp-serve: {tmp_path} has no config.json\n"

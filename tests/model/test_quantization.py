@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,14 @@ from service.decode.modes import MODES, Static
 from service.decode.registry import make_params
 from service.demo import CHECKPOINT
 from service.engine import Engine, EngineConfig, GenerationRequest, Parts
-from service.errors import SettingsError
-from service.model import LoadOptions, load_checkpoint
+from service.errors import CheckpointError, SettingsError
+from service.model import Checkpoint, LoadOptions, load_checkpoint, published_weights
 from service.model.checkpoint import weight_bytes
-from service.model.quantization import FORMS, QUANTIZED, form_named
-from service.model.quantization.linear import QuantizedLinear, quantized
+from service.model.quantization import FORMS, Form, form_named, is_quantized
+from service.model.quantization.bits import Bits, quantized
+from service.model.quantization.linear import QuantizedLinear, product
+from service.model.quantization.matrices import QuantizedMatrices
+from service.model.shard import Shard
 from service.quality.identity import identity_of
 from service.quality.presets import presets_of
 from tests.engine.helpers import FAIR
@@ -32,13 +36,17 @@ def drawn(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.T
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+def made(form: Form, weight: torch.Tensor) -> QuantizedLinear:
+    return QuantizedLinear(quantized(weight, form), form)
+
+
 @EVERY_FORM
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_every_number_is_the_nearest_under_its_rows_scale(form, dtype):
     weight = drawn(0, 24, 40, dtype=dtype) * torch.logspace(-3, 2, 24)[:, None].to(dtype)
     values, scales = quantized(weight, form)
     kept = values.view(getattr(torch, form.dtype)).double()
-    shares = weight.double() / scales.double()[:, None]
+    shares = weight.double() / scales.double()
     step = 1.0 if form.dtype == "int8" else kept.abs().clamp(min=2**-6) * 2**-3
     # A share beyond the largest number is cut: the scale is rounded, so by half of its last place at most.
     slack = 0.01 * form.largest if dtype == torch.bfloat16 else 1e-3
@@ -59,15 +67,15 @@ def test_a_row_of_zeros_stays_one(form):
 @settings(max_examples=20)
 @given(rows=st.integers(1, 40), depth=st.integers(1, 8), width=st.integers(1, 70), seed=st.integers(0, 9))
 def test_the_product_is_that_of_the_widened_matrix(form, dtype, rows, depth, width, seed):
-    layer = QuantizedLinear(drawn(seed, width, 16 * depth, dtype=dtype), form)
+    layer = made(form, drawn(seed, width, 16 * depth, dtype=dtype))
     x = drawn(seed + 1, 2, rows, 16 * depth, dtype=dtype)
-    wanted = F.linear(x.double(), layer.values.view(getattr(torch, form.dtype)).double()) * layer.scales.double()
+    wanted = F.linear(x.double(), layer.values.view(getattr(torch, form.dtype)).double()) * layer.scales.double()[:, 0]
     close = 2e-2 if form.activations or dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(layer(x).double(), wanted, rtol=close, atol=close * wanted.abs().max().item())
 
 
 def test_with_8_bit_activations_a_row_is_the_same_to_the_bit_in_any_batch():
-    layer = QuantizedLinear(drawn(0, 33, 64, dtype=torch.bfloat16), FORMS["w8a8"])
+    layer = made(FORMS["w8a8"], drawn(0, 33, 64, dtype=torch.bfloat16))
     rows = drawn(1, 70, 64, dtype=torch.bfloat16)
     together = layer(rows)
     assert all(torch.equal(layer(rows[n : n + 1])[0], together[n]) for n in range(70))
@@ -76,7 +84,7 @@ def test_with_8_bit_activations_a_row_is_the_same_to_the_bit_in_any_batch():
 
 @EVERY_FORM
 def test_another_type_changes_scales_alone(form):
-    layer = QuantizedLinear(drawn(0, 8, 16), form)
+    layer = made(form, drawn(0, 8, 16))
     bits = layer.values.clone()
     layer.to(torch.bfloat16)
     assert torch.equal(layer.values, bits)
@@ -84,25 +92,65 @@ def test_another_type_changes_scales_alone(form):
 
 
 @EVERY_FORM
-@pytest.mark.parametrize("name", GOLDEN_NAMES)
+@pytest.mark.parametrize("name", [GOLDEN_NAMES[0], EXPERTS_NAME])
 def test_a_checkpoint_keeps_no_wide_matrix_of_a_layer(form, name):
     whole = load_checkpoint(GOLDEN / name)
     small = load_checkpoint(GOLDEN / name, LoadOptions(quantization=form.name))
     kept: list[torch.Tensor] = []
-    for module, original in ((small.backbone, whole.backbone), (small.mrp, whole.mrp)):
-        parts = dict(module.named_modules())
-        linear = {part for part, layer in original.named_modules() if isinstance(layer, nn.Linear)}
-        replaced = {part for part, layer in parts.items() if isinstance(layer, QuantizedLinear)}
-        assert replaced == {part for part in linear if part.rpartition(".")[2] in QUANTIZED}
-        assert linear - replaced <= {"lm_head"}
-        for part in replaced:
-            assert parts[part].weight.dtype == torch.float32
-            near = original.get_submodule(part).weight
-            torch.testing.assert_close(parts[part].weight, near, rtol=0.07, atol=0.02 * near.abs().max().item())
-        kept += [tensor for layer in parts.values() if isinstance(layer, QuantizedLinear) for tensor in layer.buffers()]
+    for module, original in zip(networks(small), networks(whole), strict=True):
+        kinds = (QuantizedLinear, QuantizedMatrices)
+        parts = {part: layer for part, layer in module.named_modules() if isinstance(layer, kinds)}
+        weights = ((part, weight) for part, weight in original.named_parameters() if is_quantized(part))
+        wide = {part.removesuffix(".weight"): weight for part, weight in weights}
+        assert parts.keys() == wide.keys()
+        for part, layer in parts.items():
+            assert layer.weight.dtype == torch.float32
+            torch.testing.assert_close(layer.weight, wide[part], rtol=0.07, atol=0.02 * wide[part].abs().max().item())
+        kept += [tensor for layer in parts.values() for tensor in layer.buffers()]
         kept += module.parameters()
     size = weight_bytes(small.config, small.dtype)
     assert sum(tensor.nbytes for tensor in kept) == size < weight_bytes(whole.config, whole.dtype)
+
+
+def networks(checkpoint: Checkpoint) -> list[nn.Module]:
+    return [checkpoint.backbone] + ([checkpoint.mrp] if checkpoint.mrp else [])
+
+
+@EVERY_FORM
+@torch.inference_mode()
+def test_experts_answer_as_their_widened_matrices_do_either_way(form):
+    """Over their own tokens, and over all."""
+    mlp = load_checkpoint(GOLDEN / EXPERTS_NAME, LoadOptions(quantization=form.name)).backbone.layers[1].mlp
+    wide = deepcopy(mlp)
+    for name in ("gate_up_proj", "down_proj"):
+        weight = getattr(wide.experts, name).weight
+        delattr(wide.experts, name)
+        setattr(wide.experts, name, nn.Parameter(weight))
+    x, close = drawn(3, 1, 21, 64), 0.03 if form.activations else 1e-5
+    for same_shapes in (False, True):
+        wanted = wide(x, same_shapes)
+        torch.testing.assert_close(mlp(x, same_shapes), wanted, rtol=close, atol=close * wanted.abs().max().item())
+
+
+@pytest.mark.parametrize("name", [GOLDEN_NAMES[0], EXPERTS_NAME])
+@pytest.mark.parametrize("form", ["int8", "fp8"])
+def test_ranks_have_the_numbers_of_one_device(form, name):
+    """A row's scale is that of the whole row, where a rank has a part of it, too."""
+    whole = networks(load_checkpoint(GOLDEN / name, LoadOptions(quantization=form)))
+    options = [LoadOptions(quantization=form, shard=Shard(rank, 2)) for rank in (0, 1)]
+    ranks = [networks(load_checkpoint(GOLDEN / name, one)) for one in options]
+    for number, module in enumerate(whole):
+        for part, layer in module.named_modules():
+            if part.endswith(("o_proj", "down_proj")):
+                own = [rank[number].get_submodule(part) for rank in ranks]
+                assert torch.equal(torch.cat([piece.values for piece in own], -1), layer.values)
+                assert all(torch.equal(piece.scales, layer.scales) for piece in own)
+
+
+def test_a_checkpoint_in_8_bits_is_not_written_again():
+    small = load_checkpoint(GOLDEN / GOLDEN_NAMES[0], LoadOptions(quantization="int8"))
+    with pytest.raises(CheckpointError, match=r"in 8 bits \(int8\), weights are written wide only"):
+        published_weights(small.config, small.backbone, small.mrp)
 
 
 @EVERY_FORM
@@ -118,9 +166,13 @@ def test_every_mode_decodes_and_drafting_loses_nothing(form):
     assert done["speculative"] == done["static"] == alone.token_ids
 
 
-def test_experts_are_refused():
-    with pytest.raises(SettingsError, match=r"'int8', but this checkpoint has experts"):
-        load_checkpoint(GOLDEN / EXPERTS_NAME, LoadOptions(quantization="int8"))
+@pytest.mark.parametrize("form", ["int8", "w8a8"])
+def test_experts_decode_alone_as_together(form):
+    checkpoint = load_checkpoint(GOLDEN / EXPERTS_NAME, LoadOptions(quantization=form))
+    asked = [GenerationRequest(str(n), tuple(range(n, n + 9)), Static(), max_new_tokens=8) for n in (1, 40, 200)]
+    engine = Engine(checkpoint, EngineConfig(deterministic=True))
+    together = [done.token_ids for done in engine.generate(asked)]
+    assert together == [engine.generate([one])[0].token_ids for one in asked]
 
 
 def test_other_forms_are_refused():
@@ -146,11 +198,51 @@ def test_a_calibration_of_the_wide_weights_is_another_checkpoints():
 @settings(max_examples=8)
 @given(count=st.integers(1, 40), depth=st.integers(1, 300), width=st.integers(1, 70), seed=st.integers(0, 9))
 def test_the_kernel_is_that_product(triton_device, form, count, depth, width, seed):
-    from service.model.quantization.kernels import product
+    from service.model.quantization import kernels
 
-    layer = QuantizedLinear(drawn(seed, width, depth, dtype=torch.bfloat16), form).to(triton_device)
+    layer = made(form, drawn(seed, width, depth, dtype=torch.bfloat16)).to(triton_device)
     rows = drawn(seed + 1, count, depth, dtype=torch.bfloat16).to(triton_device)
     values = layer.values.view(getattr(torch, form.dtype))
-    wanted = F.linear(rows.double(), values.double()) * layer.scales.double()
-    made = product(rows, values, layer.scales).double()
-    torch.testing.assert_close(made, wanted, rtol=1e-2, atol=1e-2 * wanted.abs().max().item())
+    wanted = F.linear(rows.double(), values.double()) * layer.scales.double()[:, 0]
+    done = kernels.product(rows, values, layer.scales).double()
+    torch.testing.assert_close(done, wanted, rtol=1e-2, atol=1e-2 * wanted.abs().max().item())
+
+
+def test_every_e4m3_number_is_widened_on_a_cpu_as_torch_does_it():
+    bits = torch.arange(256).to(torch.uint8).view(torch.int8)[None]
+    numbers = bits.view(torch.float8_e4m3fn)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        ours = Bits(bits, torch.ones(1, 1, dtype=dtype)).numbers(FORMS["fp8"])
+        told = ~numbers.float().isnan()
+        assert torch.equal(ours[told], numbers.to(dtype)[told])
+
+
+@pytest.mark.parametrize("form", [FORMS["int8"], FORMS["fp8"]], ids=["int8", "fp8"])
+@pytest.mark.parametrize("rows", [3, 20])
+def test_a_row_may_have_several_scales(form, rows):
+    bits = Bits(quantized(drawn(0, 24, 96), form).values, drawn(1, 24, 3).abs())
+    wanted = drawn(2, rows, 96).double() @ bits.widened(form).double().T
+    torch.testing.assert_close(product(drawn(2, rows, 96), bits, form).double(), wanted, rtol=1e-5, atol=1e-4)
+    parts = bits.numbers(form).unflatten(1, (3, 32)) * bits.scales[..., None]
+    assert torch.equal(bits.widened(form), parts.flatten(1))
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize(("count", "groups"), [(1, 1), (13, 3), (80, 1)])
+def test_the_kernel_of_experts_is_that_product(triton_device, form, count, groups):
+    """Some experts have no rows, the last has most."""
+    groups = 1 if form.activations else groups
+    values = quantized(drawn(0, 4 * 40, 96), form).values.view(4, 40, 96)
+    layer = QuantizedMatrices(Bits(values, drawn(1, 4, 40, groups, dtype=torch.bfloat16)), form).to(triton_device)
+    rows = drawn(2, count, 96, dtype=torch.bfloat16).to(triton_device)
+    ends = torch.tensor([0, count // 4, count // 4, count], dtype=torch.int32, device=triton_device)
+    second, last = rows.double().split([count // 4, count - count // 4])
+    wanted = torch.cat([second @ layer.weight[1].double().T, last @ layer.weight[3].double().T])
+    done = layer._by_kernel(rows, ends).double()
+    torch.testing.assert_close(done, wanted, rtol=2e-2, atol=1e-2 * wanted.abs().max().item())
+
+
+@pytest.mark.parametrize(("form", "parts"), [(None, 1), ("int8", 1), ("fp8", 1), ("w8a8", 2)])
+def test_ranks_divide_activations_that_become_8_bits(form, parts):
+    options = LoadOptions(quantization=form, shard=Shard(0, 2))
+    assert load_checkpoint(GOLDEN / EXPERTS_NAME, options).activation_parts == parts

@@ -49,9 +49,11 @@ for capability, noise in cases["vocabulary"]:
 
 QUANTIZED = """
 from service.model.quantization import kernels
-for capability, dtype in cases["quantized"]:
-    types = dict(x="*bf16", values=dtype, scales="*bf16", out="*bf16", M="i32", N="i32", K="i32")
-    compiled(kernels.multiply, types, dict(TILE=16, STEP=32, DEPTH=128, WIDE=False), capability, num_warps=4)
+tables = dict(numbers="*i64", firsts="*i64", lasts="*i32", M="i32", N="i32", K="i32", GROUP="i32")
+for capability, dtype, tile, groups, experts in cases["quantized"]:
+    types = dict(x="*bf16", values=dtype, scales="*bf16", out="*bf16") | tables
+    sizes = dict(TILE=tile, STEP=32, DEPTH=128, GROUPS=groups, EXPERTS=experts, WIDE=False)
+    compiled(kernels.multiply, types, sizes, capability, num_warps=4)
 """
 
 
@@ -59,7 +61,12 @@ for capability, dtype in cases["quantized"]:
 EVERY: dict[str, list[tuple[object, ...]]] = {
     "attention": [(90, "bf16", 4, 2, 16, 64, 4), (90, "fp32", 4, 2, 32, 16, 8), (80, "fp16", 4, 3, 64, 64, 4)],
     "vocabulary": [(90, True), (90, False), (80, True), (80, False)],
-    "quantized": [(90, "*i8"), (90, "*fp8e4nv"), (80, "*i8")],
+    "quantized": [
+        (90, "*fp8e4nv", 16, True, True),
+        (90, "*i8", 16, False, False),
+        (90, "*fp8e4nv", 64, False, True),
+        (80, "*i8", 16, False, True),
+    ],
 }
 ONE_OF_EACH = {kernel: cases[:1] for kernel, cases in EVERY.items()}
 

@@ -86,3 +86,13 @@ def test_the_fingerprint_reads_all_of_a_small_file(tmp_path: Path) -> None:
         assert weights_fingerprint(tmp_path) != before
     (tmp_path / "model.safetensors").write_bytes(bytes(10_000))
     assert weights_fingerprint(tmp_path) == before
+
+
+def test_nor_one_of_other_ranks_where_they_divide_activations(folder: Path, config: ModelConfig) -> None:
+    """Such ranks have files of their own, and a file that is named is known to be another's."""
+    small = replace(config, quantization="w8a8")
+    write_quality(made_up_file(checkpoint=identity_of(folder, small)), folder / "quality.w8a8.json")
+    assert presets_of(folder, small).missing is None
+    assert "has no quality.w8a8-2.json" in (presets_of(folder, small, None, 2).missing or "")
+    named = presets_of(folder, small, folder / "quality.w8a8.json", 2)
+    assert "(activation_parts differ)" in (named.missing or "")

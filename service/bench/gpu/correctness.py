@@ -19,7 +19,9 @@ from service.engine import Engine, EngineConfig, GenerationRequest, SamplingPara
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.attention.registry import has_triton
 from service.model.quantization import FORMS, Form
+from service.model.quantization.bits import Bits, quantized
 from service.model.quantization.linear import QuantizedLinear
+from service.model.quantization.matrices import QuantizedMatrices
 
 _KNOBS = ("tokens_per_step", "threshold", "mrp_steps")
 #: the golden checkpoints' end token
@@ -63,6 +65,7 @@ def _checks(device: torch.device, golden: Path, requests: int) -> Iterator[tuple
         yield f"demo alone = together bfloat16, deterministic, {label}", partial(_alone, device, config, requests)
     for form in FORMS.values():
         yield f"product with {form.name} matrices", partial(_products, device, form)
+        yield f"products of experts with {form.name} matrices", partial(_experts, device, form)
         yield f"demo speculative = static {form.name}", partial(_lossless, device, EngineConfig(), requests, form.name)
 
 
@@ -99,10 +102,28 @@ def _products(device: torch.device, form: Form) -> tuple[int, int]:
     shapes = [(1, 2048, 2048), (17, 2048, 6144), (256, 300, 70), (300, 1024, 512)]
     right = 0
     for rows, depth, width in shapes:
-        layer = QuantizedLinear(torch.randn(width, depth, device=device, dtype=torch.bfloat16), form)
+        weight = torch.randn(width, depth, device=device, dtype=torch.bfloat16)
+        layer = QuantizedLinear(quantized(weight, form), form)
         x = torch.randn(rows, depth, device=device, dtype=torch.bfloat16)
         wanted = x.double() @ layer.weight.double().T
         right += int(bool((layer(x).double() - wanted).abs().max() <= 0.01 * wanted.abs().max()))
+    return right, len(shapes)
+
+
+def _experts(device: torch.device, form: Form) -> tuple[int, int]:
+    """The same of rows that are sorted by expert: some experts have none, one has many."""
+    shapes = [(5, 16, 2048, 1536), (90, 8, 768, 2048), (900, 4, 2048, 70)]
+    right = 0
+    for count, number, depth, width in shapes:
+        weight = torch.randn(number * width, depth, device=device, dtype=torch.bfloat16)
+        bits = (part.unflatten(0, (number, width)) for part in quantized(weight, form))
+        layer = QuantizedMatrices(Bits(*bits), form)
+        x = torch.randn(count, depth, device=device, dtype=torch.bfloat16)
+        experts = torch.randint(1, number, (count,), device=device).sort().values
+        ends = torch.searchsorted(experts, torch.arange(number, device=device), right=True, out_int32=True)
+        chosen = zip(experts.tolist(), x.double(), strict=True)
+        wanted = torch.stack([layer.weight[expert].double() @ row for expert, row in chosen])
+        right += int(bool((layer.grouped(x, ends).double() - wanted).abs().max() <= 0.02 * wanted.abs().max()))
     return right, len(shapes)
 
 

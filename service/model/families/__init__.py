@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from service.errors import CheckpointError
@@ -11,6 +12,7 @@ from service.model.families.interface import Family
 from service.model.families.llada2_moe import Llada2Moe
 from service.model.families.sdar import Sdar
 from service.model.families.sdar_moe import SdarMoe
+from service.model.quantization import published_form
 
 #: `model_type` in config.json -> the family
 FAMILIES: Mapping[str, Family] = {"sdar": Sdar(), "sdar_moe": SdarMoe(), "llada2_moe": Llada2Moe()}
@@ -30,4 +32,5 @@ def parse_config(raw: Mapping[str, Any], *, block_size: int | None = None) -> Mo
     `block_size` overrides the checkpoint's (the published 4B MRP says 4 and was trained with 16).
     Raises CheckpointError naming the key that is missing or not supported.
     """
-    return family_named(raw.get("model_type")).config(raw, block_size)
+    config, published = family_named(raw.get("model_type")).config(raw, block_size), published_form(raw)
+    return replace(config, quantization=published.form, scale_columns=published.columns) if published else config
