@@ -86,6 +86,28 @@ class WeightFiles:
         return weight
 
 
+class WeightShapes:
+    """The safetensors files of a checkpoint, of which only the headers are read: weights on the meta device.
+
+    Raises CheckpointError for a file that is missing or not whole.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._shapes: dict[str, list[int]] = {}
+        for file in weight_files(path):
+            with open_file(file, "pt") as opened:
+                self._shapes |= {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
+
+    @property
+    def names(self) -> Collection[str]:
+        """Every weight there is."""
+        return self._shapes.keys()
+
+    def read(self, name: str) -> Tensor:
+        """One of them, without its numbers."""
+        return torch.empty(self._shapes[name], device="meta")
+
+
 def fill(
     path: Path, config: ModelConfig, modules: tuple[Backbone, Mrp | None], source: WeightSource, where: TensorOptions
 ) -> None:
