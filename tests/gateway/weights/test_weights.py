@@ -264,9 +264,8 @@ async def test_two_exchanges_at_once_leave_one_version_everywhere(
         ]
         statuses = sorted([(await response).status_code for response in sent])
         assert statuses in ([200, 409], [200, 200])
-        models = {generator.status().card.weights.model for generator in replicas.generators}
-        assert models == {str(third)}
-        assert await answered(http) == [answers[third]] * 4
+        [model] = {generator.status().card.weights.model for generator in replicas.generators}
+        assert await answered(http) == [answers[Path(model)]] * 4
 
 
 async def test_a_cut_stream_is_not_continued_by_other_weights(
