@@ -83,7 +83,7 @@ class KeyRing:
 
 
 def _named(keys: Sequence[str]) -> list[ApiKey]:
-    """Hashed keys of the settings: `key-1`, `key-2`, …"""
+    """Hashed keys of the settings, which have numbers for names."""
     return [ApiKey(f"key-{number}", bytes.fromhex(key.removeprefix(DIGEST))) for number, key in enumerate(keys, 1)]
 
 

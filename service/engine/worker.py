@@ -159,7 +159,7 @@ class EngineWorker:
         """Lets `take` change the weights on the engine's thread, when no request runs. Waiting requests go on waiting.
 
         `cut`: requests that run end with WeightsChanged; else they finish first. One exchange at a time. Raises
-        ReplicaStopping if the engine stops or has stopped; EngineFailed if `take` fails, which is the end of the engine.
+        ReplicaStopping if the engine stops or has stopped; EngineFailed if `take` fails, which ends the engine.
         """
         loop = asyncio.get_running_loop()
         change = _Change(take, version, cut, loop, loop.create_future())

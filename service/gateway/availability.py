@@ -35,7 +35,7 @@ class Availability:
         backend: Backend,
         admission: AdmissionController,
         timeout_s: float,
-        heard: Callable[[ModelCard], None] = lambda card: None,
+        heard: Callable[[ModelCard], None] = lambda _: None,
     ) -> None:
         self._backend = backend
         self._admission = admission

@@ -22,7 +22,10 @@ _AGAIN_S = 2.0
 
 
 class WeightsExchange:
-    """The weights of a service, at one ingress. `base`: the setting `model`. `newest`: None before the first exchange."""
+    """The weights of a service, at one ingress.
+
+    `base`: the setting `model`. `newest`: None before the first exchange.
+    """
 
     def __init__(self, backend: Backend, base: str) -> None:
         self.newest: Weights | None = None
@@ -90,7 +93,8 @@ class WeightsExchange:
         failed = [f"{one.replica}: {one.error.message}" for one in told if one.error is not None]
         if failed:
             raise ExchangeFailed(
-                f"{len(failed)} of {len(told)} replicas could not take the weights, and answer nothing until they have: "
+                f"{len(failed)} of {len(told)} replicas could not take the weights. "
+                "They answer nothing until they have: "
                 f"{'; '.join(failed)}",
                 retry_after=_AGAIN_S,
             )

@@ -43,7 +43,7 @@ class Source:
         check(model, self._checkpoint.config, self._options)
 
     def fetch(self, model: str) -> tuple[Callable[[], None], Presets]:
-        """Reads weights. Returns what puts them in the place of the served ones, and the presets of their checkpoint."""
+        """Reads weights. Returns what puts them in the place of the served ones, and their presets."""
         config, ranks = self._checkpoint.config, self._ranks
         if ranks is None:
             fresh = fetch(model, config, self._options)

@@ -1,4 +1,4 @@
-"""Weights that are exchanged in an engine: each request is decoded by one version, and nothing of the old one is left."""
+"""Weights that are exchanged in an engine: one version decodes each request, and nothing of the old one is left."""
 
 from __future__ import annotations
 

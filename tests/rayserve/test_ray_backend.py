@@ -336,6 +336,8 @@ async def test_all_ingresses_are_told_and_one_that_hangs_is_not_waited_for() -> 
 
 async def test_the_card_is_that_of_replicas_with_the_newest_weights() -> None:
     """Those of another deployment, which an update brings, count for themselves."""
-    cards = [replace(CARD, weights=Weights(*one)) for one in ((1, "a", "m"), (2, "b", "m"), (2, "b", "m"), (0, "n", "n"))]
+    cards = [
+        replace(CARD, weights=Weights(*one)) for one in ((1, "a", "m"), (2, "b", "m"), (2, "b", "m"), (0, "n", "n"))
+    ]
     card = await backend(Handle(control=lambda method: [Status("r", None, one) for one in cards])).card()
     assert (card.weights, card.places, card.behind) == (Weights(2, "b", "m"), 3, 1)

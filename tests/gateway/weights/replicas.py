@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ WEIGHTS = "/admin/weights"
 class Replicas:
     """A backend over several generators, which take turns. The test starts them again, as Serve would.
 
-    `lost_after`: so many items of the next stream come, then its replica is lost. `refuses`: what a replica answers to
+    `lost_after`: so many items of the next stream come, then its replica is lost, and `at_loss` is called. `refuses`: what a replica answers to
     new weights instead of taking them, by its number.
     """
 
@@ -36,6 +37,7 @@ class Replicas:
         self.generators = [self._started(number) for number in range(count)]
         self.works: list[tuple[int, Work]] = []
         self.lost_after: int | None = None
+        self.at_loss: Callable[[], Awaitable[object]] | None = None
         self.refuses: dict[int, Exception] = {}
         self.ingresses: list[Ingress] = []
         self._turn = 0
@@ -80,6 +82,8 @@ class Replicas:
         async with aclosing(self._next(work).stream(work)) as items:
             async for item in items:
                 if left == 0:
+                    if self.at_loss is not None:
+                        await self.at_loss()
                     raise ReplicaLost("killed", retry_after=1.0)
                 left = None if left is None else left - 1
                 yield item
