@@ -27,8 +27,8 @@ WEIGHTS = "/admin/weights"
 class Replicas:
     """A backend over several generators, which take turns. The test starts them again, as Serve would.
 
-    `lost_after`: so many items of the next stream come, then its replica is lost, and `at_loss` is called. `refuses`: what a replica answers to
-    new weights instead of taking them, by its number.
+    `lost_after`: so many items of the next stream come, then its replica is lost, and `at_loss` is called.
+    `refuses`: what a replica answers to new weights instead of taking them, by its number.
     """
 
     def __init__(self, model: Path, count: int = 2, **changes: Any) -> None:
