@@ -93,7 +93,8 @@ class Exchange:
 
     async def _told(self, work: Coroutine[Any, Any, None]) -> Exchanged:
         """What came of it, and how long it took."""
-        began, error = time.monotonic(), None
+        error: MrpServeError | None = None
+        began = time.monotonic()
         try:
             await work
         except (CheckpointError, SettingsError) as problem:
