@@ -6,9 +6,11 @@ MrpServeError
 │   ├── ConstraintFailed   422  an answer cannot go on within its constraint
 │   ├── ConstraintNotAvailable 422 answers of this checkpoint cannot be constrained
 │   ├── QualityNotAvailable 422 the checkpoint has no calibration file that says what this quality is
+│   ├── WeightsRefused     422  weights cannot take the place of those that are served; the old ones stay
 │   └── PromptTooLong      422  prompt + max_new_tokens over the model's length or the KV cache
 ├── Unauthorized           401  an API key is required and missing or wrong
 ├── UnknownModel           404  the request names a model that is not served
+├── WeightsConflict        409  newer weights already answer, or came in between
 ├── BodyTooLarge           413  the request body is over the limit
 ├── QueueFull              429  the queue is full; try again after `retry_after` seconds
 ├── RateLimited            429  the API key has used up its requests or tokens of this minute
@@ -18,7 +20,10 @@ MrpServeError
 ├── NotReady               503  the server is loading or draining, or has no replica
 │   ├── Asleep             503  the service is scaled to zero; a request that waits starts a replica
 │   ├── ReplicaLost        503  the replica died before the answer was complete
-│   └── ReplicaStopping    503  the replica or its engine is stopping; another replica can take the request
+│   ├── ReplicaStopping    503  the replica or its engine is stopping; another replica can take the request
+│   └── WeightsBehind      503  the replica has older weights than may answer; another one can take the request
+├── WeightsChanged         503  the weights were exchanged before the answer was complete
+├── ExchangeFailed         503  a replica could not exchange its weights
 ├── OutOfMemory            503  the device had no memory for a step of this request; other requests go on
 ├── DeadlineExceeded       504  the time limit passed before the first token
 ├── CheckpointError         –   a checkpoint cannot be loaded; the message names the file or weight
@@ -72,6 +77,15 @@ class QualityNotAvailable(InvalidRequest):
     code = "quality_not_available"
 
 
+class WeightsRefused(InvalidRequest):
+    """Weights cannot take the place of those that are served. The message names the first difference.
+
+    The old weights stay.
+    """
+
+    code = "weights_refused"
+
+
 class ConstraintFailed(InvalidRequest):
     """An answer cannot go on within its constraint, or following the constraint takes too long."""
 
@@ -102,6 +116,13 @@ class UnknownModel(MrpServeError):
 
     status = 404
     code = "unknown_model"
+
+
+class WeightsConflict(MrpServeError):
+    """Newer weights already answer, or came in between."""
+
+    status = 409
+    code = "weights_conflict"
 
 
 class BodyTooLarge(MrpServeError):
@@ -171,6 +192,26 @@ class ReplicaStopping(NotReady):
     """The replica or its engine is stopping. It takes no new requests and gives up those it has."""
 
     code = "replica_stopping"
+
+
+class WeightsBehind(NotReady):
+    """The replica has older weights than may answer this request. Another replica can take it, or this one later."""
+
+    code = "weights_behind"
+
+
+class WeightsChanged(MrpServeError):
+    """The weights were exchanged before the answer was complete. No other weights may continue it."""
+
+    status = 503
+    code = "weights_changed"
+
+
+class ExchangeFailed(MrpServeError):
+    """A replica could not exchange its weights. It answers no request until it has."""
+
+    status = 503
+    code = "exchange_failed"
 
 
 class OutOfMemory(MrpServeError):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from service.decode.modes import MODES
@@ -126,6 +126,14 @@ class Settings(BaseSettings):
         (), repr=False, description="comma-separated keys or `sha256:<hex>`; no keys and no key file: open"
     )
     api_keys_file: Path | None = Field(None, description="YAML list of hashed keys, with names, weights and limits")
+    admin_keys: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), repr=False, description="the same for `/admin/weights`; no keys: there is no such route"
+    )
+    weights_update: Literal["finish", "abort"] = Field(
+        "finish",
+        description="when weights are exchanged, requests that run finish with the old ones; abort: they begin again "
+        "with the new ones, and streams of which a part was sent end",
+    )
     share_prefixes_between_keys: bool = Field(
         False, description="requests of all API keys share KV pages; a key can then find out prompts of others"
     )
@@ -237,12 +245,12 @@ class Settings(BaseSettings):
             )
         return self
 
-    @field_validator("api_keys", mode="before")
+    @field_validator("api_keys", "admin_keys", mode="before")
     @classmethod
-    def _hashed(cls, value: object) -> object:
+    def _hashed(cls, value: object, about: ValidationInfo) -> object:
         keys = value.split(",") if isinstance(value, str) else value
         if isinstance(keys, (list, tuple)):
-            keys = tuple(_digest(key.strip()) if isinstance(key, str) else key for key in keys)
+            keys = tuple(_digest(key.strip(), about.field_name) if isinstance(key, str) else key for key in keys)
         return keys
 
     @classmethod
@@ -277,14 +285,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
 
 
-def _digest(key: str) -> str:
+def _digest(key: str, setting: str | None) -> str:
     """The hash of a key, the only form in which it is kept. A key that is already hashed stays as it is."""
     if not key:
-        raise SettingsError("api_keys has an empty key, allowed are non-empty texts", param="api_keys")
+        raise SettingsError(f"{setting} has an empty key, allowed are non-empty texts", param=setting)
     if not key.startswith(DIGEST):
         return DIGEST + hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
     if not re.fullmatch(r"[0-9a-fA-F]{64}", key.removeprefix(DIGEST)):
-        raise SettingsError("api_keys has a sha256:… that is not 64 hexadecimal digits", param="api_keys")
+        raise SettingsError(f"{setting} has a sha256:… that is not 64 hexadecimal digits", param=setting)
     return key.lower()
 
 
@@ -322,6 +330,6 @@ def _explain(error: ValidationError) -> str:
     lines = []
     for problem in error.errors(include_url=False):
         name = str(problem["loc"][0]) if problem["loc"] else "settings"
-        value = "…" if name == "api_keys" else repr(problem["input"])
+        value = "…" if name in {"api_keys", "admin_keys"} else repr(problem["input"])
         lines.append(f"{name} is {value}: {problem['msg']}")
     return "; ".join(dict.fromkeys(lines))

@@ -32,12 +32,48 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
+class Weights:
+    """Which weights answer. `model`: a folder or a hub name.
+
+    `version`: 0 for those that a replica starts with; it grows with every exchange. `base`: the setting `model`;
+    versions count among weights that came in its place.
+    """
+
+    version: int = 0
+    model: str = ""
+    base: str = ""
+
+    def behind(self, other: Weights) -> bool:
+        """Whether the others are newer. Of two that two exchanges gave one version, one counts as newer everywhere."""
+        return self.base == other.base and (self.version, self.model) < (other.version, other.model)
+
+    @property
+    def name(self) -> str:
+        """The last part of `model`, which says nothing of a machine's folders."""
+        return self.model.rstrip("/").rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """A replica's answer to new weights: those that it has now. `seconds`: it took. `error`: why it has others."""
+
+    replica: str
+    weights: Weights
+    seconds: float = 0.0
+    error: MrpServeError | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Resume:
-    """The blocks of an answer that other replicas have delivered: their tokens, number and statistics."""
+    """The blocks of an answer that other replicas have delivered: their tokens, number and statistics.
+
+    `version`: of the weights that decoded them. No others may continue them.
+    """
 
     token_ids: tuple[int, ...] = field(default=(), repr=False)
     num_blocks: int = 0
     stats: Stats = Stats()
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +115,7 @@ class Work:
     the chat template.
     `top_logprobs`: with `return_pieces`, so many of the likeliest tokens are named with each token.
     `scoring`: places of the prompt are read, and nothing is decoded.
+    `weights`: the oldest that may answer; None: any.
     """
 
     request_id: str
@@ -110,6 +147,7 @@ class Work:
     scoring: Scoring | None = None
     tools: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
     think: bool | None = None
+    weights: Weights | None = None
 
 
 def too_late(work: Work) -> DeadlineExceeded:
@@ -140,6 +178,7 @@ class Chunk:
 
     The last chunk carries the `ending`, so the receiver of the whole answer knows that it is complete. Every other
     chunk ends at the end of a block, where another replica can continue. `prompt_tokens`: those of the whole prompt.
+    `version`: of the weights that decoded it.
     """
 
     index: int
@@ -150,6 +189,7 @@ class Chunk:
     ending: Ending | None = None
     pieces: tuple[TokenPiece, ...] = field(default=(), repr=False)
     prompt_tokens: int = 0
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +245,7 @@ class ModelCard:
     at once; on the card of the service, the places of all replicas together. `replica_places`: those of one replica, on
     either card. `tool_format`: how it writes calls of tools; None if it cannot be given tools, for the reason
     `tools_problem`. `thinking`: how its chat answers think, None if they do not.
+    `weights`: those that answer. `behind`: on the card of the service, the replicas that have older ones.
     """
 
     name: str
@@ -223,6 +264,8 @@ class ModelCard:
     tool_format: str | None = None
     tools_problem: str = "this checkpoint has no chat template"
     thinking: Thinking | None = None
+    weights: Weights = Weights()
+    behind: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,11 +62,13 @@ class KeyRing:
     @classmethod
     def load(cls, settings: Settings) -> KeyRing:
         """The keys of the settings (`key-1`, `key-2`, …) and of their file. SettingsError if one is not allowed."""
-        named = [
-            ApiKey(f"key-{number}", bytes.fromhex(key.removeprefix(DIGEST)))
-            for number, key in enumerate(settings.api_keys, 1)
-        ]
+        named = _named(settings.api_keys)
         return cls([*named, *(_read(settings.api_keys_file) if settings.api_keys_file else ())])
+
+    @classmethod
+    def of_admins(cls, settings: Settings) -> KeyRing:
+        """The keys of those who may exchange weights."""
+        return cls(_named(settings.admin_keys))
 
     def find(self, given: bytes) -> ApiKey | None:
         """The key that `given` is; None if it is not known. The anonymous key if none are configured.
@@ -78,6 +80,11 @@ class KeyRing:
         digest = hashlib.sha256(given).digest()
         found = [key for key in self._keys if hmac.compare_digest(digest, key.digest)]
         return found[0] if found else None
+
+
+def _named(keys: Sequence[str]) -> list[ApiKey]:
+    """Hashed keys of the settings, which have numbers for names."""
+    return [ApiKey(f"key-{number}", bytes.fromhex(key.removeprefix(DIGEST))) for number, key in enumerate(keys, 1)]
 
 
 def check_name(name: str) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -41,7 +41,7 @@ from service.engine.scheduler import Scheduler, Waiting
 from service.engine.sequence import Sequence
 from service.engine.turn import Forwards, Turn, end_alone
 from service.engine.validation import validate
-from service.errors import InvalidRequest, SettingsError
+from service.errors import InvalidRequest, SettingsError, WeightsChanged
 from service.model.checkpoint import Checkpoint
 
 _log = logging.getLogger(__name__)
@@ -51,6 +51,7 @@ class Engine:
     """Decodes requests with one checkpoint. Not thread-safe. `parts`: see `parts.py`.
 
     `progress`: the decoding steps that the last `step` took for requests with `report_steps`.
+    `version`: of the weights, which `exchange` sets.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Engine:
         self._scheduler = Scheduler(self._pages, size, config, self._pricing, prompt_rows)
         self._observer: Observer = HarmlessObserver(observer or SilentObserver())
         self._clock = parts.clock
+        self.version, self._held = 0, False
         self.progress: list[BlockProgress] = []
         runner = self._runner
         self._forwards = Forwards(runner if isinstance(runner, AsyncRunner) else Immediate(runner), self._clock)
@@ -123,17 +125,55 @@ class Engine:
         """Whether `step` has anything to do."""
         return bool(self._scheduler.running or self._scheduler.waiting)
 
+    # --- other weights ------------------------------------------------------------------------------
+
+    def hold(self) -> None:
+        """Starts no waiting request until `exchange`."""
+        self._held = True
+
+    def abort_running(self) -> list[str]:
+        """Ends the running requests, as `abort`. Returns their ids."""
+        running = [sequence.request.request_id for sequence in self._scheduler.running]
+        for request_id in running:
+            self.abort(request_id)
+        return running
+
+    def exchange(self, take: Callable[[], None], version: int) -> None:
+        """Lets `take` change the weights, and forgets what the old ones computed. No request may run.
+
+        An error of `take` is the end of the engine: some weights may be new and others old.
+        """
+        if self._scheduler.running:
+            raise AssertionError("the weights are to be exchanged while requests run")
+        while self._turns:  # of requests that ended meanwhile
+            self._end_turn(Counter())
+        take()
+        self._pages.clear()
+        self.version, self._held = version, False
+
     # --- decoding ----------------------------------------------------------------------------------
 
     def admit(self) -> None:
         """Starts waiting requests while places and pages are free. `step` calls this itself."""
+        if self._held:
+            return
         now = self._clock()
         for sequence in self._scheduler.admit():
             sequence.stats = replace(sequence.stats, queue_s=now - sequence.submitted)
             try:
+                self._check_version(sequence.request)
                 sequence.start()
             except Exception as error:  # noqa: BLE001 - any error here concerns only this request
                 end_alone(sequence, error)
+
+    def _check_version(self, request: GenerationRequest) -> None:
+        """WeightsChanged for a request whose beginning other weights have decoded."""
+        if request.version not in {None, self.version}:
+            raise WeightsChanged(
+                f"weights of version {request.version} began this answer, version {self.version} answers now; send the "
+                "request again",
+                retry_after=1.0,
+            )
 
     def step(self) -> list[BlockEvent]:
         """One turn of the running requests: a backbone forward over their rows, then MRP forwards until none needs one.
@@ -226,7 +266,7 @@ class Engine:
                 sequence.stats = replace(sequence.stats, first_block_s=waited if first is None else first)
                 own = sequence.stats
                 stats = replace(event.stats, prefill_s=own.prefill_s, first_block_s=own.first_block_s, total_s=waited)
-                events.append(replace(event, stats=stats))
+                events.append(replace(event, stats=stats, version=self.version))
                 self._observer.on_event(sequence.request, events[-1])
             sequence.events.clear()
             if sequence.finish_reason is not None:

@@ -13,7 +13,7 @@ from typing import Protocol
 from service.engine.drafting.costs import StepCosts
 from service.engine.forward.networks import Execution, Networks, Shapes
 from service.engine.forward.runner import RowRunner, Runner
-from service.model.checkpoint import Checkpoint
+from service.model.checkpoint import Checkpoint, LoadOptions
 from service.model.memory import DeviceMemory
 
 
@@ -29,6 +29,12 @@ class Ranks(Protocol):
 
     def networks(self, checkpoint: Checkpoint, num_pages: int, shapes: Shapes, execution: Execution) -> Networks:
         """The networks over all parts. `checkpoint`: the part of this process."""
+
+    def fetch(self, name: str, options: LoadOptions) -> Checkpoint:
+        """Other weights for all parts, read beside those that are served. Returns the part of this process."""
+
+    def take(self, fresh: Checkpoint) -> None:
+        """Puts the fetched weights in the place of the served ones. No forward may be under way."""
 
     def close(self) -> None:
         """Ends them."""

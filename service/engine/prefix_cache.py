@@ -128,6 +128,13 @@ class PrefixCache:
         lease.nodes.clear()
         lease.pages.clear()
 
+    def clear(self) -> None:
+        """Forgets all written blocks: other weights give other keys and values. No request may hold a page."""
+        while self._idle:
+            self._evict()
+        if self._pool.num_used:
+            raise AssertionError("pages are in use while the cache is emptied")
+
     def _match(self, prefix: Prefix) -> Iterator[_Node]:
         """The nodes of the leading blocks that the tree has with all parts that are needed."""
         nodes = self._first

@@ -63,6 +63,7 @@ class GenerationRequest:
     that another engine has decoded for this request. `report_steps`: whether `Engine.progress` tells its steps.
     `asked`: what its picks tell besides tokens.
     `grammar`: what the answer must keep to; its end tokens must be stop tokens of the request.
+    `version`: of the weights that must decode it, those of the tokens that it continues; None: any.
     """
 
     request_id: str
@@ -81,6 +82,7 @@ class GenerationRequest:
     report_steps: bool = False
     asked: Asked | None = None
     grammar: GrammarSource | None = field(default=None, repr=False, compare=False)
+    version: int | None = None
 
     def __post_init__(self) -> None:
         if not HIGHEST_PRIORITY <= self.priority <= LOWEST_PRIORITY:
@@ -198,7 +200,8 @@ class BlockEvent:
     completion. `index`: 0 for the first generated block. `finish_reason`: set on a request's last event. `steps`: how
     the block was decoded. `constraint_met`: on the last event, whether the answer satisfies the request's grammar; None
     without a grammar. `found`: of a request of params `Score`, its places (tokens before them) and what is known there.
-    `error`: why the engine ended the request (the finish reason is then "abort"), else None.
+    `error`: why the engine ended the request (the finish reason is then "abort"), else None. `version`: of the weights
+    that decoded it, as `Engine.version`.
     """
 
     request_id: str
@@ -210,6 +213,7 @@ class BlockEvent:
     error: MrpServeError | None = None
     constraint_met: bool | None = None
     found: tuple[tuple[int, Known], ...] = field(default=(), repr=False)
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)

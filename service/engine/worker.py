@@ -15,13 +15,22 @@ import logging
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
 
 from service.engine.engine import Engine
 from service.engine.observer import EngineState
 from service.engine.request import BlockEvent, BlockProgress, GenerationRequest
-from service.errors import EngineFailed, InvalidRequest, MrpServeError, QueueFull, ReplicaLost, ReplicaStopping
+from service.errors import (
+    EngineFailed,
+    InvalidRequest,
+    MrpServeError,
+    QueueFull,
+    ReplicaLost,
+    ReplicaStopping,
+    WeightsChanged,
+)
 from service.tracebacks import kind_and_place, without_message
 
 _log = logging.getLogger(__name__)
@@ -36,10 +45,35 @@ class _Stream:
     queue: asyncio.Queue[Item] = field(default_factory=asyncio.Queue)
 
 
+@dataclass(slots=True, eq=False)
+class _Change:
+    """Other weights, and who waits for them. `cut`: requests that run are ended; else they finish first."""
+
+    take: Callable[[], None] = field(repr=False)
+    version: int
+    cut: bool
+    loop: asyncio.AbstractEventLoop
+    done: asyncio.Future[None]
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Tells who waits. Called on the engine's thread."""
+        with suppress(RuntimeError):  # the loop is closed, so nobody waits
+            self.loop.call_soon_threadsafe(self._tell, error)
+
+    def _tell(self, error: BaseException | None) -> None:
+        if self.done.done():
+            return
+        if error is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(error)
+
+
 @dataclass(slots=True)
 class _Inbox:
     submitted: list[_Stream] = field(default_factory=list)
     aborted: list[str] = field(default_factory=list)
+    change: _Change | None = None
 
 
 class EngineWorker:
@@ -65,6 +99,7 @@ class EngineWorker:
         self._on_the_way = 0  # requests taken out of the inbox that `_state` does not count yet
         self._stopping = False
         self._failure: str | None = None
+        self._change: _Change | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -120,6 +155,21 @@ class EngineWorker:
             if not finished:
                 self._abort(stream)
 
+    async def exchange(self, take: Callable[[], None], version: int, *, cut: bool) -> None:
+        """Lets `take` change the weights on the engine's thread, when no request runs. Waiting requests go on waiting.
+
+        `cut`: requests that run end with WeightsChanged; else they finish first. One exchange at a time. Raises
+        ReplicaStopping if the engine stops or has stopped; EngineFailed if `take` fails, which ends the engine.
+        """
+        loop = asyncio.get_running_loop()
+        change = _Change(take, version, cut, loop, loop.create_future())
+        with self._changed:
+            if self._stopping or self._failure is not None:
+                raise ReplicaStopping(f"the engine stopped: {self._failure or 'the server is shutting down'}")
+            self._inbox.change = change
+            self._changed.notify()
+        await change.done
+
     def _submit(self, stream: _Stream) -> None:
         request_id = stream.request.request_id
         with self._changed:
@@ -151,6 +201,7 @@ class EngineWorker:
         try:
             while (inbox := self._wait()) is not None:
                 self._take(inbox)
+                self._exchange_if_idle()
                 items = self._step() if self._engine.has_work else []
                 self._state = self._engine.state()
                 self._send(items)
@@ -178,10 +229,15 @@ class EngineWorker:
         steps: list[tuple[str, Item]] = [(one.request_id, one) for one in self._engine.progress]
         return [*steps, *((event.request_id, event.error or event) for event in events)]
 
+    @property
+    def _inbox_has_any(self) -> bool:
+        inbox = self._inbox
+        return bool(inbox.submitted or inbox.aborted or inbox.change)
+
     def _wait(self) -> _Inbox | None:
         """The inbox, as soon as there is work. None when stopping."""
         with self._changed:
-            while not (self._stopping or self._inbox.submitted or self._inbox.aborted or self._engine.has_work):
+            while not (self._stopping or self._inbox_has_any or self._engine.has_work):
                 self._changed.wait()
             if self._stopping:
                 return None
@@ -196,13 +252,35 @@ class EngineWorker:
             self._engine.abort(request_id)
             with self._changed:
                 self._streams.pop(request_id, None)
+        if inbox.change is not None:
+            self._hold_for(inbox.change)
         self._engine.admit()
         with self._changed:  # counted before the step, since the step may be long
             self._state, self._on_the_way = self._engine.state(), 0
 
+    def _hold_for(self, change: _Change) -> None:
+        self._change = change
+        self._engine.hold()
+        if change.cut:
+            ended = self._engine.abort_running()
+            why = "the weights are being exchanged, and the setting weights_update is abort"
+            self._send([(request_id, WeightsChanged(why, retry_after=1.0)) for request_id in ended])
+
+    def _exchange_if_idle(self) -> None:
+        """Makes the change that waits, once no request runs."""
+        change = self._change
+        if change is None or self._engine.state().num_running:
+            return
+        self._engine.exchange(change.take, change.version)
+        self._change = None
+        change.end()
+
     def _fail(self, error: MrpServeError) -> None:
         with self._changed:
             failed = list(self._streams)
+            change, self._change, self._inbox.change = self._change or self._inbox.change, None, None
+        if change is not None:
+            change.end(copy(error))
         self._send([(request_id, copy(error)) for request_id in failed])  # raising an error extends its traceback
 
     def _send(self, items: list[tuple[str, Item]]) -> None:

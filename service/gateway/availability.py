@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
@@ -26,13 +27,20 @@ LOOK_S = 1.0
 class Availability:
     """Reads the card from a backend and passes it to the admission controller.
 
-    `timeout_s`: the longest wait for the first card of a service that is scaled to zero.
+    `timeout_s`: the longest wait for the first card of a service that is scaled to zero. `heard` gets every card, too.
     """
 
-    def __init__(self, backend: Backend, admission: AdmissionController, timeout_s: float) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        admission: AdmissionController,
+        timeout_s: float,
+        heard: Callable[[ModelCard], None] = lambda _: None,
+    ) -> None:
         self._backend = backend
         self._admission = admission
         self._timeout_s = timeout_s
+        self._heard = heard
         self._last: ModelCard | None = None
         self._watch: asyncio.Task[None] | None = None
         self._waiting = 0
@@ -53,6 +61,7 @@ class Availability:
         """Stores `card` as the current one. GET /health calls this, too."""
         self._last = card
         self._admission.serves(card)
+        self._heard(card)
 
     def watch(self) -> None:
         """Starts asking for new places, until no request waits for one."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from service.errors import NotReady
-from service.wire import Answer, Failure, Items, ModelCard, Snapshot, Status, Work
+from service.wire import Answer, Exchanged, Failure, Items, ModelCard, Snapshot, Status, Weights, Work
 
 
 class Backend(Protocol):
@@ -30,12 +30,21 @@ class Backend(Protocol):
     async def statuses(self) -> list[Status]:
         """One status for every replica that responds. NotReady, with the reason, if none does."""
 
+    async def check_weights(self, weights: Weights) -> list[Exchanged]:
+        """Whether every replica that responds could take these weights. Nothing is changed."""
+
+    async def exchange(self, weights: Weights) -> list[Exchanged]:
+        """Makes every replica that responds take these weights, unless it has them or newer ones."""
+
+    async def announce(self, weights: Weights) -> None:
+        """Tells all ingresses that older weights may no longer answer."""
+
     async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
         """The metrics of all ingresses and of all replicas. `own`: the metrics of this ingress."""
 
 
 def serving(statuses: list[Status]) -> ModelCard:
-    """The card of the service: that of the first healthy replica, with the places of all healthy replicas.
+    """The card of the service: that of the first healthy replica with the newest weights, with the places of all such.
 
     NotReady, with the failure of every replica, if none is healthy.
     """
@@ -43,4 +52,11 @@ def serving(statuses: list[Status]) -> ModelCard:
     if not healthy:
         reasons = "; ".join(f"{status.replica}: {status.failure}" for status in statuses)
         raise NotReady(f"no replica can generate: {reasons}", retry_after=5.0)
-    return replace(healthy[0], places=sum(card.places for card in healthy))
+    newest: dict[str, Weights] = {}
+    for card in healthy:
+        known = newest.setdefault(card.weights.base, card.weights)
+        if known.behind(card.weights):
+            newest[known.base] = card.weights
+    current = [card for card in healthy if card.weights == newest[card.weights.base]]
+    places = sum(card.places for card in current)
+    return replace(current[0], places=places, behind=len(healthy) - len(current))

@@ -3,6 +3,8 @@
 A continued request consists of the prompt and the tokens already sent, with the same seed. It therefore decodes to
 the same tokens. An invalid request, or one that met a bug, is not tried again. A request whose engine failed is
 tried once more. If the second engine fails too, the request is suspected and no third replica gets it.
+
+Weights that were exchanged meanwhile begin the answer again, unless a part of it was sent.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ from service.errors import (
     QueueFull,
     ReplicaLost,
     ReplicaStopping,
+    WeightsBehind,
+    WeightsChanged,
 )
 from service.gateway.backend import Backend
-from service.wire import Answer, Answering, Chunk, Ending, Failure, Progress, Resume, Work
+from service.wire import Answer, Answering, Chunk, Ending, Failure, Progress, Resume, Weights, Work
 
 #: the pause before the second attempt; it doubles for every further attempt, up to the longest
 _PAUSE_S = 0.05
@@ -31,18 +35,30 @@ _LONGEST_PAUSE_S = 1.0
 
 #: errors that the request itself may have caused; the number of further attempts is limited
 _LOSSES = (ReplicaLost, EngineFailed, OutOfMemory)
+#: errors of a replica that cannot take a request now
+_ELSEWHERE = (ReplicaStopping, WeightsBehind)
 
 #: the codes of all errors that may lead to another attempt
-REASONS = tuple(error.code for error in (*_LOSSES, ReplicaStopping, QueueFull))
+REASONS = tuple(error.code for error in (*_LOSSES, *_ELSEWHERE, WeightsChanged, QueueFull))
 
 
 _T = TypeVar("_T")
 
 
 class Failover:
-    """Sends a request to a backend until it is answered. `count` gets every error that leads to another attempt."""
+    """Sends a request to a backend until it is answered. `count` gets every error that leads to another attempt.
 
-    def __init__(self, backend: Backend, max_failovers: int, count: Callable[[MrpServeError], None]) -> None:
+    `newest`: the oldest weights that may answer; None: any.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        max_failovers: int,
+        count: Callable[[MrpServeError], None],
+        newest: Callable[[], Weights | None] = lambda: None,
+    ) -> None:
+        self._newest = newest
         self._backend = backend
         self._max_failovers = max_failovers
         self._count = count
@@ -56,7 +72,7 @@ class Failover:
         return await self._whole(work, self._backend.count)
 
     async def _whole(self, work: Work, ask: Callable[[Work], Awaitable[_T | Failure]]) -> _T:
-        attempts = _Attempts(work, self._max_failovers, self._count)
+        attempts = _Attempts(work, self._max_failovers, self._count, self._newest)
         while True:
             try:
                 result = await ask(attempts.work)
@@ -71,7 +87,7 @@ class Failover:
 
         After a loss, the steps of an unfinished block come again.
         """
-        attempts = _Attempts(work, self._max_failovers, self._count)
+        attempts = _Attempts(work, self._max_failovers, self._count, self._newest)
         while True:
             try:
                 async with aclosing(self._backend.stream(attempts.work)) as items:
@@ -94,8 +110,16 @@ class Failover:
 class _Attempts:
     """The attempts at one request: the work of the next attempt, and whether there may be one."""
 
-    def __init__(self, work: Work, max_failovers: int, count: Callable[[MrpServeError], None]) -> None:
-        self.work, self.complete = work, False
+    def __init__(
+        self,
+        work: Work,
+        max_failovers: int,
+        count: Callable[[MrpServeError], None],
+        newest: Callable[[], Weights | None],
+    ) -> None:
+        weights = newest()
+        self.work, self.complete = work if weights is None else replace(work, weights=weights), False
+        self._newest = newest
         self._first = work
         self._max_failovers = max_failovers
         self._count = count
@@ -123,19 +147,23 @@ class _Attempts:
         self._count(error)
         # Every attempt has its own request id: the chosen replica may still be aborting the last attempt.
         name = f"{self._first.request_id}.{self._made}"
-        self.work = replace(self._first, request_id=name, resume=self._resume(), attempt=self._made)
+        resume, weights = self._resume(), self._newest()
+        self.work = replace(self._first, request_id=name, resume=resume, attempt=self._made, weights=weights)
         await asyncio.sleep(pause)
 
     def _resume(self) -> Resume:
         if not self._sent:
             return Resume()
         tokens = tuple(token for chunk in self._sent for token in chunk.token_ids)
-        return Resume(tokens, self._sent[-1].index + 1, self._sent[-1].stats)
+        last = self._sent[-1]
+        return Resume(tokens, last.index + 1, last.stats, last.version)
 
     def _elsewhere(self, error: MrpServeError) -> bool:
         """Whether to try another replica. QueueFull is tried again only after a first attempt was accepted."""
         if isinstance(error, _LOSSES):
             return self._lost <= self._max_failovers
+        if isinstance(error, WeightsChanged) and self._sent:
+            return False
         return self._max_failovers > 0 and (
-            isinstance(error, ReplicaStopping) or (isinstance(error, QueueFull) and self._made > 0)
+            isinstance(error, (*_ELSEWHERE, WeightsChanged)) or (isinstance(error, QueueFull) and self._made > 0)
         )

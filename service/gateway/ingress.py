@@ -17,12 +17,14 @@ from service.admission.controller import Admission, AdmissionController, Visit
 from service.admission.demand import FEWEST
 from service.admission.keys import KeyRing
 from service.errors import Asleep, MrpServeError, Unauthorized
+from service.gateway.admin import admin_router
 from service.gateway.anthropic.errors import anthropic_error
 from service.gateway.anthropic.routes import anthropic_router
 from service.gateway.anthropic.shapes import AnthropicErrorAnswer
 from service.gateway.availability import Availability
 from service.gateway.backend import Backend, serving
 from service.gateway.draining import DrainGate, Draining
+from service.gateway.exchange import WeightsExchange
 from service.gateway.exposition import CONTENT_TYPE, expose
 from service.gateway.failover import REASONS, Failover
 from service.gateway.http.answers import Health, Live, answer_json, error_json
@@ -46,7 +48,7 @@ from service.routing.affinity import HOW
 from service.settings import Settings
 from service.telemetry.metrics import Registry
 from service.telemetry.tracing import Tracing
-from service.wire import ModelCard, Snapshot, Work
+from service.wire import ModelCard, Snapshot, Weights, Work
 
 
 class Ingress:
@@ -74,9 +76,10 @@ class Ingress:
             self._registry.add("request_failovers_total", 0, reason=reason)
         for how in HOW:
             self._registry.add("request_routed_total", 0, by=how)
-        replicas = Failover(backend, settings.max_failovers, self._count_failover)
+        self._weights = weights = WeightsExchange(backend, settings.model)
+        replicas = Failover(backend, settings.max_failovers, self._count_failover, lambda: weights.newest)
         self._keys, self._admission = KeyRing.load(settings), AdmissionController(settings)
-        self._availability = Availability(backend, self._admission, settings.request_timeout_s)
+        self._availability = Availability(backend, self._admission, settings.request_timeout_s, weights.saw)
         self.draining = Draining()
         answers = LoggedAnswers(replicas, settings.model_name)
         self._answers = PlacedAnswers(answers, self._admission, self._availability, self.draining)
@@ -102,6 +105,10 @@ class Ingress:
         self._registry.set("queue_blocks_per_second", self._admission.blocks_per_second)
         return Snapshot(self._name, self._answers.in_flight, self._registry.families(self._name))
 
+    def learn_weights(self, weights: Weights) -> None:
+        """From now on older weights may not answer."""
+        self._weights.learn(weights)
+
     def _add_routes(self, app: FastAPI) -> None:
         locked = [Depends(self._authorize)]
         app.post("/generate", dependencies=locked, **generate_docs())(self._generate)
@@ -115,6 +122,8 @@ class Ingress:
         app.include_router(score_router(upstream), dependencies=locked, tags=[DECODING])
         app.include_router(anthropic_router(upstream), dependencies=locked, tags=[ANTHROPIC])
         app.include_router(self._operation())
+        if self._settings.admin_keys:
+            app.include_router(admin_router(self._weights, KeyRing.of_admins(self._settings)))
         app.router.routes.extend(playground_routes())
 
     def _operation(self) -> APIRouter:

@@ -125,7 +125,7 @@ def load_checkpoint(name: str | Path, options: LoadOptions | None = None) -> Che
 
 def build_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource, options: LoadOptions) -> Checkpoint:
     """A checkpoint of the weights of any source, made on its device. `path`: the folder it belongs to."""
-    config = _override(parse_config(raw, block_size=options.block_size), options)
+    config = config_of(raw, options)
     if how := published_form(raw):
         source = PublishedWeights(source, how)
     backbone, mrp = _empty_networks(options.shard.of(config))
@@ -138,6 +138,11 @@ def build_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource, o
     if mrp is not None and options.mrp_zero:
         mrp.scale = 0.0
     return Checkpoint(path=path, config=config, raw=raw, backbone=backbone, mrp=mrp, shard=options.shard)
+
+
+def config_of(raw: Mapping[str, Any], options: LoadOptions) -> ModelConfig:
+    """What a config.json and an operator say of a model."""
+    return _override(parse_config(raw, block_size=options.block_size), options)
 
 
 def _cast_tables(module: nn.Module, dtype: torch.dtype) -> None:

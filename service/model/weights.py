@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from service.errors import CheckpointError
@@ -65,6 +66,28 @@ class WeightFiles:
         weight: Tensor = self._opened.get_tensor(name)
         self._mapped += weight.nbytes
         return weight
+
+
+class WeightShapes:
+    """The safetensors files of a checkpoint, of which only the headers are read: weights on the meta device.
+
+    Raises CheckpointError for a file that is missing or not whole.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._shapes: dict[str, list[int]] = {}
+        for file in weight_files(path):
+            with open_file(file, "pt") as opened:
+                self._shapes |= {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
+
+    @property
+    def names(self) -> Collection[str]:
+        """Every weight there is."""
+        return self._shapes.keys()
+
+    def read(self, name: str) -> Tensor:
+        """One of them, without its numbers."""
+        return torch.empty(self._shapes[name], device="meta")
 
 
 def fill(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 import socket
 import struct
+import threading
 from contextlib import suppress
 from typing import Any
 
@@ -20,12 +21,14 @@ class Channel:
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
+        self._sending = threading.Lock()
 
     def send(self, message: object) -> None:
-        """Sends a message. It may wait until the other side has read earlier ones."""
+        """Sends a message. It may wait until the other side has read earlier ones. Any thread may call it."""
         content = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
         try:
-            self._end.sendall(_LENGTH.pack(len(content)) + content)
+            with self._sending:
+                self._end.sendall(_LENGTH.pack(len(content)) + content)
         except OSError as error:
             raise EOFError from error
 

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -20,27 +21,33 @@ from typing import NoReturn
 import torch
 
 from service.engine.forward.networks import Execution, LocalNetworks
-from service.errors import MrpServeError
+from service.errors import EngineFailed, MrpServeError
 from service.model import Checkpoint, load_checkpoint
+from service.model.exchange import fetch, take
 from service.model.memory import memory_of
 from service.parallel.channel import Channel
 from service.parallel.group import Group
-from service.parallel.messages import Failed, Forward, Join, Load, Open, Ready
+from service.parallel.messages import Failed, Fetch, Forward, Join, Load, Open, Ready, Take
 from service.tracebacks import kind_and_place
 
-Message = Join | Load | Open | Forward
+Message = Join | Load | Open | Forward | Fetch | Take
 
 
 class Follower:
-    """One rank's state: its group, its part of a checkpoint, its networks."""
+    """One rank's state: its group, its part of a checkpoint, its networks.
 
-    def __init__(self, join: Join) -> None:
+    `say`: sends an answer that comes later than others.
+    """
+
+    def __init__(self, join: Join, say: Callable[[Ready], None]) -> None:
+        self._say = say
         torch.set_num_threads(join.threads)
         self._device = torch.device(join.device)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
         self._group = Group(join)
         self._checkpoint: Checkpoint | None = None
+        self._fresh: Checkpoint | None = None
         self._networks: LocalNetworks | None = None
 
     def obey(self, message: Message) -> Ready | None:
@@ -50,6 +57,11 @@ class Follower:
             return None
         if isinstance(message, Load):
             return self._load(message)
+        if isinstance(message, Fetch):
+            threading.Thread(target=self._fetch, args=(message,), daemon=True).start()
+            return None
+        if isinstance(message, Take):
+            self._take()
         if isinstance(message, Open):
             self._open(message)
         return Ready()
@@ -66,6 +78,26 @@ class Follower:
         self._networks = None  # its cache makes room for the next one
         execution = Execution(message.attention, cuda_graphs=False)
         self._networks = LocalNetworks(self._checkpoint, message.num_pages, message.shapes, execution)
+
+    def _fetch(self, message: Fetch) -> None:
+        """On a thread of its own, beside forwards."""
+        self._fresh, problem = None, None
+        try:
+            if self._checkpoint is None:
+                raise AssertionError("weights are to be fetched before a checkpoint is loaded")
+            self._fresh = fetch(message.path, self._checkpoint.config, message.options)
+        except MrpServeError as error:
+            problem = error
+        except Exception as error:  # noqa: BLE001 - rank 0 says what it was
+            problem = EngineFailed(f"weights could not be read: {kind_and_place(error)}")
+        with suppress(EOFError):  # then this process ends
+            self._say(Ready(problem=problem))
+
+    def _take(self) -> None:
+        if self._checkpoint is None or self._fresh is None:
+            raise AssertionError("weights are to be taken before they are fetched")
+        take(self._checkpoint, self._fresh)
+        self._fresh = None
 
     @torch.inference_mode()
     def _forward(self, message: Forward) -> None:
@@ -99,7 +131,7 @@ class _Process:
             join = self._inbox.get()
             if not isinstance(join, Join):
                 raise AssertionError("the first message is not the one to join")
-            follower = Follower(join)
+            follower = Follower(join, self._channel.send)
             self._channel.send(Ready())
             while True:
                 answer = follower.obey(self._inbox.get())

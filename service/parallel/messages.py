@@ -41,6 +41,19 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Fetch:
+    """A part of other weights of the same shape, to be read beside those that are served, while forwards go on."""
+
+    path: str
+    options: LoadOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """The fetched weights take the place of the served ones."""
+
+
+@dataclass(frozen=True, slots=True)
 class Open:
     """Networks with a cache of their own, of the checkpoint that was loaded. Replaces the ones before."""
 
@@ -95,9 +108,13 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The last message is obeyed. `memory`: of the device, if a checkpoint was loaded."""
+    """The last message is obeyed. `memory`: of the device, if a checkpoint was loaded.
+
+    `problem`: why weights could not be fetched; the rank goes on with those that it has.
+    """
 
     memory: DeviceMemory | None = None
+    problem: MrpServeError | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,11 +29,12 @@ from service.engine.forward.networks import Computed, Execution, LocalNetworks, 
 from service.engine.forward.rows import Row
 from service.errors import EngineFailed, MrpServeError, ReplicaLost, SettingsError
 from service.model import Checkpoint, LoadOptions, load_checkpoint, resolve
+from service.model.exchange import fetch, take
 from service.model.memory import DeviceMemory, memory_of
 from service.model.shard import Shard
 from service.parallel.channel import Channel
 from service.parallel.group import Group
-from service.parallel.messages import Failed, Forward, Join, Load, Open, Ready
+from service.parallel.messages import Failed, Fetch, Forward, Join, Load, Open, Ready, Take
 from service.tracebacks import kind_and_place
 
 #: seconds for a process to start, which imports torch; and for one to end when its socket is closed
@@ -61,7 +62,7 @@ class Rank:
         self._answers: queue.SimpleQueue[Ready | MrpServeError] = queue.SimpleQueue()
         threading.Thread(target=self._read, name=f"rank {rank}", daemon=True).start()
 
-    def tell(self, message: Join | Load | Open | Forward) -> None:
+    def tell(self, message: Join | Load | Open | Forward | Fetch | Take) -> None:
         """Sends a message. Raises `failure` if there is one."""
         try:
             self._channel.send(message)
@@ -174,6 +175,31 @@ class Team:
         self._memory = [ready.memory for ready in answers if ready.memory is not None]
         return checkpoint
 
+    def fetch(self, name: str | Path, options: LoadOptions) -> Checkpoint:
+        """This rank's part of other weights of the same shape, in the host's memory; each other rank reads its own.
+
+        Forwards go on meanwhile. CheckpointError as in `service.model.exchange`; all ranks keep what they serve then.
+        """
+        path, served = resolve(name), self._loaded()
+        for rank in self._ranks:
+            rank.tell(Fetch(str(path), replace(options, shard=Shard(rank.rank, self.size))))
+        try:
+            fresh = fetch(path, served.config, replace(options, shard=Shard(0, self.size)))
+        finally:
+            answers = self._answers(None)
+        problem = next((ready.problem for ready in answers if ready.problem is not None), None)
+        if problem is not None:
+            raise problem
+        return fresh
+
+    def take(self, fresh: Checkpoint) -> None:
+        """Puts the fetched weights in the place of the served ones, on all ranks. No forward may be under way."""
+        served = self._loaded()
+        for rank in self._ranks:
+            rank.tell(Take())
+        take(served, fresh)
+        self._answers(None)
+
     def memory(self) -> DeviceMemory:
         """What the rank with the least has for its cache and its forwards; on a CPU, a rank's share."""
         own = memory_of(torch.device(self._device(0)))
@@ -223,6 +249,11 @@ class Team:
         for rank in self._ranks:
             rank.wait()
         self._folder.cleanup()
+
+    def _loaded(self) -> Checkpoint:
+        if self._checkpoint is None:
+            raise AssertionError("no checkpoint is loaded")
+        return self._checkpoint
 
     def _answers(self, timeout_s: float | None) -> list[Ready]:
         return [rank.answer(timeout_s) for rank in self._ranks]

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.rayserve.scaling import WANTED
 from service.settings import Settings
-from service.wire import Answer, Failure, Items, Snapshot, Status, Work
+from service.wire import Answer, Exchanged, Failure, Items, Snapshot, Status, Weights, Work
 
 if TYPE_CHECKING:
     from service.engine import Parts
@@ -73,6 +73,14 @@ class GeneratorDeployment:
         """The current metrics of the replica."""
         return self._generator.snapshot()
 
+    async def check_weights(self, weights: Weights) -> Exchanged:
+        """Whether the replica could take these weights."""
+        return await self._generator.check_weights(weights)
+
+    async def exchange(self, weights: Weights) -> Exchanged:
+        """Takes these weights, unless the replica has them or newer ones."""
+        return await self._generator.exchange(weights)
+
     async def check_health(self) -> None:
         """Serve calls this. It replaces a replica that raises here because its engine has stopped."""
         failure = self._generator.status().failure
@@ -119,7 +127,7 @@ class IngressDeployment:
         own = serve.get_deployment_handle(context.deployment, context.app_name)
         asked = serve.get_deployment_handle(generator.deployment_name, context.app_name)
         registry = Registry("ingress")
-        backend = RayBackend(
+        self._backend = backend = RayBackend(
             generator,
             asked,
             own,
@@ -139,6 +147,11 @@ class IngressDeployment:
     async def snapshot(self) -> Snapshot:
         """The current metrics of the ingress."""
         return self._ingress.snapshot()
+
+    async def learn_weights(self, weights: Weights) -> None:
+        """From now on older weights may not answer."""
+        self._backend.forget_card()
+        self._ingress.learn_weights(weights)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve calls this and passes the result to `scaling.policy`."""

@@ -17,11 +17,11 @@ from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from service.errors import Asleep, EngineFailed, NotReady, QueueFull, ReplicaLost
+from service.errors import Asleep, EngineFailed, ExchangeFailed, NotReady, QueueFull, ReplicaLost
 from service.gateway.backend import serving
 from service.rayserve.report import Listener, reporting_to
 from service.rayserve.serve_state import is_asleep, why_none
-from service.wire import Answer, Failure, Items, ModelCard, Snapshot, Status, Work, too_late
+from service.wire import Answer, Exchanged, Failure, Items, ModelCard, Snapshot, Status, Weights, Work, too_late
 
 _log = logging.getLogger(__name__)
 
@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 _CONTROL_S = 3.0
 _FRESH_S = 1.0
 _BELIEVED_S = 3.0
+#: seconds that reading weights, or waiting for requests to finish, may take
+_EXCHANGE_S = 3600.0
 #: seconds by which the ingress's time limit is longer than the engine's
 _GRACE_S = 5.0
 #: seconds after which a client may try again
@@ -162,6 +164,34 @@ class RayBackend:
         why = await asyncio.to_thread(why_none, handle.app_name, handle.deployment_name)
         raise NotReady(f"{why}{self._last_words}", retry_after=5.0)
 
+    async def check_weights(self, weights: Weights) -> list[Exchanged]:
+        """Whether every replica that answers could take these weights."""
+        return await self._of_weights("check_weights", weights)
+
+    async def exchange(self, weights: Weights) -> list[Exchanged]:
+        """Makes every replica that answers take these weights. A replica that is lost meanwhile is left out."""
+        try:
+            return await self._of_weights("exchange", weights)
+        finally:
+            self.forget_card()
+
+    async def announce(self, weights: Weights) -> None:
+        """Tells all ingresses that older weights may no longer answer. One that hangs learns it from the replicas."""
+        try:
+            await _of_all(self._ingress, "learn_weights", type(None), weights)
+        except TimeoutError:
+            _log.warning("an ingress does not answer within %s s", _CONTROL_S)
+
+    def forget_card(self) -> None:
+        """Makes the next request query the card."""
+        self._card = None
+
+    async def _of_weights(self, method: str, weights: Weights) -> list[Exchanged]:
+        try:
+            return await _of_all(self._asked, method, Exchanged, weights, timeout_s=_EXCHANGE_S)
+        except TimeoutError:
+            raise ExchangeFailed(f"a replica has not answered within {_EXCHANGE_S:g} s") from None
+
     async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
         """The metrics of all processes that answer. While a replica hangs, the last metrics of all replicas."""
         asked = (_of_all(handle, "snapshot", Snapshot) for handle in (self._ingress, self._asked))
@@ -176,10 +206,12 @@ class RayBackend:
         return item
 
 
-async def _of_all(handle: DeploymentHandle[Any], method: str, kind: type[_T]) -> list[_T]:
+async def _of_all(
+    handle: DeploymentHandle[Any], method: str, kind: type[_T], *args: object, timeout_s: float = _CONTROL_S
+) -> list[_T]:
     """The answers of all replicas of a deployment, dead ones left out. TimeoutError if one does not answer."""
     try:
-        results = await handle.broadcast(method).results_async(timeout_s=_CONTROL_S, return_exceptions=True)
+        results = await handle.broadcast(method, *args).results_async(timeout_s=timeout_s, return_exceptions=True)
     except (RayServeException, RayError) as error:
         _log.debug("%s of %s: %r", method, handle.deployment_name, error)
         return []

@@ -57,7 +57,9 @@ class AnswerBlocks:
         if not (piece or token_ids or trace):
             return None
         named = () if self.pieces is None else self.pieces.push(token_ids, _likeliest(event.steps))
-        return Chunk(event.index, piece, token_ids, self.stats, trace, self.ending, named, self.prompt_tokens)
+        return Chunk(
+            event.index, piece, token_ids, self.stats, trace, self.ending, named, self.prompt_tokens, event.version
+        )
 
     def progress(self, event: BlockProgress) -> Progress:
         """New steps of a block. They change nothing of the answer."""

@@ -13,7 +13,7 @@ from service.quality.presets import presets_of
 from service.replica.examples import examples_of
 from service.settings import Settings, places_of
 from service.text import TextCodec
-from service.wire import ModelCard
+from service.wire import ModelCard, Weights
 
 
 def make_card(settings: Settings, checkpoint: Checkpoint, engine: Engine, codec: TextCodec) -> ModelCard:
@@ -44,4 +44,5 @@ def make_card(settings: Settings, checkpoint: Checkpoint, engine: Engine, codec:
         tool_format=codec.tool_format.name if codec.tool_format else None,
         tools_problem=codec.tools_problem,
         thinking=codec.thinking,
+        weights=Weights(0, settings.model, settings.model),
     )

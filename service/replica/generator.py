@@ -27,6 +27,7 @@ from service.model.options import pick_device, pick_dtype
 from service.parallel import Team
 from service.replica.blocks import AnswerBlocks
 from service.replica.card import make_card
+from service.replica.exchange import Exchange, Source
 from service.replica.metrics import ReplicaMetrics
 from service.replica.reads import Reader
 from service.replica.spans import Timeline, trace_request
@@ -34,7 +35,20 @@ from service.settings import Settings
 from service.telemetry.faults import unexpected_error
 from service.telemetry.tracing import Tracing, start_tracing
 from service.text import TextCodec
-from service.wire import Answer, Chunk, Ending, Failure, Items, Progress, Snapshot, Status, Work, too_late
+from service.wire import (
+    Answer,
+    Chunk,
+    Ending,
+    Exchanged,
+    Failure,
+    Items,
+    Progress,
+    Snapshot,
+    Status,
+    Weights,
+    Work,
+    too_late,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -97,13 +111,15 @@ class Generator:
         if self._codec.chat_warning:
             _log.warning("%s", self._codec.chat_warning)
         self._engine = engine = Engine(checkpoint, limits, self._metrics, parts)
-        self._card = make_card(settings, checkpoint, engine, self._codec)
+        card = make_card(settings, checkpoint, engine, self._codec)
         self._eos = frozenset(checkpoint.config.eos_token_ids)
         self._compiler = Compiler(partial(Vocabulary.of, self._codec, checkpoint.config))
         self._reader = Reader(self._codec, checkpoint.config.mask_token_id, checkpoint.config.vocab_size)
         # The ingress limits the waiting requests. The worker has room for all that the ingress admits.
-        room = settings.max_waiting + max(settings.places, self._card.places)
+        room = settings.max_waiting + max(settings.places, card.places)
         self._worker = EngineWorker(engine, room, settings.stall_timeout_s)
+        source, cut = Source(checkpoint, settings, self._ranks), settings.weights_update == "abort"
+        self._exchange = Exchange(replica, card, source, self._worker, cut=cut)
         self._in_flight = 0
         self._worker.start()
 
@@ -138,6 +154,7 @@ class Generator:
 
     async def _read(self, work: Work) -> Answer:
         """The places of a work with `scoring`: one request to the engine that has one event."""
+        self._exchange.admit(work)
         length = sum(len(message["content"]) for message in work.messages or ()) + len(work.text or "")
         prompt = await _aside(length, lambda: self._reader.prompt(work))
         asked, waited_s = self._reader.asked(work), work.arrived.waited_s()
@@ -178,6 +195,7 @@ class Generator:
             self._in_flight -= 1
 
     async def _decode(self, work: Work) -> AsyncGenerator[Progress | Chunk | Ending]:
+        self._exchange.admit(work)
         prompt = await self._encode(work)
         grammar = None if work.constraint is None else await self._compiler.compile(work.constraint)
         waited_s = work.arrived.waited_s()
@@ -249,6 +267,7 @@ class Generator:
             num_continued=len(sent),
             report_steps=work.stream_steps,
             asked=Asked(work.top_logprobs) if work.top_logprobs else None,
+            version=work.resume.version if work.resume.num_blocks else None,
         )
 
     def _room(self, work: Work, prompt: tuple[int, ...]) -> int:
@@ -273,13 +292,22 @@ class Generator:
         """Does the work that the first request would wait for. Called before the first request."""
         self._engine.prepare()
 
+    async def check_weights(self, weights: Weights) -> Exchanged:
+        """Whether the replica could take these weights. Nothing is changed."""
+        return await self._exchange.check(weights)
+
+    async def exchange(self, weights: Weights) -> Exchanged:
+        """Takes these weights, unless it has them or newer ones."""
+        return await self._exchange.to(weights)
+
     def status(self) -> Status:
         """Whether the replica can generate, and its card."""
         failure = self._worker.failure or (self._ranks.failure if self._ranks else None)
-        return Status(self._replica, failure, self._card)
+        return Status(self._replica, failure, self._exchange.card)
 
     def snapshot(self) -> Snapshot:
         """The current metrics."""
+        self._metrics.serves(self._exchange.card.weights.version)
         families = self._metrics.families(self._worker.state(), self._replica)
         return Snapshot(self._replica, self._in_flight, families)
 

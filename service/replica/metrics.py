@@ -47,6 +47,10 @@ class ReplicaMetrics:
             self._registry.observe("inter_block_latency_seconds", event.stats.total_s - previous, mode=mode)
         self._steps(mode, event)
 
+    def serves(self, version: int) -> None:
+        """Notes the version of the weights that answer."""
+        self._registry.set("weights_version", version)
+
     def finished(self, mode: str, reason: FinishReason, stats: Stats) -> None:
         """Counts the end of a request. Its times count from the arrival at the ingress.
 

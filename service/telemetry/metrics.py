@@ -46,6 +46,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("num_requests_running", "gauge", "Requests being decoded"),
     Metric("num_requests_waiting", "gauge", "Requests waiting in an engine or (replica=queue) for a place"),
     Metric("kv_cache_usage_perc", "gauge", "Share of the KV pages in use, 0 to 1"),
+    Metric("weights_version", "gauge", "Version of the weights that answer; 0: those of the start"),
     Metric(
         "request_success_total",
         "counter",

@@ -24,7 +24,9 @@ from service.engine.forward.sampling import Read, scale
 from service.engine.forward.vocabulary import TorchVocabulary, TritonVocabulary
 from service.model import LoadOptions, load_checkpoint
 from service.model.attention import attention_for
+from service.model.exchange import fetch, take
 from tests.model.attention_world import Kind, Shape, World
+from tests.other_weights import FIRST, other_weights
 
 pytestmark = pytest.mark.gpu
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("sdar-*"))
@@ -199,3 +201,21 @@ def test_graphs_replay_what_runs_without_them():
         for on in (False, True)
     ]
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("backend", [("eager", False), ("triton", True)], ids=str)
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_exchanged_weights_decode_as_a_fresh_load(backend, quantization, monkeypatch, tmp_path):
+    """Graphs that were captured with the old numbers read the new ones."""
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    attention, graphs = backend
+    limits = EngineConfig(attention=attention, cuda_graphs=graphs, deterministic=True)
+    options, other = LoadOptions(torch.float32, "cuda", quantization=quantization), other_weights(tmp_path / "other")
+    requests = [GenerationRequest(str(seed), (1, 40 + seed, 2), Speculative(2), max_new_tokens=48) for seed in range(8)]
+    served = load_checkpoint(FIRST, options)
+    engine = Engine(served, limits)
+    old = [completion.token_ids for completion in engine.generate(requests)]
+    fresh = fetch(other, served.config, options)
+    engine.exchange(lambda: take(served, fresh), 1)
+    wanted = [one.token_ids for one in Engine(load_checkpoint(other, options), limits).generate(requests)]
+    assert [completion.token_ids for completion in engine.generate(requests)] == wanted != old

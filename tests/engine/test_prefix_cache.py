@@ -223,3 +223,13 @@ def test_any_course_of_events_keeps_the_books(seed: int, pages: int, mrp: bool) 
     audit(target, [])
     assert target.num_used == 0
     assert target.reserve(pages, Prefix()) is not None
+
+
+def test_a_cache_that_is_emptied_has_all_pages_and_knows_nothing() -> None:
+    target = cache(6)
+    leave(target, A, B, C, mrp=True)
+    leave(target, A, D)
+    target.clear()
+    audit(target, [])
+    assert shared(target, A) == []
+    assert len(lease(target, A, B, C, D, more=2).pages) == 6

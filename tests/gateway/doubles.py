@@ -16,7 +16,7 @@ from service.errors import ReplicaLost
 from service.quality.presets import Presets
 from service.quality.schema import Plan
 from service.replica.generator import Generator
-from service.wire import Answer, Chunk, Ending, Failure, Items, ModelCard, Snapshot, Status, Work
+from service.wire import Answer, Chunk, Ending, Exchanged, Failure, Items, ModelCard, Snapshot, Status, Weights, Work
 from tests.gateway.generate.helpers import GENERATE
 from tests.gateway.local import LocalBackend
 
@@ -157,6 +157,15 @@ class Scripted:
         if self.down is not None:
             raise self.down
         return [Status("r0", None, self.served)]
+
+    async def check_weights(self, weights: Weights) -> list[Exchanged]:
+        return [Exchanged("r0", weights)]
+
+    async def exchange(self, weights: Weights) -> list[Exchanged]:
+        return [Exchanged("r0", weights)]
+
+    async def announce(self, weights: Weights) -> None:
+        pass
 
     async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
         return [own], []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from service.gateway.backend import serving
 from service.replica.generator import Generator
-from service.wire import Answer, Failure, Items, ModelCard, Snapshot, Status, Work
+from service.wire import Answer, Exchanged, Failure, Items, ModelCard, Snapshot, Status, Weights, Work
 
 
 class LocalBackend:
@@ -32,6 +32,17 @@ class LocalBackend:
     async def statuses(self) -> list[Status]:
         """The generator's."""
         return [self._generator.status()]
+
+    async def check_weights(self, weights: Weights) -> list[Exchanged]:
+        """The generator's answer."""
+        return [await self._generator.check_weights(weights)]
+
+    async def exchange(self, weights: Weights) -> list[Exchanged]:
+        """The generator's answer."""
+        return [await self._generator.exchange(weights)]
+
+    async def announce(self, weights: Weights) -> None:
+        """There is one ingress."""
 
     async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
         """This process's two."""

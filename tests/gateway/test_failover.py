@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -23,10 +24,12 @@ from service.errors import (
     QueueFull,
     ReplicaLost,
     ReplicaStopping,
+    WeightsBehind,
+    WeightsChanged,
 )
 from service.gateway import failover
 from service.gateway.failover import Failover
-from service.wire import Answer, Chunk, Ending, Failure, Items, Resume, Work
+from service.wire import Answer, Chunk, Ending, Failure, Items, Resume, Weights, Work
 
 FIRST, SECOND = (Chunk(n, "ab"[n], (10 + n, 20 + n), Stats(decoded_tokens=2 * n + 2)) for n in range(2))
 ENDING = Ending("length", 5, 6, Stats(decoded_tokens=6))
@@ -286,3 +289,37 @@ async def _cancelled(wait: Callable[[], object]) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+class TestWeights:
+    """Exchanges of weights: which replicas may go on with an answer."""
+
+    async def test_a_replica_that_is_behind_is_asked_again_until_one_is_not(self) -> None:
+        behind = Failure(WeightsBehind("too old", retry_after=1.0))
+        asked = Asked(Attempts(*[[behind]] * 5, [FIRST, SECOND, LAST]))
+        assert await asked.items() == WHOLE
+        assert asked.counted == ["weights_behind"] * 5
+
+    async def test_an_answer_of_which_nothing_was_sent_begins_again(self) -> None:
+        changed = Failure(WeightsChanged("other weights"))
+        asked = Asked(Attempts([changed], [FIRST, SECOND, LAST]))
+        assert await asked.items() == WHOLE
+        whole = Asked(Attempts(changed, Answer("a", (1,), ENDING)))
+        assert (await whole.failover.complete(work())).text == "a"
+        assert asked.counted == whole.counted == ["weights_changed"]
+
+    async def test_an_answer_of_which_a_part_was_sent_ends(self) -> None:
+        asked = Asked(Attempts([FIRST, Failure(WeightsChanged("other weights"))], [LAST]))
+        with pytest.raises(WeightsChanged):
+            await asked.items()
+        assert len(asked.attempts.works) == 1
+
+    async def test_every_attempt_names_the_newest_weights_and_those_that_began(self) -> None:
+        known = [Weights(3, "a", "m"), Weights(4, "b", "m")]
+        attempts = Attempts([replace(FIRST, version=3), LOST], [LAST])
+        newest = iter(known)
+        failover = Failover(attempts, 3, lambda error: None, lambda: next(newest))  # type: ignore[arg-type]
+        async with aclosing(failover.stream(work())) as items:
+            assert len([item async for item in items]) == 3
+        assert [sent.weights for sent in attempts.works] == known
+        assert [sent.resume.version for sent in attempts.works] == [0, 3]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +16,12 @@ from service.engine import Engine, EngineConfig, GenerationRequest, Parts
 from service.engine.forward.grouping import Group
 from service.engine.forward.networks import Execution, LocalNetworks, Shapes
 from service.engine.forward.rows import Row
+from service.errors import CheckpointError
 from service.model import LoadOptions, load_checkpoint
 from service.parallel import Team
 from tests.engine.helpers import FAIR
 from tests.engine.test_golden import NAMES, assert_golden, expected, requests
+from tests.other_weights import other_weights
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME
 
 
@@ -126,3 +129,18 @@ def test_every_golden_request_alone(pair: Team, name: str) -> None:
     for entry, one in zip(expected(name), requests(name), strict=True):
         (done,) = engine.generate([one])
         assert_golden(entry, done)
+
+
+def test_all_ranks_take_other_weights(pair: Team, tmp_path: Path) -> None:
+    """In the same processes, after a refusal that changes nothing."""
+    name = GOLDEN_NAMES[0]
+    engine, asked = engine_of(pair, name), requests(name)
+    other = other_weights(tmp_path / "other", GOLDEN / name)
+    with pytest.raises(CheckpointError, match="that of the served weights is"):
+        pair.fetch(GOLDEN / GOLDEN_NAMES[1], LoadOptions())
+    for entry, done in zip(expected(name), engine.generate(asked), strict=True):
+        assert_golden(entry, done)
+    fresh = pair.fetch(other, LoadOptions())
+    engine.exchange(lambda: pair.take(fresh), 1)
+    wanted = Engine(load_checkpoint(other), EngineConfig(kv_cache_tokens=4096), parts=Parts(costs=FAIR))
+    assert [one.token_ids for one in engine.generate(asked)] == [one.token_ids for one in wanted.generate(asked)]

@@ -15,10 +15,19 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from service.arrival import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams, Stats
-from service.errors import Asleep, DeadlineExceeded, EngineFailed, MrpServeError, NotReady, QueueFull, ReplicaLost
+from service.errors import (
+    Asleep,
+    DeadlineExceeded,
+    EngineFailed,
+    ExchangeFailed,
+    MrpServeError,
+    NotReady,
+    QueueFull,
+    ReplicaLost,
+)
 from service.rayserve import ray_backend, serve_state
 from service.rayserve.ray_backend import RayBackend
-from service.wire import Answer, Chunk, Ending, Failure, Resume, Snapshot, Status, Work
+from service.wire import Answer, Chunk, Ending, Exchanged, Failure, Resume, Snapshot, Status, Weights, Work
 from tests.gateway import doubles
 from tests.gateway.helpers import eventually
 
@@ -62,13 +71,15 @@ class Handle:
 
     def __init__(self, *items: Any, control: Callable[[str], list[Any]] = lambda method: []) -> None:
         self.response, self._control, self.calls = Response(items), control, 0
+        self.told: list[tuple[Any, ...]] = []
 
     def options(self, *, method_name: str, **_: Any) -> Any:
         assert method_name in {"complete", "stream", "count"}
         return SimpleNamespace(remote=lambda sent: self.response)
 
-    def broadcast(self, method: str) -> Any:
+    def broadcast(self, method: str, *args: Any) -> Any:
         self.calls += 1
+        self.told.append((method, *args))
 
         async def results_async(timeout_s: float, return_exceptions: bool) -> list[Any]:
             return self._control(method)
@@ -290,3 +301,43 @@ async def test_the_last_metrics_hold_while_a_replica_hangs() -> None:
 
     asked = backend(Handle(control=control), Handle(control=lambda method: [here]))
     assert [(await asked.snapshots(here))[1] for _ in range(4)] == [[], [replica], [replica], []]
+
+
+NEW = Weights(2, "step-7", "m")
+
+
+async def test_all_replicas_are_given_weights_and_lost_ones_are_left_out() -> None:
+    """The card is asked for again then."""
+    taken = Exchanged("r1", NEW, 0.5)
+    said: dict[str, list[Any]] = {
+        "status": [Status("r1", None, CARD)],
+        "check_weights": [taken],
+        "exchange": [ActorDiedError(), taken],
+    }
+    handle = Handle(control=lambda method: said[method])
+    asked = backend(handle)
+    await asked.card()
+    assert await asked.check_weights(NEW) == await asked.exchange(NEW) == [taken]
+    await asked.card()
+    assert handle.told == [("status",), ("check_weights", NEW), ("exchange", NEW), ("status",)]
+
+
+async def test_all_ingresses_are_told_and_one_that_hangs_is_not_waited_for() -> None:
+    def hang(method: str) -> list[Any]:
+        raise TimeoutError
+
+    ingress = Handle(control=lambda method: [None, None])
+    await backend(Handle(), ingress).announce(NEW)
+    assert ingress.told == [("learn_weights", NEW)]
+    await backend(Handle(), Handle(control=hang)).announce(NEW)
+    with pytest.raises(ExchangeFailed, match="has not answered within 3600 s"):
+        await backend(Handle(control=hang)).exchange(NEW)
+
+
+async def test_the_card_is_that_of_replicas_with_the_newest_weights() -> None:
+    """Those of another deployment, which an update brings, count for themselves."""
+    cards = [
+        replace(CARD, weights=Weights(*one)) for one in ((1, "a", "m"), (2, "b", "m"), (2, "b", "m"), (0, "n", "n"))
+    ]
+    card = await backend(Handle(control=lambda method: [Status("r", None, one) for one in cards])).card()
+    assert (card.weights, card.places, card.behind) == (Weights(2, "b", "m"), 3, 1)

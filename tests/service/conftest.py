@@ -43,7 +43,9 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
 def house(services: Services, request: pytest.FixtureRequest) -> Iterator[Service]:
     """Two replicas, whose pace the test sets, behind two ingresses that listen on all addresses."""
     pair = ("--num-replicas", 2, "--num-ingresses", 2)
-    running = services.of("tests.service.program", *pair, "--host", "0.0.0.0", "--drain-timeout-s", 2)
+    running = services.of(
+        "tests.service.program", *pair, "--host", "0.0.0.0", "--drain-timeout-s", 2, "--admin-keys", "boss"
+    )
     yield running
     running.pace.full()
     if "calm" not in request.fixturenames:

@@ -61,6 +61,13 @@ class CardExample(BaseModel):
     messages: list[dict[str, str]] | None = None
 
 
+class ServedWeights(BaseModel):
+    """The weights that answer: the last part of their name, and their version (0: those of the start)."""
+
+    model: str
+    version: int
+
+
 class Model(BaseModel):
     """The served model and its limits. `tools`: the format of calls, null if it takes no tools."""
 
@@ -68,6 +75,7 @@ class Model(BaseModel):
     object: Literal["model"]
     created: int
     owned_by: str
+    weights: ServedWeights
     block_size: int
     vocab_size: int
     max_model_len: int
@@ -93,6 +101,7 @@ class Models(BaseModel):
 def models_json(card: ModelCard) -> dict[str, Any]:
     """OpenAI's list with one model, and the fields that this service adds."""
     model = {"id": card.name, "object": "model", "created": 0, "owned_by": "mrp-serve"}
+    model |= {"weights": {"model": card.weights.name, "version": card.weights.version}}
     model |= {"block_size": card.block_size, "vocab_size": card.vocab_size, "max_model_len": card.max_model_len}
     model |= {"mrp": card.mrp, "modes": card.modes, "default_mode": card.default_mode}
     model |= {"defaults": card.defaults, "chat_template": card.chat}

@@ -27,6 +27,7 @@ _ERRORS: Mapping[int, str] = {
     400: "a field is not allowed; the message names the value received and the allowed values",
     401: "an API key is required and missing or wrong",
     404: "the model is not the served one",
+    409: "newer weights answer; the message names their version",
     413: "the body is over the limit",
     422: "a field is not allowed; the message names the value received and the allowed values",
     429: "the queue is full (queue_full) or the key's limit is reached (rate_limited); see Retry-After",

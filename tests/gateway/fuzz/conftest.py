@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -23,7 +24,8 @@ MODEL_LENGTH = 300
 @pytest.fixture(scope="session")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     path = give_template(tmp_path_factory.mktemp("checkpoint") / "golden")
-    return Settings(model=str(path), device="cpu", dtype="float32", max_model_len=MODEL_LENGTH, max_body_bytes=65536)
+    given: dict[str, Any] = {"max_model_len": MODEL_LENGTH, "max_body_bytes": 65536, "admin_keys": ("boss",)}
+    return Settings(model=str(path), device="cpu", dtype="float32", **given)
 
 
 @pytest.fixture(scope="session")

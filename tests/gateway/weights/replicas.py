@@ -1,0 +1,113 @@
+"""Several replicas in this process, each with weights of its own, behind several ingresses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from service.errors import ReplicaLost
+from service.gateway.backend import serving
+from service.gateway.ingress import Ingress
+from service.model import load_checkpoint
+from service.replica.generator import Generator
+from service.settings import Settings
+from service.wire import Answer, Exchanged, Failure, Items, ModelCard, Snapshot, Status, Weights, Work
+from tests.gateway.conftest import UNMEASURED
+from tests.gateway.helpers import client
+
+ADMIN = {"Authorization": "Bearer boss"}
+WEIGHTS = "/admin/weights"
+
+
+class Replicas:
+    """A backend over several generators, which take turns. The test starts them again, as Serve would.
+
+    `lost_after`: so many items of the next stream come, then its replica is lost, and `at_loss` is called.
+    `refuses`: what a replica answers to new weights instead of taking them, by its number.
+    """
+
+    def __init__(self, model: Path, count: int = 2, **changes: Any) -> None:
+        given: dict[str, Any] = {"device": "cpu", "dtype": "float32", "kv_cache_tokens": 4096}
+        self.settings = Settings(model=str(model), **(given | {"admin_keys": ("boss",)} | changes))
+        self.generators = [self._started(number) for number in range(count)]
+        self.works: list[tuple[int, Work]] = []
+        self.lost_after: int | None = None
+        self.at_loss: Callable[[], Awaitable[object]] | None = None
+        self.refuses: dict[int, Exception] = {}
+        self.ingresses: list[Ingress] = []
+        self._turn = 0
+
+    def _started(self, number: int) -> Generator:
+        checkpoint = load_checkpoint(self.settings.model)
+        return Generator(f"r{number}", checkpoint, self.settings, parts=UNMEASURED)
+
+    def start_again(self, number: int) -> None:
+        """A replica that was lost comes back, with the weights of the setting `model`."""
+        self.generators[number].close()
+        self.generators[number] = self._started(number)
+
+    def ingress(self) -> httpx.AsyncClient:
+        """A client of one more ingress."""
+        self.ingresses.append(Ingress(f"i{len(self.ingresses)}", self.settings, self))
+        return client(self.ingresses[-1].app(answers_request_id=True))
+
+    def close(self) -> None:
+        for generator in self.generators:
+            generator.close()
+
+    # --- the backend ---------------------------------------------------------------------------------
+
+    def _next(self, work: Work) -> Generator:
+        number = self._turn % len(self.generators)
+        self._turn += 1
+        self.works.append((number, work))
+        return self.generators[number]
+
+    async def card(self) -> ModelCard:
+        return serving(await self.statuses())
+
+    async def complete(self, work: Work) -> Answer | Failure:
+        return await self._next(work).complete(work)
+
+    async def count(self, work: Work) -> int | Failure:
+        return await self._next(work).count(work)
+
+    async def stream(self, work: Work) -> Items:
+        left, self.lost_after = self.lost_after, None
+        async with aclosing(self._next(work).stream(work)) as items:
+            async for item in items:
+                if left == 0:
+                    if self.at_loss is not None:
+                        await self.at_loss()
+                    raise ReplicaLost("killed", retry_after=1.0)
+                left = None if left is None else left - 1
+                yield item
+
+    async def statuses(self) -> list[Status]:
+        return [generator.status() for generator in self.generators]
+
+    async def check_weights(self, weights: Weights) -> list[Exchanged]:
+        return await asyncio.gather(*(generator.check_weights(weights) for generator in self.generators))
+
+    async def exchange(self, weights: Weights) -> list[Exchanged]:
+        return await asyncio.gather(*(self._give(number, weights) for number in range(len(self.generators))))
+
+    async def _give(self, number: int, weights: Weights) -> Exchanged:
+        generator = self.generators[number]
+        error: Any = self.refuses.get(number)
+        if error is not None:
+            status = generator.status()
+            return Exchanged(status.replica, status.card.weights, 0.0, error)
+        return await generator.exchange(weights)
+
+    async def announce(self, weights: Weights) -> None:
+        for ingress in self.ingresses:
+            ingress.learn_weights(weights)
+
+    async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
+        return [own], [generator.snapshot() for generator in self.generators]
