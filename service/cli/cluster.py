@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from ray.serve import Application
 
 #: name of the application in Serve
+_log = logging.getLogger(__name__)
+
 APPLICATION = "mrp"
 _OBJECT_STORE_BYTES = 200 * 2**20
-#: what Ray says of processes that take long; it waits no longer and has no setting for it
-_TOO_SLOW = "timed out during startup"
+#: What Ray says of processes that take long: it waits 30 s for them and has no setting for it. So it is started again.
+_TOO_SLOW, _ATTEMPTS = "timed out during startup", 5
 #: seconds between two checks whether Serve's controller answers
 _POLL_S = 0.1
 
@@ -85,16 +87,19 @@ def _imported(module: str) -> Iterator[None]:
 
 
 def _start_ray(num_cpus: int | None, talkative: bool) -> None:
-    """Starts Ray, once more if its processes have not come up within Ray's 30 s, as on a machine that is busy.
+    """Starts Ray, again if its processes have not come up within Ray's 30 s, as on a machine that is busy.
 
-    Those of the first attempt end with this program.
+    Those of earlier attempts end with this program.
     """
-    try:
-        _init_ray(num_cpus, talkative)
-    except Exception as error:
-        if _TOO_SLOW not in str(error):
-            raise
-        _init_ray(num_cpus, talkative)
+    for left in reversed(range(_ATTEMPTS)):
+        try:
+            _init_ray(num_cpus, talkative)
+        except Exception as error:
+            if not left or _TOO_SLOW not in str(error):
+                raise
+            _log.warning("Ray took more than 30 s to start, so it is started again")
+        else:
+            return
 
 
 def _init_ray(num_cpus: int | None, talkative: bool) -> None:

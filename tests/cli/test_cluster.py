@@ -100,20 +100,20 @@ def test_ray_that_does_not_start(machine: Machine, monkeypatch: pytest.MonkeyPat
         cluster.start(SETTINGS)
 
 
-def test_ray_that_is_slow_to_start_is_started_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_that_is_slow_to_start_is_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     tries, error = [], Exception("The current node timed out during startup. This could happen because …")
 
     def init(*_: object) -> None:
         tries.append(1)
-        if len(tries) == 1:
+        if len(tries) < 3:
             raise error
 
     monkeypatch.setattr(cluster, "_init_ray", init)
     cluster._start_ray(1, talkative=False)
-    assert len(tries) == 2
+    assert len(tries) == 3
 
 
-def test_ray_that_does_not_come_up_twice_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_that_never_comes_up_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def init(*_: object) -> None:
         raise Exception("The current node timed out during startup.")
 

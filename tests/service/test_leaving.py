@@ -6,7 +6,7 @@ import pytest
 
 from tests.service.reading import eventually, sample
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 LONG = {"prompt_token_ids": [1, 2, 3], "max_new_tokens": 2000, "mode": "static", "ignore_eos": True}
 
 

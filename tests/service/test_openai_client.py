@@ -13,7 +13,7 @@ import pytest
 
 from tests.service.running import Service
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 MODEL = "sdar-mrp-random-b"
 PROMPT = [5, 6, 7]
 

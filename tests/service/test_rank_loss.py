@@ -14,7 +14,7 @@ from tests.service.processes import command, descendants, processes_of
 from tests.service.reading import Streamed, eventually, sample, until, whole
 from tests.service.running import Service, Services
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
 LONG = {"prompt_token_ids": [1, 2, 3], "max_new_tokens": 120, "temperature": 0.7, "ignore_eos": True}
 REQUESTS = [{**LONG, "seed": seed, "mode": ("static", "speculative", "remask")[seed % 3]} for seed in range(6)]
 SLOW = 0.1

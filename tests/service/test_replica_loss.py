@@ -18,7 +18,7 @@ from tests.service.processes import processes_of
 from tests.service.reading import Streamed, Told, by_holder, eventually, sample, until, whole
 from tests.service.running import Service
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 LONG = {"prompt_token_ids": [1, 2, 3], "max_new_tokens": 200, "temperature": 0.7, "seed": 3, "ignore_eos": True}
 MODES = ("static", "speculative", "remask")
 REQUESTS = [{**LONG, "seed": seed, "mode": MODES[seed % 3]} for seed in range(8)]

@@ -8,7 +8,7 @@ import pytest
 
 from tests.service.reading import by_holder, eventually, sample
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 SESSIONS, TURNS, BLOCK = 6, 4, 4
 
 

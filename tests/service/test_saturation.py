@@ -9,7 +9,7 @@ import pytest
 from service.settings import Settings
 from tests.service.reading import by_holder, eventually
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 #: Answers of one request. A few requests fill both ingresses, and so both replicas.
 CHOICES, CLIENTS = 100, 4
 REPLICAS = 2

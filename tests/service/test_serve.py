@@ -14,7 +14,7 @@ from tests.service.processes import command, descendants
 from tests.service.reading import events, eventually
 from tests.service.running import GOLDEN
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 CASES = json.loads((GOLDEN / "expected.json").read_text())
 KNOBS = ("tokens_per_step", "threshold", "mrp_steps")
 

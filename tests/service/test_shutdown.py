@@ -16,7 +16,7 @@ from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
 from tests.service.processes import processes_of, public_ports
 from tests.service.reading import Streamed, by_holder, eventually, sample, until
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 SHORT = {"prompt_token_ids": [1, 2, 3], "max_new_tokens": 24, "mode": "static", "ignore_eos": True}
 LONG = {**SHORT, "max_new_tokens": 2000}
 #: seconds that a forward takes longer: a short answer has time enough when the service ends, a long one has not

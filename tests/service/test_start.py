@@ -12,7 +12,7 @@ from tests.service.running import GOLDEN, free_port
 #: is said where the machine takes more than ten seconds to come so far
 _WAITS = "mrp-serve: 0 of 1 replicas run (1 starting)"
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
 
 
 def test_a_checkpoint_that_cannot_be_loaded(tmp_path):
