@@ -22,9 +22,9 @@ from service.settings import Settings
 if TYPE_CHECKING:
     from ray.serve import Application
 
-#: name of the application in Serve
 _log = logging.getLogger(__name__)
 
+#: name of the application in Serve
 APPLICATION = "mrp"
 _OBJECT_STORE_BYTES = 200 * 2**20
 #: What Ray says of processes that take long: it waits 30 s for them and has no setting for it. So it is started again.

@@ -35,7 +35,7 @@ class TestLoad:
     async def test_a_failed_engine(self, make_generator: MakeGenerator, caplog: pytest.LogCaptureFixture) -> None:
         async with over(make_generator("r7", parts=failing(after=0, saying=MARK)), max_failovers=0) as http:
             assert (await http.get("/health")).json() == {"status": "ok", "replicas_ready": 1}
-            detail = problem(await http.post(GENERATE, json=body()), 503)
+            detail = problem(await http.post(GENERATE, json=body()), 500)
             place = detail["message"].removeprefix("the engine stopped: ")
             assert place.startswith("ZeroDivisionError in tests.gateway.engines, line ")
             for response in (await http.get("/health"), await http.post(GENERATE, json=body())):
