@@ -27,7 +27,7 @@ from service.model.attention import attention_for
 from tests.model.attention_world import Kind, Shape, World
 
 pytestmark = pytest.mark.gpu
-GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("sdar-*"))
+GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("*-random-*"))
 KNOBS = ("tokens_per_step", "threshold", "mrp_steps")
 
 
