@@ -29,7 +29,7 @@ from tests.model.attention_world import Kind, Shape, World
 from tests.other_weights import FIRST, other_weights
 
 pytestmark = pytest.mark.gpu
-GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("sdar-*"))
+GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("*-random-*"))
 KNOBS = ("tokens_per_step", "threshold", "mrp_steps")
 
 

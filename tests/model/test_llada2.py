@@ -138,6 +138,10 @@ class TestConfig:
         assert config.experts is not None
         assert (config.experts.groups, config.experts.shared_size) == (GroupsConfig(8, 4, 2.5), 0)
 
+    def test_an_empty_list_of_end_tokens_is_none_given(self) -> None:
+        config = parse_config(tiny_config(**LLADA2, vocab_size=157184) | {"eos_token_id": []})
+        assert config.eos_token_ids == (156892,)
+
     def test_the_weight_of_a_single_expert_is_its_score(self) -> None:
         experts = parse_config(tiny_config(**LLADA2 | {"num_experts_per_tok": 1})).experts
         assert experts is not None

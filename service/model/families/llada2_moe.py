@@ -57,7 +57,7 @@ class Llada2Moe:
 
     def config(self, raw: Mapping[str, Any], block_size: int | None) -> ModelConfig:
         """The published keys, with the published code's defaults."""
-        own = {**_DEFAULTS, **{key: value for key, value in raw.items() if value is not None}}
+        own = {**_DEFAULTS, **{key: value for key, value in raw.items() if value not in (None, [])}}
         for key, needed in _NEEDED.items():
             if own.get(key, needed) != needed:
                 raise CheckpointError(f"config.json: {key} is {own[key]!r}, only {needed!r} is supported")
