@@ -48,8 +48,8 @@ pictures: $(stamp)  ## draw the pictures of decoding from traces of the demo, an
 loadtest: $(stamp)  ## load the service with locust
 	$(bin)/python -m loadtest.run $(ARGS)
 
-# A worker for each core; tests that start Ray share one. One process: make test ARGS="-n 0 -k golden -x"
-test: $(stamp)  ## run the tests, a worker for each core
+# A worker for each core and one more, for tests that start Ray share one, and it waits much. One process: make test ARGS="-n 0 -k golden -x"
+test: $(stamp)  ## run the tests, some at a time
 	tests/loopback $(bin)/python -m pytest -n logical --maxprocesses 8 $(ARGS)
 
 # The tests that take long, one after the other: about an hour. A part of them: make test-slow ARGS="--share 0.1"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import resource
 import sys
@@ -32,6 +33,7 @@ class Freeing:
         if _resident_mib() > self._before_mib + _MUCH_MIB:
             _forget_routes()
             gc.collect()
+            _give_back()
             self._before_mib = _resident_mib()
         return done
 
@@ -42,6 +44,13 @@ def _forget_routes() -> None:
     for function in vars(models).values() if models else ():
         if hasattr(function, "cache_clear"):
             function.cache_clear()
+
+
+def _give_back() -> None:
+    """What was freed goes back to the system, where the C library can be asked to."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _resident_mib() -> float:

@@ -52,10 +52,11 @@ def plan_message(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: floa
 
 
 def plan_count(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> Work:
-    """The work whose prompt is to be counted. Fields that no count depends on are ignored. Raises as above."""
-    own, _ = FIELDS.split(body, CountRequest.model_fields, strict=False)
+    """The work whose prompt is to be counted. Raises as above. Fields that nobody here knows are ignored."""
+    own, shared = FIELDS.split(body, CountRequest.model_fields, strict=False)
     request = parse_own(own, CountRequest, card)
-    work = shared_work({"messages": _ANY_CHAT, "max_new_tokens": 1}, card, timeout_limit_s, MAX_TEMPERATURE)
+    asked = {**shared, "messages": _ANY_CHAT, "max_new_tokens": 1}
+    work = shared_work(asked, card, timeout_limit_s, MAX_TEMPERATURE)
     return _prompted(work, request, card)[0]
 
 

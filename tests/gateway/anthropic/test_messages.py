@@ -212,3 +212,4 @@ async def test_tokens_are_counted_as_an_answer_counts_them(http: httpx.AsyncClie
     error = await refused(http, message(model="other"), 404, COUNT)
     assert error["type"] == "not_found_error"
     assert (await refused(http, message(messages=[]), 400, COUNT))["param"] == "messages"
+    assert (await refused(http, message(priority=10), 400, COUNT))["param"] == "priority"
