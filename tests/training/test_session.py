@@ -250,6 +250,15 @@ def test_a_module_that_the_backbone_cannot_have_is_refused(data, tmp_path, chang
         run(plan_of(data, tmp_path, **changes))
 
 
+def test_a_backbone_with_8_bit_matrices_is_refused(data, tmp_path):
+    folder = shutil.copytree(GOLDEN, tmp_path / "backbone")
+    kept = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    raw = json.loads((folder / "config.json").read_text()) | {"quantization_config": kept}
+    (folder / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(SettingsError, match="the backbone's files have 8-bit matrices, expected are the wide ones"):
+        run(plan_of(data, tmp_path / "out", source=Source(str(folder), data, heldout=0.0)))
+
+
 def test_batches_must_be_shared_evenly(data, tmp_path):
     with pytest.raises(SettingsError, match="2 batches per update cannot be shared evenly by 3 workers"):
         train(plan_of(data, tmp_path), TextCodec.load, "cpu", Team(0, 3), Watcher())
