@@ -18,6 +18,7 @@ from service.engine import Engine, EngineConfig, Parts
 from service.engine.drafting.costs import Curve, StepCosts
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import RowRunner, Runner
+from service.errors import InvalidRequest
 from service.model import Checkpoint, ModelConfig
 
 #: bytes read and bfloat16 operations (dense, accumulated in float32) by the second, as NVIDIA's data sheets give them
@@ -135,7 +136,9 @@ class Prediction:
 def predict(
     checkpoint: Checkpoint, workload: Workload, plans: Sequence[ModeParams], concurrency: int, prices: Prices
 ) -> Iterator[Prediction]:
-    """The plans in their order, the same requests for each."""
+    """The plans in their order, the same requests for each. InvalidRequest for plans whose MRP has no price."""
+    if prices.steps(1).mrp is None and any(params.needs_mrp for params in plans):
+        raise InvalidRequest("a plan needs MRP, for which the shape has no sizes", param="plan")
     tokens, size = concurrency * _TOKENS, checkpoint.config.block_size
     config = replace(EngineConfig(), max_running=concurrency, kv_cache_tokens=tokens, prefix_cache=False)
     candidates = config.candidates(checkpoint.config.vocab_size)

@@ -6,7 +6,6 @@ shape that answer as a small checkpoint does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -77,9 +76,10 @@ def shape_named(name: str) -> Shape:
     return SHAPES[name]
 
 
-def config_in_shape(raw: Mapping[str, Any], shape: Shape) -> ModelConfig:
-    """The sizes of a shape, with the block and the MRP of a checkpoint. `raw`: the checkpoint's config.json."""
-    return parse_config({**raw, **asdict(shape), "tie_word_embeddings": False})
+def config_in_shape(checkpoint: Checkpoint, shape: Shape) -> ModelConfig:
+    """The sizes of a shape, with the blocks and the MRP of a checkpoint."""
+    raw = {**checkpoint.raw, **asdict(shape), "tie_word_embeddings": False}
+    return parse_config(raw, block_size=checkpoint.config.block_size)
 
 
 def random_checkpoint(raw: dict[str, Any], options: LoadOptions) -> Checkpoint:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from service.cli.options import Model, Output, Several, heldout, load, use_threads
+from service.cli.options import BlockSize, Model, Output, Several, heldout, load, use_threads
 from service.cli.output import Counter, results, table
 from service.cli.plans import parse_plan
 from service.errors import SettingsError
@@ -34,6 +34,7 @@ def command(
     model: Model = None,
     concurrency: Several = [1, 8, 32, 128],  # noqa: B006
     plan: Annotated[list[str], typer.Option(help="A mode and its knobs; may be given again.")] = _PLANS,
+    block_size: BlockSize = None,
     context: Annotated[int, typer.Option(min=0, help="Tokens that a row reads besides its own.")] = 256,
     above_floor: Annotated[float, typer.Option(min=1, help="A forward's time over the least that it can take.")] = 1.25,
     forward_us: Annotated[float, typer.Option(min=0, help="Microseconds to start and read a forward.")] = 200,
@@ -56,11 +57,11 @@ def command(
     sizes, plans = shape_named(shape), [parse_plan(text) for text in plan]
     chats = [[{"role": "user", "content": problem.prompt}] for problem in heldout(problems, "problems", seed=1)]
     use_threads(None)
-    checkpoint = load(model, "cpu", "float32", None)
+    checkpoint = load(model, "cpu", "float32", block_size)
     codec = TextCodec.load(checkpoint.path)
     workload = Workload([tuple(codec.encode_chat(chat)) for chat in chats], fewest=requests)
     assumed = Assumptions(above_floor, 1e-6 * forward_us, 1e-6 * request_us, context=context)
-    prices = Prices(config_in_shape(checkpoint.raw, sizes), GPUS[gpu], assumed)
+    prices = Prices(config_in_shape(checkpoint, sizes), GPUS[gpu], assumed)
     rows = list[dict[str, Any]]()
     with Counter(len(concurrency) * len(plans)) as counter:
         for together in concurrency:

@@ -11,6 +11,7 @@ from service.bench.shapes import SHAPES, config_in_shape
 from service.decode.modes import Direct, Speculative, Static
 from service.decode.params import ModeParams
 from service.demo import CHECKPOINT
+from service.errors import InvalidRequest
 from service.model import Checkpoint, load_checkpoint
 from tests.tiny import tiny_checkpoint
 
@@ -20,12 +21,12 @@ BARE = Assumptions(above_floor=1.0, forward_s=0.0, request_s=0.0, state_s=0.0, c
 
 def predicted(checkpoint: Checkpoint, device: Rates, *plans: ModeParams, together: int = 1) -> list[Prediction]:
     workload = Workload([(10, 15, 17, 19), (13, 14)], fewest=2, new_tokens=32)
-    prices = Prices(config_in_shape(checkpoint.raw, SHAPES["sdar-1.7b"]), device, BARE)
+    prices = Prices(config_in_shape(checkpoint, SHAPES["sdar-1.7b"]), device, BARE)
     return list(predict(checkpoint, workload, plans, together, prices))
 
 
 def test_a_forward_reads_the_weights_once_and_each_sequence_once() -> None:
-    shape = config_in_shape(tiny_checkpoint(0).raw, SHAPES["sdar-4b"])
+    shape = config_in_shape(tiny_checkpoint(0), SHAPES["sdar-4b"])
     slow = Rates(1.0, 1e30)
     lone, states, apart = (Prices(shape, slow, BARE).backbone(*asked) for asked in ((1, 1), (4, 1), (4, 4)))
     kv = 2 * 2 * shape.num_layers * shape.num_kv_heads * shape.head_dim
@@ -36,7 +37,7 @@ def test_a_forward_reads_the_weights_once_and_each_sequence_once() -> None:
 
 
 def test_what_a_device_takes_besides_is_added() -> None:
-    shape = config_in_shape(tiny_checkpoint(0).raw, SHAPES["sdar-8b"])
+    shape = config_in_shape(tiny_checkpoint(0), SHAPES["sdar-8b"])
     bare, slow = (Prices(shape, GPUS["h200"], one) for one in (BARE, Assumptions(2.0, 0.5, context=64)))
     assert slow.backbone(3, 3) == pytest.approx(2 * bare.backbone(3, 3) + 0.5)
     assert slow.mrp(3, 3) == pytest.approx(2 * bare.mrp(3, 3) + 0.5)
@@ -44,17 +45,18 @@ def test_what_a_device_takes_besides_is_added() -> None:
 
 
 def test_a_checkpoint_without_mrp_has_no_price_of_it() -> None:
-    shape = config_in_shape({**tiny_checkpoint(0).raw, "num_mrp_heads": 0}, SHAPES["sdar-1.7b"])
-    prices = Prices(shape, GPUS["h100"], BARE)
+    prices = Prices(config_in_shape(tiny_checkpoint(0, num_mrp_heads=0), SHAPES["sdar-1.7b"]), GPUS["h100"], BARE)
     assert prices.steps(8).mrp is None
     with pytest.raises(ValueError, match="no MRP"):
         prices.mrp(1, 1)
+    with pytest.raises(InvalidRequest, match="a plan needs MRP"):
+        next(predict(tiny_checkpoint(0), Workload([(1,)]), [Direct(1)], 1, prices))
 
 
 def test_time_is_that_of_the_forwards() -> None:
     checkpoint = tiny_checkpoint(0)
     static, direct = predicted(checkpoint, GPUS["h200"], Static(), Direct(1))
-    forward = Prices(config_in_shape(checkpoint.raw, SHAPES["sdar-1.7b"]), GPUS["h200"], BARE).backbone(1, 1)
+    forward = Prices(config_in_shape(checkpoint, SHAPES["sdar-1.7b"]), GPUS["h200"], BARE).backbone(1, 1)
     assert static.refines == 0
     assert static.tokens_per_forward == pytest.approx(1, abs=0.05)  # an end token may come before its block is full
     assert static.step_ms == pytest.approx(1e3 * forward, rel=0.05)  # a commit is a second row of its forward
