@@ -17,7 +17,7 @@ from tests.service.processes import processes_of
 from tests.service.reading import Streamed, by_holder, eventually, sample, until, whole
 from tests.service.running import GOLDEN, Service
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 WEIGHTS, ADMIN = "/admin/weights", {"authorization": "Bearer boss"}
 LONG = {"prompt_token_ids": [1, 2, 3], "max_new_tokens": 120, "mode": "static", "ignore_eos": True}
 #: seconds that a forward takes longer, so that requests are in progress
