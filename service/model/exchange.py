@@ -17,6 +17,7 @@ from service.errors import CheckpointError
 from service.model.checkpoint import Checkpoint, LoadOptions, build_checkpoint, config_of
 from service.model.config import ModelConfig
 from service.model.files import read_config, resolve
+from service.model.quantization import published_form
 from service.model.shard import Shard
 from service.model.weights import WeightFiles, WeightShapes
 
@@ -53,6 +54,8 @@ def take(served: Checkpoint, fresh: Checkpoint) -> None:
 def _checked_config(path: Path, served: ModelConfig, options: LoadOptions) -> dict[str, Any]:
     """The parsed config.json, which says the same as that of the served weights."""
     raw = read_config(path)
+    if published_form(raw) is not None:
+        raise CheckpointError(f"{path}: these weights are published in 8 bits; only wide weights can be exchanged")
     difference = next(_differences(config_of(raw, options), served), None)
     if difference is not None:
         raise CheckpointError(f"{path}: {difference}")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from service.errors import CheckpointError, SettingsError
 from service.model import Checkpoint, LoadOptions, load_checkpoint, parse_config
 from service.model.checkpoint import weight_bytes
+from service.model.exchange import check
 from service.model.quantization.files import widened
 from service.model.quantization.linear import QuantizedLinear
 from service.model.quantization.matrices import QuantizedMatrices
@@ -177,6 +178,12 @@ def test_another_form_cannot_be_asked_for(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="'fp8', but this checkpoint's files have 8-bit matrices") as told:
         load_checkpoint(small, LoadOptions(quantization="fp8"))
     assert told.value.param == "quantization"
+
+
+def test_they_cannot_take_the_place_of_served_weights(tmp_path: Path) -> None:
+    small, meant = publish(tmp_path, GOLDEN_NAMES[0], "w8a8")
+    with pytest.raises(CheckpointError, match="published in 8 bits; only wide weights can be exchanged"):
+        check(small, load_checkpoint(meant).config, LoadOptions())
 
 
 def test_the_same_files_can_be_read_wide(tmp_path: Path) -> None:
