@@ -22,6 +22,7 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from service.rayserve.deployments import GeneratorDeployment, IngressDeployment
 from service.rayserve.scaling import GENERATOR
 from service.rayserve.support import misfit
+from service.routing.router import slack
 from service.settings import Settings
 
 _log = logging.getLogger(__name__)
@@ -40,8 +41,6 @@ _HANGS_S = 6.0
 _SURGE_PERCENT = 20
 #: a name, since Serve imports and pickles the class itself
 _PREFIX_ROUTER = "service.rayserve.prefix_router.PrefixRouter"
-#: share of its places by which a replica's load may exceed the mean because of its cached prefixes
-_SLACK = 1 / 16
 #: seconds between two reports of the ingresses to Serve's controller, and the longer period that it evaluates
 _REPORT_EVERY_S = 1.0
 _LOOK_BACK_S = 5.0
@@ -141,8 +140,8 @@ def _routing(args: Settings) -> RequestRouterConfig:
     if why := misfit():
         _log.warning("requests are routed by load, as with `routing: load`. %s", why)
         return RequestRouterConfig()
-    slack = max(1, round(args.places * _SLACK))
-    chosen: dict[str, Any] = {"request_router_class": _PREFIX_ROUTER, "request_router_kwargs": {"slack": slack}}
+    kwargs = {"slack": slack(args.places)}
+    chosen: dict[str, Any] = {"request_router_class": _PREFIX_ROUTER, "request_router_kwargs": kwargs}
     return RequestRouterConfig(**chosen)
 
 

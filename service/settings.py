@@ -164,6 +164,12 @@ class Settings(BaseSettings):
         "prefix",
         description="prefix: prefer the replica that has this prompt's prefix cached; load: the least loaded replica",
     )
+    transport: Literal["auto", "link", "serve"] = Field(
+        "auto",
+        description="how requests reach replicas: link: by a connection of each ingress to each replica (fastest); "
+        "serve: by Serve's handles; auto: link, unless the number of replicas follows the work or Ray encrypts "
+        "(`RAY_USE_TLS`)",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "warning", description="log level of the service and of Serve; info: a line for every request"
     )
@@ -204,6 +210,12 @@ class Settings(BaseSettings):
     def autoscaled(self) -> bool:
         """Whether the number of replicas follows the work."""
         return self.most_replicas > self.num_replicas
+
+    @property
+    def links(self) -> bool:
+        """Whether requests go by links. Serve's own autoscaling counts only the requests of its handles."""
+        encrypted = os.environ.get("RAY_USE_TLS", "0").lower() in {"1", "true"}
+        return self.transport == "link" or (self.transport == "auto" and not self.autoscaled and not encrypted)
 
     def on_one_machine(self) -> Settings:
         """The settings with `listener` chosen, for a service that runs on this machine alone."""

@@ -152,6 +152,15 @@ class Work:
     quality: str = ""
 
 
+#: seconds by which the ingress's time limit is longer than the engine's
+_GRACE_S = 5.0
+
+
+def patience_s(work: Work) -> float:
+    """How long an ingress waits for a replica's first word, in seconds: a little longer than the engine would."""
+    return max(0.0, work.timeout_s - work.arrived.waited_s()) + _GRACE_S
+
+
 def too_late(work: Work) -> DeadlineExceeded:
     """The error for a work whose time limit passed before its first token, or before another replica continued it."""
     what = "no replica continued in time" if work.resume.num_blocks else "nothing was decoded by then"
@@ -292,12 +301,25 @@ class Snapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class Address:
+    """Where a replica takes links (`service/link`). `secret`: what an ingress must show there."""
+
+    host: str
+    port: int
+    secret: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
-    """The state of a replica. `failure`: why it cannot generate, None if it can. `card`: what it serves."""
+    """The state of a replica. `failure`: why it cannot generate, None if it can. `card`: what it serves.
+
+    `address`: where it takes links; None if requests reach it by Serve's handles only.
+    """
 
     replica: str
     failure: str | None
     card: ModelCard
+    address: Address | None = None
 
 
 #: the stream of a replica; it ends with an `Ending`, by itself or in the last chunk, or with a `Failure`

@@ -47,6 +47,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     ),
     "service.telemetry": ("service.wire", "service.settings", "service.errors", "service.tracebacks"),
     "service.routing": ("service.wire",),
+    "service.link": ("service.routing", "service.wire", "service.telemetry", "service.errors"),
     "service.admission": ("service.wire", "service.fair_queue", "service.settings", "service.errors"),
     "service.replica": (
         "service.wire",
@@ -123,6 +124,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "service.rayserve": (
         "service.gateway",
         "service.replica",
+        "service.link",
         "service.routing",
         "service.wire",
         "service.telemetry",
@@ -133,7 +135,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.errors",
     ),
     "service.hooks": ("service.gateway.http.middleware", "service.rayserve.scaling"),
-    "service.app": ("service.rayserve", "service.settings"),
+    "service.app": ("service.rayserve", "service.routing", "service.settings"),
     "service.library": ("service.constraints", "service.text", "service.engine", "service.decode", "service.model"),
     "service.bench": (
         "service.engine",

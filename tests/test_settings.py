@@ -213,6 +213,23 @@ def test_who_listens_on_one_machine(given: dict[str, Any], chosen: str) -> None:
     assert Settings(**given).on_one_machine().listener == chosen
 
 
+@pytest.mark.parametrize(
+    ("given", "encrypted", "links"),
+    [
+        ({}, "0", True),
+        ({}, "1", False),
+        ({"max_replicas": 2}, "0", False),
+        ({"max_replicas": 2, "transport": "link"}, "1", True),
+        ({"transport": "serve"}, "0", False),
+    ],
+)
+def test_which_way_requests_go(
+    given: dict[str, Any], encrypted: str, links: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_USE_TLS", encrypted)
+    assert Settings(**given).links is links
+
+
 def test_one_ingress_listens_or_none() -> None:
     with pytest.raises(SettingsError, match="num_ingresses 2 does not allow"):
         Settings(listener="ingress", num_ingresses=2)

@@ -10,14 +10,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import ray
 from ray import serve
 from ray.exceptions import TaskCancelledError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.rayserve.scaling import WANTED
+from service.routing.affinity import How
 from service.settings import Settings
 from service.wire import Answer, Exchanged, Failure, Items, Snapshot, Status, Weights, Work
 
@@ -43,6 +46,7 @@ class GeneratorDeployment:
         import torch
 
         from service.engine.responsive import keep_responsive
+        from service.link.server import LinkServer
         from service.model.options import pick_threads
         from service.replica.generator import load_generator
         from service.telemetry.logs import install_logs
@@ -51,6 +55,8 @@ class GeneratorDeployment:
         torch.set_num_threads(pick_threads(settings.torch_threads, settings.tensor_parallel_size))
         self._generator = await asyncio.to_thread(load_generator, _replica_name(), settings, self.parts)
         keep_responsive()
+        self._links = await LinkServer.start(self, ray.util.get_node_ip_address()) if settings.links else None
+        self._patience_s = settings.request_timeout_s
         self._watch = asyncio.create_task(_exit_when_failed(self._generator))
 
     async def complete(self, work: Work) -> Answer | Failure:
@@ -66,8 +72,8 @@ class GeneratorDeployment:
         return await self._generator.count(work)
 
     async def status(self) -> Status:
-        """Whether the replica can generate, and its card."""
-        return self._generator.status()
+        """Whether the replica can generate, its card, and where it takes links."""
+        return replace(self._generator.status(), address=self._links.address if self._links else None)
 
     async def snapshot(self) -> Snapshot:
         """The current metrics of the replica."""
@@ -87,7 +93,10 @@ class GeneratorDeployment:
         if failure is not None:
             raise RuntimeError(failure)
 
-    def __del__(self) -> None:
+    async def __del__(self) -> None:
+        # Serve has waited for the calls of its handles, and routes no more to this replica.
+        if links := getattr(self, "_links", None):
+            await links.close(self._patience_s)
         if hasattr(self, "_generator"):
             self._generator.close()
 
@@ -117,7 +126,10 @@ class IngressDeployment:
     async def __init__(self, settings: Settings, generator: DeploymentHandle[Any]) -> None:  # type: ignore[misc]
         from service.gateway.http import listener
         from service.gateway.ingress import Ingress
+        from service.link.requests import LinkedRequests, Requests
+        from service.rayserve.handles import HandleRequests
         from service.rayserve.ray_backend import RayBackend
+        from service.routing.router import Router, slack
         from service.telemetry.logs import install_logs
         from service.telemetry.metrics import Registry
         from service.telemetry.tracing import start_tracing
@@ -127,13 +139,15 @@ class IngressDeployment:
         own = serve.get_deployment_handle(context.deployment, context.app_name)
         asked = serve.get_deployment_handle(generator.deployment_name, context.app_name)
         registry = Registry("ingress")
-        self._backend = backend = RayBackend(
-            generator,
-            asked,
-            own,
-            lambda how: registry.add("request_routed_total", by=how),
-            may_sleep=settings.num_replicas == 0,
-        )
+
+        def routed(how: How) -> None:
+            registry.add("request_routed_total", by=how)
+
+        requests: Requests = HandleRequests(generator, routed)
+        if settings.links:
+            by_prefix = settings.routing == "prefix" and settings.prefix_cache
+            requests = LinkedRequests(Router(slack(settings.places), by_prefix, routed), requests)
+        self._backend = backend = RayBackend(requests, asked, own, may_sleep=settings.num_replicas == 0)
         self._ingress = Ingress(_replica_name(), settings, backend, start_tracing(settings), registry)
         self._patience_s = settings.request_timeout_s
         self._listener: Listener | None = None

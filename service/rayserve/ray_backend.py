@@ -1,27 +1,22 @@
-"""`Backend` over Ray Serve's handles. Turns Serve's cancellation, back-pressure and lost replicas into our errors.
-
-Serve queues the requests that no replica takes. This module ends a request that waits there past its time limit. Later
-the engine watches the time limit.
-"""
+"""`Backend` over Ray Serve: questions go to all replicas by Serve's broadcast, requests by any `Requests`."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from contextlib import aclosing
+from typing import Any, TypeVar
 
-from ray.exceptions import RayError, RayTaskError
-from ray.serve.exceptions import BackPressureError, RayServeException
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from service.errors import Asleep, EngineFailed, ExchangeFailed, NotReady, QueueFull, ReplicaLost
+from service.errors import Asleep, EngineFailed, ExchangeFailed, NotReady
 from service.gateway.backend import serving
-from service.rayserve.report import Listener, reporting_to
+from service.link.requests import Requests
 from service.rayserve.serve_state import is_asleep, why_none
-from service.wire import Answer, Exchanged, Failure, Items, ModelCard, Snapshot, Status, Weights, Work, too_late
+from service.wire import Answer, Exchanged, Failure, Items, ModelCard, Snapshot, Status, Weights, Work
 
 _log = logging.getLogger(__name__)
 
@@ -31,8 +26,6 @@ _FRESH_S = 1.0
 _BELIEVED_S = 3.0
 #: seconds that reading weights, or waiting for requests to finish, may take
 _EXCHANGE_S = 3600.0
-#: seconds by which the ingress's time limit is longer than the engine's
-_GRACE_S = 5.0
 #: seconds after which a client may try again
 _RETRY_S = 1.0
 
@@ -40,30 +33,23 @@ _T = TypeVar("_T")
 
 
 class RayBackend:
-    """Implements `Backend` over handles of the two deployments of one application.
+    """Implements `Backend` over the two deployments of one application.
 
-    `asked`: a second handle of the generator, for control calls to all replicas. A handle's request counts expire when
-    unused; control calls on the first handle would keep stale counts alive. `routed` gets how the replica of each
-    request was chosen. `may_sleep`: whether the service may scale to zero replicas.
+    `requests`: the way of requests, which hears of all replicas. `asked`: a handle of the generator for control calls
+    to all replicas, and for nothing else: a handle's request counts expire when unused, control calls would keep stale
+    counts alive. `may_sleep`: whether the service may scale to zero replicas.
     """
 
     def __init__(
         self,
-        generator: DeploymentHandle[Any],
+        requests: Requests,
         asked: DeploymentHandle[Any],
         ingress: DeploymentHandle[Any],
-        routed: Listener,
         may_sleep: bool = False,
     ) -> None:
-        self._generator = generator
-        # A handle for each method, made once: every `options` makes a handle. Ours are plain dataclasses.
-        plain: dict[str, Any] = {"request_serialization": "pickle", "response_serialization": "pickle"}
-        self._complete = generator.options(method_name="complete", **plain)
-        self._count = generator.options(method_name="count", **plain)
-        self._stream = generator.options(method_name="stream", stream=True, **plain)
+        self._requests = requests
         self._asked = asked
         self._ingress = ingress
-        self._routed = routed
         self._may_sleep = may_sleep
         self._card: ModelCard | None = None
         self._card_since = 0.0
@@ -77,38 +63,17 @@ class RayBackend:
 
     async def complete(self, work: Work) -> Answer | Failure:
         """The whole answer. Cancelling the call cancels the replica's task."""
-        return cast(Answer | Failure, self._with_last_words(await self._call(self._complete, work)))
+        return self._with_last_words(await self._requests.complete(work))
 
     async def count(self, work: Work) -> int | Failure:
         """The number of tokens of a work's prompt."""
-        return cast(int | Failure, await self._call(self._count, work))
-
-    async def _call(self, method: Any, work: Work) -> object:
-        with _errors(work):
-            with reporting_to(self._routed):
-                response: Any = method.remote(work)
-            try:
-                async with asyncio.timeout(_time_left(work)):
-                    return await response
-            except BaseException:
-                response.cancel()
-                raise
+        return await self._requests.count(work)
 
     async def stream(self, work: Work) -> Items:
         """The answer block by block. Closing the stream cancels the replica's task."""
-        with _errors(work):
-            with reporting_to(self._routed):
-                items: Any = self._stream.remote(work)
-            try:
-                async with asyncio.timeout(_time_left(work)):
-                    item = await anext(items)
-                while True:
-                    yield self._with_last_words(item)
-                    item = await anext(items)
-            except StopAsyncIteration:
-                return
-            finally:
-                items.cancel()
+        async with aclosing(self._requests.stream(work)) as items:
+            async for item in items:
+                yield self._with_last_words(item)
 
     # --- the replicas ------------------------------------------------------------------------------
 
@@ -157,8 +122,9 @@ class RayBackend:
         except TimeoutError:
             _log.warning("a replica does not answer within %s s", _CONTROL_S)
         if self._statuses:
+            await self._requests.learn(self._statuses)
             return self._statuses
-        self._card, handle = None, self._generator
+        self._card, handle = None, self._asked
         if self._may_sleep and await asyncio.to_thread(is_asleep, handle.app_name, handle.deployment_name):
             raise Asleep("no replica runs without requests; the next request starts one", retry_after=_RETRY_S)
         why = await asyncio.to_thread(why_none, handle.app_name, handle.deployment_name)
@@ -225,25 +191,3 @@ def _known(answers: list[_T] | BaseException, before: list[_T]) -> list[_T]:
     if isinstance(answers, TimeoutError):
         return before
     raise answers
-
-
-def _time_left(work: Work) -> float:
-    """How long the ingress waits for a replica, in seconds: a little longer than the engine would."""
-    return max(0.0, work.timeout_s - work.arrived.waited_s()) + _GRACE_S
-
-
-@contextmanager
-def _errors(work: Work) -> Iterator[None]:
-    """Turns Serve's errors into ours. An exception of a replica's code is a bug and is raised unchanged."""
-    try:
-        yield
-    except BackPressureError as error:
-        raise QueueFull("the queue is full", retry_after=_RETRY_S) from error
-    except TimeoutError as error:
-        raise too_late(work) from error
-    except RayTaskError:
-        raise
-    except RayError as error:
-        raise ReplicaLost("the replica was lost before the answer was complete", retry_after=_RETRY_S) from error
-    except RayServeException as error:
-        raise NotReady(f"no replica takes requests: {error}", retry_after=_RETRY_S) from error

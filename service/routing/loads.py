@@ -52,10 +52,15 @@ class Loads:
     def reported(self, name: str, requests: int) -> None:
         """Stores a replica's report. `requests`: all its requests, the new one included."""
         if replica := self._replicas.get(name):
-            replica.others = max(0, requests - replica.own - 1)
-            replica.others_until = self._clock() + _REPORT_S
+            self.others(name, max(0, requests - replica.own - 1))
             if replica.chosen_until:
                 replica.chosen_until.popleft()
+
+    def others(self, name: str, requests: int) -> None:
+        """Stores the number of requests that a replica has from other ingresses."""
+        if replica := self._replicas.get(name):
+            replica.others = requests
+            replica.others_until = self._clock() + _REPORT_S
 
     def took(self, name: str) -> None:
         """Counts a request that a replica has taken."""

@@ -12,6 +12,7 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
+from service import wire
 from service.arrival import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams, Stats
@@ -26,6 +27,7 @@ from service.errors import (
     ReplicaLost,
 )
 from service.rayserve import ray_backend, serve_state
+from service.rayserve.handles import HandleRequests
 from service.rayserve.ray_backend import RayBackend
 from service.wire import Answer, Chunk, Ending, Exchanged, Failure, Resume, Snapshot, Status, Weights, Work
 from tests.gateway import doubles
@@ -88,7 +90,8 @@ class Handle:
 
 
 def backend(handle: Handle, ingress: Handle | None = None, may_sleep: bool = False) -> RayBackend:
-    return RayBackend(handle, handle, ingress or Handle(), lambda how: None, may_sleep)  # type: ignore[arg-type]
+    requests: Any = HandleRequests(handle, lambda how: None)  # type: ignore[arg-type]
+    return RayBackend(requests, handle, ingress or Handle(), may_sleep)  # type: ignore[arg-type]
 
 
 def task_error() -> RayTaskError:
@@ -128,7 +131,7 @@ async def test_a_bug_in_a_replica_stays_one() -> None:
 
 
 async def test_who_waits_too_long_for_a_replica_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_backend, "_GRACE_S", 0.0)
+    monkeypatch.setattr(wire, "_GRACE_S", 0.0)
     for ask in (lambda made: made.complete(work(0.001)), lambda made: anext(made.stream(work(0.001)))):
         handle = Handle(None)
         with pytest.raises(DeadlineExceeded, match=r"timeout_s is 0\.001"):
@@ -138,7 +141,7 @@ async def test_who_waits_too_long_for_a_replica_is_told(monkeypatch: pytest.Monk
 
 async def test_a_block_that_takes_its_time_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The ingress limits only the wait for a replica. The engine limits the time of a running stream."""
-    monkeypatch.setattr(ray_backend, "_GRACE_S", 0.0)
+    monkeypatch.setattr(wire, "_GRACE_S", 0.0)
     items = backend(Handle(CHUNK, None)).stream(work(0.001))
     assert await anext(items) == CHUNK
     with pytest.raises(TimeoutError):
@@ -260,7 +263,7 @@ async def test_what_replicas_said_last_holds_while_one_hangs(monkeypatch: pytest
 
 async def test_the_time_limit_counts_from_the_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
     """A continued request has no more time than its first attempt had."""
-    monkeypatch.setattr(ray_backend, "_GRACE_S", 0.0)
+    monkeypatch.setattr(wire, "_GRACE_S", 0.0)
     begun = replace(work(60.0), arrived=Arrival.ago(61.0), resume=Resume((1,), 1))
     with pytest.raises(DeadlineExceeded, match="no replica continued in time"):
         await anext(backend(Handle(None)).stream(begun))

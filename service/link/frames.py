@@ -1,0 +1,134 @@
+"""Messages over a connection. Both ends inherit from `Frames`.
+
+A frame is its length (4 bytes) and its content: a secret at first, then pickled lists of messages. All messages of one
+turn of the event loop travel in one frame, so the blocks of many answers cost one write and one wake-up.
+
+Unpickling runs code of the sender's choice. A server unpickles only what comes after its secret (`server.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import socket
+import struct
+from typing import Literal, NamedTuple, cast
+
+from service.wire import Answer, Chunk, Ending, Failure, Progress, Work
+
+Method = Literal["complete", "count", "stream"]
+
+_LENGTH = struct.Struct("!I")
+#: seconds without a sign of the other side's machine after which the connection is lost
+_SILENCE_S = 8
+_PROBES = 3
+
+
+class Call(NamedTuple):
+    """An ingress asks. `number`: by which both sides name the call."""
+
+    number: int
+    method: Method
+    work: Work
+
+
+class Cancel(NamedTuple):
+    """An ingress needs nothing more of a call."""
+
+    number: int
+
+
+class Item(NamedTuple):
+    """A part of an answer, or all of it. `others`: requests of other ingresses that the replica has."""
+
+    number: int
+    item: Progress | Chunk | Ending | Failure | Answer | int
+    others: int
+
+
+class End(NamedTuple):
+    """A call has no further items."""
+
+    number: int
+
+
+class Refused(NamedTuple):
+    """A call came after the replica had begun to leave. Nothing was decoded."""
+
+    number: int
+
+
+class Leaving(NamedTuple):
+    """The replica takes no further calls and finishes those it has."""
+
+
+Message = Call | Cancel | Item | End | Refused | Leaving
+
+
+class Frames(asyncio.Protocol):
+    """One end of a connection. Subclasses get every frame by `received`, and the end by `connection_lost`."""
+
+    _transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._unsent: list[Message] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keeps the transport. A machine that falls silent loses its connections."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are of no common class
+        _notice_silence(transport.get_extra_info("socket"))
+
+    def data_received(self, data: bytes) -> None:
+        """Splits the bytes into frames."""
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            end = _LENGTH.size + _LENGTH.unpack_from(self._buffer)[0]
+            self.announced(end - _LENGTH.size)
+            if len(self._buffer) < end:
+                return
+            content = bytes(self._buffer[_LENGTH.size : end])
+            del self._buffer[:end]
+            self.received(content)
+
+    def announced(self, length: int) -> None:
+        """A frame of so many bytes comes."""
+
+    def received(self, content: bytes) -> None:
+        """A frame has come."""
+        raise NotImplementedError
+
+    def write(self, content: bytes) -> None:
+        """Sends one frame."""
+        self._transport.write(_LENGTH.pack(len(content)) + content)
+
+    def send(self, message: Message) -> None:
+        """Sends a message at the end of this turn of the event loop. Dropped if the connection is closed by then."""
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._unsent.append(message)
+
+    def _flush(self) -> None:
+        messages, self._unsent = self._unsent, []
+        if messages and not self._transport.is_closing():
+            self.write(pickle.dumps(messages, protocol=pickle.HIGHEST_PROTOCOL))
+
+
+def messages_of(content: bytes) -> list[Message]:
+    """The messages of a frame from a trusted sender."""
+    messages: list[Message] = pickle.loads(content)  # noqa: S301 - from the other half of this program
+    return messages
+
+
+def _notice_silence(connection: socket.socket) -> None:
+    """Makes the kernel close a connection whose other machine does not answer, with and without data on the way."""
+    if connection.family not in {socket.AF_INET, socket.AF_INET6}:
+        return
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux
+        pause = max(1, _SILENCE_S // (_PROBES + 1))
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, pause)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, pause)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE_S * 1000)

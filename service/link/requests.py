@@ -1,0 +1,126 @@
+"""Requests over links, one link to each replica. Where there are none, requests go another way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Protocol, TypeVar, cast
+
+from service.link.client import Asked, Elsewhere, Link
+from service.link.frames import Method
+from service.routing.router import Router
+from service.wire import Address, Answer, Failure, Items, Status, Work, patience_s, too_late
+
+_log = logging.getLogger(__name__)
+
+#: seconds to connect, and seconds until the next try
+_CONNECT_S = 1.0
+_AGAIN_S = 10.0
+_T = TypeVar("_T")
+
+
+class Requests(Protocol):
+    """A way to the replicas. Every method may raise an MrpServeError."""
+
+    async def complete(self, work: Work) -> Answer | Failure:
+        """The whole answer. Cancelling the call aborts the request."""
+
+    async def count(self, work: Work) -> int | Failure:
+        """The number of tokens of a work's prompt."""
+
+    def stream(self, work: Work) -> Items:
+        """The answer block by block. Closing the stream aborts the request."""
+
+    async def learn(self, statuses: Sequence[Status]) -> None:
+        """Hears of the replicas that answer."""
+
+
+class LinkedRequests:
+    """Sends each request over the link of the replica that `router` chooses.
+
+    `otherwise` reaches every replica. All requests go by it while a replica cannot be reached by a link, and while
+    there is no replica.
+    """
+
+    def __init__(self, router: Router, otherwise: Requests, clock: Callable[[], float] = time.monotonic) -> None:
+        self._router = router
+        self._otherwise = otherwise
+        self._clock = clock
+        self._links: dict[str, Link] = {}
+        self._not_before: dict[str, float] = {}
+        self._learning = asyncio.Lock()
+
+    async def complete(self, work: Work) -> Answer | Failure:
+        """The whole answer."""
+        return await self._whole("complete", work, self._otherwise.complete)
+
+    async def count(self, work: Work) -> int | Failure:
+        """The number of tokens of a work's prompt."""
+        return await self._whole("count", work, self._otherwise.count)
+
+    async def _whole(self, method: Method, work: Work, otherwise: Callable[[Work], Awaitable[_T]]) -> _T:
+        if (begun := await self._begin(method, work)) is None:
+            return await otherwise(work)
+        asked, answer = begun
+        asked.end()
+        return cast(_T, answer)
+
+    async def stream(self, work: Work) -> Items:
+        """The answer block by block."""
+        if (begun := await self._begin("stream", work)) is None:
+            async with aclosing(self._otherwise.stream(work)) as items:
+                async for item in items:
+                    yield item
+            return
+        asked, item = begun
+        try:
+            while item is not None:
+                yield item
+                item = await asked.next()
+        finally:
+            asked.end()
+
+    async def _begin(self, method: Method, work: Work) -> tuple[Asked, Any] | None:
+        """The call and its first item. None if no replica is linked."""
+        while (name := self._router.choose(work)) is not None:
+            asked = self._links[name].ask(method, work, partial(self._router.ended, name))
+            try:
+                async with asyncio.timeout(patience_s(work)):
+                    return asked, await asked.next()
+            except Elsewhere:
+                asked.end()
+            except TimeoutError:
+                asked.end()
+                raise too_late(work) from None
+            except BaseException:
+                asked.end()
+                raise
+        return None
+
+    # --- the replicas ------------------------------------------------------------------------------
+
+    async def learn(self, statuses: Sequence[Status]) -> None:
+        """Links every replica that can generate. Unless all are linked, requests go another way."""
+        async with self._learning:
+            wanted = {status.replica: status.address for status in statuses if status.failure is None}
+            self._links = {name: link for name, link in self._links.items() if not link.lost}
+            await asyncio.gather(*(self._open(name, wanted[name]) for name in wanted.keys() - self._links.keys()))
+            linked = [name for name in wanted if name in self._links and self._links[name].usable]
+            reachable = wanted.keys() <= self._links.keys()
+            self._router.set_replicas(linked if reachable else ())
+
+    async def _open(self, name: str, address: Address | None) -> None:
+        if address is None or self._clock() < self._not_before.get(name, 0.0):
+            return
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                told = partial(self._router.others, name)
+                self._links[name] = await Link.open(address, partial(self._router.remove, name), told)
+        except (OSError, TimeoutError) as error:
+            where = f"{address.host} port {address.port}"
+            _log.warning("no link to %s at %s (%r): requests go by Serve's handles", name, where, error)
+            self._not_before[name] = self._clock() + _AGAIN_S

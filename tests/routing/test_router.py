@@ -1,0 +1,90 @@
+"""The router of one ingress: counts, prefixes, further attempts, replicas that come and go."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from service.arrival import Arrival
+from service.decode.modes import Static
+from service.engine.request import SamplingParams
+from service.routing.affinity import How
+from service.routing.router import Router, slack
+from service.wire import Work
+from tests.clock import Clock
+
+PROMPT = "word " * 100
+
+
+def work(text: str, attempt: int = 0) -> Work:
+    return Work("id", Static(), SamplingParams(), 4, 60.0, Arrival.now(), text=text, attempt=attempt)
+
+
+@pytest.fixture
+def routed() -> list[How]:
+    return []
+
+
+@pytest.fixture
+def router(clock: Clock, routed: list[How]) -> Router:
+    made = Router(2, by_prefix=True, routed=routed.append, clock=clock)
+    made.set_replicas(["a", "b", "c"])
+    return made
+
+
+def test_without_replicas_none_is_chosen(clock: Clock) -> None:
+    router = Router(2, by_prefix=True, routed=lambda how: None, clock=clock)
+    assert router.choose(work(PROMPT)) is None
+    router.set_replicas(["a"])
+    assert router.choose(work(PROMPT)) == "a"
+    router.remove("a")
+    assert router.choose(work(PROMPT)) is None
+
+
+def test_a_prefix_stays_where_it_is_until_its_replica_is_overloaded(router: Router, routed: list[How]) -> None:
+    home = router.choose(work(PROMPT))
+    assert [router.choose(work(PROMPT + "more")) for _ in range(2)] == [home] * 2
+    assert routed == ["load", "prefix", "prefix"]
+    assert {router.choose(work(PROMPT)) for _ in range(8)} > {home}
+    assert "overloaded" in routed
+
+
+def test_a_replica_that_leaves_gives_its_prefixes_to_others(router: Router) -> None:
+    home = router.choose(work(PROMPT))
+    assert home is not None
+    router.remove(home)
+    other = router.choose(work(PROMPT))
+    assert other not in {home, None}
+    router.set_replicas(["a", "b", "c"])
+    assert router.choose(work(PROMPT)) in {home, other}
+
+
+def test_a_further_attempt_goes_by_load(router: Router, routed: list[How]) -> None:
+    home = router.choose(work(PROMPT))
+    names = {router.choose(work(PROMPT, attempt=1)) for _ in range(6)}
+    assert len(names) == 3 > len({home})
+    assert len(routed) == 1
+
+
+def test_by_load_the_requests_spread_and_no_choice_is_told(clock: Clock, routed: list[How]) -> None:
+    router = Router(2, by_prefix=False, routed=routed.append, clock=clock)
+    router.set_replicas(["a", "b", "c", "d"])
+    counts = Counter(router.choose(work(PROMPT)) for _ in range(400))
+    assert max(counts.values()) - min(counts.values()) <= 8
+    assert routed == []
+
+
+def test_requests_of_other_ingresses_count_and_are_forgotten(router: Router, clock: Clock) -> None:
+    router.others("a", 50)
+    router.others("b", 50)
+    names = [router.choose(work(f"{number} {PROMPT}")) for number in range(60)]
+    assert names.count("c") >= 30  # the least loaded of two
+    clock.now += 60.0
+    names = [router.choose(work(f"{number} other {PROMPT}")) for number in range(20)]
+    assert names.count("c") <= 5
+
+
+@pytest.mark.parametrize(("places", "expected"), [(1, 1), (16, 1), (64, 4), (256, 16)])
+def test_the_slack_grows_with_the_places(places: int, expected: int) -> None:
+    assert slack(places) == expected
