@@ -7,8 +7,8 @@ GET /health reports the draining, so a load balancer sends new requests elsewher
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
+from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -43,20 +43,29 @@ class Draining:
         if self._begun:
             raise NotReady("draining: this server is about to stop and takes no new requests", retry_after=_RETRY_S)
 
-    @asynccontextmanager
-    async def until_cut(self) -> AsyncIterator[None]:
+    def until_cut(self) -> AbstractAsyncContextManager[None]:
         """Runs the block. Ends it with NotReady when `cut` is called."""
-        limit = asyncio.timeout(0.0 if self._cut else None)
-        self._limits.add(limit)
+        return _UntilCut(self._limits, asyncio.timeout(0.0 if self._cut else None))
+
+
+class _UntilCut(AbstractAsyncContextManager[None]):
+    """Every block of every stream enters one, so it is a class: a generator would cost twice as much."""
+
+    __slots__ = ("_limit", "_limits")
+
+    def __init__(self, limits: set[asyncio.Timeout], limit: asyncio.Timeout) -> None:
+        self._limits, self._limit = limits, limit
+
+    async def __aenter__(self) -> None:
+        self._limits.add(self._limit)
+        await self._limit.__aenter__()
+
+    async def __aexit__(self, *raised: Any) -> bool | None:
+        self._limits.discard(self._limit)
         try:
-            async with limit:
-                yield
+            return await self._limit.__aexit__(*raised)
         except TimeoutError:
-            if not limit.expired():
-                raise
             raise NotReady("cut: this server stopped before the answer was complete", retry_after=_RETRY_S) from None
-        finally:
-            self._limits.discard(limit)
 
 
 class DrainGate:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Awaitable
 from contextlib import aclosing
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -58,10 +59,10 @@ class RequestLog:
         record, started = Record(Origin(scope["request_id"])), time.monotonic()
         token = _current.set(record)
 
-        async def send_and_note(message: Message) -> None:
+        def send_and_note(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-            await send(message)
+            return send(message)
 
         try:
             await self._app(scope, receive, send_and_note)

@@ -6,13 +6,13 @@ The pydantic models are the schema. The functions build plain dictionaries; test
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any, Literal
 
 from pydantic import BaseModel
 
 from service.decode.knobs import KnobValue
-from service.engine.request import Stats
+from service.engine.request import Forwards, Stats
 from service.errors import MrpServeError
 from service.quality.schema import knobs_of
 from service.wire import Answer, Chunk, Ending, ModelCard, Progress, Work
@@ -158,13 +158,17 @@ class ErrorAnswer(BaseModel):
     error: ErrorDetail
 
 
+#: the kinds of forwards
+_FORWARDS = tuple(field.name for field in fields(Forwards))
+
+
 def stats_json(stats: Stats) -> dict[str, Any]:
     """How an answer was decoded."""
     first = stats.first_block_s
     return {
         "tokens_per_forward": round(stats.tokens_per_forward, 4),
         "tokens_per_forward_total": round(stats.tokens_per_forward_total, 4),
-        "forwards": asdict(stats.forwards),
+        "forwards": {kind: getattr(stats.forwards, kind) for kind in _FORWARDS},
         "drafts_proposed": stats.drafts_proposed,
         "drafts_accepted": stats.drafts_accepted,
         "remasked": stats.remasked,

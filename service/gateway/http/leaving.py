@@ -6,6 +6,7 @@ After the answer has begun, the response itself listens (`streams.py`).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -50,10 +51,10 @@ class _Watch:
             self._next = asyncio.create_task(self._after_body())
         return message
 
-    async def send(self, message: Message) -> None:
+    def send(self, message: Message) -> Awaitable[None]:
         """As the server's."""
         self._begun = True
-        await self._send(message)
+        return self._send(message)
 
     def has_cancelled(self) -> bool:
         """Whether this watch, and nobody else, has cancelled the task. The task then goes on."""

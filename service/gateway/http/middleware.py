@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Awaitable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
@@ -32,12 +33,12 @@ class RequestId:
         request_id = clean_id(Headers(scope=scope).get(_ID, "")) or secrets.token_hex(8)
         scope["request_id"] = request_id
 
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start" and self._answer:
+        def send_with_id(message: Message) -> Awaitable[None]:
+            if message["type"] == "http.response.start":
                 MutableHeaders(scope=message)[_ID] = request_id
-            await send(message)
+            return send(message)
 
-        return await self._app(scope, receive, send_with_id)
+        return await self._app(scope, receive, send_with_id if self._answer else send)
 
 
 def given_key(headers: Headers) -> bytes:

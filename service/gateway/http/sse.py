@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from pydantic_core import to_json
 from starlette.types import Message, Send
 
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -19,7 +19,7 @@ HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 
 def frame(event: str, data: Any) -> bytes:
     """One named event with a JSON value."""
-    return f"event: {event}\ndata: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+    return b"event: %b\ndata: %b\n\n" % (event.encode(), to_json(data))
 
 
 @asynccontextmanager
@@ -31,10 +31,10 @@ async def kept_alive(send: Send, period_s: float) -> AsyncIterator[Send]:
     loop = asyncio.get_running_loop()
     last = loop.time()
 
-    async def send_noting_when(message: Message) -> None:
+    def send_noting_when(message: Message) -> Awaitable[None]:
         nonlocal last
         last = loop.time()
-        await send(message)
+        return send(message)
 
     async def comment() -> None:
         while True:

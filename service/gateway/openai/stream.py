@@ -6,11 +6,12 @@ no `[DONE]` follows. However the response ends, the requests of all choices end 
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
+
+from pydantic_core import to_json
 
 from service.gateway.http.streams import FrameStream
 from service.gateway.openai.answers import Writer
@@ -80,4 +81,4 @@ async def _frames(items: Numbered, script: Script) -> AsyncGenerator[bytes]:
 
 
 def _data(body: dict[str, Any]) -> bytes:
-    return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+    return b"data: %b\n\n" % to_json(body)
