@@ -25,7 +25,7 @@ from loadtest.generator.workload import Lengths, Workload, heldout_prompts, plan
 from loadtest.harness import Running, options, percentile, report, say, service
 from loadtest.overhead import plain
 from loadtest.overhead.alone import WARM_S, Alone
-from loadtest.overhead.cpu import Spent, spent
+from loadtest.overhead.cpu import FRONT, Spent, idle, spent
 from loadtest.overhead.lone import Lone, live, lone
 from loadtest.overhead.picture import draw
 from loadtest.report.driver import Driver
@@ -40,12 +40,16 @@ _MANY = 32
 
 @dataclass
 class Found:
-    """What was measured. `rates`: tokens per second of engine and service by kind and round. `live`: both servers'."""
+    """What was measured. `rates`: tokens per second of engine and service by kind and round. `live`: both servers'.
+
+    `cpu`: of requests, by kind. `idle`: milliseconds of CPU a second without requests.
+    """
 
     rates: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     singles: list[Lone] = field(default_factory=list)
     live: list[list[float]] = field(default_factory=list)
     cpu: dict[str, Spent] = field(default_factory=dict)
+    idle: Mapping[str, float] = field(default_factory=dict)
 
 
 async def over_http(driver: Driver, arguments: argparse.Namespace, name: str) -> float:
@@ -108,10 +112,12 @@ async def run(arguments: argparse.Namespace) -> int:
             short = fixed(arguments, arguments.short)
             bodies = [short.request(number, "lone").body for number in range(arguments.lone)]
             found.singles = await asyncio.to_thread(lone, alone, running.url, bodies)
-            found.cpu = await cpu(arguments, running, alone.block_size)
+            if arguments.cpu:
+                found.idle = await idle(running)
+                found.cpu = await cpu(arguments, running, alone.block_size)
             found.rates = await rates(arguments, alone, running)
     if found.cpu:
-        draw(found.cpu, arguments.out / "cpu.png")
+        draw({name: one.beyond(found.idle) for name, one in found.cpu.items()}, arguments.out / "cpu.png")
     return conclude(arguments, found)
 
 
@@ -144,7 +150,7 @@ def conclude(arguments: argparse.Namespace, found: Found) -> int:
     """Reports medians of the rounds and of the lone requests. The limits decide the exit status."""
     result: dict[str, Any] = {
         "mode": arguments.mode, "threads": arguments.threads, "concurrency": arguments.concurrency,
-        **_saturation(found.rates), **_lone(arguments, found.singles), **_live(found.live), **_cpu(found.cpu),
+        **_saturation(found.rates), **_lone(arguments, found.singles), **_live(found.live), **_cpu(found.cpu, found.idle),
     }  # fmt: skip
     limits = [(f"ratio_{kind}", arguments.ratio, -1) for kind in found.rates]
     limits += [("lone_more_p50_ms", arguments.more_ms, 1)] if found.singles else []
@@ -169,12 +175,17 @@ def _lone(arguments: argparse.Namespace, singles: Sequence[Lone]) -> dict[str, A
     if not singles:
         return {}
     more = [1e3 * (one.over_http - one.alone) for one in singles]
+    columns = {name: [vars(one)[name] for one in singles] for name in vars(singles[0])}
     return {
         "lone_tokens": arguments.short,
-        **{f"lone_{name}_p50_ms": _median_ms(vars(one)[name] for one in singles) for name in vars(singles[0])},
+        **{f"lone_{name}_p{share}_ms": _at(times, share) for name, times in columns.items() for share in (50, 99)},
         "lone_more_p50_ms": percentile(more, 0.5),
         "lone_more_p99_ms": percentile(more, 0.99),
     }  # fmt: skip
+
+
+def _at(seconds: Sequence[float], share: int) -> float:
+    return round(1e3 * percentile(seconds, share / 100), 3)
 
 
 def _median_ms(seconds: Iterable[float]) -> float:
@@ -188,8 +199,21 @@ def _live(found: Sequence[Sequence[float]]) -> dict[str, Any]:
     return {"live_p50_ms": ours, "plain_p50_ms": other, "live_ratio": round(ours / other, 2)}
 
 
-def _cpu(found: Mapping[str, Spent]) -> dict[str, Any]:
-    return {f"cpu_ms_{name}": {part: round(ms, 2) for part, ms in one.cpu_ms.items()} for name, one in found.items()}
+def _cpu(found: Mapping[str, Spent], idle: Mapping[str, float]) -> dict[str, Any]:
+    """CPU time of a request beyond the idle service's, by kind and part; and of a further streamed block."""
+    if not found:
+        return {}
+    beyond = {name: one.beyond(idle) for name, one in found.items()}
+    front = [sum(beyond[f"stream, {blocks}"][part] for part in FRONT) for blocks in ("1 block", f"{_MANY} blocks")]
+    return {
+        "idle_cpu_ms_per_s": _rounded(idle),
+        **{f"cpu_ms_{name}": _rounded(parts) for name, parts in beyond.items()},
+        "cpu_ms_further_block": round((front[1] - front[0]) / (_MANY - 1), 3),
+    }
+
+
+def _rounded(parts: Mapping[str, float]) -> dict[str, float]:
+    return {part: round(ms, 2) for part, ms in parts.items()}
 
 
 if __name__ == "__main__":

@@ -17,7 +17,13 @@ from loadtest.harness import Running, ask
 ENGINE = "replica: engine"
 #: the parts of a request's way, in their order
 PARTS = ("client", "proxy", "ingress", "replica: event loop", ENGINE, "Ray")
+#: the parts that stand between the client and the replica
+FRONT = ("proxy", "ingress")
 _ROLES = {"ServeReplica:mrp:Ingress": "ingress", "ServeReplica:mrp:Generator": "replica", "ProxyActor": "proxy"}
+
+
+#: seconds in which the CPU time without requests is counted
+_IDLE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,18 @@ class Spent:
 
     wall_ms: float
     cpu_ms: Mapping[str, float]
+
+    def beyond(self, idle: Mapping[str, float]) -> Mapping[str, float]:
+        """The CPU time without that which passes anyway, in milliseconds a second."""
+        return {part: max(0.0, cpu_ms - idle[part] * self.wall_ms / 1e3) for part, cpu_ms in self.cpu_ms.items()}
+
+
+async def idle(running: Running) -> Mapping[str, float]:
+    """Milliseconds of CPU a second by part while nobody asks."""
+    before, began = _cpu_s(running.pid), time.perf_counter()
+    await asyncio.sleep(_IDLE_S)
+    wall, after = time.perf_counter() - began, _cpu_s(running.pid)
+    return {part: 1e3 * (after[part] - before[part]) / wall for part in PARTS}
 
 
 async def spent(running: Running, bodies: Sequence[Json], together: int) -> Spent:

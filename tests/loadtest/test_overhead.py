@@ -10,7 +10,7 @@ import pytest
 
 from loadtest.overhead import alone as engine_alone
 from loadtest.overhead import cpu, plain
-from loadtest.overhead.__main__ import Found, conclude, fixed
+from loadtest.overhead.__main__ import Found, _cpu, conclude, fixed
 from loadtest.overhead.alone import Alone
 from loadtest.overhead.cpu import PARTS, Spent
 from loadtest.overhead.lone import Lone, live
@@ -75,12 +75,17 @@ def test_the_time_of_a_thread_is_counted():
     assert cpu._threads(os.getpid())[os.getpid()] > 0
 
 
+def test_the_time_that_passes_anyway_is_no_requests():
+    idle = dict.fromkeys(PARTS, 0.0) | {"ingress": 10.0}
+    short = Spent(20.0, dict.fromkeys(PARTS, 1.0) | {"ingress": 2.2})
+    long = Spent(500.0, dict.fromkeys(PARTS, 1.0) | {"ingress": 2.0 + 5.0 + 31 * 0.25})
+    said = _cpu({"stream, 1 block": short, "stream, 32 blocks": long}, idle)
+    assert said["cpu_ms_stream, 1 block"] == dict.fromkeys(PARTS, 1.0) | {"ingress": 2.0}
+    assert said["cpu_ms_further_block"] == 0.25
+    assert said["idle_cpu_ms_per_s"]["ingress"] == 10.0
+
+
 def test_a_picture_has_a_bar_for_each_kind(tmp_path):
-    draw(
-        {
-            kind: Spent(9.0, dict.fromkeys(PARTS, 1.5))
-            for kind in ("whole, 1 block", "stream, 1 block", "whole, 64 blocks")
-        },
-        tmp_path / "cpu.png",
-    )
+    kinds = ("whole, 1 block", "stream, 1 block", "whole, 64 blocks")
+    draw({kind: dict.fromkeys(PARTS, 1.5) for kind in kinds}, tmp_path / "cpu.png")
     assert (tmp_path / "cpu.png").read_bytes().startswith(b"\x89PNG")
