@@ -150,7 +150,8 @@ def conclude(arguments: argparse.Namespace, found: Found) -> int:
     """Reports medians of the rounds and of the lone requests. The limits decide the exit status."""
     result: dict[str, Any] = {
         "mode": arguments.mode, "threads": arguments.threads, "concurrency": arguments.concurrency,
-        **_saturation(found.rates), **_lone(arguments, found.singles), **_live(found.live), **_cpu(found.cpu, found.idle),
+        **_saturation(found.rates), **_lone(arguments, found.singles), **_live(found.live),
+        **_cpu(found.cpu, found.idle),
     }  # fmt: skip
     limits = [(f"ratio_{kind}", arguments.ratio, -1) for kind in found.rates]
     limits += [("lone_more_p50_ms", arguments.more_ms, 1)] if found.singles else []

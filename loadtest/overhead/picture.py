@@ -11,7 +11,10 @@ from service.quality.style import series
 
 
 def draw(found: Mapping[str, Mapping[str, float]], path: Path) -> None:
-    """`found`: kind of answer -> milliseconds by part. A panel for each length of answers, a bar for each kind, its parts one behind the other."""
+    """A panel for each length of answers, a bar for each kind, its parts one behind the other.
+
+    `found`: kind of answer -> milliseconds by part.
+    """
     lengths = sorted({name.partition(", ")[2] for name in found}, key=len)
     with style.picture(path, len(lengths)) as panels:
         for axes, length in zip(panels, lengths, strict=True):

@@ -75,6 +75,7 @@ class Ingress:
         self._registry = registry or Registry("ingress")
         self._registry.set("replicas_least", settings.num_replicas)
         self._registry.set("replicas_most", settings.most_replicas)
+        self._registry.set("replicas_linked", 0)
         for reason in REASONS:
             self._registry.add("request_failovers_total", 0, reason=reason)
         for how in HOW:

@@ -43,12 +43,19 @@ class LinkedRequests:
     """Sends each request over the link of the replica that `router` chooses.
 
     `otherwise` reaches every replica. All requests go by it while a replica cannot be reached by a link, and while
-    there is no replica.
+    there is no replica. `linked` gets the number of replicas that are chosen from.
     """
 
-    def __init__(self, router: Router, otherwise: Requests, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        router: Router,
+        otherwise: Requests,
+        linked: Callable[[int], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._router = router
         self._otherwise = otherwise
+        self._linked = linked
         self._clock = clock
         self._links: dict[str, Link] = {}
         self._not_before: dict[str, float] = {}
@@ -110,8 +117,10 @@ class LinkedRequests:
             self._links = {name: link for name, link in self._links.items() if not link.lost}
             await asyncio.gather(*(self._open(name, wanted[name]) for name in wanted.keys() - self._links.keys()))
             linked = [name for name in wanted if name in self._links and self._links[name].usable]
-            reachable = wanted.keys() <= self._links.keys()
-            self._router.set_replicas(linked if reachable else ())
+            if not wanted.keys() <= self._links.keys():
+                linked = []
+            self._router.set_replicas(linked)
+            self._linked(len(linked))
 
     async def _open(self, name: str, address: Address | None) -> None:
         if address is None or self._clock() < self._not_before.get(name, 0.0):

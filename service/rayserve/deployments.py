@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -146,7 +147,8 @@ class IngressDeployment:
         requests: Requests = HandleRequests(generator, routed)
         if settings.links:
             by_prefix = settings.routing == "prefix" and settings.prefix_cache
-            requests = LinkedRequests(Router(slack(settings.places), by_prefix, routed), requests)
+            router = Router(slack(settings.places), by_prefix, routed)
+            requests = LinkedRequests(router, requests, partial(registry.set, "replicas_linked"))
         self._backend = backend = RayBackend(requests, asked, own, may_sleep=settings.num_replicas == 0)
         self._ingress = Ingress(_replica_name(), settings, backend, start_tracing(settings), registry)
         self._patience_s = settings.request_timeout_s

@@ -57,6 +57,12 @@ METRICS: tuple[Metric, ...] = (
     Metric("request_failovers_total", "counter", "Further attempts, by reason", ("reason",), where="ingress"),
     Metric("request_routed_total", "counter", "Requests by how their replica was chosen", ("by",), where="ingress"),
     Metric(
+        "replicas_linked",
+        "gauge",
+        "Replicas that requests reach by links; 0: they go by Serve's handles",
+        where="ingress",
+    ),
+    Metric(
         "request_quality_total",
         "counter",
         "Answers asked for by quality, and the plan that it stood for at the load of that moment",

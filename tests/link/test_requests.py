@@ -103,7 +103,7 @@ class Service:
         self.replicas: dict[str, Replica] = {}
         self.servers: dict[str, LinkServer] = {}
         self.otherwise = Otherwise()
-        self.now = 0.0
+        self.now, self.linked = 0.0, -1
 
     async def add(self, name: str) -> Replica:
         self.replicas[name] = replica = Replica(name)
@@ -115,9 +115,12 @@ class Service:
 
     async def ingress(self) -> LinkedRequests:
         router = Router(1, by_prefix=False, routed=lambda how: None)
-        requests = LinkedRequests(router, self.otherwise, clock=lambda: self.now)
+        requests = LinkedRequests(router, self.otherwise, self._note, clock=lambda: self.now)
         await requests.learn(self.statuses())
         return requests
+
+    def _note(self, linked: int) -> None:
+        self.linked = linked
 
 
 @pytest.fixture
@@ -136,7 +139,7 @@ async def test_answers_blocks_and_counts_come_through(service: Service) -> None:
     items = [item async for item in ingress.stream(work())]
     assert items == [*(Chunk(index, "a", (index,), Stats()) for index in range(3)), Ending("length", 1, 3, Stats())]
     assert service.servers["a"].calls == 0
-    assert service.otherwise.works == []
+    assert (service.otherwise.works, service.linked) == ([], 1)
 
 
 async def test_many_calls_share_a_link_and_keep_apart(service: Service) -> None:
@@ -266,6 +269,7 @@ async def test_requests_go_another_way_while_a_replica_has_no_link(
     ingress = await service.ingress()
     unreachable = Status("b", None, CARD, Address("127.0.0.1", 1, "s"))
     await ingress.learn([*service.statuses(), unreachable])
+    assert service.linked == 0
     assert caplog.text.count("no link to b at 127.0.0.1 port 1") == 1
     assert await ingress.complete(work()) == answer("otherwise")
     assert await ingress.count(work()) == -1
@@ -282,7 +286,7 @@ async def test_requests_go_another_way_while_a_replica_has_no_link(
 
 
 async def test_without_replicas_requests_go_another_way(service: Service) -> None:
-    requests = LinkedRequests(Router(1, by_prefix=False, routed=lambda how: None), service.otherwise)
+    requests = LinkedRequests(Router(1, by_prefix=False, routed=lambda how: None), service.otherwise, service._note)
     assert await requests.complete(work()) == answer("otherwise")
     ingress = await service.ingress()
     await ingress.learn([])
@@ -302,7 +306,7 @@ async def test_a_replica_tells_of_other_ingresses(service: Service) -> None:
 
 
 async def test_two_questions_at_once_open_one_link(service: Service) -> None:
-    requests = LinkedRequests(Router(1, by_prefix=False, routed=lambda how: None), service.otherwise)
+    requests = LinkedRequests(Router(1, by_prefix=False, routed=lambda how: None), service.otherwise, service._note)
     await asyncio.gather(*(requests.learn(service.statuses()) for _ in range(5)))
     await requests.complete(work())
     assert len(service.servers["a"]._connections) == 1

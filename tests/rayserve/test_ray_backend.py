@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
@@ -160,6 +161,13 @@ async def test_who_leaves_is_cancelled_in_the_replica() -> None:
     await items.aclose()
     assert unary.response.cancelled
     assert streamed.response.cancelled
+
+
+async def test_the_way_of_requests_hears_of_the_replicas_that_answer() -> None:
+    statuses, requests = [Status("r0", None, CARD)], AsyncMock()
+    handle: Any = Handle(control=lambda method: [*statuses, ActorDiedError()])
+    await RayBackend(requests, handle, handle).card()
+    requests.learn.assert_awaited_once_with(statuses)
 
 
 async def test_the_card_is_asked_for_once_a_second() -> None:
