@@ -9,11 +9,13 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from pathlib import Path
 
+import ray
 from ray import serve
 
 from loadtest.fleet.clock import ClockEngine, Job, Speed
 from service.decode.modes import MODES
 from service.engine.request import Forwards, Stats
+from service.link.server import LinkServer
 from service.quality.presets import Presets
 from service.quality.schema import Band
 from service.settings import Settings
@@ -21,18 +23,20 @@ from service.telemetry.metrics import METRICS, Registry
 from service.wire import Answer, Chunk, Ending, Failure, ModelCard, Snapshot, Status, Work
 
 _VOCAB = 1000
+_PROMPT = 8
 
 
 class ClockDeployment:
     """One replica. Every request is decoded to its limit."""
 
-    def __init__(self, settings: Settings) -> None:
+    async def __init__(self, settings: Settings) -> None:
         context = serve.get_replica_context()
         self._name = f"{context.deployment}-{context.replica_id.unique_id}"
         self._engine = ClockEngine(Speed.load(Path(settings.model)), settings.max_running)
         self._card = card(settings, self._engine.speed.block_size)
         self._registry = full_registry()
         self._counted = self._in_flight = 0
+        self._links = await LinkServer.start(self, ray.util.get_node_ip_address()) if settings.links else None
 
     async def complete(self, work: Work) -> Answer | Failure:
         """The whole answer."""
@@ -47,9 +51,13 @@ class ClockDeployment:
         """The answer block by block."""
         return self._decode(work, self._card.block_size)
 
+    async def count(self, work: Work) -> int | Failure:
+        """Every prompt has as many tokens."""
+        return _PROMPT
+
     async def status(self) -> Status:
         """The replica can always generate."""
-        return Status(self._name, None, self._card)
+        return Status(self._name, None, self._card, self._links.address if self._links else None)
 
     async def snapshot(self) -> Snapshot:
         """The current metrics. Metrics that the simulation does not drive are constant."""
@@ -119,5 +127,5 @@ def _stats(job: Job, told: int, waited_s: float, times: tuple[float, float]) -> 
 
 def _chunk(index: int, count: int, stats: Stats, last: bool) -> Chunk:
     tokens = tuple(range(10, 10 + count))
-    ending = Ending("length", 8, stats.decoded_tokens, stats) if last else None
+    ending = Ending("length", _PROMPT, stats.decoded_tokens, stats) if last else None
     return Chunk(index, "word" * count, tokens, stats, ending=ending)
