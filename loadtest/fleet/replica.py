@@ -51,7 +51,7 @@ class ClockDeployment:
         """The answer block by block."""
         return self._decode(work, self._card.block_size)
 
-    async def count(self, work: Work) -> int | Failure:
+    async def count(self, work: Work) -> int | Failure:  # noqa: ARG002 - the interface of a replica
         """Every prompt has as many tokens."""
         return _PROMPT
 
