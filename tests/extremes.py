@@ -45,6 +45,13 @@ def drawn_knobs(rng: random.Random, block_size: int) -> dict[str, Any]:
     return {"mode": mode, **_drafting(rng, block_size), **_verified(rng, block_size)}
 
 
+def drawn_margin(rng: random.Random, fields: dict[str, Any]) -> dict[str, Any]:
+    """Some `margin` for fields with which it is allowed on every server."""
+    named = fields["mode"] == "speculative" and fields.get("mrp_steps", "auto") != "auto"
+    whole = fields.get("top_p", 1) >= 1 and not fields.get("top_k", 0)
+    return {"margin": rng.choice(THRESHOLDS)} if named and whole and rng.random() < 0.5 else {}
+
+
 def drawn_sampling(rng: random.Random) -> dict[str, Any]:
     """Some of `temperature`, `top_p` and `top_k`, and a seed."""
     fields = {"temperature": rng.choice(TEMPERATURES), "top_p": rng.choice(TOP_P), "top_k": rng.choice(TOP_K)}

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from heapq import nsmallest
 
 import torch
 from torch import Tensor
 
-from service.decode.block import MASKED, Block, Pick, Step
+from service.decode.block import MASKED, Block, Known, Pick, Step
 from service.decode.canvas import Canvas
 from service.decode.params import ModeParams
 from service.decode.policy import Evaluate, Reading
@@ -102,7 +103,7 @@ class Reference:
     def read(
         self, hidden: Tensor, state: Block, start: int, sampling: SamplingParams, judge: Sequence[int] = ()
     ) -> Reading:
-        """hidden `[L, H]` of a block at absolute position `start`."""
+        """hidden `[L, H]` of a block at absolute position `start`. Each pick tells its two likeliest tokens."""
         logits = self.checkpoint.backbone.logits(hidden).float() / (sampling.temperature or 1.0)
         probabilities = (logits - logits.logsumexp(-1, keepdim=True)).exp()  # rounded as the engine rounds it
         picks, entropies = [], {}
@@ -112,10 +113,17 @@ class Reference:
                 key = noise_key(Read(0, start + position, state.num_revealed, sampling))
                 scores = scores + gumbel(torch.tensor([key]), torch.arange(len(scores)))[0]
             token = int(scores.argmax())
-            picks.append(Pick(position, token, float(probabilities[position, token])))
+            picks.append(Pick(position, token, float(probabilities[position, token]), self.known(logits[position])))
             entropies[position] = float(torch.special.entr(logits[position].softmax(-1)).sum())
         judged = [Pick(p, state.tokens[p], float(probabilities[p, state.tokens[p]])) for p in judge]
         return Reading(tuple(picks), tuple(judged), hidden, entropies)
+
+    def known(self, logits: Tensor) -> Known:
+        """logits `[V]` -> the two likeliest tokens and their log-probabilities, the mask token's share included."""
+        scores = logits.log_softmax(-1).tolist()
+        tokens = [token for token in range(len(scores)) if token != self.config.mask_token_id]
+        best = nsmallest(2, tokens, key=lambda token: -scores[token])
+        return Known(tuple((token, scores[token]) for token in best))
 
     def allowed(self, logits: Tensor, sampling: SamplingParams) -> Tensor:
         """logits `[V]` with -inf where a token must not be chosen."""

@@ -73,7 +73,7 @@ class Alone:
 
         knobs = {
             knob: body[knob]
-            for knob in ("threshold", "mrp_steps", "tokens_per_step", "entropy_bound", "verify")
+            for knob in ("threshold", "mrp_steps", "tokens_per_step", "entropy_bound", "verify", "margin")
             if knob in body
         }
         return GenerationRequest(

@@ -49,6 +49,9 @@ CALIBRATED: Grid = {
         {"mrp_steps": "auto", "verify": "sequential", "entropy_bound": 0.1},
         {"mrp_steps": 1, "max_drafts": 4, "threshold": 0.7},
         {"mrp_steps": 1, "max_drafts": 4, "verify": "sequential", "entropy_bound": 0.1},
+        {"mrp_steps": 0, "max_drafts": 4, "verify": "sequential", "entropy_bound": 0.1, "margin": 0.5},
+        {"mrp_steps": 1, "max_drafts": 4, "verify": "sequential", "entropy_bound": 0.1, "margin": 0.5},
+        {"mrp_steps": 4, "max_drafts": 4, "verify": "sequential", "entropy_bound": 0.1, "margin": 0.5},
     ),
     "remask": _thresholds(0.3, 0.4, 0.5, 0.7, 0.9),
 }

@@ -47,6 +47,16 @@ class Canvas:
         state = block.reveal(picks)
         return state if self.guide is None else self.guide.closed(state)
 
+    def leads(self, block: Block, picks: tuple[Pick, ...], state: Block) -> bool:
+        """Whether the picks, from the leftmost masked position on if there is a grammar, lead from a block to a state.
+
+        The grammar must allow them there.
+        """
+        guide = self.guide
+        if guide is not None and (picks[0].position != block.num_leading or guide.chosen(block, picks) != picks):
+            return False
+        return self.after(block, picks) == state
+
     def begin(self) -> None:
         """Reveals what the grammar forces before anything is chosen."""
         self._move(self.after(self.block, ()), ())

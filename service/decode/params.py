@@ -25,6 +25,11 @@ class ModeParams(ABC):
         return False
 
     @property
+    def drafts_decide(self) -> bool:
+        """Whether drafts may change the output. It then depends on how they are made, not on the model alone."""
+        return False
+
+    @property
     @abstractmethod
     def rule(self) -> Rule:
         """The rule that chooses what a forward of the backbone reveals."""

@@ -53,9 +53,13 @@ class Reading(NamedTuple):
 
 
 class Evaluate(NamedTuple):
-    """Asks the backbone for one Reading per state. `states[0]` is the canvas's block."""
+    """Asks the backbone for one Reading per state. `states[0]` is the canvas's block.
+
+    `likeliest`: the least number of likeliest tokens that each pick must tell (`Pick.known`).
+    """
 
     states: tuple[Block, ...]
+    likeliest: int = 0
 
 
 class Refine(NamedTuple):

@@ -29,7 +29,7 @@ def these_knobs(used: Iterable[str]) -> str:
 
 
 def only_drafts(params: ModeParams) -> bool:
-    """Whether MRP changes only the speed of decoding, not the output."""
+    """Whether the backbone verifies all that MRP says. Unless drafts decide, MRP then changes only the speed."""
     return isinstance(params, Speculative)
 
 

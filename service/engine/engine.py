@@ -66,6 +66,7 @@ class Engine:
         size = self.model.block_size
         if config.max_rows < size + 2:
             raise SettingsError(f"max_rows is {config.max_rows}, at least {size + 2} (block size + 2) are needed")
+        self._deterministic = config.deterministic
         grouping = same_shapes_for(checkpoint.device.type, size) if config.deterministic else None
         num_pages = config.kv_cache_tokens // size
         self._pages = PrefixCache(PagePool(num_pages), config.prefix_cache)
@@ -98,7 +99,7 @@ class Engine:
 
     def validate(self, request: GenerationRequest) -> None:
         """InvalidRequest (or a subclass) if this engine can never serve the request."""
-        validate(request, self.model, self.max_model_len)
+        validate(request, self.model, self.max_model_len, deterministic=self._deterministic)
 
     def submit(self, request: GenerationRequest) -> None:
         """Queues a request. Raises what `validate` raises."""

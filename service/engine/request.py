@@ -43,6 +43,11 @@ class SamplingParams:
         if not 0 <= self.seed <= MAX_SEED:
             raise InvalidRequest(f"seed is {self.seed}, allowed are 0 to {MAX_SEED}", param="seed")
 
+    @property
+    def filtered(self) -> bool:
+        """Whether top-k or top-p leave tokens out."""
+        return bool(self.top_k) or self.top_p < 1
+
 
 class Asked(NamedTuple):
     """What is wanted of each masked position besides its token: log-probabilities at the request's temperature.
@@ -90,6 +95,13 @@ class GenerationRequest:
                 f"priority is {self.priority}, allowed are {HIGHEST_PRIORITY} (soonest) to {LOWEST_PRIORITY}",
                 param="priority",
             )
+
+    def asked_at_least(self, likeliest: int) -> Asked | None:
+        """What is wanted of each position, with at least so many of the likeliest tokens."""
+        if not likeliest:
+            return self.asked
+        asked = self.asked or Asked()
+        return asked._replace(likeliest=max(asked.likeliest, likeliest))
 
 
 @dataclass(frozen=True, slots=True)

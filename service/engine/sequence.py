@@ -21,6 +21,7 @@ from service.engine.drafting.pricing import Account
 from service.engine.forward.rows import Row
 from service.engine.prefix_cache import Lease, Tokens
 from service.engine.request import (
+    Asked,
     BlockEvent,
     BlockProgress,
     FinishReason,
@@ -97,9 +98,12 @@ class Sequence:
         if prompt_budget is not None and prompt_budget < self.num_prompt_rows:
             return list(islice(self._unwritten, min(budget, prompt_budget)))
         rows = list(islice(self._unwritten, budget))
-        states = self._query.states if isinstance(self._query, Evaluate) else ()
-        if len(rows) == len(self._unwritten) and len(rows) + len(states) <= budget:
-            rows += map(self._row, states)
+        query = self._query
+        if not isinstance(query, Evaluate) or len(rows) < len(self._unwritten):
+            return rows
+        if len(rows) + len(query.states) <= budget:
+            asked = self.request.asked_at_least(query.likeliest)
+            rows += [self._row(state, asked) for state in query.states]
         return rows
 
     def next_refinement(self) -> list[Row]:
@@ -107,7 +111,8 @@ class Sequence:
         if self.finish_reason is not None:
             return []
         if isinstance(self._query, Refine):
-            return [*self._for_mrp, self._row(self._query.state, self._query.judge, self._query.after)]
+            query, asked = self._query, None if self._drafts else self.request.asked
+            return [*self._for_mrp, self._row(query.state, asked, query.judge, query.after)]
         return list(self._for_mrp)
 
     @property
@@ -272,13 +277,12 @@ class Sequence:
 
     # --- rows --------------------------------------------------------------------------------------
 
-    def _row(self, state: Block, judge: tuple[int, ...] = (), after: Reading | None = None) -> Row:
+    def _row(self, state: Block, asked: Asked | None, judge: tuple[int, ...] = (), after: Reading | None = None) -> Row:
         """A row that reads a state of the current block. `after`: the reading on which MRP's is anchored."""
         anchor, candidates = (None, None) if after is None else (after.handle, after.candidates)
         return Row(
             state, self._prompt_blocks + self._num_blocks, self.lease.pages, False, self.request.sampling,
-            judge, anchor, self._entropy, self._drafts, candidates, self._masks.get(state),
-            self.request.asked if after is None or not self._drafts else None,
+            judge, anchor, self._entropy, self._drafts, candidates, self._masks.get(state), asked,
         )  # fmt: skip
 
     def _store(self, block: Block, index: int) -> None:

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 from service.decode.block import MASKED
-from service.decode.registry import served_without_mrp
+from service.decode.knobs import AUTO
+from service.decode.registry import leaves_drafts_open, served_without_mrp
 from service.decode.score import Score
 from service.engine.request import GenerationRequest
 from service.errors import InvalidRequest, ModeNotAvailable, PromptTooLong
 from service.model.config import ModelConfig
 
 
-def validate(request: GenerationRequest, model: ModelConfig, max_model_len: int) -> None:
-    """InvalidRequest, or a subclass, which names the value received and the allowed values."""
+def validate(
+    request: GenerationRequest, model: ModelConfig, max_model_len: int, *, deterministic: bool = False
+) -> None:
+    """InvalidRequest, or a subclass, which names the value received and the allowed values.
+
+    `deterministic`: whether the answer may not depend on the load.
+    """
     if request.params.needs_mrp and model.mrp is None:
         served = ", ".join(served_without_mrp())
         raise ModeNotAvailable(
             f"mode {request.params.mode!r} needs MRP and this checkpoint has none; it serves {served}", param="mode"
         )
     request.params.check(model.block_size)
+    if request.params.drafts_decide:
+        _check_drafts(request, deterministic=deterministic)
     scored = isinstance(request.params, Score)
     prompt = request.prompt_token_ids
     _check_prompt(tuple(token for token in prompt if token != MASKED) if scored else prompt, model, scored=scored)
@@ -33,6 +41,24 @@ def validate(request: GenerationRequest, model: ModelConfig, max_model_len: int)
             f"{prompt_length} prompt tokens and max_new_tokens {request.max_new_tokens} are "
             f"{prompt_length + request.max_new_tokens} tokens, allowed are {max_model_len}",
             param="max_new_tokens",
+        )
+
+
+def _check_drafts(request: GenerationRequest, *, deterministic: bool) -> None:
+    """InvalidRequest where it is not defined which of the drafts that decide are accepted."""
+    sampling = request.sampling
+    if sampling.temperature and sampling.filtered:
+        raise InvalidRequest(
+            f"top_p is {sampling.top_p} and top_k is {sampling.top_k}, allowed with a margin are top_p 1 and top_k 0, "
+            "or temperature 0: the margin is between the two likeliest tokens, of which the other fields may leave one "
+            "out",
+            param="margin",
+        )
+    if deterministic and leaves_drafts_open(request.params):
+        raise InvalidRequest(
+            f"mrp_steps is {AUTO!r}, allowed with a margin is a number: this server is deterministic, and the load "
+            "would choose the drafts, and they the answer",
+            param="mrp_steps",
         )
 
 

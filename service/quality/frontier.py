@@ -15,8 +15,10 @@ from service.quality.schema import Margins, QualityName, Row, Speed
 
 
 def is_lossless(params: ModeParams) -> bool:
-    """Whether the output is static's by construction: static itself, or drafts verified against it."""
-    return params == Static() or (isinstance(params, Speculative) and params.plain == Static())
+    """Whether the output is static's by construction: static itself, or drafts verified against it without a margin."""
+    if isinstance(params, Speculative):
+        return not params.drafts_decide and params.plain == Static()
+    return params == Static()
 
 
 def with_frontier(rows: Sequence[Row], loads: Sequence[int]) -> list[Row]:

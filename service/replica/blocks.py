@@ -56,7 +56,8 @@ class AnswerBlocks:
         trace = trace_steps(event) if self.work.return_trace else ()
         if not (piece or token_ids or trace):
             return None
-        named = () if self.pieces is None else self.pieces.push(token_ids, _likeliest(event.steps))
+        count = self.work.top_logprobs
+        named = () if self.pieces is None else self.pieces.push(token_ids, _likeliest(event.steps, count))
         return Chunk(
             event.index, piece, token_ids, self.stats, trace, self.ending, named, self.prompt_tokens, event.version
         )
@@ -81,13 +82,14 @@ class AnswerBlocks:
         return Ending(reason, self.prompt_tokens, self._num_tokens, self.stats, met, self.text.stopped_by)
 
 
-def _likeliest(steps: Sequence[Step]) -> list[Scores]:
+def _likeliest(steps: Sequence[Step], count: int) -> list[Scores]:
     """For each position that a block's steps filled, in order: the likeliest tokens of the reading that filled it.
 
-    A position that was revoked and not filled again lies behind the answer's end.
+    `count`: of so many tokens; a mode may have asked for more. A position that was revoked and not filled again lies
+    behind the answer's end.
     """
     filled: dict[int, Scores] = {}
     for step in steps:
         for pick in step.revealed:
-            filled[pick.position] = pick.known.likeliest if pick.known else ()
+            filled[pick.position] = pick.known.likeliest[:count] if pick.known else ()
     return [filled[position] for position in sorted(filled)]

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from service.decode.block import MASKED, Block, Pick
+from service.decode.block import MASKED, Block, Known, Pick
 from service.decode.canvas import Canvas
 from service.decode.draft_budget import DraftBudget
 from service.decode.params import ModeParams
 from service.decode.policy import Evaluate, Query, Reading, Refine
 
-#: what is said of a state: position -> (token, confidence[, entropy])
-Says = Callable[[Block], Mapping[int, tuple[int, float] | tuple[int, float, float]]]
+#: token, confidence[, entropy[, second token, its probability]]
+Said = tuple[int, float] | tuple[int, float, float] | tuple[int, float, float, int, float]
+#: what is said of the positions of a state
+Says = Callable[[Block], Mapping[int, Said]]
 
 
 @dataclass
@@ -61,7 +64,7 @@ def run(
         result.queries.append(query)
         if isinstance(query, Evaluate):
             assert query.states[0] == result.canvas.block
-            readings = tuple(_reading(state, backbone, params) for state in query.states)
+            readings = tuple(_reading(state, backbone, params, likeliest=query.likeliest) for state in query.states)
         else:
             assert query.after.handle in handles, "refines a reading it never got"
             assert mrp is not None
@@ -69,23 +72,33 @@ def run(
         handles |= {reading.handle for reading in readings}
 
 
-def _reading(state: Block, says: Says, params: ModeParams, judge: tuple[int, ...] = ()) -> Reading:
+def _reading(state: Block, says: Says, params: ModeParams, judge: tuple[int, ...] = (), likeliest: int = 0) -> Reading:
     assert state.masked or judge, "asked about a block in which there is nothing to say"
     said = says(state)
-    picks = tuple(Pick(position, *said[position][:2]) for position in state.masked)
+    picks = tuple(Pick(position, *said[position][:2], _known(said[position], likeliest)) for position in state.masked)
     judged = tuple(Pick(position, state.tokens[position], said[position][1]) for position in judge)
     entropies = {position: said[position][2] for position in state.masked} if params.rule.needs_entropy else {}
     return Reading(picks, judged, object(), entropies)
 
 
-def random_oracle(seed: int, *, tokens: int = 5, levels: int = 7) -> Says:
-    """A function of the state and the seed; few tokens, confidences and entropies, so that ties happen."""
+def _known(said: Said, likeliest: int) -> Known | None:
+    pairs = [said[:2], said[3:]] if len(said) > 3 else [said[:2]]
+    return Known(tuple((token, math.log(sure)) for token, sure in pairs[:likeliest])) if likeliest else None
 
-    def says(state: Block) -> dict[int, tuple[int, float, float]]:
-        said = {}
+
+def random_oracle(seed: int, *, tokens: int = 5, levels: int = 7) -> Says:
+    """A function of the state and the seed; few tokens, confidences and entropies, so that ties happen.
+
+    The second token is another one, and at most as likely.
+    """
+
+    def says(state: Block) -> dict[int, Said]:
+        said: dict[int, Said] = {}
         for position in range(len(state.tokens)):
             digest = hashlib.blake2b(repr((seed, state.tokens, position)).encode(), digest_size=4).digest()
-            said[position] = (digest[0] % tokens, (digest[1] % levels + 1) / levels, digest[2] % levels / levels)
+            token, sure = digest[0] % tokens, (digest[1] % levels + 1) / levels
+            second = (token + 1 + digest[3] % max(1, tokens - 1)) % tokens
+            said[position] = (token, sure, digest[2] % levels / levels, second, max(1e-9, sure * (digest[3] % 5) / 4))
         return said
 
     return says
@@ -94,13 +107,13 @@ def random_oracle(seed: int, *, tokens: int = 5, levels: int = 7) -> Says:
 def mostly(truth: Says, other: Says, seed: int) -> Says:
     """An oracle that says what `truth` says for about three of four states, else what `other` says."""
 
-    def says(state: Block) -> Mapping[int, tuple[int, float] | tuple[int, float, float]]:
+    def says(state: Block) -> Mapping[int, Said]:
         digest = hashlib.blake2b(repr((seed, state.tokens)).encode(), digest_size=1).digest()
         return (other if digest[0] % 4 == 0 else truth)(state)
 
     return says
 
 
-def fixed(said: Mapping[int, tuple[int, float] | tuple[int, float, float]]) -> Says:
+def fixed(said: Mapping[int, Said]) -> Says:
     """Says the same of every state."""
     return lambda state: said

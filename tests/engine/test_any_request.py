@@ -20,7 +20,7 @@ from service.engine import BlockEvent, Engine, EngineConfig, GenerationRequest, 
 from service.engine.drafting.costs import StepCosts
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from tests.engine.helpers import DEAR, FAIR, FREE, audit
-from tests.extremes import drawn_knobs, drawn_prompt, drawn_sampling
+from tests.extremes import drawn_knobs, drawn_margin, drawn_prompt, drawn_sampling
 from tests.tiny import GOLDEN, GOLDEN_NAMES
 
 #: requests of one engine's life, few and many, and tokens of the longest
@@ -36,14 +36,15 @@ def any_request(rng: random.Random, name: str, checkpoint: Checkpoint, longest: 
     """A request that the documentation allows for this checkpoint, at most `longest` tokens in all."""
     config = checkpoint.config
     allowed = [token for token in range(config.vocab_size) if token != config.mask_token_id]
-    knobs = drawn_knobs(rng, config.block_size)
+    knobs, sampling = drawn_knobs(rng, config.block_size), drawn_sampling(rng)
+    knobs |= drawn_margin(rng, knobs | sampling)
     prompt = drawn_prompt(rng, allowed, longest - 1, config.block_size)
     room = longest - len(prompt)
     return GenerationRequest(
         name,
         tuple(prompt),
         make_params(knobs.pop("mode"), knobs),
-        SamplingParams(**drawn_sampling(rng)),
+        SamplingParams(**sampling),
         max_new_tokens=rng.choice([1, room, rng.randint(1, room), rng.randint(1, min(room, 12))]),
         stop_token_ids=frozenset(rng.choice([[], config.eos_token_ids, rng.sample(allowed, 5), allowed, [10**12]])),
         timeout_s=rng.choice([None, None, None, None, 1e-9, 1e-3, 0.02, 1e9]),

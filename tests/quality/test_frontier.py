@@ -38,6 +38,8 @@ class TestLossless:
             (Speculative(2, threshold=1.0), False),
             (Speculative(2, verify="static"), True),
             (Speculative(2, verify="sequential"), False),
+            (Speculative(4, margin=1.0), False),
+            (Speculative(margin=0.5), False),
             (Dynamic(1.0), False),
             (Direct(1), False),
             (Remask(1.0), False),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 from dev.lab.rules.method import Method
@@ -109,7 +110,7 @@ class Chained(ModeParams):
                 states.pop()
             readings = yield Evaluate(tuple(states))
             kept = dict(zip(states, readings, strict=True))
-            reading, source = _walk(canvas, kept, drafts, _RULE), self.first
+            reading, source = _walk(canvas, kept, drafts, partial(canvas.choose, _RULE)), self.first
 
     def _chain(self, canvas: Canvas, reading: Reading, source: str) -> Drafting:
         stale = _RULE(reading)[0]

@@ -8,7 +8,7 @@ from dev.lab.rules.direct_in_order import DirectInOrder
 from dev.lab.rules.first_draft import Chained
 from dev.lab.rules.judged_remask import JudgedRemask
 from dev.lab.rules.learn2pd import Learn2pd
-from dev.lab.rules.mars import Mars
+from dev.lab.rules.mars import mars
 from dev.lab.rules.s2d2 import S2d2
 from dev.lab.rules.while_sure import DirectWhileSure, HoldBack, RemaskInOrder, SureInOrder
 from service.decode.modes import Direct, Dynamic, Remask, Sequential, Speculative, Static
@@ -90,18 +90,18 @@ GROUPS: Mapping[str, Sequence[ModeParams]] = {
     "mars": [
         Static(),
         Speculative(4),
-        *(Mars(margin) for margin in (0.3, 0.5, 0.7, 0.9)),
-        Mars(0.5, 0, 4),
+        *(Speculative(4, margin=margin) for margin in (0.3, 0.5, 0.7, 0.9)),
+        Speculative(0, 4, margin=0.5),
         Speculative(4, verify="sequential"),
-        *(Mars(margin, verify="sequential") for margin in (0.3, 0.7)),
+        *(mars(margin) for margin in (0.3, 0.7)),
     ],
     "margin": [
         Sequential(entropy_bound=0.1),
         Sequential(entropy_bound=1.0),
         Speculative(4, verify="sequential", entropy_bound=0.1),
-        *(Mars(margin, verify="sequential", entropy_bound=0.1) for margin in (0.3, 0.7, 1.0)),
-        Mars(0.5, 2, verify="sequential", entropy_bound=0.1),
-        Mars(0.5, 0, 4, verify="sequential", entropy_bound=0.1),
+        *(mars(margin, bound=0.1) for margin in (0.3, 0.7, 1.0)),
+        mars(0.5, 2, bound=0.1),
+        mars(0.5, 0, 4, 0.1),
     ],
     "rows": [
         Sequential(entropy_bound=0.1),
@@ -109,19 +109,16 @@ GROUPS: Mapping[str, Sequence[ModeParams]] = {
             Speculative(steps, states, verify="sequential", entropy_bound=0.1)
             for steps, states in ((4, None), (0, 4), (4, 4), (2, 8), (0, 8))
         ),
-        *(
-            Mars(0.5, steps, states, "sequential", 0.1)
-            for steps, states in ((1, None), (4, None), (0, 4), (4, 4), (2, 8), (0, 8))
-        ),
+        *(mars(0.5, steps, states, 0.1) for steps, states in ((1, None), (4, None), (0, 4), (4, 4), (2, 8), (0, 8))),
     ],
     "bounds": [
         *(Speculative(4, 4, verify="sequential", entropy_bound=bound) for bound in (0.1, 0.5, 1.0)),
-        Mars(0.5, 4, 4, "sequential", 0.1),
+        mars(0.5, 4, 4, 0.1),
     ],
     "thousand": [
         Sequential(entropy_bound=0.1),
         Speculative(4, 4, verify="sequential", entropy_bound=0.1),
-        Mars(0.5, 4, 4, "sequential", 0.1),
+        mars(0.5, 4, 4, 0.1),
     ],
     "learned": [
         Static(),

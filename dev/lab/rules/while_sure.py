@@ -6,18 +6,37 @@ Published (MRP paper, arXiv 2605.18817) are a fixed number of picks, the surest 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import ClassVar
 
 from dev.lab.rules.method import Method
+from service.decode.block import Pick
 from service.decode.canvas import Canvas
 from service.decode.knobs import ENTROPY_BOUND, THRESHOLD, Knob, knob
 from service.decode.params import ModeParams
-from service.decode.policy import Decoding, Evaluate, Refine
+from service.decode.policy import Decoding, Evaluate, Reading, Refine
 from service.decode.rules import Above, Leftmost, MostConfident, Rule
 
 _STEPS = Knob(int, "MRP forwards for one of the backbone", least=0, in_block=True)
+
+
+def _then_mrp(canvas: Canvas, rule: Rule, steps: int, sure: Callable[[Reading], tuple[Pick, ...]]) -> Decoding:
+    """`rule` picks from each reading of the backbone. Then `sure` picks from MRP's, until it finds nothing.
+
+    `steps`: the most readings of MRP for one of the backbone.
+    """
+    while not canvas.block.complete:
+        (reading,) = yield Evaluate((canvas.block,))
+        canvas.reveal("denoise", canvas.choose(rule, reading, canvas.block))
+        for _ in range(steps):
+            if canvas.ends(canvas.block):
+                break
+            (reading,) = yield Refine(reading, canvas.block)
+            if not (picks := sure(reading)):
+                break
+            canvas.reveal("mrp", picks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +60,12 @@ class DirectWhileSure(ModeParams):
 
     def decode(self, canvas: Canvas) -> Decoding:
         """As `direct`."""
-        while not canvas.block.complete:
-            (reading,) = yield Evaluate((canvas.block,))
-            canvas.reveal("denoise", canvas.choose(self.rule, reading, canvas.block))
-            for _ in range(self.mrp_steps):
-                if canvas.ends(canvas.block):
-                    break
-                (reading,) = yield Refine(reading, canvas.block)
-                (pick,) = canvas.choose(self.rule, reading, canvas.block)
-                if pick.confidence <= self.threshold:
-                    break
-                canvas.reveal("mrp", (pick,))
+
+        def sure(reading: Reading) -> tuple[Pick, ...]:
+            picks = canvas.choose(self.rule, reading, canvas.block)
+            return tuple(pick for pick in picks if pick.confidence > self.threshold)
+
+        return _then_mrp(canvas, self.rule, self.mrp_steps, sure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +92,11 @@ class SureInOrder(ModeParams):
 
     def decode(self, canvas: Canvas) -> Decoding:
         """As `direct`."""
-        while not canvas.block.complete:
-            (reading,) = yield Evaluate((canvas.block,))
-            canvas.reveal("denoise", canvas.choose(self.rule, reading, canvas.block))
-            for _ in range(self.mrp_steps):
-                if canvas.ends(canvas.block):
-                    break
-                (reading,) = yield Refine(reading, canvas.block)
-                picks = tuple(takewhile(lambda pick: pick.confidence > self.threshold, reading.picks))
-                if not picks:
-                    break
-                canvas.reveal("mrp", picks)
+
+        def sure(reading: Reading) -> tuple[Pick, ...]:
+            return tuple(takewhile(lambda pick: pick.confidence > self.threshold, reading.picks))
+
+        return _then_mrp(canvas, self.rule, self.mrp_steps, sure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,17 +124,11 @@ class HoldBack(ModeParams):
 
     def decode(self, canvas: Canvas) -> Decoding:
         """As `direct`."""
-        while not canvas.block.complete:
-            (reading,) = yield Evaluate((canvas.block,))
-            canvas.reveal("denoise", canvas.choose(self.rule, reading, canvas.block))
-            for _ in range(self.mrp_steps):
-                if canvas.ends(canvas.block):
-                    break
-                (reading,) = yield Refine(reading, canvas.block)
-                picks = tuple(pick for pick in reading.picks if pick.confidence > self.mrp_threshold)
-                if not picks:
-                    break
-                canvas.reveal("mrp", picks)
+
+        def sure(reading: Reading) -> tuple[Pick, ...]:
+            return tuple(pick for pick in reading.picks if pick.confidence > self.mrp_threshold)
+
+        return _then_mrp(canvas, self.rule, self.mrp_steps, sure)
 
 
 @dataclass(frozen=True, slots=True)

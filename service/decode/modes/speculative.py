@@ -7,12 +7,16 @@ forward yields at least one step of plain decoding. Source: MRP paper, speculati
 against `static`. Here any rule and any set of states is possible.
 
 The first forward of a block reveals tokens at once. The published loop verifies that state twice.
+
+With a `margin` the rule may also be led to a drafted state that it finds nearly as good (`margin.py`). Then drafts
+change the output.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal
 
 from service.decode.block import Block, Pick, Step
@@ -20,6 +24,7 @@ from service.decode.canvas import Canvas
 from service.decode.draft_budget import DraftBudget
 from service.decode.drafting import Drafting, Drafts, chain
 from service.decode.knobs import AUTO, ENTROPY_BOUND, THRESHOLD, TOKENS_PER_STEP, Knob, knob, knobs_in
+from service.decode.margin import LIKELIEST, Near
 from service.decode.modes.dynamic import Dynamic
 from service.decode.modes.entropy import Entropy
 from service.decode.modes.sequential import Sequential
@@ -32,6 +37,9 @@ from service.errors import InvalidRequest
 
 #: the modes whose output can be verified, by name
 VERIFIED: Mapping[str, type[RuleParams]] = {mode.mode: mode for mode in (Static, Dynamic, Sequential, Entropy)}
+
+#: what is picked at a state, by its reading
+_Choose = Callable[[Reading, Block], tuple[Pick, ...]]
 
 _MRP_STEPS = Knob(
     int,
@@ -52,11 +60,18 @@ _VERIFY = Knob(
     "mode whose output is reproduced; default: dynamic if a threshold is given, else static",
     choices=tuple(VERIFIED),
 )
+_MARGIN = Knob(
+    float,
+    "accepts drafts that are nearly as likely as the verified mode's own token: more than this share of its "
+    "probability; lossy; default: none, which is lossless",
+    above=0,
+    most=1,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Speculative(ModeParams):
-    """Drafts, verified by one backbone forward. The output is that of the mode that `verify` names.
+    """Drafts, verified by one backbone forward. Without a `margin` the output is that of the mode `verify` names.
 
     `verify`: static, dynamic, sequential or entropy; its knobs may be given, too. Default: dynamic if a threshold is
     given, else static.
@@ -65,6 +80,8 @@ class Speculative(ModeParams):
     tree of the states that are worth their cost at the current load, at most `max_drafts`, perhaps none. A number: a
     tree of `max_drafts` states, or without `max_drafts` a chain of `mrp_steps`. 0: the backbone's last logits draft,
     which needs no MRP.
+
+    `margin`: accepts drafts that are nearly as likely as the mode's own tokens. The answer then depends on the drafts.
     """
 
     mode: ClassVar[str] = "speculative"
@@ -74,6 +91,7 @@ class Speculative(ModeParams):
     threshold: float | None = knob(THRESHOLD, None)
     entropy_bound: float | None = knob(ENTROPY_BOUND, None)
     verify: str | None = knob(_VERIFY, None)
+    margin: float | None = knob(_MARGIN, None)
 
     def __post_init__(self) -> None:
         """Sets `verify` if it is not the default, so that the knobs shown to users are those that run."""
@@ -86,13 +104,18 @@ class Speculative(ModeParams):
         return isinstance(self.mrp_steps, int) and self.mrp_steps > 0
 
     @property
+    def drafts_decide(self) -> bool:
+        """Whether a margin is set."""
+        return self.margin is not None
+
+    @property
     def rule(self) -> Rule:
         """The rule against which drafts are verified."""
         return self.plain.rule
 
     @property
     def plain(self) -> RuleParams:
-        """The mode whose output is reproduced. InvalidRequest if that mode does not have the knobs given."""
+        """The mode against which drafts are verified. InvalidRequest if that mode does not have the knobs given."""
         name = self.verify or Static.mode
         if name not in VERIFIED:
             raise InvalidRequest(f"verify is {name!r}, allowed are {', '.join(VERIFIED)}", param="verify")
@@ -128,8 +151,9 @@ class Speculative(ModeParams):
             states = [canvas.block, *drafts]
             while len(states) > 1 and canvas.ends(states[-1]):  # the last ones of a chain; none of a tree does
                 states.pop()
-            readings = yield Evaluate(tuple(states))
-            reading = _walk(canvas, dict(zip(states, readings, strict=True)), drafts, rule)
+            readings = yield Evaluate(tuple(states), LIKELIEST if self.drafts_decide and len(states) > 1 else 0)
+            choose = partial(canvas.choose, rule) if self.margin is None else Near(canvas, rule, drafts, self.margin)
+            reading = _walk(canvas, dict(zip(states, readings, strict=True)), drafts, choose)
 
 
 def _draft(canvas: Canvas, reading: Reading, params: Speculative, rule: Rule) -> Drafting:
@@ -146,13 +170,13 @@ def _has_one_reading(canvas: Canvas) -> bool:
     return sum(step.kind != "forced" for step in canvas.steps) == 1
 
 
-def _walk(canvas: Canvas, readings: Mapping[Block, Reading], drafts: Drafts, rule: Rule) -> Reading:
-    """Applies the rule from state to state, up to the first state that was not read. Returns the last reading."""
+def _walk(canvas: Canvas, readings: Mapping[Block, Reading], drafts: Drafts, choose: _Choose) -> Reading:
+    """Goes from state to state, up to the first state that was not read. Returns the last reading."""
     block, revealed = canvas.block, list[Pick]()
     met: dict[Block, tuple[Pick, ...]] = {}
     while block in readings:
         reading = readings[block]
-        picks = canvas.choose(rule, reading, block)
+        picks = choose(reading, block)
         revealed += picks
         block = canvas.after(block, picks)
         if block in drafts:

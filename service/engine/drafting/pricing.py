@@ -25,8 +25,9 @@ from service.engine.request import GenerationRequest
 #: weight of a step in the running means
 _FRESH = 1 / 16
 
-#: drafts of similar reliability: kind of rule, whether it picks one token per state, whether sampled, MRP forwards
-_Kind = tuple[str, bool, bool, int]
+#: drafts of similar reliability: kind of rule, whether it picks one token per state, whether sampled, whether drafts
+#: that are only near are accepted, MRP forwards
+_Kind = tuple[str, bool, bool, bool, int]
 
 
 class Pricing:
@@ -41,7 +42,7 @@ class Pricing:
         self._pages = _Mean(0.0)
         self.work = StepWork()
         self._slope: tuple[float, float] | None = None
-        self._mrp_choice = MrpChoice()
+        self._mrp_choices = {decide: MrpChoice() for decide in (False, True)}
         self._kinds: dict[_Kind, Reliability] = {}
 
     def costs(self) -> StepCosts:
@@ -54,19 +55,20 @@ class Pricing:
         """The MRP forwards for the drafts of a request that comes now. None if the engine does not choose them."""
         if not leaves_drafts_open(params):
             return None
-        costs = self.costs().behind(self._pages.value)
-        return self._mrp_choice.best(costs, self.work.running + 1, self._most_states(self.work.running + 1))
+        costs, choice = self.costs().behind(self._pages.value), self._mrp_choices[params.drafts_decide]
+        return choice.best(costs, self.work.running + 1, self._most_states(self.work.running + 1))
 
     def open(self, request: GenerationRequest, mrp_steps: int | None) -> Account:
         """The account of a request that begins. `mrp_steps`: the result of the method `mrp_steps`."""
         params = request.params
         if mrp_steps is None:
             return Account(self, params.needs_mrp, getattr(params, "mrp_steps", None))
-        self._mrp_choice.count()
+        choice = self._mrp_choices[params.drafts_decide]
+        choice.count()
         rule, sampled = params.rule, request.sampling.temperature > 0
         rule = rule if request.grammar is None else rule.in_order
-        kind = type(rule).__name__, rule == MostConfident(1), sampled, mrp_steps
-        return DraftingAccount(self, self._mrp_choice, self._kinds.setdefault(kind, Reliability()), mrp_steps)
+        kind = type(rule).__name__, rule == MostConfident(1), sampled, params.drafts_decide, mrp_steps
+        return DraftingAccount(self, choice, self._kinds.setdefault(kind, Reliability()), mrp_steps)
 
     def begin(self, running: int) -> None:
         """Notes the begin of a step of `running` requests."""

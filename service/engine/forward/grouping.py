@@ -134,7 +134,7 @@ def _sampling(read: Read) -> int:
     sampling = read.sampling
     if not sampling.temperature:
         return 0
-    return 2 if sampling.top_k or sampling.top_p < 1 else 1
+    return 2 if sampling.filtered else 1
 
 
 def _fill(chunk: list[_T], size: int, copy: Callable[[_T], _T]) -> list[_T]:

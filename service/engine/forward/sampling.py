@@ -50,7 +50,7 @@ class Read(NamedTuple):
     @property
     def filtered(self) -> bool:
         """Whether top-k or top-p leave tokens out."""
-        return bool(self.sampling.top_k) or self.sampling.top_p < 1
+        return self.sampling.filtered
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,6 +126,18 @@ def test_broken_promises_raise_the_bar_for_drafts_of_their_kind_alone() -> None:
     assert other.budget().row == pytest.approx(before, rel=0.01)
 
 
+def test_drafts_that_only_need_to_be_near_say_nothing_about_others() -> None:
+    """With a margin more drafts are kept. Strict requests would otherwise verify too many."""
+    pricing = Pricing(lambda: FREE, 256)
+    lax, strict = opened(pricing, Speculative("auto", margin=0.5)), opened(pricing)
+    pricing.begin(1)
+    before, chosen = strict.budget().row, pricing.mrp_steps(AUTO)
+    for _ in range(500):
+        lax.note(9, verified([(0.3, 0)] * 8, 1))
+    assert (strict.budget().row, pricing.mrp_steps(AUTO)) == (before, chosen)
+    assert pricing.mrp_steps(Speculative("auto", margin=0.5)) != chosen
+
+
 def test_whoever_says_how_to_draft_is_given_nothing_to_choose_and_needs_no_costs() -> None:
     def never() -> StepCosts:
         raise AssertionError("costs were measured")

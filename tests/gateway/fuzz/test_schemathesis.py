@@ -27,8 +27,9 @@ CHECKS = {
 BEYOND_THE_SCHEMA = re.compile(
     r"tokens, allowed are \d+$"  # prompt and max_new_tokens together
     r"|has the mask token"
-    r"|does not use (tokens_per_step|threshold|mrp_steps|max_drafts|entropy_bound|verify) "  # on OpenAI's routes
+    r"|does not use (tokens_per_step|threshold|mrp_steps|max_drafts|entropy_bound|verify|margin) "  # on OpenAI's routes
     r"|drafts are verified against \w+, whose knobs are "
+    r"|allowed with a margin are top_p 1 and top_k 0"
     r"|quality chooses the mode"  # on OpenAI's routes: beside a mode or a knob
     r"|this checkpoint has no quality.json"
     r"|allowed are 0 \(with max_drafts\), 1 to 8 \(the block size\)"

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from tests.extremes import drawn_knobs, drawn_prompt, drawn_sampling
+from tests.extremes import drawn_knobs, drawn_margin, drawn_prompt, drawn_sampling
 
 ROUTES = ("/generate", "/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/score")
 #: what OpenAI's routes allow
@@ -34,6 +34,7 @@ def valid_request(rng: random.Random, served: Served) -> tuple[str, dict[str, An
     room = served.max_model_len - max(len(prompt), 200)
     tokens = rng.choice([1, 2, served.block_size, rng.randint(1, 40), rng.choice([40, room])])
     body = {**drawn_knobs(rng, served.block_size), **drawn_sampling(rng), **_shared(rng, served)}
+    body |= drawn_margin(rng, body)
     if route == "/v1/score":
         return route, _question(rng, served, prompt)
     if route == "/generate":

@@ -132,6 +132,7 @@ class TestUnknownFields:
             ("static", {"threshold": 0.5}, "dynamic, speculative, remask", "tokens_per_step"),
             ("static", {"mrp_steps": 2}, "direct, speculative", "tokens_per_step"),
             ("static", {"verify": "dynamic"}, "speculative", "tokens_per_step"),
+            ("remask", {"margin": 0.5}, "speculative", "threshold"),
             ("dynamic", {"entropy_bound": 0.1}, "sequential, entropy, speculative", "threshold"),
             ("entropy", {"threshold": 0.1}, "dynamic, speculative, remask", "entropy_bound"),
             ("dynamic", {"tokens_per_step": 2}, "static, sequential, speculative", "threshold"),
@@ -172,6 +173,12 @@ class TestUnknownFields:
             (
                 {"mode": "entropy", "entropy_bound": -0.1},
                 "entropy_bound is -0.1: Input should be greater than or equal",
+            ),
+            ({"mode": "speculative", "margin": 0}, "margin is 0: Input should be greater than 0"),
+            ({"mode": "speculative", "margin": 1.5}, "margin is 1.5: Input should be less than or equal to 1"),
+            (
+                {"mode": "speculative", "margin": 0.5, "temperature": 0.7, "top_p": 0.9},
+                "top_p is 0.9 and top_k is 0, allowed with a margin are top_p 1 and top_k 0, or temperature 0",
             ),
             ({"mode": "speculative", "verify": "direct"}, 'verify is "direct"'),
             ({"mode": "speculative", "entropy_bound": 0.1}, "entropy_bound is 0.1, drafts are verified against static"),

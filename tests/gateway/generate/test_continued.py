@@ -39,6 +39,8 @@ MODES: list[dict[str, Any]] = [
     {"mode": "sequential", "entropy_bound": 3.0},
     {"mode": "entropy", "entropy_bound": 3.0},
     {"mode": "speculative", "mrp_steps": 2, "verify": "entropy", "entropy_bound": 3.0},
+    {"mode": "speculative", "mrp_steps": 2, "margin": 0.3},
+    {"mode": "speculative", "mrp_steps": 2, "max_drafts": 4, "verify": "sequential", "margin": 0.3},
 ]
 #: prompts that do not fill their last block (of 8), that have no whole block, and that fill it
 HOW, PROMPTS = ("partial", "short", "whole"), ([*PROMPT, 1, 2, 3], [5, 6, 7], PROMPT)

@@ -29,7 +29,7 @@ NAMES = {
     "sequential": {"tokens_per_step", "entropy_bound"},
     "entropy": {"entropy_bound"},
     "direct": {"mrp_steps"},
-    "speculative": {"mrp_steps", "max_drafts", "tokens_per_step", "threshold", "entropy_bound", "verify"},
+    "speculative": {"mrp_steps", "max_drafts", "tokens_per_step", "threshold", "entropy_bound", "verify", "margin"},
     "remask": {"threshold"},
 }
 

@@ -133,6 +133,15 @@ async def test_the_likeliest_are_those_of_the_step_that_fixed_the_token(
     assert not all(record["token"] == record["top_logprobs"][0]["token"] for record in content)
 
 
+async def test_what_a_margin_asks_for_itself_is_not_told(http: httpx.AsyncClient) -> None:
+    """The mode reads two tokens of each position. The client is told as many as it wants: none, or one."""
+    lax = {"mode": "speculative", "mrp_steps": 2, "margin": 0.2, "max_tokens": 24, "ignore_eos": True}
+    for wanted in (0, 1):
+        (choice,) = (await ask(http, CHAT, chat(**lax, logprobs=True, top_logprobs=wanted)))["choices"]
+        assert choice["stats"]["forwards"]["verify"] > 0
+        assert {len(record["top_logprobs"]) for record in choice["logprobs"]["content"]} == {wanted}
+
+
 async def test_completions_name_the_drawn_token_besides(http: httpx.AsyncClient) -> None:
     """At most one more than asked for, as OpenAI says."""
     body = completion(mode="static", temperature=1.5, seed=2, logprobs=3, max_tokens=24)

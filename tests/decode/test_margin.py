@@ -1,0 +1,273 @@
+"""`speculative` with a margin: which drafted steps are accepted, and that nothing else changes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from math import log
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.decode.block import MASKED, Block, Known, Pick
+from service.decode.canvas import Canvas
+from service.decode.draft_budget import DraftBudget
+from service.decode.drafting import Draft
+from service.decode.guide import Guide
+from service.decode.margin import Near
+from service.decode.modes import Dynamic, Entropy, Sequential, Speculative, Static
+from service.decode.params import RuleParams
+from service.decode.policy import Reading
+from service.decode.registry import leaves_drafts_open, only_drafts
+from service.decode.rules import Leftmost, MostConfident
+from service.errors import InvalidRequest
+from tests.decode.oracle import fixed, masked_block, mostly, random_oracle, run
+from tests.decode.test_properties import SEEDS, blocks, picks
+
+M = MASKED
+ONE = Leftmost(1)
+RULES = st.one_of(
+    st.builds(Static, st.integers(1, 6)),
+    st.builds(Dynamic, st.floats(0.05, 1)),
+    st.builds(Sequential, st.integers(1, 6), st.sampled_from([0.0, 0.3, 1.0])),
+    st.builds(Entropy, st.floats(0, 3)),
+)
+
+
+def said(token: int, sure: float, second: int, chance: float, place: int = 0) -> Pick:
+    """What a greedy reading says of a position: its token, and the second one."""
+    return Pick(place, token, sure, Known(((token, log(sure)), (second, log(chance)))))
+
+
+def near(reading: list[Pick], drafted: tuple[Pick, ...], margin: float, rule: object = ONE) -> tuple[Pick, ...]:
+    """What is picked at a masked block, beside one drafted step."""
+    block = masked_block(len(reading))
+    choose = Near(Canvas(block), rule, {block.reveal(drafted): Draft(drafted)}, margin)  # type: ignore[arg-type]
+    return choose(Reading(tuple(reading)), block)
+
+
+class TestSecondToken:
+    READING = (said(7, 0.5, 8, 0.4),)
+
+    @pytest.mark.parametrize(("margin", "token"), [(0.79, 8), (0.81, 7), (1.0, 7)])
+    def test_is_accepted_where_it_is_more_likely_than_the_margins_share_of_the_first(
+        self, margin: float, token: int
+    ) -> None:
+        (pick,) = near(list(self.READING), (Pick(0, 8, 0.9),), margin)
+        assert pick.token == token
+        assert pick.confidence == pytest.approx(0.5 if token == 7 else 0.4)
+        assert pick.known == self.READING[0].known
+
+    def test_as_likely_as_the_first_is_not_accepted_at_margin_1(self) -> None:
+        (pick,) = near([said(7, 0.5, 8, 0.5)], (Pick(0, 8, 0.9),), 1.0)
+        assert pick.token == 7
+
+    def test_a_third_token_is_never_accepted(self) -> None:
+        (pick,) = near(list(self.READING), (Pick(0, 9, 0.9),), 1e-9)
+        assert pick.token == 7
+
+    def test_only_the_first_may_be_left_by_a_grammar(self) -> None:
+        (pick,) = near([Pick(0, 7, 1.0, Known(((7, 0.0),)))], (Pick(0, 8, 0.9),), 1e-9)
+        assert pick.token == 7
+
+
+class TestSampled:
+    """The reading drew 9, which is neither of the two likeliest."""
+
+    @staticmethod
+    def drawn(second: float) -> list[Pick]:
+        return [Pick(0, 9, 0.1, Known(((7, log(0.5)), (8, log(second)))))]
+
+    def test_where_the_two_likeliest_are_near_a_draft_that_is_one_of_them_is_accepted(self) -> None:
+        for token, chance in ((7, 0.5), (8, 0.4)):
+            (pick,) = near(self.drawn(0.4), (Pick(0, token, 0.9),), 0.7)
+            assert (pick.token, pick.confidence) == (token, pytest.approx(chance))
+
+    def test_elsewhere_the_token_that_was_drawn_stays(self) -> None:
+        for token in (7, 8):
+            (pick,) = near(self.drawn(0.3), (Pick(0, token, 0.9),), 0.7)
+            assert pick.token == 9
+
+
+class TestPlaces:
+    """The rule reveals the surest position. Another one may be nearly as sure."""
+
+    READING = (said(10, 0.8, 99, 0.01, 0), said(11, 0.7, 12, 0.65, 1), said(13, 0.2, 14, 0.1, 2))
+
+    @pytest.mark.parametrize(
+        ("place", "token", "margin", "accepted"),
+        [(1, 11, 0.8, True), (1, 11, 0.9, False), (1, 12, 0.8, True), (1, 12, 0.82, False), (2, 13, 0.3, False)],
+    )
+    def test_a_token_elsewhere_is_compared_with_the_rules_own(
+        self, place: int, token: int, margin: float, accepted: bool
+    ) -> None:
+        (pick,) = near(list(self.READING), (Pick(place, token, 0.9),), margin, MostConfident(1))
+        assert pick[:2] == ((place, token) if accepted else (0, 10))
+
+    def test_of_several_picks_the_least_sure_counts(self) -> None:
+        reading = list(self.READING)
+        drafted = (Pick(0, 10, 0.9), Pick(2, 13, 0.9))
+        assert [pick[0] for pick in near(reading, drafted, 0.28, MostConfident(2))] == [0, 2]
+        assert [pick[0] for pick in near(reading, drafted, 0.29, MostConfident(2))] == [0, 1]
+
+    def test_a_step_with_one_token_that_is_not_near_is_refused_whole(self) -> None:
+        drafted = (Pick(0, 10, 0.9), Pick(1, 77, 0.9))
+        assert [pick[:2] for pick in near(list(self.READING), drafted, 0.1, MostConfident(2))] == [(0, 10), (1, 11)]
+
+    def test_a_longer_step_than_the_rules_may_pass(self) -> None:
+        reading = [said(7, 0.5, 8, 0.1, 0), said(7, 0.45, 8, 0.1, 1)]
+        drafted = (Pick(0, 7, 0.9), Pick(1, 7, 0.9))
+        assert [len(near(reading, drafted, margin)) for margin in (0.89, 0.91)] == [2, 1]
+
+    def test_what_is_revealed_already_is_not_a_step(self) -> None:
+        block, drafted = Block((10, M)), (Pick(0, 10, 0.9), Pick(1, 12, 0.9))
+        reading = Reading((said(11, 0.5, 12, 0.49, 1),))
+        choose = Near(Canvas(block), ONE, {block.reveal(drafted): Draft(drafted)}, 0.5)
+        assert choose(reading, block)[0].token == 11
+
+    def test_the_rules_own_step_comes_first_and_then_the_likeliest_draft(self) -> None:
+        block, reading = masked_block(2), Reading((said(7, 0.5, 8, 0.45, 0), said(7, 0.5, 8, 0.45, 1)))
+        second, other = (Pick(0, 8, 0.9),), (Pick(1, 7, 0.9),)
+        for drafts, place in (
+            ((second, other), (0, 8)),
+            ((other, second), (1, 7)),
+            ((other, (Pick(0, 7, 1.0),)), (0, 7)),
+        ):
+            choose = Near(Canvas(block), MostConfident(1), {block.reveal(one): Draft(one) for one in drafts}, 0.5)
+            assert choose(reading, block)[0][:2] == place
+
+
+class Even:
+    """A grammar of even tokens, after which nothing is forced."""
+
+    def mask(self, tokens: tuple[int, ...]) -> None:
+        raise NotImplementedError
+
+    def forced(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        return ()
+
+    def allowed(self, tokens: tuple[int, ...], following: tuple[int, ...]) -> int:
+        return next((count for count, token in enumerate(following) if token % 2), len(following))
+
+    def complete(self, tokens: tuple[int, ...]) -> bool:
+        return True
+
+    def advance(self, tokens: tuple[int, ...]) -> None:
+        raise NotImplementedError
+
+
+def test_a_near_draft_that_the_grammar_refuses_is_not_accepted() -> None:
+    block = masked_block(2)
+    reading = Reading((said(4, 0.5, 6, 0.45, 0), said(8, 0.5, 9, 0.45, 1)))
+    for drafted, tokens in (((6, 8), (6, 8)), ((6, 9), (4,)), ((6,), (6,)), ((4, 9), (4,))):
+        step = tuple(Pick(place, token, 0.9) for place, token in enumerate(drafted))
+        canvas = Canvas(block, guide=Guide(Even(), 0))
+        choose = Near(canvas, ONE, {block.reveal(step): Draft(step)}, 0.5)
+        assert tuple(pick.token for pick in choose(reading, block)) == tokens
+
+
+def test_with_a_grammar_a_step_begins_at_the_leftmost_position() -> None:
+    block, step = masked_block(2), (Pick(1, 8, 0.9),)
+    reading = Reading((said(4, 0.5, 6, 0.45, 0), said(8, 0.5, 9, 0.45, 1)))
+    choose = Near(Canvas(block, guide=Guide(Even(), 0)), ONE, {block.reveal(step): Draft(step)}, 0.5)
+    assert choose(reading, block)[0][:2] == (0, 4)
+
+
+# --- whole blocks ----------------------------------------------------------------------------------
+
+
+def test_an_accepted_draft_is_counted_and_its_state_is_read_in_the_same_forward() -> None:
+    truth = fixed({place: (10 + place, 0.6, 0.0, 20 + place, 0.55) for place in range(4)})
+    drafts = fixed({place: (20 + place, 0.9) for place in range(4)})
+    strict, lax = (
+        run(masked_block(4), Speculative(2, verify="sequential", margin=margin), truth, drafts)
+        for margin in (None, 0.9)
+    )
+    assert strict.tokens == (10, 11, 12, 13)
+    assert lax.tokens == (10, 21, 22, 13)
+    assert [step.accepted for step in lax.canvas.steps] == [0, 2]
+    assert len(lax.evaluations) < len(strict.evaluations)
+    assert lax.canvas.steps[1].revealed[0].confidence == pytest.approx(0.55)
+
+
+def test_only_verifications_with_drafts_ask_for_second_tokens() -> None:
+    truth = fixed({place: (10 + place, 0.6, 0.0, 20 + place, 0.55) for place in range(4)})
+    lax = run(masked_block(4), Speculative(2, margin=0.9), truth, truth)
+    assert [query.likeliest for query in lax.evaluations] == [0, 2]
+    assert all(len(query.states) > 1 for query in lax.evaluations if query.likeliest)
+    strict = run(masked_block(4), Speculative(2), truth, truth)
+    assert not any(query.likeliest for query in strict.evaluations)
+
+
+@settings(max_examples=300)
+@given(
+    blocks(), SEEDS, SEEDS, st.integers(0, 6), st.integers(1, 8), st.sampled_from(["static", "sequential"]),
+    st.booleans(),
+)  # fmt: skip
+def test_one_token_at_a_time_the_strictest_margin_is_lossless_for_any_model(
+    block: Block, seed: int, other: int, steps: int, drafts: int, verify: str, tree: bool
+) -> None:
+    truth = random_oracle(seed)
+    drafter = mostly(truth, random_oracle(other), seed)
+    params = Speculative(steps if tree else steps + 1, drafts if tree else None, verify=verify)
+    strict = run(block, params, truth, drafter)
+    strictest = run(block, replace(params, margin=1.0), truth, drafter)
+    assert picks_of(strictest) == picks_of(strict)
+    assert [query.states for query in strictest.evaluations] == [query.states for query in strict.evaluations]
+
+
+def picks_of(done: object) -> list[tuple[int, int, float]]:
+    return [pick[:3] for pick in picks(done)]  # type: ignore[arg-type]
+
+
+@settings(max_examples=300)
+@given(
+    blocks(), SEEDS, SEEDS, st.integers(0, 6), st.integers(1, 8), RULES, st.floats(0.01, 1), st.booleans()
+)  # fmt: skip
+def test_whatever_the_margin_only_the_backbones_first_two_tokens_are_revealed(
+    block: Block, seed: int, other: int, steps: int, drafts: int, plain: RuleParams, margin: float, tree: bool
+) -> None:
+    truth = random_oracle(seed)
+    drafter = mostly(truth, random_oracle(other), seed)
+    params = Speculative(steps if tree else steps + 1, drafts if tree else None, verify=plain.mode, margin=margin)
+    done = run(block, replace(params, **asdict(plain)), truth, drafter)
+    assert M not in done.tokens
+    assert len(done.evaluations) <= len(block.masked)
+    for query, step in zip(done.evaluations, done.canvas.steps, strict=True):
+        read = [truth(state) for state in query.states]
+        for position, token, *_ in step.revealed:
+            masked = [
+                one[position] for one, state in zip(read, query.states, strict=True) if state.tokens[position] == M
+            ]
+            assert any(token == one[0] or (token == one[3] and one[4] / one[1] > margin - 1e-9) for one in masked)
+
+
+def test_with_a_budget_of_the_engine_the_margin_holds_too() -> None:
+    truth = fixed({place: (10 + place, 0.6, 0.0, 20 + place, 0.55) for place in range(4)})
+    drafts = fixed({place: (20 + place, 0.9) for place in range(4)})
+    lax = run(
+        masked_block(4), Speculative("auto", verify="sequential", margin=0.9), truth, drafts, DraftBudget(0, 4, 1)
+    )
+    assert 21 in lax.tokens
+    none = run(masked_block(4), Speculative("auto", verify="sequential", margin=0.9), truth, drafts)
+    assert none.tokens == (10, 11, 12, 13)
+
+
+# --- the knob --------------------------------------------------------------------------------------
+
+
+def test_a_margin_is_over_zero_and_at_most_one() -> None:
+    for value in (1e-9, 0.5, 1.0):
+        Speculative(2, margin=value).check(8)
+    for value in (0.0, -0.5, 1.01, float("nan"), float("inf")):
+        with pytest.raises(InvalidRequest, match=r"^margin is .*, allowed is 0 < margin <= 1$") as caught:
+            Speculative(2, margin=value).check(8)
+        assert caught.value.param == "margin"
+
+
+def test_with_a_margin_drafts_decide() -> None:
+    assert Speculative(margin=1.0).drafts_decide
+    assert not any(params.drafts_decide for params in (Speculative(), Speculative(2, verify="sequential"), Static()))
+    assert only_drafts(Speculative(margin=0.5))
+    assert leaves_drafts_open(Speculative(margin=0.5))
+    assert Speculative(margin=0.5).plain == Static()

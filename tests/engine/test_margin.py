@@ -1,0 +1,287 @@
+"""`speculative` with a margin in the engine: what it accepts, and what it leaves as it was for others."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import cache
+
+import pytest
+import torch
+
+from service.constraints.constraint import Constraint
+from service.decode.modes import Dynamic, Sequential, Speculative, Static
+from service.decode.params import RuleParams
+from service.decode.policy import Reading
+from service.demo import CHECKPOINT, heldout_problems
+from service.engine import Completion, Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
+from service.engine.forward.rows import Row
+from service.engine.request import Asked
+from service.errors import InvalidRequest
+from service.model import Checkpoint, LoadOptions, load_checkpoint
+from service.text import TextCodec
+from tests.constraints.checkpoints import DEMO, text_of
+from tests.engine.constrained import check, constrained, engine_of
+from tests.engine.helpers import DEAR, FAIR, FREE, checked
+from tests.reference import Reference
+from tests.runners import Around, engine_over
+from tests.thinned import fast_only
+from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME
+
+NAMES = (*GOLDEN_NAMES, EXPERTS_NAME, LLADA2_NAME)
+FAST = GOLDEN_NAMES[1]
+BOUNDED = {"verify": "sequential", "entropy_bound": 3.0}
+
+
+@cache
+def golden(name: str, dtype: torch.dtype = torch.float32) -> Checkpoint:
+    return load_checkpoint(GOLDEN / name, LoadOptions(dtype=dtype))
+
+
+@cache
+def demo() -> tuple[Engine, tuple[GenerationRequest, ...]]:
+    """The trained checkpoint, whose MRP drafts well, and problems for it."""
+    codec, engine = TextCodec.load(CHECKPOINT), Engine(load_checkpoint(CHECKPOINT), EngineConfig(prefix_cache=False))
+    chats = [[{"role": "user", "content": problem.prompt}] for problem in heldout_problems(12)]
+    stops = frozenset(engine.model.eos_token_ids)
+    return engine, tuple(
+        GenerationRequest(str(number), tuple(codec.encode_chat(chat)), max_new_tokens=48, stop_token_ids=stops)
+        for number, chat in enumerate(chats)
+    )
+
+
+def answers(
+    engine: Engine, requests: Sequence[GenerationRequest], params: Speculative | RuleParams
+) -> list[Completion]:
+    return engine.generate([replace(one, params=params) for one in requests])
+
+
+def forwards(done: Sequence[Completion]) -> int:
+    return sum(one.stats.forwards.denoise + one.stats.forwards.verify for one in done)
+
+
+def drafting(checkpoint: Checkpoint) -> list[tuple[int, int | None]]:
+    """MRP steps and states of chains and trees that the checkpoint can draft."""
+    return [(0, 4), *([(2, None), (2, 4)] if checkpoint.mrp else [])]
+
+
+# --- what is accepted ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_token_at_a_time_the_strictest_margin_gives_the_lossless_tokens(name: str) -> None:
+    """The golden decodes of `static`, an independent implementation's, and those of `sequential`."""
+    checkpoint = golden(name)
+    entries = [one for one in json.loads((GOLDEN / name / "expected.json").read_text()) if one["mode"] == "static"]
+    entries = [one for one in entries if one.get("tokens_per_step", 1) == 1]
+    requests = [
+        GenerationRequest(
+            str(number), tuple(one["prompt_token_ids"]), max_new_tokens=one["max_new_tokens"],
+            stop_token_ids=frozenset([510]),
+        )
+        for number, one in enumerate(entries)
+    ]  # fmt: skip
+    engine = Engine(checkpoint, EngineConfig(kv_cache_tokens=4096))
+    left = [one.token_ids for one in answers(engine, requests, Sequential())]
+    assert len(requests) >= 3
+    for steps, states in drafting(checkpoint):
+        static = answers(engine, requests, Speculative(steps, states, margin=1.0))
+        assert [list(one.token_ids) for one in static] == [one["token_ids"] for one in entries]
+        sequential = answers(engine, requests, Speculative(steps, states, verify="sequential", margin=1.0))
+        assert [one.token_ids for one in sequential] == left
+
+
+def test_the_looser_the_margin_the_more_drafts_are_accepted() -> None:
+    engine, requests = demo()
+    for rule in ({}, {"verify": "sequential"}, {"verify": "sequential", "entropy_bound": 0.1}):
+        done = [answers(engine, requests, Speculative(4, 4, margin=margin, **rule)) for margin in (None, 0.9, 0.3)]
+        shares = [
+            sum(one.stats.drafts_accepted for one in some) / sum(one.stats.drafts_proposed for one in some)
+            for some in done
+        ]
+        assert shares == sorted(shares)
+        assert shares[0] < shares[2]
+        assert forwards(done[2]) < forwards(done[0])
+
+
+def test_an_accepted_second_token_has_the_backbones_own_probability() -> None:
+    """Every token of an answer stands with the probability that a verifying row gave it; some are second tokens."""
+    engine, requests = demo()
+    lax = answers(engine, requests, Speculative(4, 4, margin=0.3, verify="sequential", entropy_bound=0.1))
+    picks = [pick for one in lax for block in one.blocks for step in block.steps for pick in step.revealed]
+    second = [pick for pick in picks if pick.known and pick.token != pick.known.likeliest[0][0]]
+    assert second
+    for pick in second:
+        (_, first), (token, chance) = pick.known.likeliest
+        assert pick.token == token
+        assert chance - first > torch.tensor(0.3).log().item()
+        assert pick.confidence == pytest.approx(torch.tensor(chance).exp().item())
+
+
+# --- the same as alone, as uncached, as in another order ---------------------------------------------
+
+
+def lax_requests(seed: int, checkpoint: Checkpoint, count: int) -> list[GenerationRequest]:
+    """Requests with a margin, greedy and sampled, of any verified rule."""
+    rng = random.Random(seed)
+    requests = []
+    for number in range(count):
+        plain = rng.choice([Static(), Static(2), Dynamic(0.3), Sequential(), Sequential(1, 6.0)])
+        steps, states = rng.choice([(0, 3), (0, 4), (2, None), (3, None), (2, 4), (1, 2)])
+        params = Speculative(
+            steps, states, margin=rng.choice([0.2, 0.5, 0.8, 0.95]), verify=plain.mode, **asdict(plain)
+        )
+        sampling = SamplingParams(rng.choice([0, 0, 0.7, 1.2]), seed=rng.randrange(2**63))
+        prompt = tuple(rng.choices(range(500), k=rng.randint(1, 20)))
+        requests.append(
+            GenerationRequest(f"lax {number}", prompt, params, sampling, rng.randint(6, 24), frozenset([510]))
+        )
+    return requests
+
+
+@pytest.mark.parametrize("name", fast_only(FAST.__eq__, GOLDEN_NAMES))
+def test_a_margin_gives_what_the_plain_reference_gives_in_any_batch(name: str) -> None:
+    checkpoint = golden(name, torch.float64)
+    requests, reference = lax_requests(3, checkpoint, 20), Reference(checkpoint)
+    strict = [replace(one, request_id=f"s{one.request_id}", params=one.params.plain) for one in requests]
+    alone = Engine(checkpoint, EngineConfig(kv_cache_tokens=4096))
+    mixed, _ = checked(checkpoint, FAIR, max_rows=48, kv_cache_tokens=4096)
+    batch = [*requests, *strict]
+    random.Random(1).shuffle(batch)
+    together = {done.request_id: done for done in mixed.generate(batch)}
+    differ = 0
+    for one, plain in zip(requests, strict, strict=True):
+        wanted = reference.generate(one)
+        (done,) = alone.generate([one])
+        assert done.token_ids == together[one.request_id].token_ids == wanted.token_ids
+        assert together[plain.request_id].token_ids == reference.generate(plain).token_ids
+        differ += done.token_ids != together[plain.request_id].token_ids
+    assert differ >= 3, "the margins never decided"
+
+
+def test_on_a_deterministic_engine_the_batch_changes_nothing() -> None:
+    checkpoint = golden(FAST)
+    requests = lax_requests(5, checkpoint, 8)
+    engine = Engine(checkpoint, EngineConfig(kv_cache_tokens=4096, deterministic=True))
+    together = engine.generate(requests)
+    for one, mixed in zip(requests, together, strict=True):
+        (alone,) = engine.generate([one])
+        assert alone.token_ids == mixed.token_ids
+        steps = [[block.steps for block in done.blocks] for done in (alone, mixed)]
+        assert steps[0] == steps[1]
+
+
+def test_an_answer_goes_on_after_any_of_its_blocks() -> None:
+    checkpoint = golden(FAST, torch.float64)
+    engine = Engine(checkpoint, EngineConfig(kv_cache_tokens=4096))
+    for one in lax_requests(9, checkpoint, 6):
+        (whole,) = engine.generate([one])
+        sent: tuple[int, ...] = ()
+        for block in whole.blocks[:-1]:
+            sent += block.token_ids
+            prompt, room = (*one.prompt_token_ids, *sent), one.max_new_tokens - len(sent)
+            rest = replace(one, prompt_token_ids=prompt, max_new_tokens=room, num_continued=len(sent))
+            (continued,) = engine.generate([rest])
+            assert sent + continued.token_ids == whole.token_ids
+
+
+# --- who pays --------------------------------------------------------------------------------------
+
+
+class Noted(Around):
+    """Keeps what every row asks, of the backbone and of MRP."""
+
+    def __init__(self, runner: object) -> None:
+        super().__init__(runner)  # type: ignore[arg-type]
+        self.evaluated: list[Row] = []
+        self.refined: list[Row] = []
+
+    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+        self.evaluated += rows
+        return self.runner.evaluate(rows)
+
+    def refine(self, rows: Sequence[Row]) -> list[Reading]:
+        self.refined += rows
+        return self.runner.refine(rows)
+
+
+def asked_by(
+    params: Speculative | RuleParams, asked: Asked | None = None
+) -> tuple[set[Asked | None], set[Asked | None]]:
+    """What rows of one request ask of the backbone and of MRP."""
+    engine, runner = engine_over(Noted, golden(FAST), Parts(costs=FREE), kv_cache_tokens=512)
+    engine.generate([GenerationRequest("x", tuple(range(20)), params, max_new_tokens=24, asked=asked)])
+    read = {row.asked for row in runner.evaluated if row.sampling is not None}
+    return read, {row.asked for row in runner.refined}
+
+
+def test_only_verifications_with_a_margin_ask_for_second_tokens() -> None:
+    assert asked_by(Speculative(2, margin=0.5)) == ({None, Asked(2)}, {None})
+    for params in (Static(), Speculative(2), Speculative("auto"), Speculative(2, **BOUNDED)):
+        assert asked_by(params) == ({None}, {None} if params.needs_mrp or params == Speculative("auto") else set())
+
+
+def test_a_margin_adds_to_what_the_request_asks() -> None:
+    assert asked_by(Speculative(2, margin=0.5), Asked(1, (7,)))[0] == {Asked(1, (7,)), Asked(2, (7,))}
+    assert asked_by(Speculative(2, margin=0.5), Asked(5))[0] == {Asked(5)}
+
+
+# --- grammars --------------------------------------------------------------------------------------
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 12}, "count": {"type": "integer"}},
+    "required": ["name", "count"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("name", fast_only((DEMO, FAST).__contains__, (DEMO, *GOLDEN_NAMES)))
+def test_what_the_margin_accepts_keeps_to_the_grammar(name: str) -> None:
+    constraint, engine = Constraint.json(SCHEMA, "response_format"), engine_of(name, FREE)
+    rules = ({"verify": "sequential"}, {"verify": "sequential", "entropy_bound": 0.5}, {"tokens_per_step": 2}, {})
+    changed = 0
+    for rule in rules:
+        requests = [
+            constrained(name, f"{margin} {seed}", constraint, Speculative(2, 4, margin=margin, **rule),
+                        SamplingParams(0.9 * (seed % 2), seed=seed))
+            for seed in range(6)
+            for margin in (None, 0.1)
+        ]  # fmt: skip
+        made = engine.generate(requests)
+        for one in made:
+            check(name, SCHEMA, one)
+        changed += sum(strict.token_ids != lax.token_ids for strict, lax in zip(made[::2], made[1::2], strict=True))
+    assert changed, "the margin never decided"
+    assert any(text_of(name, one.token_ids).startswith("{") for one in made)
+
+
+# --- what is refused -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(0.7, top_p=0.9), SamplingParams(0.7, top_k=5)])
+def test_with_filters_a_margin_is_not_defined(sampling: SamplingParams) -> None:
+    engine = Engine(golden(FAST), EngineConfig(kv_cache_tokens=512))
+    with pytest.raises(
+        InvalidRequest, match=r"allowed with a margin are top_p 1 and top_k 0, or temperature 0"
+    ) as caught:
+        engine.submit(GenerationRequest("x", (1, 2), Speculative(2, margin=0.5), sampling))
+    assert caught.value.param == "margin"
+    greedy = replace(sampling, temperature=0)
+    engine.submit(GenerationRequest("greedy", (1, 2), Speculative(2, margin=0.5), greedy))
+    engine.submit(GenerationRequest("strict", (1, 2), Speculative(2), sampling))
+
+
+@pytest.mark.parametrize("costs", [FREE, DEAR])
+def test_the_load_may_not_choose_the_answers_of_a_deterministic_engine(costs: object) -> None:
+    request = GenerationRequest("x", (1, 2), Speculative("auto", margin=0.5), max_new_tokens=8)
+    parts = Parts(costs=costs)  # type: ignore[arg-type]
+    fixed = Engine(golden(FAST), EngineConfig(kv_cache_tokens=512, deterministic=True), parts=parts)
+    with pytest.raises(InvalidRequest, match=r"mrp_steps is 'auto', allowed with a margin is a number") as caught:
+        fixed.submit(request)
+    assert caught.value.param == "mrp_steps"
+    fixed.submit(replace(request, request_id="named", params=Speculative(2, margin=0.5)))
+    free = Engine(golden(FAST), EngineConfig(kv_cache_tokens=512), parts=parts)
+    assert len(free.generate([request])[0].token_ids) == 8
