@@ -46,6 +46,14 @@ async def spent(running: Running, bodies: Sequence[Json], together: int) -> Spen
     return Spent(1e3 * wall / len(bodies), {part: 1e3 * (after[part] - before[part]) / len(bodies) for part in PARTS})
 
 
+async def at_rest(running: Running, seconds: float) -> dict[str, float]:
+    """CPU milliseconds a second of every part but the client while nothing is asked."""
+    before, began = _cpu_s(running.pid), time.perf_counter()
+    await asyncio.sleep(seconds)
+    took, after = time.perf_counter() - began, _cpu_s(running.pid)
+    return {part: 1e3 * (after[part] - before[part]) / took for part in PARTS if part != "client"}
+
+
 def _cpu_s(program: int | None) -> dict[str, float]:
     """CPU seconds of every part since its start."""
     found = dict.fromkeys(PARTS, 0.0)
