@@ -15,13 +15,11 @@ from collections import Counter
 from typing import Any
 
 import httpx
-from prometheus_client.parser import text_string_to_metric_families
 
-from loadtest.chaos.churn import REST, at_rest, leave_mid_stream
+from loadtest.chaos.churn import REST, at_rest, ended, leave_mid_stream
 from loadtest.harness import ask, demo_prompts, options, report, requests, say, service
 
 KINDS = ("whole", "before first block", "mid-stream")
-_ENDED = "mrp_request_success_total"
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -43,16 +41,6 @@ async def leave(client: httpx.AsyncClient, body: dict[str, Any], kind: str, stay
     except TimeoutError:
         return "left"
     return "answered" if outcome.ok else f"{outcome.status} {outcome.error}"[:100]
-
-
-async def ended(client: httpx.AsyncClient) -> Counter[str]:
-    """How many requests the replicas have ended so far, by reason."""
-    found: Counter[str] = Counter()
-    for family in text_string_to_metric_families((await client.get("/metrics", timeout=30)).text):
-        for sample in family.samples:
-            if sample.name == _ENDED:
-                found[sample.labels["finished_reason"]] += int(sample.value)
-    return found
 
 
 async def everyone(client: httpx.AsyncClient, arguments: argparse.Namespace) -> Counter[str]:

@@ -6,8 +6,8 @@ from collections import Counter
 import httpx
 import pytest
 
-from loadtest.chaos.churn import REST
-from loadtest.chaos.leave import KINDS, conclude, ended, leave
+from loadtest.chaos.churn import REST, ended
+from loadtest.chaos.leave import KINDS, conclude, leave
 from tests.loadtest.fake import Fake, serve
 
 QUIET = dict.fromkeys(REST, 0.0)
