@@ -3,6 +3,10 @@
 The objective limits p95 of the time to first block, p95 of the time between blocks, and the share of lost requests.
 The rate is found by bisection between a rate that meets the objective and one that does not. A longer run confirms the
 result. Probes are random and machines are shared; `--repeats 3` decides by majority.
+
+Each probe also has its goodput: answers per second, and their tokens, whose first block and every further block came
+within the goal. The goal is the objective's limits unless `--good-first-block-ms` and `--good-gap-ms` say otherwise. It
+is for each request, not for p95.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from pathlib import Path
 from loadtest.harness import options, say, service
 from loadtest.report.driver import Driver
 from loadtest.report.figures import capacity as draw
+from loadtest.report.probes import row, table
 from loadtest.report.scenario import Run, Slo
 from loadtest.report.summary import Point, points
 from loadtest.run import line
@@ -81,6 +86,7 @@ class Probe:
     driver: Driver
     like: Run
     limits: Limits
+    goal: Slo
     repeats: int
     tried: list[Point]
 
@@ -106,7 +112,7 @@ class Probe:
 
     async def _point(self, run: Run) -> Point:
         record = await self.driver.drive(run, lambda _: None)
-        every = points(run, record.rows, record.samples, Slo(), _WARM_S)
+        every = points(run, record.rows, record.samples, self.goal, _WARM_S)
         return next(point for point in every if not point.part)
 
 
@@ -118,6 +124,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--users", default="StreamUser", help="StreamUser, ChatStreamUser or CompletionStreamUser")
     parser.add_argument("--first-block-p95-ms", type=float, default=500.0)
     parser.add_argument("--gap-p95-ms", type=float, default=300.0)
+    parser.add_argument("--good-first-block-ms", type=float, help="goodput's goal; default: --first-block-p95-ms")
+    parser.add_argument("--good-gap-ms", type=float, help="goodput's goal; default: --gap-p95-ms")
     parser.add_argument("--seconds", type=float, default=15.0, help="length of a probe; the last one is twice as long")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--tolerance", type=float, default=0.07)
@@ -126,39 +134,62 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
+def goal_of(arguments: argparse.Namespace) -> Slo:
+    """When an answer counts as goodput. ValueError if a time is not positive."""
+    goal = Slo(
+        arguments.first_block_p95_ms if arguments.good_first_block_ms is None else arguments.good_first_block_ms,
+        arguments.gap_p95_ms if arguments.good_gap_ms is None else arguments.good_gap_ms,
+    )
+    for name, value in vars(goal).items():
+        if not value > 0:
+            raise ValueError(f"goodput's {name} is {value:g}; allowed: more than 0")
+    return goal
+
+
 async def run(arguments: argparse.Namespace) -> int:
+    limits, goal = Limits(arguments.first_block_p95_ms, arguments.gap_p95_ms), goal_of(arguments)
     (arguments.out / "raw").mkdir(parents=True, exist_ok=True)
-    limits = Limits(arguments.first_block_p95_ms, arguments.gap_p95_ms)
     like = Run(
         "capacity", "1:1", arguments.users, arguments.modes, lengths=arguments.lengths, prompts=arguments.prompts
     )
     async with service(arguments) as running:
         driver = Driver(running.url, arguments.out / "raw", arguments.api_key)
-        probe = Probe(driver, like, limits, arguments.repeats, [])
+        probe = Probe(driver, like, limits, goal, arguments.repeats, [])
         first = 0.7 * await probe.most()
         rate = await highest(lambda rate: probe.run(rate, arguments.seconds), first, arguments.tolerance)
         rate = await confirmed(lambda rate: probe.run(rate, 2 * arguments.seconds), rate, arguments.tolerance)
-    return conclude(arguments, limits, probe.tried, rate)
+    return conclude(arguments, probe, rate)
 
 
-def conclude(arguments: argparse.Namespace, limits: Limits, tried: Sequence[Point], rate: float) -> int:
+def conclude(arguments: argparse.Namespace, probe: Probe, rate: float) -> int:
     """Prints and writes the result. Exit status 1 if no rate meets the limits."""
-    picture = arguments.out / "capacity.png"
-    draw(tried, (limits.first_block_p95_ms, limits.gap_p95_ms), rate, picture)
-    last = tried[-1]
+    picture, limits = arguments.out / "capacity.png", probe.limits
+    draw(probe.tried, (limits.first_block_p95_ms, limits.gap_p95_ms), rate, picture)
+    last, rows = probe.tried[-1], [row(point, limits.broken(point)) for point in probe.tried]
     result = {
         "capacity_requests_per_s": round(rate, 2),
         "modes": arguments.modes,
         "lengths": arguments.lengths,
         "objective": vars(limits),
+        "goodput_goal": vars(probe.goal),
+        "most_goodput_per_s": max(found["goodput_per_s"] for found in rows),
         "at_capacity": vars(last) if rate else None,
-        "probes": [{"rate": point.level, "broken": limits.broken(point)} for point in tried],
+        "probes": rows,
     }
     (arguments.out / "capacity.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
+    say(table(rows, probe.goal))
     say(f"capacity: {rate:.3g} requests a second ({last.tokens_per_s:.0f} tokens/s); {picture}")
     print(json.dumps(result), flush=True)
     return 0 if rate else 1
 
 
+def main() -> int:
+    """The program; what was asked wrongly is one line."""
+    try:
+        return asyncio.run(run(parse()))
+    except ValueError as error:
+        raise SystemExit(f"capacity: {error}") from None
+
+
 if __name__ == "__main__":
-    sys.exit(asyncio.run(run(parse())))
+    sys.exit(main())

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,17 +62,19 @@ def options(description: str) -> argparse.ArgumentParser:
 
 
 @asynccontextmanager
-async def service(arguments: argparse.Namespace, *flags: object) -> AsyncIterator[Running]:
-    """The service of `--url`, or a new one that is stopped at the end."""
+async def service(
+    arguments: argparse.Namespace, *flags: object, environment: Mapping[str, str] | None = None
+) -> AsyncIterator[Running]:
+    """The service of `--url`, or a new one that is stopped at the end. `environment`: variables for the new one."""
     if arguments.url:
         yield Running(arguments.url.rstrip("/"), _listener(arguments.url))
         return
     port = free_port()
     command = [sys.executable, "-m", "service.cli.main", "serve", "--port", str(port)]
     command += [*map(str, flags), *arguments.flags.split()]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})}
     # Ray prints to standard output, which is only for the result
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=sys.stderr)  # noqa: S603 - our own program
+    process = subprocess.Popen(command, cwd=ROOT, env=variables, stdout=sys.stderr)  # noqa: S603 - our own program
     loop, script = asyncio.get_running_loop(), asyncio.current_task()
     loop.add_signal_handler(signal.SIGTERM, script.cancel)  # the service must not outlive the script
     try:

@@ -131,6 +131,7 @@ def line(point: Point) -> str:
     gap = "-" if point.gap_p95_ms is None else f"{point.gap_p95_ms:.0f} ms"
     return (
         f"  {point.run:<18} {point.level:>6.4g} {unit}  {point.tokens_per_s:>7.0f} tokens/s"
+        f"  goodput {point.good_per_s:>6.4g} requests/s"
         f"  p95 first block {first:>8}, between blocks {gap:>7}"
         f"  {point.requests} requests, {point.failed} failed, {point.unfinished} unfinished"
     )

@@ -15,6 +15,7 @@ from collections import Counter
 from typing import Any
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 from loadtest.harness import (
     GENERATE,
@@ -33,6 +34,7 @@ from loadtest.harness import (
 
 KINDS = ("stays", "leaves unary", "leaves before first block", "leaves mid-stream", "times out")
 WEIGHTS = (2, 2, 2, 2, 2)
+_ENDED = "mrp_request_success_total"
 REST = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 
 
@@ -100,6 +102,16 @@ async def churn(client: httpx.AsyncClient, count: int, arguments: argparse.Names
     return ends
 
 
+async def ended(client: httpx.AsyncClient) -> Counter[str]:
+    """How many requests the replicas have ended so far, by reason."""
+    found: Counter[str] = Counter()
+    for family in text_string_to_metric_families((await client.get("/metrics", timeout=30)).text):
+        for sample in family.samples:
+            if sample.name == _ENDED:
+                found[sample.labels["finished_reason"]] += int(sample.value)
+    return found
+
+
 async def at_rest(client: httpx.AsyncClient, timeout_s: float = 60.0) -> dict[str, float]:
     """The gauges that must return to 0, when they have or after a minute."""
     until = time.monotonic() + timeout_s
@@ -128,7 +140,7 @@ async def run(arguments: argparse.Namespace) -> int:
             before, began = memory(running), time.monotonic()
             ends = await churn(client, arguments.requests, arguments, arguments.seed + 1)
             seconds, rest = time.monotonic() - began, await at_rest(client)
-            after, totals = memory(running), await metrics(client)
+            after, counted = memory(running), await ended(client)
             fine = await ask(client, requests(1, 1, 8, demo_prompts())[0])
     growth = {name: round(after.get(name, 0.0) - mib, 1) for name, mib in before.items()}
     result = {
@@ -136,7 +148,7 @@ async def run(arguments: argparse.Namespace) -> int:
         "seconds": round(seconds, 1),
         "ends": dict(sorted(ends.items())),
         **rest,
-        "aborted": totals.get("request_success_total"),
+        "ended_since_the_start": dict(sorted(counted.items())),
         "memory_before_mib": before,
         "memory_after_mib": after,
         "growth_mib": growth,

@@ -13,6 +13,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,12 @@ from loadtest.fleet.cluster import Fleet, fleet
 from loadtest.fleet.load import Asked, Crowd, ask, session
 from loadtest.harness import ROOT, percentile, ready, say
 
-_RESULTS = ROOT / "docs" / "results"
+_RESULTS = ROOT / "dev" / "lab" / "results"
 #: per request on the demo: drafts of MRP, and rows of a verification
 _DRAFTS = 4
 
 
-def parse() -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m loadtest.fleet", description=__doc__.splitlines()[0])
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 4, 16, 64])
@@ -47,8 +48,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=60.0, help="measured seconds of the closed loop; 0: none")
     parser.add_argument("--singles", type=int, default=100, help="single requests, whole and streamed")
     parser.add_argument("--routing", help="the setting `routing`")
+    parser.add_argument("--listener", choices=("ingress", "proxy"), default="proxy", help="the setting `listener`")
     parser.add_argument("--output", type=Path, help="writes the rows as JSON")
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 def speed_of(arguments: argparse.Namespace) -> Speed:
@@ -147,21 +149,30 @@ def main() -> int:
     settings: dict[str, Any] = {"num_ingresses": arguments.ingresses, "max_running": arguments.max_running}
     settings |= {"max_waiting": 4096, "max_queue_s": 3600.0}  # no request is refused
     settings |= {"routing": arguments.routing} if arguments.routing else {}
+    settings |= {"listener": arguments.listener}
+    # an ingress that listens itself cannot be replaced while it runs, so each number gets a service of its own
+    together = [arguments.replicas] if arguments.listener == "proxy" else [[number] for number in arguments.replicas]
     rows = []
-    with fleet(speed, max(arguments.replicas), **settings) as running:
-        for replicas in arguments.replicas:
-            began = time.monotonic()
-            running.resize(replicas)
-            asyncio.run(until_ready(running, replicas))
-            say(f"{replicas} replicas serve after {time.monotonic() - began:.0f} s")
-            rows.append(asyncio.run(measure(running, replicas, speed, arguments)))
-            say(json.dumps(rows[-1]))
+    for numbers in together:
+        with fleet(speed, max(numbers), **settings) as running:
+            rows += [measured(running, number, speed, arguments) for number in numbers]
     asked = {name: value.name if isinstance(value, Path) else value for name, value in vars(arguments).items()}
     result = {"speed": asdict(speed), "arguments": asked, "rows": rows}
     print(json.dumps(result))
     if arguments.output:
         arguments.output.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
     return 0
+
+
+def measured(running: Fleet, replicas: int, speed: Speed, arguments: argparse.Namespace) -> dict[str, Any]:
+    """One row, once so many replicas serve."""
+    began = time.monotonic()
+    running.resize(replicas)
+    asyncio.run(until_ready(running, replicas))
+    say(f"{replicas} replicas serve after {time.monotonic() - began:.0f} s")
+    row = asyncio.run(measure(running, replicas, speed, arguments))
+    say(json.dumps(row))
+    return row
 
 
 async def until_ready(running: Fleet, replicas: int) -> None:

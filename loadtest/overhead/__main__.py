@@ -25,7 +25,7 @@ from loadtest.generator.workload import Lengths, Workload, heldout_prompts, plan
 from loadtest.harness import Running, options, percentile, report, say, service
 from loadtest.overhead import plain
 from loadtest.overhead.alone import WARM_S, Alone
-from loadtest.overhead.cpu import FRONT, Spent, idle, spent
+from loadtest.overhead.cpu import FRONT, Spent, at_rest, spent
 from loadtest.overhead.lone import Lone, live, lone
 from loadtest.overhead.picture import draw
 from loadtest.report.driver import Driver
@@ -36,6 +36,8 @@ from loadtest.report.summary import points
 _USERS = {"whole": "GenerateUser", "stream": "StreamUser"}
 #: blocks of the long answers whose CPU time is counted
 _MANY = 32
+#: seconds in which the CPU time without requests is counted
+_REST_S = 10.0
 
 
 @dataclass
@@ -113,7 +115,7 @@ async def run(arguments: argparse.Namespace) -> int:
             bodies = [short.request(number, "lone").body for number in range(arguments.lone)]
             found.singles = await asyncio.to_thread(lone, alone, running.url, bodies)
             if arguments.cpu:
-                found.idle = await idle(running)
+                found.idle = await at_rest(running, _REST_S)
                 found.cpu = await cpu(arguments, running, alone.block_size)
             found.rates = await rates(arguments, alone, running)
     if found.cpu:

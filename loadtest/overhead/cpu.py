@@ -22,10 +22,6 @@ FRONT = ("proxy", "ingress")
 _ROLES = {"ServeReplica:mrp:Ingress": "ingress", "ServeReplica:mrp:Generator": "replica", "ProxyActor": "proxy"}
 
 
-#: seconds in which the CPU time without requests is counted
-_IDLE_S = 10.0
-
-
 @dataclass(frozen=True)
 class Spent:
     """Milliseconds a request: `wall_ms` from first to last divided by all, and CPU time by part."""
@@ -35,15 +31,9 @@ class Spent:
 
     def beyond(self, idle: Mapping[str, float]) -> Mapping[str, float]:
         """The CPU time without that which passes anyway, in milliseconds a second."""
-        return {part: max(0.0, cpu_ms - idle[part] * self.wall_ms / 1e3) for part, cpu_ms in self.cpu_ms.items()}
-
-
-async def idle(running: Running) -> Mapping[str, float]:
-    """Milliseconds of CPU a second by part while nobody asks."""
-    before, began = _cpu_s(running.pid), time.perf_counter()
-    await asyncio.sleep(_IDLE_S)
-    wall, after = time.perf_counter() - began, _cpu_s(running.pid)
-    return {part: 1e3 * (after[part] - before[part]) / wall for part in PARTS}
+        return {
+            part: max(0.0, cpu_ms - idle.get(part, 0.0) * self.wall_ms / 1e3) for part, cpu_ms in self.cpu_ms.items()
+        }
 
 
 async def spent(running: Running, bodies: Sequence[Json], together: int) -> Spent:
@@ -62,6 +52,14 @@ async def spent(running: Running, bodies: Sequence[Json], together: int) -> Spen
         await asyncio.gather(*(user() for _ in range(together)))
         wall, after = time.perf_counter() - began, _cpu_s(running.pid)
     return Spent(1e3 * wall / len(bodies), {part: 1e3 * (after[part] - before[part]) / len(bodies) for part in PARTS})
+
+
+async def at_rest(running: Running, seconds: float) -> dict[str, float]:
+    """CPU milliseconds a second of every part but the client while nothing is asked."""
+    before, began = _cpu_s(running.pid), time.perf_counter()
+    await asyncio.sleep(seconds)
+    took, after = time.perf_counter() - began, _cpu_s(running.pid)
+    return {part: 1e3 * (after[part] - before[part]) / took for part in PARTS if part != "client"}
 
 
 def _cpu_s(program: int | None) -> dict[str, float]:

@@ -23,6 +23,7 @@ _COLUMNS = (
     (("tokens_per_s",), "tokens/s"),
     (("requests_per_s",), "requests/s"),
     (("good_per_s",), "good/s"),
+    (("good_tokens_per_s",), "good tokens/s"),
     (("first_block_p50_ms", "first_block_p95_ms"), "first block ms"),
     (("gap_p50_ms", "gap_p95_ms"), "between blocks ms"),
     (("total_p50_ms", "total_p95_ms"), "whole answer ms"),

@@ -47,7 +47,11 @@ class Window:
 
 @dataclass(frozen=True)
 class Point:
-    """One level of one run. `level`: users of a closed loop, requests per second of an open one. None: not known."""
+    """One level of one run. `level`: users of a closed loop, requests per second of an open one. None: not known.
+
+    `good_per_s` and `good_tokens_per_s` are the goodput: requests that met the objective (`Slo`), and their tokens. A
+    request counts when it was due.
+    """
 
     run: str
     loop: str
@@ -61,6 +65,7 @@ class Point:
     tokens_per_s: float
     good_share: float | None
     good_per_s: float
+    good_tokens_per_s: float
     first_block_p50_ms: float | None
     first_block_p95_ms: float | None
     first_block_p99_ms: float | None
@@ -108,7 +113,7 @@ def point(run: Run, window: Window, requests: Sequence[Request], slo: Slo, mode:
     came = [tokens for row in requests for at, tokens in row.blocks if _within(row.at + at / 1000, window)]
     ended = sum(row.ok and _within(row.at + row.total_ms / 1000, window) for row in requests)
     unfinished = sum(row.error == UNFINISHED for row in due)
-    good = sum(is_good(row, slo) for row in answered)
+    good = [row for row in answered if is_good(row, slo)]
     firsts = [row.first_block_ms for row in answered if row.first_block_ms is not None]
     gaps = [gap for row in answered for gap in row.gaps_ms]
     totals = [row.total_ms for row in answered]
@@ -123,8 +128,9 @@ def point(run: Run, window: Window, requests: Sequence[Request], slo: Slo, mode:
         unfinished=unfinished,
         requests_per_s=ended / window.seconds,
         tokens_per_s=sum(came) / window.seconds,
-        good_share=good / len(due) if due else None,
-        good_per_s=good / window.seconds,
+        good_share=len(good) / len(due) if due else None,
+        good_per_s=len(good) / window.seconds,
+        good_tokens_per_s=sum(row.tokens for row in good) / window.seconds,
         first_block_p50_ms=percentile(firsts, 0.5),
         first_block_p95_ms=percentile(firsts, 0.95),
         first_block_p99_ms=percentile(firsts, 0.99),

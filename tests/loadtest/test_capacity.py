@@ -1,9 +1,14 @@
 """The search for capacity, at simulated servers of known capacity."""
 
+import json
+
 import pytest
 
-from loadtest.capacity import Limits, confirmed, highest
+from loadtest.capacity import Limits, Probe, conclude, confirmed, goal_of, highest, parse
+from loadtest.generator.rows import Level
+from loadtest.report.driver import Driver
 from loadtest.report.figures import capacity as draw
+from loadtest.report.probes import row, table
 from loadtest.report.scenario import Run, Slo
 from loadtest.report.summary import points
 from tests.loadtest.virtual import queue, request
@@ -66,9 +71,65 @@ async def test_a_queues_capacity(service_s, tmp_path):
     ],
 )
 def test_why_a_rate_does_not_hold(changes, why):
-    from loadtest.generator.rows import Level
-
     run = Run("capacity", "10:1", loop="open", modes="static")
     rows = [Level(0.0, 0, 1), *(request(float(at), stage=0, **changes) for at in range(10))]
     [point] = points(run, rows, [], Slo(), 0.0)
     assert Limits(100.0, 50.0).broken(point) == why
+
+
+@pytest.mark.parametrize(
+    ("given", "goal"),
+    [
+        ([], Slo(500.0, 300.0)),
+        (["--first-block-p95-ms", "200"], Slo(200.0, 300.0)),
+        (["--first-block-p95-ms", "200", "--good-first-block-ms", "80", "--good-gap-ms", "40"], Slo(80.0, 40.0)),
+    ],
+)
+def test_goodputs_goal_is_the_objectives_limits_unless_it_is_given(given, goal):
+    assert goal_of(parse(given)) == goal
+
+
+@pytest.mark.parametrize("given", ["--good-gap-ms=0", "--good-first-block-ms=-1", "--gap-p95-ms=nan"])
+def test_a_goal_that_no_answer_can_meet_is_refused(given):
+    with pytest.raises(ValueError, match="allowed: more than 0"):
+        goal_of(parse([given]))
+
+
+def probed(goal, firsts, rate=1.0):
+    """The point of a probe of ten seconds, with answers of 12 tokens whose first blocks take `firsts` milliseconds."""
+    run = Run("capacity", f"10:{rate:g}", loop="open", modes="static")
+    rows = [Level(0.0, 0, rate), *(request(float(at), stage=0, first=first) for at, first in enumerate(firsts))]
+    [point] = points(run, rows, [], goal, 0.0)
+    return point
+
+
+def test_goodput_counts_answers_within_the_goal_and_their_tokens():
+    found = row(probed(Slo(100.0, 50.0), [50.0] * 6 + [150.0] * 2), "")
+    assert (found["arrived_per_s"], found["goodput_per_s"], found["goodput_tokens_per_s"]) == (0.8, 0.6, 7.2)
+    assert found["good_share"] == 0.75
+    assert row(probed(Slo(100.0, 10.0), [50.0] * 8), "")["goodput_per_s"] == 0  # blocks come 20 ms apart
+    assert row(probed(Slo(200.0, 50.0), [50.0] * 6 + [150.0] * 2), "")["goodput_per_s"] == 0.8
+
+
+def test_the_table_is_by_rate_and_names_the_goal():
+    goal = Slo(100.0, 50.0)
+    high, low = probed(goal, [300.0] * 8, 4.0), probed(goal, [50.0] * 8, 2.0)
+    said = table([row(high, "too slow"), row(low, "")], goal).splitlines()
+    assert said[0] == "goodput: first block within 100 ms, each further one within 50 ms"
+    assert said[4].startswith("| 2 | 0.8 | 0.8 | 9.6 | 0.8 | 9.6 | 1 | 50 | 20 |")
+    assert said[4].endswith("| yes |")
+    assert said[5].endswith("| 300 | 20 | too slow |")
+    assert {line.count("|") for line in said[2:]} == {11}
+
+
+def test_the_result_has_goal_and_goodput_of_every_probe(tmp_path, capsys):
+    goal = Slo(100.0, 50.0)
+    tried = [probed(goal, [50.0] * 8 + [150.0] * 2), probed(goal, [50.0] * 9)]
+    probe = Probe(Driver("", tmp_path), Run("capacity", "1:1"), Limits(100.0, 50.0), goal, 1, tried)
+    assert conclude(parse(["--out", str(tmp_path)]), probe, 0.9) == 0
+    written = json.loads((tmp_path / "capacity.json").read_text("utf-8"))
+    assert written == json.loads(capsys.readouterr().out)
+    assert written["goodput_goal"] == {"first_block_ms": 100.0, "gap_ms": 50.0}
+    assert [found["goodput_per_s"] for found in written["probes"]] == [0.8, 0.9]
+    assert (written["most_goodput_per_s"], written["at_capacity"]["good_tokens_per_s"]) == (0.9, 10.8)
+    assert written["probes"][0]["broken"] == "first_block_p95_ms 150 > 100"

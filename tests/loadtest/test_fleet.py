@@ -8,6 +8,7 @@ from contextlib import aclosing
 
 import pytest
 
+from loadtest.fleet.__main__ import parse, speed_of
 from loadtest.fleet.clock import ClockEngine, Job, Speed
 from loadtest.fleet.replica import card, full_registry
 from service.settings import Settings
@@ -28,6 +29,11 @@ def test_steps_take_what_was_measured() -> None:
     drafting = Speed(SPEED.steps, rows=2, mrp_steps=3, tokens_per_forward=2.0, slowdown=10.0)
     assert drafting.step_s(2) == pytest.approx(10 * (0.030 + 3 * 0.002))
     assert SPEED.tokens_per_second(4) == pytest.approx(4 * 2 / 0.030)
+
+
+def test_the_demos_own_times_are_there_without_options() -> None:
+    """A replica of eight requests makes the 98 tokens a second that the log names."""
+    assert speed_of(parse([])).tokens_per_second(8) == pytest.approx(98.0, rel=0.001)
 
 
 def test_one_request_alone() -> None:

@@ -4,10 +4,13 @@ import argparse
 import itertools
 import json
 import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 
+from loadtest.harness import Running
 from loadtest.overhead import alone as engine_alone
 from loadtest.overhead import cpu, plain
 from loadtest.overhead.__main__ import Found, _cpu, conclude, fixed
@@ -83,6 +86,15 @@ def test_the_time_that_passes_anyway_is_no_requests():
     assert said["cpu_ms_stream, 1 block"] == dict.fromkeys(PARTS, 1.0) | {"ingress": 2.0}
     assert said["cpu_ms_further_block"] == 0.25
     assert said["idle_cpu_ms_per_s"]["ingress"] == 10.0
+
+
+async def test_what_processes_take_at_rest_is_counted():
+    burning = "import time\nbegan = time.monotonic()\nwhile time.monotonic() < began + 20: pass"
+    with subprocess.Popen([sys.executable, "-c", burning]) as process:
+        found = await cpu.at_rest(Running("", os.getpid()), seconds=0.5)
+        process.kill()
+    assert set(found) == set(PARTS) - {"client"}
+    assert found["Ray"] > 0
 
 
 def test_a_picture_has_a_bar_for_each_kind(tmp_path):

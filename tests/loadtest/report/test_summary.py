@@ -39,12 +39,12 @@ def test_a_closed_loops_points():
     assert one.requests_per_s == 5 / 8
     assert one.tokens_per_s == 5 * 12 / 8  # what came in the window, though one was asked for before it
     assert (one.first_block_p95_ms, one.gap_p95_ms, one.total_p50_ms) == (50, 20, 90)
-    assert (one.good_share, one.good_per_s) == (1.0, 4 / 8)
+    assert (one.good_share, one.good_per_s, one.good_tokens_per_s) == (1.0, 4 / 8, 4 * 12 / 8)
     assert one.client_cpu == pytest.approx(2 * 0.4 / 4)
     assert (one.rows_per_forward, one.tokens_per_engine_forward, one.engine_forward_ms) == (2.0, 5.0, 40.0)
     assert (four.level, four.requests, four.failed, four.unfinished) == (4, 14, 1, 1)
     assert (four.first_block_p50_ms, four.first_block_p95_ms) == (80, 300)
-    assert four.good_share == 6 / 14
+    assert (four.good_share, four.good_tokens_per_s) == (6 / 14, 6 * 12 / 8)  # late, refused and cut ones do not count
     assert (four.tokens_per_forward, four.rows_per_forward) == (2.0, None)
 
 

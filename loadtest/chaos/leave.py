@@ -1,0 +1,97 @@
+"""Clients that leave long answers: no request may go on without its client.
+
+A client leaves before the first block, within a stream, or while a whole answer is decoded. Each answer would take far
+longer than its client stays. The replicas count how their requests ended. What ended otherwise than by an abort went on
+to its end, though nobody waited for it. What no replica counts had not reached an engine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+from collections import Counter
+from typing import Any
+
+import httpx
+
+from loadtest.chaos.churn import REST, at_rest, ended, leave_mid_stream
+from loadtest.harness import ask, demo_prompts, options, report, requests, say, service
+
+KINDS = ("whole", "before first block", "mid-stream")
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = options(__doc__.splitlines()[0])
+    parser.add_argument("--clients", type=int, default=100)
+    parser.add_argument("--together", type=int, default=16, help="clients at once")
+    parser.add_argument("--tokens", type=int, default=512, help="tokens of an answer if its client stayed")
+    parser.add_argument("--stay-s", type=float, default=0.5, help="the longest that a client without a stream stays")
+    return parser.parse_args(arguments)
+
+
+async def leave(client: httpx.AsyncClient, body: dict[str, Any], kind: str, stay_s: float) -> str:
+    """Asks and leaves. Returns "left", or what came instead."""
+    if kind == "mid-stream":
+        return await leave_mid_stream(client, {**body, "stream": True}, random.Random(body["seed"]))
+    try:
+        async with asyncio.timeout(stay_s):
+            outcome = await ask(client, {**body, "stream": kind == "before first block"})
+    except TimeoutError:
+        return "left"
+    return "answered" if outcome.ok else f"{outcome.status} {outcome.error}"[:100]
+
+
+async def everyone(client: httpx.AsyncClient, arguments: argparse.Namespace) -> Counter[str]:
+    """All clients, some at once. Returns how many left or got something, by kind."""
+    draw = random.Random(arguments.seed)
+    bodies = enumerate(requests(arguments.clients, arguments.seed, arguments.tokens, demo_prompts()))
+    found: Counter[str] = Counter()
+
+    async def one() -> None:
+        for number, body in bodies:
+            kind = KINDS[number % len(KINDS)]
+            stay_s = arguments.stay_s * 10 ** draw.uniform(-2, 0)
+            found[f"{kind}: {await leave(client, body, kind, stay_s)}"] += 1
+
+    await asyncio.gather(*(one() for _ in range(arguments.together)))
+    return found
+
+
+async def run(arguments: argparse.Namespace) -> int:
+    async with service(arguments) as running:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=running.url, timeout=180, limits=limits) as client:
+            before = await ended(client)
+            ends = await everyone(client, arguments)
+            say(f"{ends.total()} clients are gone")
+            rest = await at_rest(client)
+            counted = await ended(client) - before
+    return conclude(ends, rest, counted)
+
+
+def conclude(ends: Counter[str], rest: dict[str, float], counted: Counter[str]) -> int:
+    """Prints the result. Exit status 1 if a request went on, if something still runs, or if nobody left."""
+    left = sum(count for end, count in ends.items() if end.endswith(": left"))
+    answered = sum(count for end, count in ends.items() if end.endswith(": answered"))
+    went_on = counted.total() - counted["abort"] - answered
+    strange = {end: count for end, count in ends.items() if not end.endswith((": left", ": answered"))}
+    result = {
+        "clients": ends.total(),
+        "left": left,
+        "ends": dict(sorted(ends.items())),
+        "aborted": counted["abort"],
+        "before_an_engine": left - counted["abort"] - went_on,
+        "went_on": went_on,
+        **rest,
+    }
+    broken = [f"{went_on} of {left} requests went on without their clients"] if went_on else []
+    broken += [f"{name} is {rest[name]:g}" for name in REST if rest[name]]
+    broken += [f"unexpected ends: {strange}"] if strange else []
+    broken += [] if left else ["no client left"]
+    return report("leave", result, broken)
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(run(parse())))
