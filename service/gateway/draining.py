@@ -60,10 +60,10 @@ class _UntilCut(AbstractAsyncContextManager[None]):
         self._limits.add(self._limit)
         await self._limit.__aenter__()
 
-    async def __aexit__(self, *raised: Any) -> bool | None:
+    async def __aexit__(self, *raised: Any) -> None:
         self._limits.discard(self._limit)
         try:
-            return await self._limit.__aexit__(*raised)
+            await self._limit.__aexit__(*raised)
         except TimeoutError:
             raise NotReady("cut: this server stopped before the answer was complete", retry_after=_RETRY_S) from None
 
