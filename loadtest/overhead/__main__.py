@@ -188,7 +188,7 @@ def _lone(arguments: argparse.Namespace, singles: Sequence[Lone]) -> dict[str, A
 
 
 def _at(seconds: Sequence[float], share: int) -> float:
-    return round(1e3 * percentile(seconds, share / 100), 3)
+    return percentile([1e3 * one for one in seconds], share / 100)
 
 
 def _median_ms(seconds: Iterable[float]) -> float:
