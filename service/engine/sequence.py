@@ -8,6 +8,7 @@ handles.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -99,7 +100,7 @@ class Sequence:
         rows = list(islice(self._unwritten, budget))
         states = self._query.states if isinstance(self._query, Evaluate) else ()
         if len(rows) == len(self._unwritten) and len(rows) + len(states) <= budget:
-            rows += map(self._row, states)
+            rows += self._rows(states)
         return rows
 
     def next_refinement(self) -> list[Row]:
@@ -107,7 +108,7 @@ class Sequence:
         if self.finish_reason is not None:
             return []
         if isinstance(self._query, Refine):
-            return [*self._for_mrp, self._row(self._query.state, self._query.judge, self._query.after)]
+            return [*self._for_mrp, self._refined(self._query)]
         return list(self._for_mrp)
 
     @property
@@ -119,7 +120,7 @@ class Sequence:
 
     def accept(self, rows: list[Row], readings: list[Reading]) -> tuple[ForwardKind, ...]:
         """Takes the backbone's readings of the rows of `next_rows`. Returns the kinds of forward that it counts."""
-        stored = sum([row.keeps for row in rows])
+        stored = min(len(rows), len(self._unwritten))  # they come first
         for row, reading in zip(rows[:stored], readings, strict=False):
             self._unwritten.popleft()
             if self._account.uses_mrp:
@@ -272,13 +273,25 @@ class Sequence:
 
     # --- rows --------------------------------------------------------------------------------------
 
-    def _row(self, state: Block, judge: tuple[int, ...] = (), after: Reading | None = None) -> Row:
-        """A row that reads a state of the current block. `after`: the reading on which MRP's is anchored."""
-        anchor, candidates = (None, None) if after is None else (after.handle, after.candidates)
+    def _rows(self, states: Iterable[Block]) -> list[Row]:
+        """Rows that read states of the current block."""
+        index, pages, masks = self._prompt_blocks + self._num_blocks, self.lease.pages, self._masks
+        sampling, asked, entropy, drafts = self.request.sampling, self.request.asked, self._entropy, self._drafts
+        return [
+            Row(
+                state, index, pages, False, sampling, (), None, entropy, drafts, None,
+                masks.get(state) if masks else None, asked,
+            )
+            for state in states
+        ]  # fmt: skip
+
+    def _refined(self, query: Refine) -> Row:
+        """The row by which MRP answers a query, anchored on an earlier reading."""
+        state, after = query.state, query.after
         return Row(
             state, self._prompt_blocks + self._num_blocks, self.lease.pages, False, self.request.sampling,
-            judge, anchor, self._entropy, self._drafts, candidates, self._masks.get(state),
-            self.request.asked if after is None or not self._drafts else None,
+            query.judge, after.handle, self._entropy, self._drafts, after.candidates, self._masks.get(state),
+            None if self._drafts else self.request.asked,
         )  # fmt: skip
 
     def _store(self, block: Block, index: int) -> None:
