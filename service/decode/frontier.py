@@ -77,11 +77,11 @@ class Frontier:
         self._likelihoods: dict[int, float] = {}
         self._ways: dict[int, tuple[float, Node, int]] = {}
 
-    def follow(self, node: Node, most: int) -> None:
-        """Adds the states after a chosen one. `most`: the number of states that are still to be chosen."""
+    def follow(self, node: Node) -> None:
+        """Adds the states after a chosen one."""
         likelihoods, ways, before, weights = self._likelihoods, self._ways, node.number, node.weights
         share = node.likelihood / (sum(weights) or 1.0)
-        for place, (position, token, _, _) in enumerate(node.ranked[: min(_WIDTH, most)]):
+        for place, (position, token, _, _) in enumerate(node.ranked[:_WIDTH]):
             number, way = before + (token + 1 << _BITS * position), share * weights[place]
             if number in likelihoods:
                 likelihoods[number] += way

@@ -54,7 +54,7 @@ def _branches(canvas: Canvas, reading: Reading, budget: DraftBudget) -> Drafting
         if number < budget.mrp_steps:
             (node.reading,) = yield Refine(node.reading, node.state)
             node.rank(node.reading.picks, FRESH)
-        frontier.follow(node, budget.states - number)
+        frontier.follow(node)
         following = frontier.choose(canvas.ends)
         if following is None or following.likelihood < budget.row:
             break

@@ -18,19 +18,18 @@ class Said(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """A state, how likely decoding passes through it, what is said of it, how many of its successors are looked at."""
+    """A state, how likely decoding passes through it, and what is said of it."""
 
     state: Block
     likelihood: float
     said: Said
-    width: int = 4
 
     def following(self) -> list[tuple[Block, float]]:
-        """Its likeliest successors, and how likely decoding passes through it to them."""
+        """Its four likeliest successors, and how likely decoding passes through it to them."""
         said = self.said.says(self.said.of)
         odds = {place: said[place][1] / (1 - said[place][1]) for place in self.state.masked}
         weights = {place: one**self.said.sharpness for place, one in odds.items()}
-        best = sorted(weights, key=lambda place: -weights[place])[: self.width]
+        best = sorted(weights, key=lambda place: -weights[place])[:4]
         tokens = self.state.tokens
         return [
             (
@@ -50,7 +49,7 @@ def plain_tree(block: Block, before: tuple[Block, Says], mrp: Says, budget: Draf
     following: Chosen | None = Chosen(block, 1.0, Said(before[1], before[0], 2.0))
     while following is not None and len(chosen) <= budget.states:
         fresh = Said(mrp, following.state, 4.0) if len(chosen) < budget.mrp_steps else following.said
-        chosen.append(following._replace(said=fresh, width=min(4, budget.states - len(chosen))))
+        chosen.append(following._replace(said=fresh))
         following = _likeliest(chosen)
     return [(one.state, one.likelihood) for one in chosen[1:]]
 
