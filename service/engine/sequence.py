@@ -21,7 +21,6 @@ from service.engine.drafting.pricing import Account
 from service.engine.forward.rows import Row
 from service.engine.prefix_cache import Lease, Tokens
 from service.engine.request import (
-    Asked,
     BlockEvent,
     BlockProgress,
     FinishReason,
@@ -102,8 +101,7 @@ class Sequence:
         if not isinstance(query, Evaluate) or len(rows) < len(self._unwritten):
             return rows
         if len(rows) + len(query.states) <= budget:
-            asked = self.request.asked_at_least(query.likeliest)
-            rows += [self._row(state, asked) for state in query.states]
+            rows += self._rows(query)
         return rows
 
     def next_refinement(self) -> list[Row]:
@@ -111,8 +109,7 @@ class Sequence:
         if self.finish_reason is not None:
             return []
         if isinstance(self._query, Refine):
-            query, asked = self._query, None if self._drafts else self.request.asked
-            return [*self._for_mrp, self._row(query.state, asked, query.judge, query.after)]
+            return [*self._for_mrp, self._refined(self._query)]
         return list(self._for_mrp)
 
     @property
@@ -124,7 +121,7 @@ class Sequence:
 
     def accept(self, rows: list[Row], readings: list[Reading]) -> tuple[ForwardKind, ...]:
         """Takes the backbone's readings of the rows of `next_rows`. Returns the kinds of forward that it counts."""
-        stored = sum([row.keeps for row in rows])
+        stored = min(len(rows), len(self._unwritten))  # they come first
         for row, reading in zip(rows[:stored], readings, strict=False):
             self._unwritten.popleft()
             if self._account.uses_mrp:
@@ -277,12 +274,26 @@ class Sequence:
 
     # --- rows --------------------------------------------------------------------------------------
 
-    def _row(self, state: Block, asked: Asked | None, judge: tuple[int, ...] = (), after: Reading | None = None) -> Row:
-        """A row that reads a state of the current block. `after`: the reading on which MRP's is anchored."""
-        anchor, candidates = (None, None) if after is None else (after.handle, after.candidates)
+    def _rows(self, query: Evaluate) -> list[Row]:
+        """The rows that read the states of a query."""
+        index, pages, masks = self._prompt_blocks + self._num_blocks, self.lease.pages, self._masks
+        sampling, entropy, drafts = self.request.sampling, self._entropy, self._drafts
+        asked = self.request.asked_at_least(query.likeliest)
+        return [
+            Row(
+                state, index, pages, False, sampling, (), None, entropy, drafts, None,
+                masks.get(state) if masks else None, asked,
+            )
+            for state in query.states
+        ]  # fmt: skip
+
+    def _refined(self, query: Refine) -> Row:
+        """The row by which MRP answers a query, anchored on an earlier reading."""
+        state, after = query.state, query.after
         return Row(
             state, self._prompt_blocks + self._num_blocks, self.lease.pages, False, self.request.sampling,
-            judge, anchor, self._entropy, self._drafts, candidates, self._masks.get(state), asked,
+            query.judge, after.handle, self._entropy, self._drafts, after.candidates, self._masks.get(state),
+            None if self._drafts else self.request.asked,
         )  # fmt: skip
 
     def _store(self, block: Block, index: int) -> None:

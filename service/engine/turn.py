@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from itertools import islice
+from typing import cast
 
 from service.decode.policy import Reading
 from service.engine.drafting.pricing import Pricing
@@ -109,15 +109,16 @@ class Turn:
 
 def _served(plan: StepRows, found: Iterable[Reading | None]) -> Iterator[tuple[Sequence, list[Row], list[Reading]]]:
     """The sequences with their readings. Left out: those that ended meanwhile, those without memory for a row."""
-    results = iter(found)
+    results, end = list(found), 0
     for sequence, rows in plan:
-        readings = [reading for reading in islice(results, len(rows)) if reading is not None]
+        start, end = end, end + len(rows)
+        readings = results[start:end]
         if sequence.finish_reason is not None:
             continue
-        if len(readings) < len(rows):
-            sequence.fail(OutOfMemory("the device ran out of memory in a step of this request", retry_after=1.0))
+        if all(readings):  # a reading is never false
+            yield sequence, rows, cast("list[Reading]", readings)
         else:
-            yield sequence, rows, readings
+            sequence.fail(OutOfMemory("the device ran out of memory in a step of this request", retry_after=1.0))
 
 
 def end_alone(sequence: Sequence, error: Exception) -> None:

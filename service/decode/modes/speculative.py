@@ -174,13 +174,15 @@ def _walk(canvas: Canvas, readings: Mapping[Block, Reading], drafts: Drafts, cho
     """Goes from state to state, up to the first state that was not read. Returns the last reading."""
     block, revealed = canvas.block, list[Pick]()
     met: dict[Block, tuple[Pick, ...]] = {}
-    while block in readings:
-        reading = readings[block]
+    following: Reading | None = readings[block]
+    while following is not None:
+        reading = following
         picks = choose(reading, block)
         revealed += picks
         block = canvas.after(block, picks)
         if block in drafts:
             met[block] = picks
+        following = readings.get(block)
     canvas.record(_verified(revealed, drafts, met), block)
     return reading
 
@@ -188,6 +190,10 @@ def _walk(canvas: Canvas, readings: Mapping[Block, Reading], drafts: Drafts, cho
 def _verified(revealed: list[Pick], drafts: Drafts, met: Mapping[Block, tuple[Pick, ...]]) -> Step:
     """The record of a walk. `met`: the drafts that it passed through, with the picks that led there."""
     accepted = [pick for picks in met.values() for pick in picks]
-    refused = [pick for state, draft in drafts.items() if state not in met for pick in draft.picks]
-    promises = [(draft.promise, len(met.get(state, ()))) for state, draft in drafts.items()]
+    refused, promises = list[Pick](), list[tuple[float, int]]()
+    for state, draft in drafts.items():
+        picks = met.get(state)
+        promises.append((draft.promise, len(picks or ())))
+        if picks is None:
+            refused += draft.picks
     return Step("verify", tuple(revealed), (), (*accepted, *refused), len(accepted), tuple(promises))

@@ -151,7 +151,7 @@ class Account:
 
     def note(self, rows: int, steps: Sequence[Step]) -> None:
         """So many states were read, which led to the steps."""
-        self._pricing.note(rows, sum(len(step.revealed) - len(step.revoked) for step in steps), self.pages)
+        self._pricing.note(rows, sum([len(step.revealed) - len(step.revoked) for step in steps]), self.pages)
 
 
 class DraftingAccount(Account):

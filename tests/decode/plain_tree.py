@@ -1,0 +1,72 @@
+"""A tree of drafts by its definition: after each choice everything is looked at anew, with blocks as blocks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from service.decode.block import MASKED, Block
+from service.decode.draft_budget import DraftBudget
+from tests.decode.oracle import Says
+
+
+class Said(NamedTuple):
+    """What is said of the picks after a state: by an oracle of the state `of`."""
+
+    says: Says
+    of: Block
+    sharpness: float
+
+
+class Chosen(NamedTuple):
+    """A state, how likely decoding passes through it, and what is said of it."""
+
+    state: Block
+    likelihood: float
+    said: Said
+
+    def following(self) -> list[tuple[Block, float]]:
+        """Its four likeliest successors, and how likely decoding passes through it to them."""
+        said = self.said.says(self.said.of)
+        odds = {place: said[place][1] / (1 - said[place][1]) for place in self.state.masked}
+        weights = {place: one**self.said.sharpness for place, one in odds.items()}
+        best = sorted(weights, key=lambda place: -weights[place])[:4]
+        tokens = self.state.tokens
+        return [
+            (
+                Block((*tokens[:place], said[place][0], *tokens[place + 1 :])),
+                self.likelihood * weights[place] / sum(weights.values()),
+            )
+            for place in best
+        ]
+
+
+def plain_tree(block: Block, before: tuple[Block, Says], mrp: Says, budget: DraftBudget) -> list[tuple[Block, float]]:
+    """The states in the order of their choice, each with its likelihood then. `before`: the last state that was read.
+
+    Of the budget `states` and `mrp_steps` count.
+    """
+    chosen = list[Chosen]()
+    following: Chosen | None = Chosen(block, 1.0, Said(before[1], before[0], 2.0))
+    while following is not None and len(chosen) <= budget.states:
+        fresh = Said(mrp, following.state, 4.0) if len(chosen) < budget.mrp_steps else following.said
+        chosen.append(following._replace(said=fresh))
+        following = _likeliest(chosen)
+    return [(one.state, one.likelihood) for one in chosen[1:]]
+
+
+def _likeliest(chosen: list[Chosen]) -> Chosen | None:
+    """The likeliest state after the chosen ones. What is said of it comes from its likeliest way."""
+    ways = dict[Block, list[tuple[float, Said]]]()
+    for one in chosen:
+        for state, likelihood in one.following():
+            ways.setdefault(state, []).append((likelihood, one.said))
+    done = {one.state for one in chosen}
+    left = {
+        state: sum(way for way, _ in to_it)
+        for state, to_it in ways.items()
+        if state not in done and MASKED in state.tokens
+    }
+    if not left:
+        return None
+    best = max(left, key=lambda state: left[state])
+    return Chosen(best, left[best], max(ways[best], key=lambda way: way[0])[1])

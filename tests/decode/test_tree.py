@@ -1,0 +1,98 @@
+"""Trees of drafts: the fast search against the plain one, budgets, ends."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.decode.block import MASKED, Block, Pick
+from service.decode.canvas import Canvas
+from service.decode.draft_budget import DraftBudget
+from service.decode.drafting import Drafts
+from service.decode.policy import Reading, Refine
+from service.decode.rules import MostConfident
+from service.decode.tree import tree
+from tests.decode.oracle import Says, masked_block
+from tests.decode.plain_tree import plain_tree
+
+
+def oracle(seed: int, tokens: int) -> Says:
+    """A function of the state and the seed, without ties."""
+
+    def says(state: Block) -> dict[int, tuple[int, float]]:
+        drawn = random.Random(repr((seed, state.tokens)))
+        return {place: (drawn.randrange(tokens), drawn.uniform(0.01, 0.99)) for place in range(len(state.tokens))}
+
+    return says
+
+
+def reading(says: Says, state: Block) -> Reading:
+    said = says(state)
+    return Reading(tuple(Pick(place, *said[place][:2]) for place in state.masked), handle=state)
+
+
+def grown(canvas: Canvas, before: Reading, mrp: Says, budget: DraftBudget) -> tuple[Drafts, list[Refine]]:
+    """The drafts, and what MRP was asked."""
+    growing, asked = tree(canvas, before, MostConfident(1), budget), list[Refine]()
+    try:
+        query = next(growing)
+        while True:
+            assert isinstance(query, Refine)
+            asked.append(query)
+            query = growing.send((reading(mrp, query.state),))
+    except StopIteration as stopped:
+        drafts: Drafts = stopped.value
+        return drafts, asked
+
+
+@settings(max_examples=400)
+@given(st.integers(2, 12), st.integers(1, 3), st.integers(0, 2**32), st.integers(1, 12), st.integers(0, 5))
+def test_the_search_finds_what_the_plain_one_finds(size: int, tokens: int, seed: int, states: int, steps: int) -> None:
+    """Few tokens, so that readings of several states agree in some places: their ways meet."""
+    backbone, mrp = oracle(seed, tokens), oracle(seed + 1, tokens)
+    empty = masked_block(size)
+    block = empty.reveal(MostConfident(1)(reading(backbone, empty)))
+    budget = DraftBudget(0.0, states, steps)
+    drafts, asked = grown(Canvas(block), reading(backbone, empty), mrp, budget)
+    wanted = plain_tree(block, (empty, backbone), mrp, budget)
+    assert list(drafts) == [state for state, _ in wanted]
+    assert [draft.promise for draft in drafts.values()] == pytest.approx([likelihood for _, likelihood in wanted])
+    if block.masked[1:]:
+        read = [query.state for query in asked]
+        assert read == [block, *drafts][: len(read)]
+        assert len(read) == min(steps, states, len(drafts) + 1)
+
+
+@settings(max_examples=100)
+@given(st.integers(3, 12), st.integers(0, 2**32), st.floats(0.01, 1.2))
+def test_a_price_cuts_the_tree_where_a_state_promises_less(size: int, seed: int, row: float) -> None:
+    """The search ends at the first state that is too dear, though states after it may promise more."""
+    backbone, mrp = oracle(seed, 3), oracle(seed + 1, 3)
+    empty = masked_block(size)
+    block = empty.reveal(MostConfident(1)(reading(backbone, empty)))
+    free, _ = grown(Canvas(block), reading(backbone, empty), mrp, DraftBudget(0.0, 12))
+    paid, _ = grown(Canvas(block), reading(backbone, empty), mrp, DraftBudget(row, 12))
+    worth = [draft.promise >= row for draft in free.values()]
+    count = worth.index(False) if False in worth else len(worth)
+    assert list(paid.items()) == list(free.items())[:count]
+
+
+def test_nothing_is_asked_of_mrp_where_no_state_can_follow() -> None:
+    before = reading(oracle(3, 2), masked_block(3))
+    last = Block((4, MASKED, 4))
+    for block, budget in ((last, DraftBudget(0.0, 4, 2)), (masked_block(3), DraftBudget(1.0, 4, 2))):
+        assert grown(Canvas(block), before, oracle(4, 2), budget) == ({}, [])
+
+
+def test_a_pick_is_known_again_by_its_token() -> None:
+    """MRP says another token of a place than before, so the two states are two."""
+    block, empty = Block((9, MASKED, MASKED, MASKED)), masked_block(4)
+    said = {0: (9, 0.9), 1: (1, 0.6), 2: (2, 0.5), 3: (3, 0.1)}
+    changed = {**said, 2: (7, 0.5), 1: (1, 0.61)}
+    mrp: Says = lambda state: said if state == block else changed  # noqa: E731
+    drafts, _ = grown(Canvas(block), reading(lambda _: said, empty), mrp, DraftBudget(0.0, 4, 2))
+    assert {Block((9, 1, 7, MASKED)), Block((9, MASKED, 2, MASKED))} <= set(drafts)
+    assert Block((9, 1, 2, MASKED)) in set(drafts) or len(drafts) == 4
