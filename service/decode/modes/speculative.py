@@ -148,6 +148,10 @@ class Speculative(ModeParams):
         canvas.reveal("denoise", canvas.choose(rule, reading, canvas.block))
         while not canvas.block.complete:
             drafts = yield from _draft(canvas, reading, self, rule)
+            if not drafts:  # most steps of `auto` on a full machine
+                (reading,) = yield Evaluate((canvas.block,))
+                canvas.reveal("verify", canvas.choose(rule, reading, canvas.block))
+                continue
             states = [canvas.block, *drafts]
             while len(states) > 1 and canvas.ends(states[-1]):  # the last ones of a chain; none of a tree does
                 states.pop()
