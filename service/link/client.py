@@ -55,10 +55,6 @@ class Link(Frames):
         if self._calls.pop(number, None) is not None:
             self.send(Cancel(number))
 
-    def close(self) -> None:
-        """Closes the connection. Calls in progress end with ReplicaLost."""
-        self._transport.close()
-
     def received(self, content: bytes) -> None:
         """Gives items to their calls."""
         for message in messages_of(content):

@@ -12,6 +12,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 from service.link.client import Asked, Elsewhere, Link
 from service.link.frames import Method
+from service.link.server import Replica
 from service.routing.router import Router
 from service.wire import Address, Answer, Failure, Items, Status, Work, patience_s, too_late
 
@@ -20,20 +21,12 @@ _log = logging.getLogger(__name__)
 #: seconds to connect, and seconds until the next try
 _CONNECT_S = 1.0
 _AGAIN_S = 10.0
+
 _T = TypeVar("_T")
 
 
-class Requests(Protocol):
-    """A way to the replicas. Every method may raise an MrpServeError."""
-
-    async def complete(self, work: Work) -> Answer | Failure:
-        """The whole answer. Cancelling the call aborts the request."""
-
-    async def count(self, work: Work) -> int | Failure:
-        """The number of tokens of a work's prompt."""
-
-    def stream(self, work: Work) -> Items:
-        """The answer block by block. Closing the stream aborts the request."""
+class Requests(Replica, Protocol):
+    """A way to the replicas: answers as one of them does. Every method may raise an MrpServeError."""
 
     async def learn(self, statuses: Sequence[Status]) -> None:
         """Hears of the replicas that answer."""

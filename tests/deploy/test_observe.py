@@ -28,7 +28,7 @@ def expressions(panel):
 
 def promtool(*words, **options):
     if shutil.which("promtool") is None:
-        pytest.skip("promtool (Debian's package prometheus) is not installed")
+        pytest.skip("promtool checks the rules; pip cannot install it, `apt-get install prometheus` does")
     return subprocess.run(["promtool", *words], capture_output=True, text=True, check=False, **options)
 
 

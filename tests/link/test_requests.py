@@ -181,7 +181,7 @@ async def test_an_ingress_that_is_gone_has_no_calls(service: Service) -> None:
     ingress, replica = await service.ingress(), service.replicas["a"]
     asked = asyncio.create_task(ingress.complete(work("wait")))
     await eventually(lambda: replica.begun == 1)
-    ingress._links["a"].close()
+    ingress._links["a"]._transport.close()
     with pytest.raises(ReplicaLost):
         await asked
     await eventually(lambda: replica.cancelled == 1)
@@ -257,10 +257,14 @@ async def test_who_waits_too_long_for_the_first_word_is_told(service: Service, m
     with pytest.raises(DeadlineExceeded, match=r"timeout_s is 0\.5"):
         await ingress.complete(work("wait", 0.5))
     await eventually(lambda: replica.cancelled == 1)
-    items = ingress.stream(work("wait"))
-    assert isinstance(await anext(items), Chunk)  # a later block takes its time
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(anext(items), 0.05)
+
+
+async def test_only_the_first_word_has_a_limit(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    limited: list[str] = []
+    monkeypatch.setattr(linked, "patience_s", lambda work: limited.append(work.request_id) or 60.0)
+    ingress = await service.ingress()
+    assert len([item async for item in ingress.stream(work())]) == 4
+    assert limited == ["id"]
 
 
 async def test_requests_go_another_way_while_a_replica_has_no_link(

@@ -105,7 +105,7 @@ def test_only_experts_that_have_tokens_are_computed(monkeypatch: pytest.MonkeyPa
     assert rows == [2, 1, 2, 1] * 2
 
 
-@pytest.mark.skipif(not hasattr(F, "grouped_mm"), reason="this torch has no grouped product")
+@pytest.mark.skipif(not hasattr(F, "grouped_mm"), reason="this torch has no grouped product, so CUDA gets ours, too")
 def test_torchs_grouped_product_is_meant_as_ours() -> None:
     """The call that CUDA gets, on the CPU."""
     rows, matrices = torch.randn(10, 16), torch.randn(4, 24, 16)

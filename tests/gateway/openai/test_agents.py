@@ -12,7 +12,9 @@ from service.settings import Settings
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.local import LocalBackend
 
-pytest.importorskip("agents", reason="pip install openai-agents")
+pytest.importorskip(
+    "agents", reason="the extra `dev` leaves openai-agents out, an application's framework; `pip install openai-agents`"
+)
 
 
 @pytest.mark.slow
