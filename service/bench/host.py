@@ -16,7 +16,8 @@ from service.decode.modes import Static
 from service.decode.params import ModeParams
 from service.decode.policy import Reading
 from service.engine import Engine, EngineConfig, GenerationRequest, Parts
-from service.engine.drafting.costs import Curve, StepCosts
+from service.engine.drafting.costs import StepCosts
+from service.engine.drafting.curve import Curve
 from service.engine.forward.clock import clock_of
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import RowRunner, Runner

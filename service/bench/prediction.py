@@ -15,7 +15,8 @@ from service.bench.loads import Workload
 from service.decode.params import ModeParams
 from service.decode.policy import Reading
 from service.engine import Engine, EngineConfig, Parts
-from service.engine.drafting.costs import Curve, StepCosts
+from service.engine.drafting.costs import StepCosts
+from service.engine.drafting.curve import Curve
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import RowRunner, Runner
 from service.errors import InvalidRequest

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class DraftBudget:
+class DraftBudget(NamedTuple):
     """What the drafts of one round may cost.
 
     `row`: the cost of one more row in the next forward, as the number of tokens that could be decoded in its time.

@@ -102,6 +102,15 @@ class Frontier:
         return None
 
 
+def most_likely(picks: Iterable[Pick], sharpness: float) -> float:
+    """A bound above the likelihood of each of at least two picks: by the two surest of them, and at least 0.5."""
+    *_, second, first = sorted(map(_CONFIDENCE, picks))
+    if not _DOUBTFUL < second <= first < SURE:
+        return 1.0
+    ratio = second * (1.0 - first) / (first * (1.0 - second))
+    return float(1.0 / (1.0 + ratio**sharpness))
+
+
 def _clipped_odds(confidence: float) -> float:
     """The odds of a confidence that is out of bounds or NaN."""
     clipped = SURE if confidence >= SURE else _DOUBTFUL

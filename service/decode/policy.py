@@ -56,10 +56,13 @@ class Evaluate(NamedTuple):
     """Asks the backbone for one Reading per state. `states[0]` is the canvas's block.
 
     `likeliest`: the least number of likeliest tokens that each pick must tell (`Pick.known`).
+    `promises`: the tokens that each state after the first is expected to gain. If they are given, the engine may leave
+    out the last states, and the Readings are those of the others.
     """
 
     states: tuple[Block, ...]
     likeliest: int = 0
+    promises: tuple[float, ...] = ()
 
 
 class Refine(NamedTuple):

@@ -13,7 +13,7 @@ from service.decode.block import MASKED, Block
 from service.decode.canvas import Canvas
 from service.decode.draft_budget import DraftBudget
 from service.decode.drafting import Draft, Drafting
-from service.decode.frontier import FRESH, STALE, SURE, Frontier, Node
+from service.decode.frontier import FRESH, STALE, SURE, Frontier, Node, most_likely
 from service.decode.policy import Reading, Refine
 from service.decode.rules import Leftmost, MostConfident, Rule
 
@@ -24,6 +24,11 @@ _SEVERAL = 0.45
 _ONE = MostConfident(1)
 #: the rule whose next place is certain
 _NEXT = Leftmost(1)
+
+
+def can_pay(rule: Rule, budget: DraftBudget) -> bool:
+    """Whether any state can be worth its cost: a state of one token a step promises one token at most."""
+    return budget.states > 0 and (budget.row < 1 or type(rule) is not MostConfident or rule.count > 1)
 
 
 def tree(canvas: Canvas, reading: Reading, rule: Rule, budget: DraftBudget) -> Drafting:
@@ -43,13 +48,17 @@ def tree(canvas: Canvas, reading: Reading, rule: Rule, budget: DraftBudget) -> D
 def _branches(canvas: Canvas, reading: Reading, budget: DraftBudget) -> Drafting:
     """The tree for the rule of one token a step. With a grammar there is another rule, so picks force nothing."""
     block, drafts = canvas.block, dict[Block, Draft]()
-    if not budget.states or budget.row >= 1 or block.tokens.count(MASKED) < 2:
+    if not can_pay(_ONE, budget) or block.tokens.count(MASKED) < 2:
         return drafts
-    frontier, node = Frontier(), Node(block, 1.0, 0, reading)
+    node = Node(block, 1.0, 0, reading)
     if budget.row or not budget.mrp_steps:
-        node.rank([pick for pick in reading.picks if block.tokens[pick[0]] == MASKED], STALE)
-    if budget.row and not _pays(node, canvas, budget.row):
-        return drafts
+        left = [pick for pick in reading.picks if block.tokens[pick[0]] == MASKED]
+        if budget.row > 0.5 and most_likely(left, STALE) < budget.row:  # mostly so under full load
+            return drafts
+        node.rank(left, STALE)
+        if budget.row and not _pays(node, canvas, budget.row):
+            return drafts
+    frontier = Frontier()
     for number in range(budget.states):
         if number < budget.mrp_steps:
             (node.reading,) = yield Refine(node.reading, node.state)
@@ -64,10 +73,7 @@ def _branches(canvas: Canvas, reading: Reading, budget: DraftBudget) -> Drafting
 
 
 def _pays(node: Node, canvas: Canvas, row: float) -> bool:
-    """Whether a state right after the canvas's is worth its cost.
-
-    Under full load this is mostly not so, and the search for drafts ends here.
-    """
+    """Whether a state right after the canvas's is worth its cost."""
     likely = (pick for likelihood, pick in node.likely() if likelihood >= row)
     return any(not canvas.ends(canvas.block.reveal((pick,))) for pick in likely)
 
@@ -106,7 +112,7 @@ class _Way:
         picks = self.canvas.choose(self.rule, reading.of(state), state)
         if not picks:
             return None
-        likelihood *= min(picks[0].confidence, SURE) if self.rule == _NEXT else _SEVERAL
+        likelihood *= max(0.0, min(picks[0].confidence, SURE)) if self.rule == _NEXT else _SEVERAL  # never NaN
         promise, following = likelihood * len(picks), self.canvas.after(state, picks)
         if promise < self.row or self.canvas.ends(following):
             return None

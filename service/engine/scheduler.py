@@ -104,7 +104,19 @@ class Scheduler:
             else:
                 left_out.append(sequence)
         self._left_out = left_out
-        return served
+        return self._worth(served)
+
+    def _worth(self, served: list[tuple[Sequence, list[Row]]]) -> list[tuple[Sequence, list[Row]]]:
+        """The rows without those of drafts that the forward's time is not worth."""
+        offers = [sequence.gains(rows) if len(rows) > 1 else [] for sequence, rows in served]
+        if not any(offers):
+            return served
+        certain = sum([len(rows) - len(gains) for (_, rows), gains in zip(served, offers, strict=True)])
+        kept = self._pricing.kept(certain, offers)
+        return [
+            (sequence, rows[: len(rows) - len(gains) + count])
+            for (sequence, rows), gains, count in zip(served, offers, kept, strict=True)
+        ]
 
     def _chunks(self, order: list[Sequence], *, decoding: bool) -> dict[Sequence, int]:
         """The rows of each prompt in this step: `prompt_rows` if any request decodes, else all that fit."""

@@ -104,6 +104,13 @@ class Sequence:
             rows += self._rows(query)
         return rows
 
+    def gains(self, rows: list[Row]) -> list[float]:
+        """The tokens that each of the last of these rows is expected to bring: those that may be left out."""
+        query = self._query
+        if not isinstance(query, Evaluate) or not query.promises or rows[-1].keeps:
+            return []
+        return self._account.gains(query.promises)
+
     def next_refinement(self) -> list[Row]:
         """Rows for the next MRP forward: finished blocks that MRP has not read, then the pending Refine."""
         if self.finish_reason is not None:

@@ -49,9 +49,17 @@ def masked_block(size: int, head: tuple[int, ...] = ()) -> Block:
 
 
 def run(
-    block: Block, params: ModeParams, backbone: Says, mrp: Says | None = None, budget: DraftBudget | None = None
+    block: Block,
+    params: ModeParams,
+    backbone: Says,
+    mrp: Says | None = None,
+    budget: DraftBudget | None = None,
+    read: int = 99,
 ) -> Run:
-    """Decodes a block. Checks what the engine relies on. `budget`: for drafts that the engine chooses."""
+    """Decodes a block. Checks what the engine relies on.
+
+    `budget`: for drafts that the engine chooses. `read`: the states of which it reads the first so many.
+    """
     result = Run(Canvas(block, budget=lambda: budget or DraftBudget()))
     policy = params.decode(result.canvas)
     readings: tuple[Reading, ...] | None = None
@@ -64,7 +72,9 @@ def run(
         result.queries.append(query)
         if isinstance(query, Evaluate):
             assert query.states[0] == result.canvas.block
-            readings = tuple(_reading(state, backbone, params, likeliest=query.likeliest) for state in query.states)
+            assert len(query.promises) in {0, len(query.states) - 1}
+            states = query.states[:read] if query.promises else query.states
+            readings = tuple(_reading(state, backbone, params, likeliest=query.likeliest) for state in states)
         else:
             assert query.after.handle in handles, "refines a reading it never got"
             assert mrp is not None

@@ -107,6 +107,26 @@ def test_on_any_terms_drafts_give_what_the_rule_gives(
         assert all(len(query.states) == 1 for query in done.evaluations)
 
 
+@settings(max_examples=200)
+@given(
+    blocks(), SEEDS, SEEDS, st.builds(DraftBudget, st.floats(0, 0.5), st.integers(1, 12), st.integers(0, 4)),
+    st.one_of(st.builds(Static, st.integers(1, 3)), st.builds(Dynamic, st.floats(0.05, 1))), st.integers(1, 6),
+)  # fmt: skip
+def test_drafts_that_the_engine_leaves_out_change_nothing_and_are_not_counted(
+    block: Block, seed: int, other: int, budget: DraftBudget, plain: Static | Dynamic, read: int
+) -> None:
+    truth = random_oracle(seed)
+    drafter = mostly(truth, random_oracle(other), seed)
+    wanted = run(block, plain, truth)
+    done = run(block, Speculative("auto", **asdict(plain)), truth, drafter, budget, read)
+    assert picks(done) == picks(wanted)
+    assert len(done.evaluations) <= len(wanted.evaluations)
+    assert all(len(step.promises) < read for step in done.canvas.steps)
+    assert sum(kept for step in done.canvas.steps for _, kept in step.promises) == sum(
+        step.accepted for step in done.canvas.steps
+    )
+
+
 EXTREME = (0.0, 5e-324, 1e-300, 1e-30, 1e-12, 0.5, math.nextafter(1.0, 0.0), 1.0, 1.0000001, math.nan)
 
 

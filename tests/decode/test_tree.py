@@ -12,9 +12,10 @@ from service.decode.block import MASKED, Block, Pick
 from service.decode.canvas import Canvas
 from service.decode.draft_budget import DraftBudget
 from service.decode.drafting import Drafts
+from service.decode.frontier import FRESH, STALE, Node, most_likely
 from service.decode.policy import Reading, Refine
-from service.decode.rules import MostConfident
-from service.decode.tree import tree
+from service.decode.rules import Above, MostConfident
+from service.decode.tree import can_pay, tree
 from tests.decode.oracle import Says, masked_block
 from tests.decode.plain_tree import plain_tree
 
@@ -78,6 +79,31 @@ def test_a_price_cuts_the_tree_where_a_state_promises_less(size: int, seed: int,
     worth = [draft.promise >= row for draft in free.values()]
     count = worth.index(False) if False in worth else len(worth)
     assert list(paid.items()) == list(free.items())[:count]
+
+
+CONFIDENCES = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1e-30, 0.5, 1 - 1e-9, 1.0, 1.0000001]))
+
+
+@given(st.lists(CONFIDENCES, min_size=2, max_size=12), st.sampled_from([FRESH, STALE]))
+def test_no_pick_is_likelier_than_the_bound_by_the_two_surest(said: list[float], sharpness: float) -> None:
+    picks = [Pick(place, 1, sure) for place, sure in enumerate(said)]
+    node = Node(masked_block(len(said)), 1.0, 0, Reading(tuple(picks)))
+    node.rank(picks, sharpness)
+    bound = most_likely(picks, sharpness)
+    assert all(likelihood <= bound + 1e-12 for likelihood, _ in node.likely())
+    assert bound >= 0.5
+
+
+def test_with_two_picks_left_the_bound_is_the_likelihood() -> None:
+    picks = [Pick(0, 1, 0.8), Pick(1, 1, 0.6)]
+    assert most_likely(picks, STALE) == pytest.approx(16 / (16 + 1.5**2))
+
+
+def test_a_rule_of_one_token_cannot_pay_where_a_row_costs_a_token() -> None:
+    budgets = [DraftBudget(0.99, 4), DraftBudget(1.0, 4), DraftBudget(0.5, 0)]
+    assert [can_pay(MostConfident(1), budget) for budget in budgets] == [True, False, False]
+    for rule in (MostConfident(2), Above(0.9)):
+        assert [can_pay(rule, budget) for budget in budgets] == [True, True, False]
 
 
 def test_nothing_is_asked_of_mrp_where_no_state_can_follow() -> None:

@@ -5,13 +5,30 @@ import pytest
 from service.decode.modes import Speculative, Static
 from service.demo import CHECKPOINT, heldout_problems
 from service.engine import Engine, EngineConfig, GenerationRequest, Parts
-from service.engine.drafting.costs import Curve, StepCosts
+from service.engine.drafting.costs import StepCosts
+from service.engine.drafting.curve import Curve
 from service.model import load_checkpoint
 from service.text import TextCodec
 from tests.engine.helpers import DEAR, FAIR
+from tests.runners import Around, engine_over
 
 #: A forward takes as long over one row as over thirteen of 16 tokens, and MRP a tenth of it: a GPU that is not full.
 GPU = StepCosts(Curve(((1, 10.0), (13, 10.0), (256, 40.0))), Curve(((1, 1.0), (13, 1.0), (256, 4.0))))
+#: Four rows are dear after two and before eight: the demo on one thread, and the shape of SDAR-1.7B on two.
+DENTED = StepCosts(Curve(((1, 2.06), (2, 2.61), (4, 5.11), (8, 6.58), (16, 11.7))))
+DENTED_AS_SDAR = StepCosts(Curve(((1, 202.0), (2, 287.0), (4, 642.0), (8, 873.0), (16, 1945.0))))
+
+
+class Counting(Around):
+    """A runner, and the rows of each of its forwards."""
+
+    def __init__(self, runner):
+        super().__init__(runner)
+        self.rows = []
+
+    def evaluate(self, rows):
+        self.rows.append(len(rows))
+        return self.runner.evaluate(rows)
 
 
 @pytest.fixture(scope="module")
@@ -19,19 +36,27 @@ def checkpoint():
     return load_checkpoint(CHECKPOINT)
 
 
+def asked(checkpoint, params, count):
+    """The first held-out problems as requests."""
+    codec, stop = TextCodec.load(CHECKPOINT), frozenset(checkpoint.config.eos_token_ids)
+    prompts = [codec.encode_chat([{"role": "user", "content": one.prompt}]) for one in heldout_problems(count, seed=4)]
+    return [
+        GenerationRequest(str(number), tuple(prompt), params, max_new_tokens=96, stop_token_ids=stop)
+        for number, prompt in enumerate(prompts)
+    ]
+
+
 def decoded(checkpoint, costs, params, count=3):
     """Statistics of some problems, one alone after the other."""
     engine = Engine(checkpoint, EngineConfig(max_running=1), parts=Parts(costs=costs))
-    codec = TextCodec.load(CHECKPOINT)
-    prompts = [codec.encode_chat([{"role": "user", "content": one.prompt}]) for one in heldout_problems(count, seed=4)]
-    stop = frozenset(checkpoint.config.eos_token_ids)
-    return [
-        completion.stats
-        for completion in engine.generate(
-            GenerationRequest(str(number), tuple(prompt), params, max_new_tokens=96, stop_token_ids=stop)
-            for number, prompt in enumerate(prompts)
-        )
-    ]
+    return [completion.stats for completion in engine.generate(asked(checkpoint, params, count))]
+
+
+def rows_of(checkpoint, costs, params, together):
+    """The rows of the forwards for some problems, so many at once, and the answers."""
+    engine, runner = engine_over(Counting, checkpoint, Parts(costs=costs), max_running=together, prefix_cache=False)
+    answers = [completion.token_ids for completion in engine.generate(asked(checkpoint, params, 12))]
+    return runner.rows, answers
 
 
 def tokens_per_forward(stats):
@@ -56,3 +81,15 @@ def test_where_no_draft_can_pay_it_is_static(checkpoint):
     drafted, static = decoded(checkpoint, DEAR, Speculative()), decoded(checkpoint, DEAR, Static())
     assert [one.forwards for one in drafted] == [one.forwards for one in static]
     assert not any(one.drafts_proposed for one in drafted)
+
+
+@pytest.mark.parametrize("together", [1, 4])
+def test_where_some_numbers_of_rows_are_dear_it_is_as_fast_as_the_best_fixed_plan(checkpoint, together):
+    """By the table, not by a clock. One draft is the best fixed plan there: without drafts it takes a tenth longer."""
+    fixed = [rows_of(checkpoint, FAIR, params, together) for params in (Static(), Speculative(0, 1))]
+    for costs in (DENTED, DENTED_AS_SDAR):
+        rows, answers = rows_of(checkpoint, costs, Speculative(), together)
+        plain, drafted = (sum(map(costs.backbone.at, counts)) for counts, _ in fixed)
+        assert drafted < 0.95 * plain
+        assert sum(map(costs.backbone.at, rows)) < drafted / 0.98
+        assert all(answers == same for _, same in fixed)

@@ -13,7 +13,8 @@ from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, S
 from service.decode.params import ModeParams, RuleParams
 from service.decode.policy import Reading
 from service.engine import BlockEvent, Engine, GenerationRequest, Parts, SamplingParams, StepReport
-from service.engine.drafting.costs import Curve, StepCosts
+from service.engine.drafting.costs import StepCosts
+from service.engine.drafting.curve import Curve
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import Runner
 from service.engine.prefix_cache import Lease, PrefixCache

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import ClassVar, Literal
 
 from service.decode.block import Block, Pick, Step
@@ -32,7 +32,7 @@ from service.decode.modes.static import Static
 from service.decode.params import ModeParams, RuleParams
 from service.decode.policy import Decoding, Evaluate, Reading
 from service.decode.rules import Rule
-from service.decode.tree import tree
+from service.decode.tree import can_pay, tree
 from service.errors import InvalidRequest
 
 #: the modes whose output can be verified, by name
@@ -111,7 +111,7 @@ class Speculative(ModeParams):
     @property
     def rule(self) -> Rule:
         """The rule against which drafts are verified."""
-        return self.plain.rule
+        return _rule(self)
 
     @property
     def plain(self) -> RuleParams:
@@ -147,7 +147,8 @@ class Speculative(ModeParams):
         (reading,) = yield Evaluate((canvas.block,))
         canvas.reveal("denoise", canvas.choose(rule, reading, canvas.block))
         while not canvas.block.complete:
-            drafts = yield from _draft(canvas, reading, self, rule)
+            drafting = _draft(canvas, reading, self, rule)
+            drafts = (yield from drafting) if drafting else {}
             if not drafts:  # most steps of `auto` on a full machine
                 (reading,) = yield Evaluate((canvas.block,))
                 canvas.reveal("verify", canvas.choose(rule, reading, canvas.block))
@@ -155,15 +156,29 @@ class Speculative(ModeParams):
             states = [canvas.block, *drafts]
             while len(states) > 1 and canvas.ends(states[-1]):  # the last ones of a chain; none of a tree does
                 states.pop()
-            readings = yield Evaluate(tuple(states), LIKELIEST if self.drafts_decide and len(states) > 1 else 0)
+            likeliest = LIKELIEST if self.drafts_decide and len(states) > 1 else 0
+            readings = yield Evaluate(tuple(states), likeliest, self._promises(drafts))
+            if len(readings) < len(states):
+                states = states[: len(readings)]
+                drafts = {state: drafts[state] for state in states[1:]}
             choose = partial(canvas.choose, rule) if self.margin is None else Near(canvas, rule, drafts, self.margin)
             reading = _walk(canvas, dict(zip(states, readings, strict=True)), drafts, choose)
 
+    def _promises(self, drafts: Drafts) -> tuple[float, ...]:
+        """Those of drafts whose number the engine chooses."""
+        return tuple([draft.promise for draft in drafts.values()]) if self.mrp_steps == AUTO else ()
 
-def _draft(canvas: Canvas, reading: Reading, params: Speculative, rule: Rule) -> Drafting:
+
+@lru_cache
+def _rule(params: Speculative) -> Rule:
+    return params.plain.rule
+
+
+def _draft(canvas: Canvas, reading: Reading, params: Speculative, rule: Rule) -> Drafting | None:
+    """What makes the drafts. None if no draft can be worth its cost."""
     if params.mrp_steps == AUTO:
         budget = canvas.budget().at_most(params.max_drafts or len(canvas.block.tokens))
-        return tree(canvas, reading, rule, budget)
+        return tree(canvas, reading, rule, budget) if can_pay(rule, budget) else None
     if params.max_drafts is None:
         return chain(canvas, reading, params.mrp_steps, rule, first=_has_one_reading(canvas))
     fixed = DraftBudget(0.0, params.max_drafts, params.mrp_steps)

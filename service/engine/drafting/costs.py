@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +16,7 @@ from service.decode.draft_budget import DraftBudget
 from service.decode.policy import Reading
 from service.decode.rules import MostConfident, Rule
 from service.decode.tree import tree
+from service.engine.drafting.curve import Curve, dented, dents
 from service.engine.forward.memory import FittingForward
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import RowRunner
@@ -29,6 +29,9 @@ _PREFIX = 16
 _TURNS, _BUDGET_S = 3, 0.5
 #: seconds of a turn during which a short forward is repeated
 _SLICE_S = 0.005
+#: A time far above the convex curve below all times is measured in so many turns more. If it stays there, it is a dent:
+#: that many rows are dear (oneDNN takes other kernels for them). Else it was disturbed by other work.
+_AGAIN = 2
 #: For the cost of reading pages: the number of blocks before the rows, and the number of states of one block.
 _LONG, _STATES = 256, 8
 #: states of the tree whose drafting is measured
@@ -38,25 +41,6 @@ _DRAFTS = 2
 _LONGEST_S, _LARGEST_TREE = 0.06, 16
 #: after a forward of so many seconds no larger one is measured
 _TOO_LONG_S = 20.0
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """The time of a forward by its rows: linear between the points (rows, time) and beyond the last one."""
-
-    points: tuple[tuple[int, float], ...]
-
-    def at(self, rows: float) -> float:
-        """The time at a number of rows, which may be a fraction."""
-        if len(self.points) == 1:
-            return self.points[0][1]
-        after = min(max(1, bisect_right(self.points, (rows, 0.0))), len(self.points) - 1)
-        (low, fast), (high, slow) = self.points[after - 1], self.points[after]
-        return fast + (slow - fast) * (max(rows, self.points[0][0]) - low) / (high - low)
-
-    def slope(self, low: float, high: float) -> float:
-        """The mean time of one more row, from `low` to `high` rows."""
-        return (self.at(high) - self.at(low)) / (high - low)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,26 +66,6 @@ class StepCosts:
         more = self.reading(pages)
         backbone = Curve(tuple((rows, seconds + rows * more) for rows, seconds in self.backbone.points))
         return replace(self, backbone=backbone)
-
-
-def lower_hull(times: Sequence[tuple[int, float]]) -> Curve:
-    """The convex curve below the measured times, by ascending rows. Times above it were disturbed by other work."""
-    points: list[tuple[int, float]] = []
-    for rows, seconds in times:
-        # more rows never take less
-        while points and points[-1][1] > seconds:
-            points[-1] = (points[-1][0], seconds)
-            if len(points) < 2 or points[-2][1] <= seconds:
-                break
-            points.pop()
-        while len(points) > 1 and _slope(points[-2], points[-1]) > _slope(points[-1], (rows, seconds)):
-            points.pop()
-        points.append((rows, seconds))
-    return Curve(tuple(points))
-
-
-def _slope(a: tuple[int, float], b: tuple[int, float]) -> float:
-    return (b[1] - a[1]) / (b[0] - a[0])
 
 
 def measure(
@@ -177,14 +141,21 @@ def _fastest(
         longest = _LONGEST_S if rows >= _LARGEST_TREE else _TOO_LONG_S
         if len(best) > 1 and 2 * best[rows] > longest:
             break
+
+    def again(rows: int) -> None:
+        count = max(1, round(_SLICE_S / best[rows]))
+        best[rows] = min([best[rows], *(_seconds(forward(rows), clock) for _ in range(count))])
+
     end = time.perf_counter() + _BUDGET_S
     for turn in range(1, _TURNS):
-        for rows, seconds in list(best.items()):
+        for rows in best:
             if turn > 1 and time.perf_counter() > end:
                 break
-            again = max(1, round(_SLICE_S / seconds))
-            best[rows] = min([seconds, *(_seconds(forward(rows), clock) for _ in range(again))])
-    return lower_hull(list(best.items()))
+            again(rows)
+    for _ in range(_AGAIN):
+        for rows in dents(list(best.items())):
+            again(rows)
+    return dented(list(best.items()))
 
 
 def _seconds(run: Callable[[], object], clock: Callable[[], float]) -> float:

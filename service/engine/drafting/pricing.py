@@ -2,9 +2,12 @@
 
 The aim is the most tokens per second from the batch. Verifying one more state costs one row. If decoding passes
 through the state with probability p, verifying it gains p tokens. It is worth its cost if p is larger than the number
-of tokens that the batch could decode in the time of one row. This number is the price of a row: the slope of the
-forward's time at the current number of rows, times the current rate (Dinkelbach's method for the best ratio of tokens
-to time). Both use the measured table of times (`costs.py`), not the clock, so a slow machine makes the same choices.
+of tokens that the batch could decode in the time of one row (Dinkelbach's method for the best ratio of tokens to time).
+Times are those of the measured table (`costs.py`), not the clock's, so a slow machine makes the same choices.
+
+This is decided twice. `row` is the price by which a request's tree grows: the slope of a convex curve below the table.
+`kept` cuts the trees of all requests of a forward together, by the table itself (`weighing.py`). Where some numbers of
+rows are dear, only the second knows at which number to stay.
 """
 
 from __future__ import annotations
@@ -18,8 +21,10 @@ from service.decode.params import ModeParams
 from service.decode.registry import leaves_drafts_open
 from service.decode.rules import MostConfident
 from service.engine.drafting.costs import StepCosts
+from service.engine.drafting.curve import Curve
 from service.engine.drafting.mrp_choice import MrpChoice
 from service.engine.drafting.reliability import Reliability
+from service.engine.drafting.weighing import worth_reading
 from service.engine.request import GenerationRequest
 
 #: weight of a step in the running means
@@ -42,6 +47,9 @@ class Pricing:
         self._pages = _Mean(0.0)
         self.work = StepWork()
         self._slope: tuple[float, float] | None = None
+        self._onward: dict[int, Curve] = {}
+        self._seconds: list[float] = []
+        self._dear: dict[tuple[int, int], DraftBudget] = {}
         self._mrp_choices = {decide: MrpChoice() for decide in (False, True)}
         self._kinds: dict[_Kind, Reliability] = {}
 
@@ -77,6 +85,7 @@ class Pricing:
     def resume(self, work: StepWork) -> None:
         """Goes on with a step that has begun. Steps of two halves of the requests alternate."""
         self.work, self._slope = work, None
+        self._dear.clear()
 
     def note(self, rows: int, tokens: int, pages: int = 0) -> None:
         """Counts the work of one request in this step.
@@ -104,16 +113,37 @@ class Pricing:
 
     def row(self, pages: int = 0) -> float:
         """The price, in tokens, of one more row that reads `pages` pages."""
-        costs = self.costs()
+        slope, rate = self._slope or self._slope_and_rate()
+        return (slope + self.costs().reading(pages)) * rate
+
+    def kept(self, rows: int, offers: Sequence[Sequence[float]]) -> list[int]:
+        """How many states of each offer the next forward reads beside `rows` other rows.
+
+        An offer: the gains of a request's states, in their order.
+        """
+        times, (_, rate) = self._times(rows + sum(map(len, offers))), self._slope_and_rate()
+        return worth_reading(offers, [rate * (seconds - times[rows]) for seconds in times[rows:]])
+
+    def _times(self, most: int) -> list[float]:
+        """The times of forwards over no row, one row, … and at least up to `most` rows."""
+        times, backbone = self._seconds, self.costs().backbone
+        times.extend([backbone.at(rows) for rows in range(len(times), most + 1)])
+        return times
+
+    def reading(self, pages: int) -> float:
+        """The price, in tokens, of the pages that a row reads beyond those of the table."""
+        return self.costs().reading(pages) * self._slope_and_rate()[1]
+
+    def _slope_and_rate(self) -> tuple[float, float]:
+        """The time of one more row, and the tokens that the batch decodes in a unit of time."""
         if self._slope is None:
-            running = self.work.running
+            costs, running = self.costs(), self.work.running
             rows = running * self._rows.value
-            seconds = self.forwards_of(running)
-            low = max(running, rows - running / 2)
-            slope = costs.backbone.slope(low, rows + running / 2) + costs.draft
-            self._slope = slope, running * self._tokens.value / seconds
-        slope, rate = self._slope
-        return (slope + costs.reading(pages)) * rate
+            if running not in self._onward:
+                self._onward[running] = costs.backbone.onward(running)
+            slope = self._onward[running].slope(max(running, rows - running / 2), rows + running / 2) + costs.draft
+            self._slope = slope, running * self._tokens.value / self.forwards_of(running)
+        return self._slope
 
     def forwards_of(self, running: int) -> float:
         """The time of the forwards of a step of so many requests."""
@@ -123,9 +153,13 @@ class Pricing:
 
     def budget(self, mrp_steps: int, reliability: Reliability, pages: int) -> DraftBudget:
         """The current budget of a request. `reliability`: of its kind of drafts. `pages`: those each state reads."""
-        price = self.row(pages)
-        least = price if price >= 1 else reliability.least(price)
-        return DraftBudget(least, self._most_states(self.work.running), mrp_steps)
+        if (budget := self._dear.get((mrp_steps, pages))) is not None:
+            return budget
+        price, most = self.row(pages), self._most_states(self.work.running)
+        if price < 1:
+            return DraftBudget(reliability.least(price), most, mrp_steps)
+        self._dear[mrp_steps, pages] = budget = DraftBudget(price, most, mrp_steps)
+        return budget
 
     def _most_states(self, running: int) -> int:
         """A request's share of the rows of a forward, less its current state and a block to store."""
@@ -149,6 +183,10 @@ class Account:
         """What its drafts may cost now."""
         return DraftBudget()
 
+    def gains(self, promises: Sequence[float]) -> list[float]:
+        """The tokens that states with these promises bring, less what they read."""
+        return list(promises)
+
     def note(self, rows: int, steps: Sequence[Step]) -> None:
         """So many states were read, which led to the steps."""
         self._pricing.note(rows, sum([len(step.revealed) - len(step.revoked) for step in steps]), self.pages)
@@ -167,12 +205,18 @@ class DraftingAccount(Account):
         """What its drafts may cost now."""
         return self._pricing.budget(self._chosen, self._reliability, self.pages)
 
+    def gains(self, promises: Sequence[float]) -> list[float]:
+        """The tokens that states with these promises bring, less what they read."""
+        read = self._pricing.reading(self.pages)
+        return [gain - read for gain in self._reliability.gains(promises)]
+
     def note(self, rows: int, steps: Sequence[Step]) -> None:
         """So many states were read, which led to the steps."""
         super().note(rows, steps)
         for step in steps:
-            self._mrp_choice.learn(self._chosen, step.promises)
-            self._reliability.learn(step.promises)
+            if step.promises:
+                self._mrp_choice.learn(self._chosen, step.promises)
+                self._reliability.learn(step.promises)
 
 
 @dataclass(slots=True)

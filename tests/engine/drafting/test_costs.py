@@ -12,7 +12,8 @@ import torch
 from service.decode.modes import Speculative
 from service.decode.policy import Reading
 from service.engine.drafting import costs
-from service.engine.drafting.costs import Curve, StepCosts, lower_hull, measure
+from service.engine.drafting.costs import StepCosts, measure
+from service.engine.drafting.curve import Curve, dented, lower_hull
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import Runner
 from tests.engine.helpers import checked, request
@@ -46,6 +47,30 @@ def test_what_was_disturbed_lies_above_the_curve(times: list, points: list) -> N
     curve = lower_hull(times)
     assert all(curve.at(rows) == pytest.approx(seconds) for rows, seconds in points)
     assert all(curve.at(rows) <= seconds for rows, seconds in times)
+
+
+def test_times_far_above_the_convex_curve_stay_and_others_are_taken_for_disturbed() -> None:
+    """The 1.7B shape on two threads: four rows are dear. Sixteen that take less than eight are not believed."""
+    times = [(1, 202.0), (2, 287.0), (4, 642.0), (8, 873.0), (16, 1945.0)]
+    curve = dented(times)
+    assert [curve.at(rows) for rows, _ in times] == pytest.approx([seconds for _, seconds in times])
+    near = dented([(1, 2.0), (2, 3.3), (4, 5.0), (8, 9.0)])
+    assert near.at(2) == pytest.approx(3)
+    assert [dented([(1, 1.0), (2, 9.0), (4, 4.0)]).at(rows) for rows in (1, 2, 4)] == pytest.approx([1, 4, 4])
+    dent_before_the_end = dented([(1, 1.0), (2, 2.0), (4, 7.5), (8, 8.0)])
+    assert dent_before_the_end.at(4) == pytest.approx(7.5)
+    assert dent_before_the_end.slope(16, 24) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 16, 40])
+def test_from_a_number_of_rows_on_the_curve_below_is_convex(rows: int) -> None:
+    curve = Curve(((1, 202.0), (2, 287.0), (4, 642.0), (8, 873.0), (16, 1945.0)))
+    below = curve.onward(rows)
+    assert below.at(rows) == pytest.approx(curve.at(rows))
+    farther = range(rows, 60)
+    assert all(below.at(more) <= curve.at(more) + 1e-9 for more in farther)
+    slopes = [below.slope(more, more + 1) for more in farther]
+    assert slopes == pytest.approx(sorted(slopes))
 
 
 def test_an_engine_measures_its_own_forwards_and_changes_no_page_that_is_kept() -> None:
@@ -125,6 +150,19 @@ def test_slow_forwards_are_measured_up_to_the_largest_tree_and_warm() -> None:
     for rows in (1, 2, 4, 8, 16, 40):
         assert curve.at(rows) == pytest.approx(seconds(rows), rel=0.12)
     assert max(slow.asked) == 16
+
+
+def test_a_dent_is_measured_again_and_stays_only_if_it_is_there_each_time() -> None:
+    def dear_at_four(rows: int) -> float:
+        return 0.6 if rows == 4 else 0.1 * rows + 0.1
+
+    def disturbed_at_first(rows: int) -> float:
+        return 0.9 if rows == 4 and slow.asked.count(4) < 3 else 0.1 * rows + 0.1
+
+    slow = Slow(dear_at_four)
+    assert measure(slow, 256, has_mrp=False, clock=slow.clock).backbone.at(4) == pytest.approx(0.6)
+    slow = Slow(disturbed_at_first)
+    assert measure(slow, 256, has_mrp=False, clock=slow.clock).backbone.at(4) == pytest.approx(0.5)
 
 
 def test_a_forward_of_seconds_is_the_last_that_is_measured() -> None:

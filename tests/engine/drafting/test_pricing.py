@@ -9,7 +9,8 @@ import pytest
 from service.decode.block import Pick, Step
 from service.decode.modes import Dynamic, Speculative, Static
 from service.decode.params import ModeParams
-from service.engine.drafting.costs import Curve, StepCosts
+from service.engine.drafting.costs import StepCosts
+from service.engine.drafting.curve import Curve
 from service.engine.drafting.mrp_choice import MrpChoice
 from service.engine.drafting.pricing import Account, Pricing
 from tests.engine.helpers import DEAR, FAIR, FREE, request
@@ -47,6 +48,47 @@ def test_a_row_costs_its_time_at_the_present_rate() -> None:
 def test_a_machine_that_is_slower_as_a_whole_has_the_same_prices() -> None:
     slower = StepCosts(Curve(tuple((rows, 7 * seconds) for rows, seconds in FAIR.backbone.points)))
     assert price(slower, 4) == pytest.approx(price(FAIR, 4))
+
+
+#: two rows cost little more than one, four much more than two, eight little more than four
+DENTED = StepCosts(Curve(((1, 2.0), (2, 2.6), (4, 5.0), (8, 6.4), (16, 12.0))))
+
+
+def kept(costs: StepCosts, rows: int, *offers: list[float]) -> list[int]:
+    pricing = Pricing(lambda: costs, 256)
+    pricing.begin(rows)
+    return pricing.kept(rows, offers)
+
+
+def test_free_rows_are_all_read_and_dear_ones_are_not() -> None:
+    assert kept(FREE, 2, [0.5, 0.1, 0.01], [0.02]) == [3, 1]
+    assert kept(DEAR, 2, [0.99, 0.9], [0.98]) == [0, 0]
+
+
+def test_a_request_stays_where_the_next_row_is_dear() -> None:
+    """A token is worth two units of time. The second row costs .6, the third and the fourth 1.2 each, others .35."""
+    assert kept(DENTED, 1, [0.25]) == [0]
+    assert kept(DENTED, 1, [0.35]) == [1]
+    assert kept(DENTED, 1, [0.35, 0.5, 0.5]) == [1]
+    assert kept(DENTED, 1, [0.7, 0.7, 0.7]) == [3]
+    assert kept(DENTED, 1, [0.35, 0.5, 0.5, 0.4, 0.3, 0.3, 0.3]) == [7]
+
+
+def test_the_best_states_of_all_requests_share_the_forward() -> None:
+    """Four requests: up to eight rows are cheap, and those with the highest gains take them."""
+    assert kept(DENTED, 4, [0.9, 0.8, 0.1], [], [0.7, 0.2], [0.6, 0.5]) == [2, 0, 1, 1]
+
+
+def test_one_row_more_for_each_may_pay_where_one_for_one_does_not() -> None:
+    """Three requests: the fourth row is dear and the fifth to the eighth are not."""
+    assert kept(DENTED, 3, [0.8], [], []) == [0, 0, 0]
+    assert kept(DENTED, 3, [0.8, 0.8], [0.8, 0.7], [0.8]) == [2, 2, 1]
+
+
+def test_the_states_of_a_tree_are_kept_in_their_order() -> None:
+    """A later state may promise more, since several ways lead to it. It is not read without those before it."""
+    assert kept(DENTED, 4, [0.3, 0.9], [0.5]) == [2, 1]
+    assert kept(DENTED, 8, [0.3, 0.9], [0.5]) == [0, 0]
 
 
 def test_the_better_the_drafts_the_dearer_the_time() -> None:
@@ -121,7 +163,9 @@ def test_broken_promises_raise_the_bar_for_drafts_of_their_kind_alone() -> None:
     account, other = opened(pricing), opened(pricing, Speculative("auto", threshold=0.5))
     pricing.begin(1)
     before = account.budget().row
-    account.note(5, verified([(0.25, 0), (0.35, 0)] * 300, 1))
+    for _ in range(300):
+        account.note(2, verified([(0.25, 0)], 1))
+        account.note(2, verified([(0.35, 0)], 1))
     assert account.budget().row > before + 0.1
     assert other.budget().row == pytest.approx(before, rel=0.01)
 
