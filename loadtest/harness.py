@@ -124,12 +124,18 @@ def free_port() -> int:
 # --- its processes ---------------------------------------------------------------------------------
 
 
+#: the processes of the replicas' engines
+ENGINE = "service.replica.process"
+
+
 def processes(running: Running, name: str) -> list[int]:
-    """Processes of a deployment (`Generator`, `Ingress`) or of Serve (`ProxyActor`), of this service."""
+    """Processes of a deployment (`Generator`, `Ingress`), of Serve (`ProxyActor`) or `ENGINE`, of this service."""
     parents = _parents()
     found = [process for process in parents if running.pid in _ancestors(process, parents)]
     titles = {process: _of_process(process, "cmdline") for process in found}
-    return sorted(process for process, title in titles.items() if title.startswith("ray::") and name in title)
+    return sorted(
+        process for process, title in titles.items() if name in title and (title.startswith("ray::") or name == ENGINE)
+    )
 
 
 def memory_mib(process: int) -> float:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.generator.rows import Request
-from loadtest.harness import Running, memory_mib, options, processes, report, say, service
+from loadtest.harness import ENGINE, Running, memory_mib, options, processes, report, say, service
 from loadtest.report import scenario as scenarios
 from loadtest.report.driver import Driver, Record
 from loadtest.report.figures import Course, soak
@@ -27,7 +27,7 @@ from loadtest.report.summary import Point, Window, point, windows
 
 _EVERY_S = 5.0
 _SLICES = 40
-_NAMES = ("Generator", "Ingress", "ProxyActor")
+_NAMES = ("Generator", ENGINE, "Ingress", "ProxyActor")
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,13 @@ from service.decode.params import ModeParams
 from service.engine.request import FinishReason, SamplingParams, Stats
 from service.errors import DeadlineExceeded, MrpServeError
 from service.fair_queue import DEFAULT_PRIORITY
+from service.pickling import sent_often
 from service.quality.presets import Presets
 from service.text.piece import Likely, TokenPiece
 from service.text.tools.thinking import Thinking
 
 
+@sent_often
 @dataclass(frozen=True, slots=True)
 class Origin:
     """The client's request that a `Work` comes from: its id in log lines, and its trace as W3C headers."""
@@ -31,6 +33,7 @@ class Origin:
     trace: tuple[tuple[str, str], ...] = ()
 
 
+@sent_often
 @dataclass(frozen=True, slots=True)
 class Weights:
     """Which weights answer. `model`: a folder or a hub name.
@@ -63,6 +66,7 @@ class Exchanged:
     error: MrpServeError | None = None
 
 
+@sent_often
 @dataclass(frozen=True, slots=True)
 class Resume:
     """The blocks of an answer that other replicas have delivered: their tokens, number and statistics.
@@ -99,6 +103,7 @@ class PlaceScores:
     likeliest: tuple[Likely, ...] = field(repr=False)
 
 
+@sent_often
 @dataclass(frozen=True, slots=True)
 class Work:
     """One validated request. Exactly one of `text`, `token_ids`, `messages` is set.
@@ -167,6 +172,7 @@ def too_late(work: Work) -> DeadlineExceeded:
     return DeadlineExceeded(f"timeout_s is {work.timeout_s}, {what}", param="timeout_s")
 
 
+@sent_often
 @dataclass(frozen=True, slots=True)
 class Ending:
     """The end of an answer: its finish reason, token counts and statistics.
@@ -183,6 +189,7 @@ class Ending:
     stop_text: str | None = field(default=None, repr=False)
 
 
+@sent_often
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """One finished block: the text and tokens it adds, the statistics so far, and its history on request.
@@ -203,6 +210,7 @@ class Chunk:
     version: int = 0
 
 
+@sent_often
 @dataclass(frozen=True, slots=True)
 class Progress:
     """New steps of the block with this index, for a work with `stream_steps`. The block's chunk comes after them.
@@ -220,6 +228,7 @@ class Progress:
     total_s: float
 
 
+@sent_often
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A whole answer: the text and tokens of all its chunks, in order. `places`: those of a work with `scoring`."""

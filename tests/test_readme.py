@@ -20,6 +20,7 @@ from service.replica.generator import Generator
 from service.settings import Settings
 from tests.engine.helpers import FAIR
 from tests.gateway.helpers import over
+from tests.replicas import local_generator
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -50,7 +51,7 @@ def bodies() -> Iterator[Any]:
 def demo() -> Iterator[Generator]:
     settings = Settings(device="cpu", dtype="float32")
     checkpoint = load_checkpoint(CHECKPOINT)
-    generator = Generator("r0", checkpoint, settings, parts=Parts(costs=FAIR))
+    generator = local_generator("r0", checkpoint, settings, parts=Parts(costs=FAIR))
     yield generator
     generator.close()
 

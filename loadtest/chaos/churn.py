@@ -18,6 +18,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from loadtest.harness import (
+    ENGINE,
     GENERATE,
     Running,
     ask,
@@ -125,7 +126,7 @@ async def at_rest(client: httpx.AsyncClient, timeout_s: float = 60.0) -> dict[st
 
 def memory(running: Running) -> dict[str, float]:
     """Resident MiB of the processes that requests pass through."""
-    names = ("Generator", "Ingress", "ProxyActor")
+    names = ("Generator", ENGINE, "Ingress", "ProxyActor")
     return {
         f"{name} {process}": round(memory_mib(process), 1) for name in names for process in processes(running, name)
     }

@@ -19,6 +19,7 @@ import httpx
 
 from loadtest.chaos.steady import Tally, clients
 from loadtest.harness import (
+    ENGINE,
     Running,
     demo_prompts,
     metrics,
@@ -40,6 +41,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--bodies", type=int, default=96, help="different requests, sent repeatedly")
     parser.add_argument("--tokens", type=int, default=96, help="tokens of every answer")
+    parser.add_argument("--victim", choices=("replica", "engine"), default="replica", help="which of its processes")
     parser.add_argument("--signal", choices=("KILL", "STOP"), default="KILL")
     parser.add_argument("--stopped-s", type=float, default=15.0, help="how long a replica is stopped")
     parser.add_argument("--settle-s", type=float, default=2.0, help="load before each kill")
@@ -51,7 +53,7 @@ async def disturb(client: httpx.AsyncClient, running: Running, arguments: argpar
     draw, recoveries = random.Random(arguments.seed), []
     for number in range(arguments.kills):
         await asyncio.sleep(arguments.settle_s)
-        victim = draw.choice(processes(running, "Generator"))
+        victim = draw.choice(processes(running, ENGINE if arguments.victim == "engine" else "Generator"))
         began = time.monotonic()
         os.kill(victim, getattr(signal, f"SIG{arguments.signal}"))
         if arguments.signal == "STOP":
@@ -73,8 +75,9 @@ def go_on(process: int) -> None:
 async def replaced(running: Running, victim: int, arguments: argparse.Namespace) -> None:
     """Waits until all replicas have processes again. GET /health may still give an old answer."""
     for _ in range(1200):
-        there = processes(running, "Generator")
-        if len(there) >= arguments.replicas and (arguments.signal == "STOP" or victim not in there):
+        there, engines = processes(running, "Generator"), processes(running, ENGINE)
+        gone = arguments.signal == "STOP" or victim not in {*there, *engines}
+        if gone and all(len(some) >= arguments.replicas for some in (there, engines or there)):
             return
         await asyncio.sleep(0.1)
     raise SystemExit("no replica was started in place of the killed one within two minutes")

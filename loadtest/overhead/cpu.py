@@ -12,6 +12,7 @@ import httpx
 import psutil
 
 from loadtest.generator.workload import Json
+from loadtest.harness import ENGINE as ENGINE_PROCESS
 from loadtest.harness import Running, ask
 
 ENGINE = "replica: engine"
@@ -19,7 +20,12 @@ ENGINE = "replica: engine"
 PARTS = ("client", "proxy", "ingress", "replica: event loop", ENGINE, "Ray")
 #: the parts that stand between the client and the replica
 FRONT = ("proxy", "ingress")
-_ROLES = {"ServeReplica:mrp:Ingress": "ingress", "ServeReplica:mrp:Generator": "replica", "ProxyActor": "proxy"}
+_ROLES = {
+    "ServeReplica:mrp:Ingress": "ingress",
+    "ServeReplica:mrp:Generator": "replica",
+    ENGINE_PROCESS: ENGINE,
+    "ProxyActor": "proxy",
+}
 
 
 @dataclass(frozen=True)
@@ -66,19 +72,22 @@ def _cpu_s(program: int | None) -> dict[str, float]:
     """CPU seconds of every part since its start."""
     found = dict.fromkeys(PARTS, 0.0)
     found["client"] = time.process_time()
+    replica: list[float] = []
     for process in psutil.Process(program).children(recursive=True):
         try:
             line, threads = " ".join(process.cmdline()), _threads(process.pid)
         except (psutil.Error, OSError):  # it has ended
             continue
         role = next((role for part, role in _ROLES.items() if part in line), "Ray")
-        if role == "replica":  # its busiest threads; neither has a name
-            engine, loop, *others = sorted(threads.values(), reverse=True)
-            found[ENGINE] += engine
-            found["replica: event loop"] += loop
-            found["Ray"] += sum(others)
+        if role == "replica":
+            replica = sorted(threads.values(), reverse=True)
         else:
             found[role] += sum(threads.values())
+    if replica and not found[ENGINE]:  # with `engine: thread` it is the replica's busiest one
+        found[ENGINE] = replica.pop(0)
+    if replica:
+        found["replica: event loop"] += replica.pop(0)
+        found["Ray"] += sum(replica)
     return found
 
 

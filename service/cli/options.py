@@ -138,8 +138,6 @@ def load_options(
 
 def use_threads(threads: int | None, processes: int = 1) -> None:
     """Sets the number of torch's CPU threads. None: the default of `pick_threads`."""
-    import torch
+    from service.model.options import set_threads
 
-    from service.model.options import pick_threads
-
-    torch.set_num_threads(pick_threads(threads, processes))
+    set_threads(threads, processes)

@@ -52,6 +52,13 @@ class Compiler:
                 f"{constraint.param} takes more than {_SECONDS:g} s to compile", param=constraint.param
             ) from None
 
+    def kept(self, constraint: Constraint) -> CompiledGrammar:
+        """The grammar of a constraint that was compiled before. Blocks while it is compiled again, if it was dropped.
+
+        Raises what `compile` raises.
+        """
+        return self._future(constraint).result()
+
     def close(self) -> None:
         """Ends the threads after what they compile now."""
         if self._threads is not None:

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from service.engine.request import BlockEvent, ForwardKind, GenerationRequest
+from service.pickling import sent_often
 from service.tracebacks import kind_and_place
 
 _log = logging.getLogger(__name__)
 
 
+@sent_often
 @dataclass(frozen=True, slots=True)
 class EngineState:
     """The current state of the engine. Pages that only the prefix cache holds count as free."""
@@ -28,6 +30,7 @@ class EngineState:
         return self.kv_pages_used / max(1, self.kv_pages_total)
 
 
+@sent_often
 @dataclass(frozen=True, slots=True)
 class StepReport:
     """One engine step. `forwards`: kind of forward -> number of requests that had a row in it.

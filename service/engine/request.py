@@ -14,6 +14,7 @@ from service.decode.modes import Static
 from service.decode.params import ModeParams
 from service.errors import InvalidRequest, MrpServeError
 from service.fair_queue import DEFAULT_PRIORITY, HIGHEST_PRIORITY, LOWEST_PRIORITY
+from service.pickling import sent_often
 
 FinishReason = Literal["stop", "length", "timeout", "abort"]
 ForwardKind = Literal["prefill", "denoise", "verify", "commit", "mrp"]
@@ -21,6 +22,7 @@ ForwardKind = Literal["prefill", "denoise", "verify", "commit", "mrp"]
 MAX_SEED = 2**63 - 1
 
 
+@sent_often
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How a token is drawn. Temperature 0 is greedy; `top_k` 0 and `top_p` 1 filter nothing.
@@ -59,6 +61,7 @@ class Asked(NamedTuple):
     tokens: tuple[int, ...] = ()
 
 
+@sent_often
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One prompt to continue. `timeout_s` counts from submission; None: no limit.
@@ -104,6 +107,7 @@ class GenerationRequest:
         return asked._replace(likeliest=max(asked.likeliest, likeliest))
 
 
+@sent_often
 @dataclass(frozen=True, slots=True)
 class Forwards:
     """The number of forwards of each kind in which a request had a row.
@@ -127,6 +131,7 @@ class Forwards:
         )
 
 
+@sent_often
 @dataclass(frozen=True, slots=True)
 class Stats:
     """The statistics of one request so far. Times are in seconds since submission.
@@ -204,6 +209,7 @@ class Stats:
         )
 
 
+@sent_often
 @dataclass(frozen=True, slots=True)
 class BlockEvent:
     """One finished block, or the end of a request.
@@ -228,6 +234,7 @@ class BlockEvent:
     version: int = 0
 
 
+@sent_often
 @dataclass(frozen=True, slots=True)
 class BlockProgress:
     """New steps of a block, before or with its `BlockEvent`, for a request with `report_steps`.

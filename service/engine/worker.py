@@ -1,98 +1,22 @@
-"""Runs the engine on its own thread, with an asyncio stream of block events for every request.
+"""An engine on a thread of this process, with an asyncio stream of block events for every request.
 
-A request with `report_steps` also gets the steps of each block after the engine's step that took them.
-
-The event loop submits and cancels requests; the thread makes the steps. They share an inbox under one lock. Events go
-back by one `call_soon_threadsafe` per step, those of whole answers less often. If a stream is closed early (the client
-left), its request is aborted before the next step. An unexpected error in a step fails all requests in progress, and
-the worker stays unhealthy with that reason. A step that takes too long makes the worker unhealthy while it lasts.
+A request with `report_steps` also gets the steps of each block after the engine's step that took them. If a stream is
+closed early (the client left), its request is aborted before the next step.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import threading
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
-from copy import copy
-from dataclasses import dataclass, field
 
 from service.engine.engine import Engine
-from service.engine.observer import EngineState
 from service.engine.request import BlockEvent, BlockProgress, GenerationRequest
-from service.errors import (
-    EngineFailed,
-    InvalidRequest,
-    MrpServeError,
-    QueueFull,
-    ReplicaLost,
-    ReplicaStopping,
-    WeightsChanged,
-)
-from service.tracebacks import kind_and_place, without_message
-
-_log = logging.getLogger(__name__)
-
-Item = BlockEvent | BlockProgress | MrpServeError
+from service.engine.streams import Streams
+from service.engine.thread import EngineThread
 
 
-@dataclass(slots=True)
-class _Stream:
-    """The items of one request. `together`: so many are passed to the event loop at once; the last one at once."""
-
-    request: GenerationRequest
-    loop: asyncio.AbstractEventLoop
-    together: int
-    held: list[Item] = field(default_factory=list)
-    queue: asyncio.Queue[Item] = field(default_factory=asyncio.Queue)
-
-    def due(self, item: Item) -> list[Item]:
-        """What is to be passed on now. Called on the engine's thread."""
-        self.held.append(item)
-        if len(self.held) < self.together and not _ends(item):
-            return []
-        due, self.held = self.held, []
-        return due
-
-
-@dataclass(slots=True, eq=False)
-class _Change:
-    """Other weights, and who waits for them. `cut`: requests that run are ended; else they finish first."""
-
-    take: Callable[[], None] = field(repr=False)
-    version: int
-    cut: bool
-    loop: asyncio.AbstractEventLoop
-    done: asyncio.Future[None]
-
-    def end(self, error: BaseException | None = None) -> None:
-        """Tells who waits. Called on the engine's thread."""
-        with suppress(RuntimeError):  # the loop is closed, so nobody waits
-            self.loop.call_soon_threadsafe(self._tell, error)
-
-    def _tell(self, error: BaseException | None) -> None:
-        if self.done.done():
-            return
-        if error is None:
-            self.done.set_result(None)
-        else:
-            self.done.set_exception(error)
-
-
-@dataclass(slots=True)
-class _Inbox:
-    submitted: list[_Stream] = field(default_factory=list)
-    aborted: list[str] = field(default_factory=list)
-    change: _Change | None = None
-
-
-class EngineWorker:
-    """Owns the thread that steps an engine. `start` it once, `stop` it once.
-
-    A step that takes longer than `stall_timeout_s` counts as a failure while it lasts.
-    """
+class EngineWorker(EngineThread):
+    """An `EngineThread` for event loops of the same process."""
 
     def __init__(
         self,
@@ -101,224 +25,15 @@ class EngineWorker:
         stall_timeout_s: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._engine, self._max_waiting = engine, max_waiting
-        self._stall_timeout_s, self._clock = stall_timeout_s, clock
-        self._step_began: float | None = None
-        self._changed = threading.Condition()
-        self._inbox = _Inbox()
-        self._streams: dict[str, _Stream] = {}
-        self._state = engine.state()
-        self._on_the_way = 0  # requests taken out of the inbox that `_state` does not count yet
-        self._stopping = False
-        self._failure: str | None = None
-        self._change: _Change | None = None
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._streams = Streams(self.submit, self.abort)
+        super().__init__(engine, self._streams.deliver, max_waiting, stall_timeout_s, clock)
 
-    def start(self) -> None:
-        """Starts the engine's thread."""
-        self._thread.start()
-
-    def stop(self, timeout_s: float = 10.0) -> None:
-        """Stops after the current step. Requests in progress end with ReplicaStopping."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
-
-    @property
-    def failure(self) -> str | None:
-        """Why the engine stopped or does not make progress. None while it is healthy."""
-        if self._failure is None and not self._stopping and not self._thread.is_alive():
-            return "the engine's thread is not running"
-        return self._failure or self._stall
-
-    @property
-    def _stall(self) -> str | None:
-        """The message for a current step that takes too long. The caller compares clocks; no thread watches."""
-        began = self._step_began  # read once, since the step may end meanwhile
-        if began is None or (seconds := self._clock() - began) <= self._stall_timeout_s:
-            return None
-        return f"the engine's step has taken {seconds:.0f} s, allowed are {self._stall_timeout_s:g}"
-
-    def state(self) -> EngineState:
-        """The state of the engine after its last step."""
-        return self._state
-
-    async def generate(
-        self, request: GenerationRequest, together: int = 1
-    ) -> AsyncGenerator[BlockEvent | BlockProgress]:
+    def generate(self, request: GenerationRequest, together: int = 1) -> AsyncGenerator[BlockEvent | BlockProgress]:
         """The request's block events, and its steps if it asks for them. The last item has a finish reason.
 
         `together`: so many items wake the event loop once, for callers who wait for the last one anyway. Closing the
-        generator aborts the request. Raises InvalidRequest and its subclasses; QueueFull if `max_waiting` requests
-        wait; ReplicaStopping while the engine is stopping, stalled or stopped; EngineFailed; OutOfMemory if the device
-        had no memory for this request.
+        generator aborts the request. Raises InvalidRequest and its subclasses; what `submit` raises; ReplicaStopping
+        if the engine stops; EngineFailed; OutOfMemory if the device had no memory for this request.
         """
         self._engine.validate(request)
-        stream = _Stream(request, asyncio.get_running_loop(), together)
-        self._submit(stream)
-        finished = False
-        try:
-            while not finished:
-                item = await stream.queue.get()
-                finished = _ends(item)
-                if isinstance(item, MrpServeError):
-                    raise item
-                yield item
-        finally:
-            if not finished:
-                self._abort(stream)
-
-    async def exchange(self, take: Callable[[], None], version: int, *, cut: bool) -> None:
-        """Lets `take` change the weights on the engine's thread, when no request runs. Waiting requests go on waiting.
-
-        `cut`: requests that run end with WeightsChanged; else they finish first. One exchange at a time. Raises
-        ReplicaStopping if the engine stops or has stopped; EngineFailed if `take` fails, which ends the engine.
-        """
-        loop = asyncio.get_running_loop()
-        change = _Change(take, version, cut, loop, loop.create_future())
-        with self._changed:
-            if self._stopping or self._failure is not None:
-                raise ReplicaStopping(f"the engine stopped: {self._failure or 'the server is shutting down'}")
-            self._inbox.change = change
-            self._changed.notify()
-        await change.done
-
-    def _submit(self, stream: _Stream) -> None:
-        request_id = stream.request.request_id
-        with self._changed:
-            if self._failure is not None:
-                raise ReplicaStopping(f"the engine stopped: {self._failure}", retry_after=1.0)
-            if self._stopping:
-                raise ReplicaStopping("the server is shutting down", retry_after=1.0)
-            if stall := self._stall:
-                raise ReplicaStopping(stall, retry_after=1.0)
-            if request_id in self._streams:
-                raise InvalidRequest(f"request id {request_id!r} is in use", param="request_id")
-            waiting = self._state.num_waiting + self._on_the_way + len(self._inbox.submitted)
-            if waiting >= self._max_waiting:
-                raise QueueFull(f"{waiting} requests are waiting, allowed are {self._max_waiting}", retry_after=1.0)
-            self._streams[request_id] = stream
-            self._inbox.submitted.append(stream)
-            self._changed.notify()
-
-    def _abort(self, stream: _Stream) -> None:
-        """Requests the end of a stream. Its id stays in use until the engine has removed the request."""
-        with self._changed:
-            if self._streams.get(stream.request.request_id) is stream:
-                self._inbox.aborted.append(stream.request.request_id)
-                self._changed.notify()
-
-    # --- the engine's thread -----------------------------------------------------------------------
-
-    def _run(self) -> None:
-        try:
-            while (inbox := self._wait()) is not None:
-                self._take(inbox)
-                self._exchange_if_idle()
-                items = self._step() if self._engine.has_work else []
-                self._state = self._engine.state()
-                self._send(items)
-            self._fail(ReplicaStopping("the server is shutting down", retry_after=1.0))
-        except ReplicaLost as lost:  # a process that the engine needs is gone: no request is to blame
-            self._stop_for(lost.message, lost, lost)
-        except Exception as error:  # noqa: BLE001 - anything unexpected is a failure of the whole engine
-            reason = error.message if isinstance(error, MrpServeError) else kind_and_place(error)
-            self._stop_for(reason, EngineFailed(f"the engine stopped: {reason}"), error)
-
-    def _stop_for(self, reason: str, told: MrpServeError, error: Exception) -> None:
-        """Stops for good. `told`: what its requests get."""
-        _log.error("the engine stopped", extra={"exception": without_message(error)})
-        with self._changed:
-            self._failure = reason
-        self._fail(told)
-
-    def _step(self) -> list[tuple[str, Item]]:
-        """One step of the engine: for each request its steps, then its events."""
-        self._step_began = self._clock()
-        try:
-            events = self._engine.step()
-        finally:
-            self._step_began = None
-        steps: list[tuple[str, Item]] = [(one.request_id, one) for one in self._engine.progress]
-        return [*steps, *((event.request_id, event.error or event) for event in events)]
-
-    @property
-    def _inbox_has_any(self) -> bool:
-        inbox = self._inbox
-        return bool(inbox.submitted or inbox.aborted or inbox.change)
-
-    def _wait(self) -> _Inbox | None:
-        """The inbox, as soon as there is work. None when stopping."""
-        with self._changed:
-            while not (self._stopping or self._inbox_has_any or self._engine.has_work):
-                self._changed.wait()
-            if self._stopping:
-                return None
-            inbox, self._inbox = self._inbox, _Inbox()
-            self._on_the_way = len(inbox.submitted)
-            return inbox
-
-    def _take(self, inbox: _Inbox) -> None:
-        for stream in inbox.submitted:
-            self._engine.submit(stream.request)
-        for request_id in inbox.aborted:
-            self._engine.abort(request_id)
-            with self._changed:
-                self._streams.pop(request_id, None)
-        if inbox.change is not None:
-            self._hold_for(inbox.change)
-        self._engine.admit()
-        with self._changed:  # counted before the step, since the step may be long
-            self._state, self._on_the_way = self._engine.state(), 0
-
-    def _hold_for(self, change: _Change) -> None:
-        self._change = change
-        self._engine.hold()
-        if change.cut:
-            ended = self._engine.abort_running()
-            why = "the weights are being exchanged, and the setting weights_update is abort"
-            self._send([(request_id, WeightsChanged(why, retry_after=1.0)) for request_id in ended])
-
-    def _exchange_if_idle(self) -> None:
-        """Makes the change that waits, once no request runs."""
-        change = self._change
-        if change is None or self._engine.state().num_running:
-            return
-        self._engine.exchange(change.take, change.version)
-        self._change = None
-        change.end()
-
-    def _fail(self, error: MrpServeError) -> None:
-        with self._changed:
-            failed = list(self._streams)
-            change, self._change, self._inbox.change = self._change or self._inbox.change, None, None
-        if change is not None:
-            change.end(copy(error))
-        self._send([(request_id, copy(error)) for request_id in failed])  # raising an error extends its traceback
-
-    def _send(self, items: list[tuple[str, Item]]) -> None:
-        """Passes items to their streams, with one wake-up per event loop."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, list[Item]]]] = {}
-        with self._changed:
-            for request_id, item in items:
-                stream = self._streams.pop(request_id, None) if _ends(item) else self._streams.get(request_id)
-                if stream is not None and (due := stream.due(item)):
-                    by_loop.setdefault(stream.loop, []).append((stream, due))
-        for loop, pairs in by_loop.items():
-            try:
-                loop.call_soon_threadsafe(_put, pairs)
-            except RuntimeError:  # the loop is closed, so no client is left
-                _log.debug("an event loop closed before its events came")
-
-
-def _ends(item: Item) -> bool:
-    """Whether an item is the last one of its request."""
-    return not isinstance(item, BlockProgress) and (isinstance(item, MrpServeError) or item.finish_reason is not None)
-
-
-def _put(pairs: list[tuple[_Stream, list[Item]]]) -> None:
-    for stream, items in pairs:
-        for item in items:
-            stream.queue.put_nowait(item)
+        return self._streams.follow(request, together)

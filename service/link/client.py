@@ -9,7 +9,8 @@ from itertools import count
 from typing import Any
 
 from service.errors import ReplicaLost
-from service.link.frames import Call, Cancel, End, Frames, Item, Leaving, Method, Refused, messages_of
+from service.frames import Frames, messages_of
+from service.link.messages import Call, Cancel, End, Item, Leaving, Method, Refused
 from service.wire import Address, Work
 
 #: seconds after which a client may try again

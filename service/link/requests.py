@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
 from service.link.client import Asked, Elsewhere, Link
-from service.link.frames import Method
+from service.link.messages import Method
 from service.link.server import Replica
 from service.routing.router import Router
 from service.wire import Address, Answer, Failure, Items, Status, Work, patience_s, too_late

@@ -9,7 +9,8 @@ from contextlib import aclosing
 from typing import Any, Protocol
 
 from service.errors import MrpServeError
-from service.link.frames import Call, Cancel, End, Frames, Item, Leaving, Refused, messages_of
+from service.frames import Frames, messages_of
+from service.link.messages import Call, Cancel, End, Item, Leaving, Refused
 from service.telemetry.faults import unexpected_error
 from service.wire import Address, Answer, Failure, Items, Work
 

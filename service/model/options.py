@@ -43,6 +43,11 @@ def pick_threads(number: int | None, processes: int = 1) -> int:
     return number or max(1, num_cores() // (2 * processes))
 
 
+def set_threads(number: int | None, processes: int = 1) -> None:
+    """Sets torch's CPU threads in this process to what `pick_threads` says."""
+    torch.set_num_threads(pick_threads(number, processes))
+
+
 def num_cores() -> int:
     """The cores that this process may use: a container or `taskset` may allow it fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import os
 import queue
-import socket
 import subprocess
-import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +31,7 @@ from service.model.exchange import fetch, take
 from service.model.memory import DeviceMemory, memory_of
 from service.model.shard import Shard
 from service.parallel.channel import Channel
+from service.parallel.child import start_child
 from service.parallel.group import Group
 from service.parallel.messages import Failed, Fetch, Forward, Join, Load, Open, Ready, Take
 from service.tracebacks import kind_and_place
@@ -50,14 +49,7 @@ class Rank:
 
     def __init__(self, rank: int, folder: Path, lost: threading.Event) -> None:
         self.rank, self._lost = rank, lost
-        own, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(  # noqa: S603 - this program
-                [sys.executable, "-P", "-m", "service.parallel.follower", str(theirs.fileno()), str(folder)],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
-            )
+        self._process, own = start_child("service.parallel.follower", str(folder))
         self._channel = Channel(own)
         self._answers: queue.SimpleQueue[Ready | MrpServeError] = queue.SimpleQueue()
         threading.Thread(target=self._read, name=f"rank {rank}", daemon=True).start()

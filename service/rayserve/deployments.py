@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -44,17 +45,15 @@ class GeneratorDeployment:
     parts: Parts | None = None
 
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it
-        import torch
-
+        if settings.engine == "process" and ray.get_runtime_context().get_actor_id():
+            _leave_torch_out()
         from service.engine.responsive import keep_responsive
         from service.link.server import LinkServer
-        from service.model.options import pick_threads
-        from service.replica.generator import load_generator
+        from service.replica.generator import start_generator
         from service.telemetry.logs import install_logs
 
         install_logs(settings)
-        torch.set_num_threads(pick_threads(settings.torch_threads, settings.tensor_parallel_size))
-        self._generator = await asyncio.to_thread(load_generator, _replica_name(), settings, self.parts)
+        self._generator = await start_generator(_replica_name(), settings, self.parts)
         keep_responsive()
         self._links = await LinkServer.start(self, ray.util.get_node_ip_address()) if settings.links else None
         self._patience_s = settings.request_timeout_s
@@ -203,6 +202,15 @@ async def _exit_when_failed(generator: Generator) -> None:
     await asyncio.sleep(_LAST_WORDS_S)
     logging.shutdown()
     os._exit(1)
+
+
+def _leave_torch_out() -> None:
+    """Makes torch look absent in this process, which needs it no more than an ingress.
+
+    transformers would import it beside the tokenizer, which takes two seconds and 190 MB.
+    """
+    sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # how the import system marks what is absent
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
 
 def _replica_name() -> str:

@@ -52,7 +52,8 @@ class AnswerBlocks:
         self.stats = self._stats(event.stats)
         self._num_tokens += len(token_ids)
         self.ending = self._ending(reason, event.constraint_met)
-        event = replace(event, index=event.index + self.work.resume.num_blocks)
+        if before := self.work.resume.num_blocks:
+            event = replace(event, index=event.index + before)
         trace = trace_steps(event) if self.work.return_trace else ()
         if not (piece or token_ids or trace):
             return None

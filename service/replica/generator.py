@@ -11,25 +11,19 @@ import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import replace
-from functools import partial
-from typing import Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from service.constraints import Compiler
-from service.constraints.vocabulary import Vocabulary
 from service.decode.block import MASKED
-from service.engine import BlockEvent, BlockProgress, Engine, EngineConfig, EngineWorker, GenerationRequest, Parts
+from service.engine import BlockEvent, BlockProgress, GenerationRequest
 from service.engine.request import Asked, Stats
-from service.engine.sizing import Sizes, fit
 from service.errors import MrpServeError
-from service.model import Checkpoint, LoadOptions, load_checkpoint
-from service.model.memory import DeviceMemory, memory_of
-from service.model.options import pick_device, pick_dtype
-from service.parallel import Team
 from service.replica.blocks import AnswerBlocks
 from service.replica.card import make_card
-from service.replica.exchange import Exchange, Source
+from service.replica.engines import ReplicaEngine
+from service.replica.exchange import Exchange
 from service.replica.metrics import ReplicaMetrics
 from service.replica.reads import Reader
+from service.replica.remote import RemoteEngine
 from service.replica.spans import Timeline, trace_request
 from service.settings import Settings
 from service.telemetry.faults import unexpected_error
@@ -50,6 +44,9 @@ from service.wire import (
     too_late,
 )
 
+if TYPE_CHECKING:
+    from service.engine import Parts
+
 _log = logging.getLogger(__name__)
 
 #: a prompt of at least so many characters is encoded on another thread
@@ -60,70 +57,55 @@ _TOGETHER = 16
 _T = TypeVar("_T")
 
 
-def load_generator(replica: str, settings: Settings, parts: Parts | None = None) -> Generator:
-    """Loads the checkpoint, on several devices if the settings say so, and starts its engine.
+async def start_generator(replica: str, settings: Settings, parts: Parts | None = None) -> Generator:
+    """Loads the engine where the setting `engine` says. Raises what loading raises."""
+    if settings.engine == "thread":
+        from service.model.options import set_threads
 
-    Blocks until the weights are read.
-    """
-    device = pick_device(settings.device)
-    options = LoadOptions(
-        pick_dtype(settings.dtype, device),
-        device,
-        settings.block_size,
-        mrp_residual=settings.mrp_residual,
-        mrp_scale=settings.mrp_scale,
-        quantization=settings.quantization,
-    )
-    tracing, parts, ranks = start_tracing(settings), parts or Parts(), settings.tensor_parallel_size
-    if ranks == 1:
-        return _prepared(Generator(replica, load_checkpoint(settings.model, options), settings, tracing, parts))
-    team = Team(ranks, device, timeout_s=settings.stall_timeout_s, deterministic=settings.deterministic)
+        set_threads(settings.torch_threads, settings.tensor_parallel_size)
+        return await asyncio.to_thread(load_generator, replica, settings, parts)
+    metrics = ReplicaMetrics()
+    engine = await RemoteEngine.start(settings, metrics, parts)
     try:
-        checkpoint, parts = team.load(settings.model, options), replace(parts, ranks=team)
-        return _prepared(Generator(replica, checkpoint, settings, tracing, parts))
+        return Generator(replica, engine, metrics, settings, start_tracing(settings))
     except BaseException:
-        team.close()
+        engine.close()
         raise
 
 
-def _prepared(generator: Generator) -> Generator:
-    generator.prepare()
-    return generator
+def load_generator(replica: str, settings: Settings, parts: Parts | None = None) -> Generator:
+    """Loads the engine into this process. Blocks until the weights are read."""
+    from service.replica.core import load_core
+    from service.replica.local import LocalEngine
+
+    metrics = ReplicaMetrics()
+    engine = LocalEngine(load_core(settings, metrics, parts), settings.stall_timeout_s)
+    return Generator(replica, engine, metrics, settings, start_tracing(settings))
 
 
 class Generator:
-    """Answers requests with one running engine. `replica`: its name in metrics.
+    """Answers requests with one running engine, which ends with it. `replica`: its name in metrics.
 
-    `parts`: the engine's parts; their ranks end with the generator.
+    `metrics`: observe the engine.
     """
 
     def __init__(
         self,
         replica: str,
-        checkpoint: Checkpoint,
+        engine: ReplicaEngine,
+        metrics: ReplicaMetrics,
         settings: Settings,
         tracing: Tracing | None = None,
-        parts: Parts | None = None,
     ) -> None:
-        self._ranks = parts.ranks if parts else None
-        limits = _limits(settings, checkpoint, self._ranks.memory() if self._ranks else memory_of(checkpoint.device))
-        self._replica, self._tracing = replica, tracing
-        self._metrics = ReplicaMetrics()
-        self._codec = TextCodec.load(checkpoint.path)
+        self._replica, self._engine, self._metrics, self._tracing = replica, engine, metrics, tracing
+        served = engine.served
+        self._codec = TextCodec.load(served.path)
         if self._codec.chat_warning:
             _log.warning("%s", self._codec.chat_warning)
-        self._engine = engine = Engine(checkpoint, limits, self._metrics, parts)
-        card = make_card(settings, checkpoint, engine, self._codec)
-        self._eos = frozenset(checkpoint.config.eos_token_ids)
-        self._compiler = Compiler(partial(Vocabulary.of, self._codec, checkpoint.config))
-        self._reader = Reader(self._codec, checkpoint.config.mask_token_id, checkpoint.config.vocab_size)
-        # The ingress limits the waiting requests. The worker has room for all that the ingress admits.
-        room = settings.max_waiting + max(settings.places, card.places)
-        self._worker = EngineWorker(engine, room, settings.stall_timeout_s)
-        source, cut = Source(checkpoint, settings, self._ranks), settings.weights_update == "abort"
-        self._exchange = Exchange(replica, card, source, self._worker, cut=cut)
+        self._eos = frozenset(served.config.eos_token_ids)
+        self._reader = Reader(self._codec, served.config.mask_token_id, served.config.vocab_size)
+        self._exchange = Exchange(replica, make_card(settings, served, self._codec), engine, settings)
         self._in_flight = 0
-        self._worker.start()
 
     # --- requests ----------------------------------------------------------------------------------
 
@@ -165,7 +147,7 @@ class Generator:
         request = replace(self._request(work, prompt, waited_s), max_new_tokens=0, asked=asked)
         stats, events = Stats(), list[BlockEvent]()
         try:
-            async with aclosing(self._worker.generate(request)) as items:
+            async with aclosing(self._engine.generate(request)) as items:
                 events = [event async for event in items if isinstance(event, BlockEvent)]
         except asyncio.CancelledError:
             self._metrics.finished(work.params.mode, "abort", stats)
@@ -202,16 +184,16 @@ class Generator:
     async def _decode(self, work: Work, together: int) -> AsyncGenerator[Progress | Chunk | Ending]:
         self._exchange.admit(work)
         prompt = await self._encode(work)
-        grammar = None if work.constraint is None else await self._compiler.compile(work.constraint)
+        grammar = None if work.constraint is None else await self._engine.compile(work.constraint)
         waited_s = work.arrived.waited_s()
         request = replace(self._request(work, prompt, waited_s), grammar=grammar)
         pieces = self._codec.pieces() if work.return_pieces else None
-        text, size = self._codec.stream(work.stop), self._engine.model.block_size
+        text, size = self._codec.stream(work.stop), self._engine.served.config.block_size
         answer = AnswerBlocks(work, len(prompt), waited_s, text, pieces, self._codec.name_of, size)
         chunk: Chunk | None = None
         traced: list[BlockEvent] = []
         try:
-            async with aclosing(self._worker.generate(request, together)) as events:
+            async with aclosing(self._engine.generate(request, together)) as events:
                 async for event in events:
                     if isinstance(event, BlockProgress):
                         yield answer.progress(event)
@@ -279,7 +261,7 @@ class Generator:
         """The tokens that may still be decoded. `prompt`: without those that other replicas have decoded."""
         most = work.max_new_tokens
         if work.shorten:
-            most = max(1, min(most, self._engine.max_model_len - len(prompt)))
+            most = max(1, min(most, self._engine.served.max_model_len - len(prompt)))
         return most - len(work.resume.token_ids)
 
     async def count(self, work: Work) -> int | Failure:
@@ -293,10 +275,6 @@ class Generator:
 
     # --- the replica -------------------------------------------------------------------------------
 
-    def prepare(self) -> None:
-        """Does the work that the first request would wait for. Called before the first request."""
-        self._engine.prepare()
-
     async def check_weights(self, weights: Weights) -> Exchanged:
         """Whether the replica could take these weights. Nothing is changed."""
         return await self._exchange.check(weights)
@@ -307,56 +285,19 @@ class Generator:
 
     def status(self) -> Status:
         """Whether the replica can generate, and its card."""
-        failure = self._worker.failure or (self._ranks.failure if self._ranks else None)
-        return Status(self._replica, failure, self._exchange.card)
+        return Status(self._replica, self._engine.failure, self._exchange.card)
 
     def snapshot(self) -> Snapshot:
         """The current metrics."""
         self._metrics.serves(self._exchange.card.weights.version)
-        families = self._metrics.families(self._worker.state(), self._replica)
+        families = self._metrics.families(self._engine.state(), self._replica)
         return Snapshot(self._replica, self._in_flight, families)
 
     def close(self) -> None:
         """Stops the engine. Requests in progress fail with ReplicaStopping."""
-        self._worker.stop()
-        if self._ranks:
-            self._ranks.close()
-        self._compiler.close()
+        self._engine.close()
         if self._tracing:
             self._tracing.close()
-
-
-def _limits(settings: Settings, checkpoint: Checkpoint, memory: DeviceMemory) -> EngineConfig:
-    """The engine's limits: what the settings leave open is what fits beside the weights."""
-    asked = Sizes(
-        kv_cache_tokens=_number(settings.kv_cache_tokens),
-        max_running=_number(settings.max_running),
-        max_rows=_number(settings.max_rows),
-        memory_utilization=settings.memory_utilization,
-        cuda_graphs=settings.cuda_graphs == "auto" and checkpoint.shard.size == 1,
-    )
-    fitted = fit(asked, checkpoint.own_config, checkpoint.dtype.itemsize, memory)
-    _log.info(
-        "KV cache of %d tokens, %d requests, %d rows", fitted.kv_cache_tokens, fitted.max_running, fitted.max_rows
-    )
-    return EngineConfig(
-        fitted.max_running,
-        fitted.max_rows,
-        fitted.kv_cache_tokens,
-        settings.max_model_len,
-        settings.priority_aging_s,
-        prefix_cache=settings.prefix_cache,
-        deterministic=settings.deterministic,
-        attention=settings.attention,
-        cuda_graphs=settings.cuda_graphs == "auto",
-        overlap=settings.overlap,
-        draft_candidates=settings.draft_candidates,
-        max_prefill_tokens=settings.max_prefill_tokens,
-    )
-
-
-def _number(setting: int | Literal["auto"]) -> int | None:
-    return None if setting == "auto" else setting
 
 
 async def _aside(length: int, work: Callable[[], _T]) -> _T:

@@ -18,7 +18,7 @@ class TextStream:
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...]) -> None:
-        self._stops = StopTexts(stop)
+        self._stops = StopTexts(stop) if stop else None
         self._decoder = IncrementalDecoder(tokenizer)
         self._held = ""
         self.stopped_by: str | None = None
@@ -44,6 +44,8 @@ class TextStream:
         return self._add(self._decoder.rest()) + self._flush()
 
     def _add(self, piece: str) -> str:
+        if self._stops is None:
+            return piece
         held = self._held + piece
         for count, letter in enumerate(piece, len(self._held) + 1):
             if length := self._stops.take(letter):

@@ -11,7 +11,8 @@ import pytest
 from service.decode.modes import Direct, Remask, Speculative, Static
 from service.decode.policy import Reading
 from service.engine import BlockEvent, Parts
-from service.engine.drafting.costs import Curve, StepCosts
+from service.engine.drafting.costs import StepCosts
+from service.engine.drafting.curve import Curve
 from service.engine.drafting.pricing import Pricing
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import Runner

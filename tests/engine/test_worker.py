@@ -13,7 +13,7 @@ import pytest
 
 from service.decode.modes import Dynamic, Speculative
 from service.engine import BlockEvent, Engine, EngineConfig, EngineWorker, GenerationRequest
-from service.engine import worker as worker_module
+from service.engine import streams as streams_module
 from service.errors import EngineFailed, InvalidRequest, MrpServeError, QueueFull, ReplicaLost, ReplicaStopping
 from service.model import Checkpoint
 from tests.engine.helpers import Clock, Recorder, random_requests, request
@@ -94,9 +94,9 @@ async def test_items_that_come_together_are_the_same_and_wake_the_loop_less_ofte
     checkpoint: Checkpoint, start: Callable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wakes: list[int] = []
-    put = worker_module._put
+    put = streams_module._put
     monkeypatch.setattr(
-        worker_module, "_put", lambda pairs: (wakes.append(sum(len(items) for _, items in pairs)), put(pairs))
+        streams_module, "_put", lambda pairs: (wakes.append(sum(len(items) for _, items in pairs)), put(pairs))
     )
     asked, (worker, _) = request("a", PROMPT, tokens=5 * checkpoint.config.block_size), start()
     apart = [event async for event in worker.generate(asked)]

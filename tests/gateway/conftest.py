@@ -22,6 +22,7 @@ from tests.engine.helpers import FAIR
 from tests.gateway.chatting import give_qwen3
 from tests.gateway.helpers import client
 from tests.gateway.local import LocalBackend
+from tests.replicas import local_generator
 from tests.tiny import GOLDEN
 
 TEMPLATE = (
@@ -56,7 +57,7 @@ def checkpoint(settings: Settings) -> Checkpoint:
 
 @pytest.fixture(scope="session")
 def generator(settings: Settings, checkpoint: Checkpoint) -> Iterator[Generator]:
-    generator = Generator("r0", checkpoint, settings, parts=UNMEASURED)
+    generator = local_generator("r0", checkpoint, settings, parts=UNMEASURED)
     yield generator
     generator.close()
 
@@ -67,7 +68,7 @@ def make_generator(settings: Settings, checkpoint: Checkpoint) -> Iterator[MakeG
     made: list[Generator] = []
 
     def make(name: str = "r0", model: Checkpoint = checkpoint, parts: Parts = UNMEASURED, **changes: Any) -> Generator:
-        made.append(Generator(name, model, settings.model_copy(update=changes), parts=parts))
+        made.append(local_generator(name, model, settings.model_copy(update=changes), parts=parts))
         return made[-1]
 
     yield make
@@ -106,6 +107,6 @@ def chatting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Generator]:
     """Of a golden checkpoint that chats, thinks and calls tools as Qwen3 does."""
     path = give_qwen3(tmp_path_factory.mktemp("chatting") / "golden")
     settings = Settings(model=str(path), device="cpu", dtype="float32", kv_cache_tokens=8192)
-    generator = Generator("r0", load_checkpoint(path), settings, parts=UNMEASURED)
+    generator = local_generator("r0", load_checkpoint(path), settings, parts=UNMEASURED)
     yield generator
     generator.close()

@@ -17,7 +17,7 @@ from service.decode.modes import Static
 from service.engine.request import SamplingParams, Stats
 from service.errors import DeadlineExceeded, EngineFailed, MrpServeError, ReplicaLost
 from service.link import requests as linked
-from service.link.frames import Call
+from service.link.messages import Call
 from service.link.requests import LinkedRequests
 from service.link.server import LinkServer
 from service.routing.router import Router

@@ -19,6 +19,7 @@ from service.settings import Settings
 from tests.engine.helpers import FAIR
 from tests.gateway.local import LocalBackend
 from tests.playground.browsing import Visit, program
+from tests.replicas import local_generator
 from tests.serving import listening
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Generator]:
     settings = Settings(device="cpu", dtype="float32", kv_cache_tokens=16384)
-    generator = Generator("r0", load_checkpoint(CHECKPOINT), settings, parts=Parts(costs=FAIR))
+    generator = local_generator("r0", load_checkpoint(CHECKPOINT), settings, parts=Parts(costs=FAIR))
     yield generator
     generator.close()
 

@@ -15,11 +15,11 @@ from service.demo import CHECKPOINT
 from service.engine import Parts
 from service.gateway.ingress import Ingress
 from service.model import load_checkpoint
-from service.replica.generator import Generator
 from service.settings import Settings
 from tests.engine.helpers import FAIR
 from tests.gateway.local import LocalBackend
 from tests.playground.browsing import Visit, program
+from tests.replicas import local_generator
 from tests.serving import listening
 
 SIZE = {"width": 1280, "height": 890}
@@ -36,7 +36,7 @@ def main(folder: Path) -> None:
     from playwright.sync_api import sync_playwright
 
     settings = Settings(device="cpu", dtype="float32", kv_cache_tokens=16384)
-    generator = Generator("r0", load_checkpoint(CHECKPOINT), settings, parts=Parts(costs=FAIR))
+    generator = local_generator("r0", load_checkpoint(CHECKPOINT), settings, parts=Parts(costs=FAIR))
     app = Ingress("i0", Settings(), LocalBackend(generator)).app(answers_request_id=True)
     with listening(app) as url, sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])

@@ -14,6 +14,7 @@ from tests.gateway.anthropic.helpers import ask, essence, events, message
 from tests.gateway.conftest import UNMEASURED
 from tests.gateway.doubles import Dying
 from tests.gateway.helpers import over
+from tests.replicas import local_generator
 
 BODIES = [
     message(max_tokens=24, mode="static", temperature=0.9, seed=4, ignore_eos=True),
@@ -24,7 +25,7 @@ BODIES = [
 
 @pytest.fixture(scope="module")
 def other(settings: Settings, checkpoint: Checkpoint) -> Iterator[Generator]:
-    generator = Generator("r1", checkpoint, settings, parts=UNMEASURED)
+    generator = local_generator("r1", checkpoint, settings, parts=UNMEASURED)
     yield generator
     generator.close()
 

@@ -27,6 +27,7 @@ from tests.gateway.engines import Held, failing
 from tests.gateway.generate.helpers import PROMPT, ask, body, essence, streamed
 from tests.gateway.helpers import over, page
 from tests.gateway.local import LocalBackend
+from tests.replicas import local_generator
 
 #: every mode, with knobs that make it work for its tokens
 MODES: list[dict[str, Any]] = [
@@ -106,7 +107,7 @@ async def assert_same_after_every_block(first: Generator, second: Generator, req
 
 @pytest.fixture(scope="module")
 def replicas(settings: Settings, checkpoint: Checkpoint, generator: Generator) -> Iterator[tuple[Generator, Generator]]:
-    other = Generator("r1", checkpoint, settings, parts=UNMEASURED)
+    other = local_generator("r1", checkpoint, settings, parts=UNMEASURED)
     yield generator, other
     other.close()
 

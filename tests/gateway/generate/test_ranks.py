@@ -37,7 +37,7 @@ class ThenElsewhere(LocalBackend):
 async def test_a_replica_of_two_ranks(settings: Settings, generator: Generator) -> None:
     pair = load_generator("pair", settings.model_copy(update={"tensor_parallel_size": 2}), UNMEASURED)
     try:
-        (rank,) = pair._ranks.pids  # type: ignore[union-attr]
+        (rank,) = pair._engine._core.ranks.pids  # type: ignore[union-attr]
         requests = [body(**plan, max_new_tokens=24, temperature=0.9, seed=3, ignore_eos=True) for plan in PLANS]
         async with over(pair) as http, over(generator) as alone:
             for request in requests:

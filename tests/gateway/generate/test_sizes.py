@@ -4,13 +4,13 @@ import pytest
 
 from service.errors import SettingsError
 from service.model.memory import DeviceMemory
-from service.replica import generator as replica
+from service.replica import core
 
 MIB = 2**20
 
 
 def with_memory(monkeypatch, free):
-    monkeypatch.setattr(replica, "memory_of", lambda _: DeviceMemory("cpu", free, 2**36))
+    monkeypatch.setattr(core, "memory_of", lambda _: DeviceMemory("cpu", free, 2**36))
 
 
 @pytest.mark.parametrize(("free", "most"), [(2**34, 80), (30 * MIB, 40)])

@@ -19,13 +19,14 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from service.errors import SettingsError
 from service.gateway.ingress import Ingress
 from service.model import Checkpoint
-from service.replica.generator import Generator, load_generator
+from service.replica.generator import load_generator
 from service.settings import Settings
 from service.telemetry.tracing import Tracing, start_tracing
 from tests.gateway.doubles import Visitor
 from tests.gateway.generate.helpers import GENERATE, PROMPT, ask, body, frames
 from tests.gateway.helpers import client
 from tests.gateway.local import LocalBackend
+from tests.replicas import local_generator
 
 CLIENTS = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 Spans = Callable[[], list[ReadableSpan]]
@@ -36,7 +37,7 @@ class Service:
 
     def __init__(self, settings: Settings, checkpoint: Checkpoint, exporter: SpanExporter) -> None:
         self.tracings = Tracing(exporter), Tracing(exporter)
-        self.generator = Generator("r0", checkpoint, settings, self.tracings[1])
+        self.generator = local_generator("r0", checkpoint, settings, self.tracings[1])
         ingress = Ingress("i0", settings, LocalBackend(self.generator), self.tracings[0])
         self.app = ingress.app(answers_request_id=True)
 

@@ -15,6 +15,7 @@ from service.settings import Settings
 from tests.gateway.chatting import give_qwen3, liking
 from tests.gateway.conftest import UNMEASURED
 from tests.gateway.local import LocalBackend
+from tests.replicas import local_generator
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +28,7 @@ def qwen3_settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 def caller(qwen3_settings: Settings) -> Iterator[Generator]:
     """A replica that often begins a call, and ends what it thinks."""
     checkpoint = liking(load_checkpoint(qwen3_settings.model), "<tool_call>", "</think>")
-    generator = Generator("r0", checkpoint, qwen3_settings, parts=UNMEASURED)
+    generator = local_generator("r0", checkpoint, qwen3_settings, parts=UNMEASURED)
     yield generator
     generator.close()
 
@@ -36,7 +37,7 @@ def caller(qwen3_settings: Settings) -> Iterator[Generator]:
 def other_caller(qwen3_settings: Settings) -> Iterator[Generator]:
     """The same once more."""
     checkpoint = liking(load_checkpoint(qwen3_settings.model), "<tool_call>", "</think>")
-    generator = Generator("r1", checkpoint, qwen3_settings, parts=UNMEASURED)
+    generator = local_generator("r1", checkpoint, qwen3_settings, parts=UNMEASURED)
     yield generator
     generator.close()
 

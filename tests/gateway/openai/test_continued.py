@@ -14,6 +14,7 @@ from tests.gateway.conftest import UNMEASURED
 from tests.gateway.doubles import Dying
 from tests.gateway.helpers import over
 from tests.gateway.openai.helpers import CHAT, COMPLETIONS, ask, chat, completion, frames
+from tests.replicas import local_generator
 
 #: None leaves its drafts to the replica: how many pay is a matter of its past, and so are an answer's counts.
 BODIES = [
@@ -32,7 +33,7 @@ BODIES = [
 
 @pytest.fixture(scope="module")
 def other(settings: Settings, checkpoint: Checkpoint) -> Iterator[Generator]:
-    generator = Generator("r1", checkpoint, settings, parts=UNMEASURED)
+    generator = local_generator("r1", checkpoint, settings, parts=UNMEASURED)
     yield generator
     generator.close()
 

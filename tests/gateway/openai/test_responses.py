@@ -27,6 +27,7 @@ from tests.gateway.doubles import Dying, Scripted
 from tests.gateway.helpers import assert_shape, over
 from tests.gateway.local import LocalBackend
 from tests.gateway.openai.helpers import CHAT, ask, chat, refused
+from tests.replicas import local_generator
 
 RESPONSES = "/v1/responses"
 NUMBER = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 9}}, "required": ["a"]}
@@ -225,7 +226,7 @@ async def test_errors_before_and_in_the_midst(stream: bool) -> None:
 
 @pytest.fixture(scope="module")
 def other(settings: Settings) -> Iterator[Generator]:
-    made = Generator("r1", load_checkpoint(settings.model), settings, parts=UNMEASURED)
+    made = local_generator("r1", load_checkpoint(settings.model), settings, parts=UNMEASURED)
     yield made
     made.close()
 

@@ -18,6 +18,7 @@ from tests.gateway.conftest import UNMEASURED
 from tests.gateway.helpers import over
 from tests.gateway.openai.helpers import CHAT, ask, chat, choices, frames
 from tests.gateway.openai.test_tools import TOOLS
+from tests.replicas import local_generator
 from tests.text.templates import QWEN3
 
 #: as Qwen3's, but the prompt ends within the thinking
@@ -34,7 +35,9 @@ def thinker(qwen3_settings: Settings, tmp_path_factory: pytest.TempPathFactory) 
     assert BEGUN != QWEN3
     folder: Path = give_qwen3(tmp_path_factory.mktemp("thinker") / "golden", BEGUN)
     checkpoint = liking(load_checkpoint(folder), "<tool_call>", "</think>")
-    generator = Generator("r0", checkpoint, qwen3_settings.model_copy(update={"model": str(folder)}), parts=UNMEASURED)
+    generator = local_generator(
+        "r0", checkpoint, qwen3_settings.model_copy(update={"model": str(folder)}), parts=UNMEASURED
+    )
     yield generator
     generator.close()
 

@@ -19,6 +19,7 @@ from service.settings import Settings
 from service.wire import Answer, Exchanged, Failure, Items, ModelCard, Snapshot, Status, Weights, Work
 from tests.gateway.conftest import UNMEASURED
 from tests.gateway.helpers import client
+from tests.replicas import local_generator
 
 ADMIN = {"Authorization": "Bearer boss"}
 WEIGHTS = "/admin/weights"
@@ -44,7 +45,7 @@ class Replicas:
 
     def _started(self, number: int) -> Generator:
         checkpoint = load_checkpoint(self.settings.model)
-        return Generator(f"r{number}", checkpoint, self.settings, parts=UNMEASURED)
+        return local_generator(f"r{number}", checkpoint, self.settings, parts=UNMEASURED)
 
     def start_again(self, number: int) -> None:
         """A replica that was lost comes back, with the weights of the setting `model`."""

@@ -31,6 +31,7 @@ from tests.gateway.generate.helpers import GENERATE, PROMPT, ask, body, frames, 
 from tests.gateway.helpers import assert_shape, client, eventually, page
 from tests.gateway.weights.replicas import ADMIN, WEIGHTS, Replicas
 from tests.other_weights import FIRST, other_weights
+from tests.replicas import local_generator
 from tests.tiny import GOLDEN, GOLDEN_NAMES
 
 Make = Callable[..., Replicas]
@@ -183,10 +184,10 @@ async def test_no_replica_changes_if_one_cannot(
 ) -> None:
     """The folder is missing where one of them runs."""
 
-    def missing(model: str) -> None:
+    async def missing(model: str) -> None:
         raise exchanges.NotReady(f"{model} is not here")
 
-    replicas.generators[1]._exchange._source.check = missing  # type: ignore[method-assign]
+    replicas.generators[1]._exchange._engine.check = missing  # type: ignore[method-assign]
     assert "is not here" in (await refused(http, 503, model=str(other)))["message"]
     assert await answered(http) == [answers[FIRST]] * 4
 
@@ -320,11 +321,11 @@ class Holding:
 
     @property
     def holds_for_weights(self) -> bool:
-        return self.replicas.generators[0]._worker._change is not None
+        return self.replicas.generators[0]._engine._worker._change is not None
 
 
 def _held(settings: Settings, held: Held) -> Generator:
-    return Generator("r0", load_checkpoint(settings.model), settings, parts=held.parts)
+    return local_generator("r0", load_checkpoint(settings.model), settings, parts=held.parts)
 
 
 @pytest.fixture
@@ -350,7 +351,9 @@ async def test_under_load_nothing_is_lost_and_nothing_is_mixed(
     await eventually(lambda: one.replicas.generators[0].snapshot().in_flight == 3)
     change = one.send(WEIGHTS, {"model": str(other)})
     one.held.let(1)  # a step of the engine, which takes in all that came
-    await eventually(lambda: one.replicas.generators[0]._worker._inbox.change is not None or one.holds_for_weights)
+    await eventually(
+        lambda: one.replicas.generators[0]._engine._worker._inbox.change is not None or one.holds_for_weights
+    )
     after = [one.send(GENERATE, REQUEST) for _ in range(3)]
     await eventually(lambda: one.replicas.generators[0].snapshot().in_flight == 6)
     assert not change.done()
@@ -369,7 +372,7 @@ async def test_by_abort_whole_answers_begin_again_and_begun_streams_end(
     one.held.let(blocks)  # forwards: some blocks are there, and no answer is whole
     await one.held.holds(blocks + 1)
     change = one.send(WEIGHTS, {"model": str(other)})
-    await eventually(lambda: one.replicas.generators[0]._worker._inbox.change is not None)
+    await eventually(lambda: one.replicas.generators[0]._engine._worker._inbox.change is not None)
     one.held.release()
     assert (await whole).json()["token_ids"] == answers[other]
     events = (await stream).text.strip().split("\n\n")

@@ -1,9 +1,11 @@
-"""Messages over a connection. Both ends inherit from `Frames`.
+"""Messages between two processes of this program, over a connection. Both ends inherit from `Frames`.
 
-A frame is its length (4 bytes) and its content: a secret at first, then pickled lists of messages. All messages of one
-turn of the event loop travel in one frame, so the blocks of many answers cost one write and one wake-up.
+A frame is its length (4 bytes) and its content: pickled lists of messages, and what else the ends agree on. All
+messages of one turn of the event loop travel in one frame, so the blocks of many answers cost one write and one
+wake-up.
 
-Unpickling runs code of the sender's choice. A server unpickles only what comes after its secret (`server.py`).
+Unpickling runs code of the sender's choice. A link's server unpickles only what comes after its secret
+(`link/server.py`).
 """
 
 from __future__ import annotations
@@ -12,57 +14,13 @@ import asyncio
 import pickle
 import socket
 import struct
-from typing import Literal, NamedTuple, cast
-
-from service.wire import Answer, Chunk, Ending, Failure, Progress, Work
-
-Method = Literal["complete", "count", "stream"]
+from collections.abc import Sequence
+from typing import Any, cast
 
 _LENGTH = struct.Struct("!I")
 #: seconds without a sign of the other side's machine after which the connection is lost
 _SILENCE_S = 8
 _PROBES = 3
-
-
-class Call(NamedTuple):
-    """An ingress asks. `number`: by which both sides name the call."""
-
-    number: int
-    method: Method
-    work: Work
-
-
-class Cancel(NamedTuple):
-    """An ingress needs nothing more of a call."""
-
-    number: int
-
-
-class Item(NamedTuple):
-    """A part of an answer, or all of it. `others`: requests of other ingresses that the replica has."""
-
-    number: int
-    item: Progress | Chunk | Ending | Failure | Answer | int
-    others: int
-
-
-class End(NamedTuple):
-    """A call has no further items."""
-
-    number: int
-
-
-class Refused(NamedTuple):
-    """A call came after the replica had begun to leave. Nothing was decoded."""
-
-    number: int
-
-
-class Leaving(NamedTuple):
-    """The replica takes no further calls and finishes those it has."""
-
-
-Message = Call | Cancel | Item | End | Refused | Leaving
 
 
 class Frames(asyncio.Protocol):
@@ -72,7 +30,7 @@ class Frames(asyncio.Protocol):
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._unsent: list[Message] = []
+        self._unsent: list[Any] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keeps the transport. A machine that falls silent loses its connections."""
@@ -100,9 +58,9 @@ class Frames(asyncio.Protocol):
 
     def write(self, content: bytes) -> None:
         """Sends one frame."""
-        self._transport.write(_LENGTH.pack(len(content)) + content)
+        self._transport.write(framed(content))
 
-    def send(self, message: Message) -> None:
+    def send(self, message: object) -> None:
         """Sends a message at the end of this turn of the event loop. Dropped if the connection is closed by then."""
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
@@ -111,12 +69,22 @@ class Frames(asyncio.Protocol):
     def _flush(self) -> None:
         messages, self._unsent = self._unsent, []
         if messages and not self._transport.is_closing():
-            self.write(pickle.dumps(messages, protocol=pickle.HIGHEST_PROTOCOL))
+            self.write(content_of(messages))
 
 
-def messages_of(content: bytes) -> list[Message]:
+def content_of(messages: Sequence[object]) -> bytes:
+    """The content of a frame with these messages."""
+    return pickle.dumps(messages, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def framed(content: bytes) -> bytes:
+    """A frame as it is sent."""
+    return _LENGTH.pack(len(content)) + content
+
+
+def messages_of(content: bytes) -> list[Any]:
     """The messages of a frame from a trusted sender."""
-    messages: list[Message] = pickle.loads(content)  # noqa: S301 - from the other half of this program
+    messages: list[Any] = pickle.loads(content)  # noqa: S301 - from the other half of this program
     return messages
 
 

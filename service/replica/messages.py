@@ -1,0 +1,117 @@
+"""What a replica and the process of its engine tell each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from service.constraints import Constraint
+from service.decode.guide import Grammar
+from service.engine import BlockEvent, EngineState, GenerationRequest, StepReport
+from service.engine.streams import Item
+from service.errors import MrpServeError
+from service.replica.engines import Served
+from service.settings import Settings
+
+if TYPE_CHECKING:
+    from service.engine import Parts
+
+# --- to the engine's process -----------------------------------------------------------------------
+
+
+class Start(NamedTuple):
+    """The first message: what is to be loaded. `parts`: of the engine, if not the default ones."""
+
+    settings: Settings
+    parts: Parts | None
+
+
+class Submit(NamedTuple):
+    """A request that is valid. Its grammar, if it has one, is a `KeptGrammar`."""
+
+    request: GenerationRequest
+
+
+class Abort(NamedTuple):
+    """A request is no longer wanted."""
+
+    request_id: str
+
+
+class Compile(NamedTuple):
+    """To be compiled, for requests that come."""
+
+    constraint: Constraint
+
+
+class Check(NamedTuple):
+    """Whether other weights could be taken?"""
+
+    model: str
+
+
+class Fetch(NamedTuple):
+    """Other weights are to be read."""
+
+    model: str
+
+
+class Take(NamedTuple):
+    """The fetched weights are to be taken."""
+
+    version: int
+    cut: bool
+
+
+class Ask(NamedTuple):
+    """Something that has an `Answered` with the same number."""
+
+    number: int
+    what: Compile | Check | Fetch | Take
+
+
+# --- from the engine's process ---------------------------------------------------------------------
+
+
+class Ready(NamedTuple):
+    """The engine is loaded and takes requests."""
+
+    served: Served
+
+
+class Unloaded(NamedTuple):
+    """The engine could not be loaded, and its process ends. `error`: one of ours, or what is known of another."""
+
+    error: MrpServeError | str
+
+
+class Stepped(NamedTuple):
+    """What happened since the last one. `reports`: of steps. `events`: all events, those of aborted requests included.
+
+    `items`: for those who follow the requests. `failure`: why the engine has stopped, None if it has not.
+    """
+
+    reports: list[StepReport]
+    events: list[BlockEvent]
+    items: list[tuple[str, Item]]
+    state: EngineState
+    failure: str | None
+
+
+class Answered(NamedTuple):
+    """What came of an `Ask`. `path`: of fetched weights."""
+
+    number: int
+    error: MrpServeError | None = None
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptGrammar:
+    """A grammar that the engine's process has compiled. Implements `GrammarSource` for requests on their way there."""
+
+    constraint: Constraint
+
+    def open(self) -> Grammar:
+        """Only the compiled grammar can be opened."""
+        raise AssertionError("a grammar is to be opened outside of the process that compiled it")

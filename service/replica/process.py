@@ -1,0 +1,202 @@
+"""The process of a replica's engine: `python -m service.replica.process DESCRIPTOR`, started by `remote.py`.
+
+The engine shares no Python lock with the replica's event loop. The engine's thread sends what a step found itself, so
+this process's own event loop only wakes for messages that come. The process ends when its socket closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from service.engine import BlockEvent, GenerationRequest, StepReport
+from service.engine.responsive import keep_responsive
+from service.engine.streams import Item
+from service.engine.thread import EngineThread
+from service.errors import MrpServeError
+from service.frames import Frames, content_of, framed, messages_of
+from service.model.options import set_threads
+from service.replica.core import Core, load_core
+from service.replica.messages import (
+    Abort,
+    Answered,
+    Ask,
+    Check,
+    Compile,
+    Fetch,
+    KeptGrammar,
+    Ready,
+    Start,
+    Stepped,
+    Submit,
+    Take,
+    Unloaded,
+)
+from service.telemetry.faults import unexpected_error
+from service.telemetry.logs import install_logs
+from service.tracebacks import kind_and_place
+
+#: seconds after which reports of steps are sent that found nothing
+_REPORTS_S = 0.1
+#: seconds between two looks at the ranks
+_WATCH_S = 0.1
+
+
+class _Out:
+    """Sends messages from any thread. `end`: does not block, since the event loop reads from it."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end, self._sending = end, threading.Lock()
+
+    def send(self, message: object) -> None:
+        """Waits until all of it is sent. If the replica is gone, this process ends."""
+        left = memoryview(framed(content_of([message])))
+        with self._sending:
+            while left:
+                try:
+                    left = left[self._end.send(left) :]
+                except BlockingIOError:
+                    select.select([], [self._end], [])
+                except OSError:
+                    os._exit(0)
+
+
+class _Steps:
+    """Collects what the engine's steps find. Implements `Observer`. All is called on the engine's thread."""
+
+    thread: EngineThread
+
+    def __init__(self, send: Callable[[Stepped], None]) -> None:
+        self._send = send
+        self._reports: list[StepReport] = []
+        self._events: list[BlockEvent] = []
+        self._sent = 0.0
+
+    def on_step(self, report: StepReport) -> None:
+        """Kept for the next message."""
+        self._reports.append(report)
+
+    def on_event(self, request: GenerationRequest, event: BlockEvent) -> None:  # noqa: ARG002 - the replica knows it
+        """Kept for the next message."""
+        self._events.append(event)
+
+    def deliver(self, items: list[tuple[str, Item]]) -> None:
+        """Sends what there is. Steps that found nothing may wait."""
+        failure, now = self.thread.failure, time.monotonic()
+        if not (items or self._events or failure or now - self._sent > _REPORTS_S):
+            return
+        reports, self._reports = self._reports, []
+        events, self._events = self._events, []
+        self._sent = now
+        self._send(Stepped(reports, events, items, self.thread.state(), failure))
+
+
+class EngineProcess(Frames):
+    """What the process does with the messages that come. `end`: its socket."""
+
+    def __init__(self, end: socket.socket) -> None:
+        super().__init__()
+        self._out = _Out(end)
+        self._steps = _Steps(self._out.send)
+        self._core: Core
+        self._fetched: Callable[[], None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def received(self, content: bytes) -> None:
+        """Obeys the messages in their order. Those that take time are obeyed beside others."""
+        for message in messages_of(content):
+            if isinstance(message, Submit):
+                self._submit(message.request)
+            elif isinstance(message, Abort):
+                self._steps.thread.abort(message.request_id)
+            elif isinstance(message, Ask):
+                self._begin(self._answer(message))
+            elif isinstance(message, Start):
+                self._begin(self._start(message))
+
+    def connection_lost(self, error: Exception | None) -> NoReturn:  # noqa: ARG002 - the signature is asyncio's
+        """The replica has closed its engine, or is gone. A step may be under way that nobody needs."""
+        os._exit(0)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _start(self, message: Start) -> None:
+        try:
+            settings = message.settings
+            install_logs(settings)
+            set_threads(settings.torch_threads, settings.tensor_parallel_size)
+            self._core = await asyncio.to_thread(load_core, settings, self._steps, message.parts)
+        except Exception as error:  # noqa: BLE001 - the replica says what it was
+            self._out.send(Unloaded(error if isinstance(error, MrpServeError) else kind_and_place(error)))
+            return
+        keep_responsive()
+        # The replica knows steps that take too long by their silence.
+        self._steps.thread = EngineThread(self._core.engine, self._steps.deliver, self._core.room, float("inf"))
+        self._steps.thread.start()
+        self._out.send(Ready(self._core.served))
+        if self._core.ranks:
+            await self._watch()
+
+    async def _watch(self) -> None:
+        """Tells that a rank is lost, which no step would notice while there is none."""
+        while (failure := self._core.failure) is None:
+            await asyncio.sleep(_WATCH_S)
+        self._out.send(Stepped([], [], [], self._steps.thread.state(), failure))
+
+    def _submit(self, request: GenerationRequest) -> None:
+        try:
+            if isinstance(request.grammar, KeptGrammar):
+                request = replace(request, grammar=self._core.compiler.kept(request.grammar.constraint))
+            self._steps.thread.submit(request)
+        except MrpServeError as error:
+            state = self._steps.thread.state()
+            self._out.send(Stepped([], [], [(request.request_id, error)], state, None))
+
+    async def _answer(self, ask: Ask) -> None:
+        error: MrpServeError | None = None
+        path = ""
+        try:
+            path = await self._do(ask.what)
+        except MrpServeError as problem:
+            error = problem
+        except Exception as problem:  # noqa: BLE001 - the log gets its place, the replica no message
+            error = unexpected_error(problem, "")
+        self._out.send(Answered(ask.number, error, path))
+
+    async def _do(self, what: Compile | Check | Fetch | Take) -> str:
+        if isinstance(what, Compile):
+            await self._core.compiler.compile(what.constraint)
+        elif isinstance(what, Check):
+            await asyncio.to_thread(self._core.check, what.model)
+        elif isinstance(what, Fetch):
+            self._fetched, path = await asyncio.to_thread(self._core.fetch, what.model)
+            return str(path)
+        else:
+            take, self._fetched = self._fetched, None
+            if take is None:
+                raise AssertionError("weights are to be taken before they are fetched")
+            await self._steps.thread.exchange(take, what.version, cut=what.cut)
+        return ""
+
+
+async def _main(end: socket.socket) -> None:
+    await asyncio.get_running_loop().create_unix_connection(lambda: EngineProcess(end.dup()), sock=end)
+    await asyncio.Event().wait()  # until the socket closes
+
+
+if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # a terminal, or `timeout`, sends it to all; the replica decides
+    asyncio.run(_main(socket.socket(fileno=int(sys.argv[1]))))

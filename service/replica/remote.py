@@ -1,0 +1,281 @@
+"""The engine of a replica in a process of its own (`process.py`), on the same machine.
+
+Python runs one thread of a process at a time. So an engine on a thread of the replica waits for every block that the
+replica makes text of and sends, and the event loop waits for the engine's Python.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import subprocess
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from copy import copy
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from service.constraints import Constraint
+from service.decode.guide import GrammarSource
+from service.engine.observer import EngineState, HarmlessObserver, Observer, StepReport
+from service.engine.request import BlockEvent, BlockProgress, GenerationRequest
+from service.engine.streams import Streams
+from service.engine.validation import validate
+from service.errors import EngineFailed, InvalidRequest, MrpServeError, ReplicaLost, ReplicaStopping
+from service.frames import Frames, messages_of
+from service.parallel.child import start_child
+from service.replica.engines import Served
+from service.replica.messages import (
+    Abort,
+    Answered,
+    Ask,
+    Check,
+    Compile,
+    Fetch,
+    KeptGrammar,
+    Ready,
+    Start,
+    Stepped,
+    Submit,
+    Take,
+    Unloaded,
+)
+from service.settings import Settings
+
+if TYPE_CHECKING:
+    from service.engine import Parts
+
+#: seconds between two looks for a step that takes too long
+_WATCH_S = 0.25
+#: seconds after which the observer is told: an answer does not wait for it
+_OBSERVED_S = 0.005
+#: seconds for a process whose socket has closed to end, so that its status can be told
+_END_S = 1.0
+
+
+class RemoteEngine(Frames):
+    """Implements `ReplicaEngine`. `start` makes it. All is called on one event loop. `process`: the engine's.
+
+    `observer`: is told of steps and events here, not in the engine's process.
+    """
+
+    served: Served
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        observer: Observer,
+        stall_timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__()
+        self._process, self._observer = process, HarmlessObserver(observer)
+        self._stall_timeout_s, self._clock = stall_timeout_s, clock
+        self._streams = Streams(self._submit, self._cancel)
+        self._requests: dict[str, GenerationRequest] = {}
+        self._state = EngineState(0, 0, 0, 0)
+        self._reports: list[StepReport] = []
+        self._events: list[tuple[GenerationRequest, BlockEvent]] = []
+        self._numbers = itertools.count()
+        self._asked: dict[int, asyncio.Future[str]] = {}
+        self._ready: asyncio.Future[Served] = asyncio.get_running_loop().create_future()
+        self._heard, self._taking, self._closed = clock(), False, False
+        self._failure: str | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(cls, settings: Settings, observer: Observer, parts: Parts | None = None) -> Self:
+        """Starts the process and waits until it has loaded its engine. Raises what loading raises.
+
+        EngineFailed for an error that nobody foresaw; ReplicaLost if the process ends. `parts` must be picklable.
+        """
+        process, own = start_child("service.replica.process")
+        engine = cls(process, observer, settings.stall_timeout_s)
+        await asyncio.get_running_loop().create_unix_connection(lambda: engine, sock=own)
+        try:
+            engine.send(Start(settings, parts))
+            await engine.loaded()
+        except BaseException:
+            engine.close()
+            raise
+        return engine
+
+    async def loaded(self) -> None:
+        """Waits until the engine takes requests. Called once."""
+        self.served = await self._ready
+        self._watching = asyncio.get_running_loop().create_task(self._watch())
+
+    @property
+    def pid(self) -> int:
+        """The engine's process."""
+        return self._process.pid
+
+    @property
+    def failure(self) -> str | None:
+        """Why the engine stopped, or that its process is gone. None while it can decode."""
+        return self._failure
+
+    def state(self) -> EngineState:
+        """The state after the last step that was told, which the observer then knows, too."""
+        self._observe()
+        return self._state
+
+    # --- requests ----------------------------------------------------------------------------------
+
+    def generate(self, request: GenerationRequest, together: int = 1) -> AsyncGenerator[BlockEvent | BlockProgress]:
+        """See `EngineWorker.generate`."""
+        served = self.served
+        validate(request, served.config, served.max_model_len, deterministic=served.deterministic)
+        return self._streams.follow(request, together)
+
+    def _submit(self, request: GenerationRequest) -> None:
+        if self._failure is not None:
+            raise ReplicaStopping(f"the engine stopped: {self._failure}", retry_after=1.0)
+        if self._closed:
+            raise ReplicaStopping("the server is shutting down", retry_after=1.0)
+        if request.request_id in self._requests:
+            raise InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id")
+        if not self._requests:
+            self._heard = self._clock()
+        self._requests[request.request_id] = request
+        self.send(Submit(request))
+
+    def _cancel(self, request_id: str) -> None:
+        if request_id in self._requests:
+            self.send(Abort(request_id))
+
+    # --- grammars and weights ----------------------------------------------------------------------
+
+    async def compile(self, constraint: Constraint) -> GrammarSource:
+        """Compiled and kept in the engine's process."""
+        await self._ask(Compile(constraint))
+        return KeptGrammar(constraint)
+
+    async def check(self, model: str) -> None:
+        """See `ReplicaEngine.check`."""
+        await self._ask(Check(model))
+
+    async def fetch(self, model: str) -> Path:
+        """See `ReplicaEngine.fetch`."""
+        return Path(await self._ask(Fetch(model)))
+
+    async def take(self, version: int, *, cut: bool) -> None:
+        """See `ReplicaEngine.take`."""
+        self._taking = True
+        try:
+            await self._ask(Take(version, cut))
+        finally:
+            self._heard, self._taking = self._clock(), False
+
+    async def _ask(self, what: Compile | Check | Fetch | Take) -> str:
+        if self._failure is not None or self._closed:
+            raise ReplicaStopping(f"the engine stopped: {self._failure or 'the server is shutting down'}")
+        number = next(self._numbers)
+        answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
+        self.send(Ask(number, what))
+        try:
+            return await answer
+        finally:
+            self._asked.pop(number, None)
+
+    # --- what comes --------------------------------------------------------------------------------
+
+    def received(self, content: bytes) -> None:
+        """Handles the messages of the engine's process."""
+        self._heard = self._clock()
+        for message in messages_of(content):
+            if isinstance(message, Stepped):
+                self._stepped(message)
+            elif isinstance(message, Answered):
+                self._answered(message)
+            elif isinstance(message, Ready) and not self._ready.done():
+                self._ready.set_result(message.served)
+            elif isinstance(message, Unloaded) and not self._ready.done():
+                error = message.error
+                self._ready.set_exception(error if isinstance(error, MrpServeError) else EngineFailed(error))
+
+    def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - the signature is asyncio's
+        """All that waits fails."""
+        if self._closed:
+            return
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+        self._lose(f"the engine's process has ended (status {self._process.poll()})")
+
+    def _stepped(self, message: Stepped) -> None:
+        self._state = message.state
+        for request_id, item in message.items:
+            if isinstance(item, MrpServeError):
+                self._requests.pop(request_id, None)
+        self._streams.put(message.items)
+        if message.failure is not None:
+            self._failure = message.failure
+        self._note(message)
+
+    def _note(self, message: Stepped) -> None:
+        """Keeps what the observer is to be told. Answers go first."""
+        if not (self._reports or self._events):
+            asyncio.get_running_loop().call_later(_OBSERVED_S, self._observe)
+        self._reports += message.reports
+        for event in message.events:
+            over = event.finish_reason is not None
+            request = self._requests.pop(event.request_id, None) if over else self._requests.get(event.request_id)
+            if request is not None:
+                self._events.append((request, event))
+
+    def _observe(self) -> None:
+        reports, self._reports = self._reports, []
+        events, self._events = self._events, []
+        for report in reports:
+            self._observer.on_step(report)
+        for request, event in events:
+            self._observer.on_event(request, event)
+
+    def _answered(self, message: Answered) -> None:
+        answer = self._asked.get(message.number)
+        if answer is None or answer.done():
+            return
+        if message.error is None:
+            answer.set_result(message.path)
+        else:
+            answer.set_exception(message.error)
+
+    # --- the end -----------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Ends a process whose step takes too long."""
+        while self._failure is None:
+            await asyncio.sleep(_WATCH_S)
+            seconds = self._clock() - self._heard
+            if self._requests and not self._taking and seconds > self._stall_timeout_s:
+                allowed = f"allowed are {self._stall_timeout_s:g}"
+                self._lose(f"the engine's step has taken {seconds:.0f} s, {allowed}")
+                self._process.kill()
+
+    def _lose(self, why: str) -> None:
+        """Nothing more comes of the process."""
+        self._failure = self._failure or why
+        self._end(ReplicaLost(why))
+
+    def _end(self, error: MrpServeError) -> None:
+        """Ends all that waits, each with an error of its own."""
+        self._requests.clear()
+        self._streams.fail(lambda: copy(error))
+        waiting: list[asyncio.Future[Any]] = [self._ready, *self._asked.values()]
+        for answer in waiting:
+            if not answer.done():
+                answer.set_exception(copy(error))
+
+    def close(self) -> None:
+        """Ends the process. Requests in progress end with ReplicaStopping."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._watching is not None:
+            self._watching.cancel()
+        self._transport.abort()
+        self._process.kill()
+        self._process.wait()
+        self._end(ReplicaStopping("the server is shutting down", retry_after=1.0))

@@ -1,0 +1,287 @@
+"""A replica whose engine has a process of its own: it answers as one in the same process does, and ends with it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from service.engine import BlockEvent, GenerationRequest, Parts
+from service.engine.forward.runner import Runner
+from service.engine.request import Asked
+from service.errors import CheckpointError, EngineFailed, InvalidRequest, ReplicaLost, ReplicaStopping
+from service.gateway.failover import Failover
+from service.gateway.http.validation import parse_generate, to_work
+from service.replica.engines import ReplicaEngine
+from service.replica.generator import Generator, start_generator
+from service.replica.metrics import ReplicaMetrics
+from service.replica.remote import RemoteEngine
+from service.settings import Settings
+from service.wire import Chunk
+from tests.engine.helpers import FAIR
+from tests.gateway.conftest import UNMEASURED
+from tests.gateway.generate.helpers import CASES, GENERATE, PROMPT, ask, body, essence, golden_body, problem, streamed
+from tests.gateway.generate.test_ranks import ThenElsewhere
+from tests.gateway.helpers import idle, over, samples_of
+from tests.other_weights import other_weights
+from tests.parallel.test_team import alive
+from tests.runners import Around
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+#: endings of the names of metrics that tell times
+TIMES = ("_seconds_sum", "_seconds_bucket", "_created")
+
+
+async def eventually(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def remote(settings: Settings) -> AsyncIterator[Generator]:
+    generator = await start_generator("r0", settings, UNMEASURED)
+    assert isinstance(generator._engine, RemoteEngine)
+    yield generator
+    process = generator._engine.pid
+    generator.close()
+    assert not alive(process)
+
+
+async def start(settings: Settings, parts: Parts = UNMEASURED) -> RemoteEngine:
+    return await RemoteEngine.start(settings, ReplicaMetrics(), parts)
+
+
+def request(name: str = "one", **fields: Any) -> GenerationRequest:
+    return GenerationRequest(name, tuple(PROMPT), max_new_tokens=16, **fields)
+
+
+async def blocks(engine: ReplicaEngine, asked: GenerationRequest) -> list[BlockEvent]:
+    async with aclosing(engine.generate(asked)) as items:
+        return [item async for item in items if isinstance(item, BlockEvent)]
+
+
+class TestAnswers:
+    async def test_golden_decodes_of_every_mode_at_once(self, remote: Generator) -> None:
+        async with over(remote) as http:
+            answers = await asyncio.gather(*(ask(http, golden_body(case)) for case in CASES))
+        assert [answer["token_ids"] for answer in answers] == [case["token_ids"] for case in CASES]
+        assert idle(remote)
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"mode": "speculative", "mrp_steps": 2, "temperature": 0.9, "return_trace": True},
+            {"mode": "remask", "return_trace": True},
+            {"mode": "direct", "stop": ["w7"], "max_new_tokens": 40},
+        ],
+        ids=lambda fields: fields["mode"],
+    )
+    async def test_it_answers_as_an_engine_in_the_same_process(
+        self, remote: Generator, generator: Generator, fields: dict[str, Any]
+    ) -> None:
+        asked = body(seed=3) | fields
+        async with over(remote) as there, over(generator) as here:
+            for ways in (ask, streamed):
+                assert essence(await ways(there, asked)) == essence(await ways(here, asked))
+
+    async def test_steps_are_streamed(self, remote: Generator, generator: Generator) -> None:
+        async with over(remote) as there, over(generator) as here:
+            asked = body(mode="remask", stream=True, stream_steps=True)
+            [one, other] = [(await http.post(GENERATE, json=asked)).text for http in (there, here)]
+        assert one.count("event: step") == other.count("event: step") > 1
+
+    async def test_metrics_count_the_same(self, settings: Settings, make_generator: Callable[..., Generator]) -> None:
+        local, remote = make_generator("r0"), await start_generator("r0", settings, UNMEASURED)
+        counted = []
+        for generator in (local, remote):
+            async with over(generator) as http:
+                for fields in ({"mode": "speculative", "mrp_steps": 2}, {"mode": "remask"}, {"max_new_tokens": 30}):
+                    await ask(http, body(**fields))
+            text = "".join(family.head + family.samples for family in generator.snapshot().families)
+            counted.append([s for s in samples_of(text) if not s.name.endswith(TIMES)])
+        remote.close()
+        assert counted[0] == counted[1]
+        assert any(sample.value > 1 for sample in counted[0])
+
+    async def test_log_probabilities(self, remote: Generator, generator: Generator) -> None:
+        asked = request("known", asked=Asked(3, (7, 8)))
+        found = [
+            [pick.known for one in await blocks(engine, asked) for step in one.steps for pick in step.revealed]
+            for engine in (remote._engine, generator._engine)
+        ]
+        assert found[0] == found[1]
+        assert all(len(known.likeliest) == 3 and len(known.given) == 2 for known in found[0])
+
+    async def test_grammars_are_compiled_where_the_engine_is(self) -> None:
+        there = await start_generator("r0", Settings(device="cpu"), UNMEASURED)
+        async with over(there) as http:
+            for fields, wanted in (({"regex": "(ab|cd)+e"}, r"(ab|cd)+e"), ({"choice": ["yes", "no"]}, "yes|no")):
+                asked = {"prompt": "Tom has 5 apples.", "max_new_tokens": 40, "mode": "static"} | fields
+                for ways in (ask, streamed):
+                    assert re.fullmatch(wanted, (await ways(http, asked))["text"])
+            wrong = await http.post(GENERATE, json={"prompt": "Tom", "regex": "("})
+            assert problem(wrong, 422)["param"] == "regex"
+        there.close()
+
+    async def test_a_request_that_it_can_never_serve(self, remote: Generator) -> None:
+        async with over(remote) as http:
+            assert problem(await http.post(GENERATE, json=body(max_new_tokens=10**6)), 422)["param"] == "max_new_tokens"
+
+    async def test_a_client_that_leaves_frees_the_pages(self, remote: Generator) -> None:
+        engine = remote._engine
+        async with aclosing(engine.generate(GenerationRequest("leaves", (5, 6, 7), max_new_tokens=800))) as items:
+            async for _ in items:
+                break
+        await eventually(lambda: idle(remote))
+        assert (await blocks(engine, request("leaves")))[-1].finish_reason  # the id is free again
+
+    async def test_an_id_in_use(self, remote: Generator) -> None:
+        engine = remote._engine
+        async with aclosing(engine.generate(GenerationRequest("twice", (5, 6, 7), max_new_tokens=800))) as items:
+            await anext(items)
+            with pytest.raises(InvalidRequest, match="is in use"):
+                await blocks(engine, request("twice"))
+        await eventually(lambda: idle(remote))
+
+
+class TestWeights:
+    async def test_they_are_exchanged(self, settings: Settings, tmp_path: Path) -> None:
+        engine = await start(settings)
+        try:
+            before = await blocks(engine, request())
+            other = other_weights(tmp_path / "other", Path(settings.model))
+            with pytest.raises(CheckpointError):
+                await engine.check(str(tmp_path))
+            await engine.check(str(other))
+            assert await engine.fetch(str(other)) == other
+            await engine.take(3, cut=False)
+            after = await blocks(engine, request())
+            assert {event.version for event in before} == {0}
+            assert {event.version for event in after} == {3}
+            assert [event.token_ids for event in after] != [event.token_ids for event in before]
+            again = await start(settings.model_copy(update={"model": str(other)}))
+            assert [e.token_ids for e in await blocks(again, request())] == [event.token_ids for event in after]
+            again.close()
+        finally:
+            engine.close()
+
+
+class TestEnds:
+    async def test_a_killed_process_loses_nothing_that_can_go_on_elsewhere(
+        self, settings: Settings, generator: Generator
+    ) -> None:
+        lost = await start_generator("lost", settings, Parts(costs=FAIR, runner=partial(Hanging, 40)))
+        again: list[str] = []
+        asked = parse_generate(body(max_new_tokens=400, temperature=0.7, seed=1, ignore_eos=True), "static")
+        work = to_work(asked, lost.status().card, 60.0)
+        failover = Failover(ThenElsewhere(lost, generator), 3, lambda error: again.append(error.code))
+        tokens: list[int] = []
+        async with aclosing(failover.stream(work)) as items:
+            async for item in items:
+                if isinstance(item, Chunk):
+                    if not tokens:
+                        os.kill(lost._engine.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+                    tokens += item.token_ids
+        assert again == ["replica_lost"]
+        assert lost.status().failure == "the engine's process has ended (status -9)"
+        whole = [item async for item in generator.stream(work)]
+        assert tokens == [token for item in whole if isinstance(item, Chunk) for token in item.token_ids]
+        with pytest.raises(ReplicaStopping, match="has ended"):
+            await blocks(lost._engine, request())
+        with pytest.raises(ReplicaStopping, match="has ended"):
+            await lost._engine.check(settings.model)
+        lost.close()
+
+    async def test_closing_ends_what_waits(self, settings: Settings) -> None:
+        engine = await start(settings, Parts(costs=FAIR, runner=partial(Hanging, 0)))
+        waiting = asyncio.create_task(blocks(engine, request()))
+        await eventually(lambda: bool(engine._requests))
+        engine.close()
+        with pytest.raises(ReplicaStopping, match="shutting down"):
+            await waiting
+        with pytest.raises(ReplicaStopping, match="shutting down"):
+            await blocks(engine, request())
+        assert engine.failure is None
+
+    async def test_an_engine_that_fails_says_where(self, settings: Settings) -> None:
+        engine = await start(settings, Parts(costs=FAIR, runner=Failing))
+        with pytest.raises(EngineFailed, match=r"ZeroDivisionError in .*test_engine_process, line "):
+            await blocks(engine, request())
+        assert str(engine.failure).startswith("ZeroDivisionError in ")
+        with pytest.raises(ReplicaStopping, match="the engine stopped: ZeroDivisionError"):
+            await blocks(engine, request())
+        engine.close()
+
+    async def test_a_step_that_takes_too_long_ends_the_process(self, settings: Settings) -> None:
+        short = settings.model_copy(update={"stall_timeout_s": 0.5})
+        engine = await start(short, Parts(costs=FAIR, runner=partial(Hanging, 0)))
+        with pytest.raises(ReplicaLost, match=r"the engine's step has taken .* s, allowed are 0.5"):
+            await blocks(engine, request())
+        await eventually(lambda: not alive(engine.pid))
+        assert "allowed are 0.5" in str(engine.failure)
+        engine.close()
+
+    async def test_a_checkpoint_that_cannot_be_loaded(self, settings: Settings, tmp_path: Path) -> None:
+        with pytest.raises(CheckpointError):
+            await start(settings.model_copy(update={"model": str(tmp_path)}))
+
+    async def test_it_ends_with_its_replica(self, settings: Settings) -> None:
+        program = subprocess.Popen(
+            [sys.executable, __file__, settings.model], stdout=subprocess.PIPE, text=True, cwd=Path.cwd()
+        )
+        assert program.stdout is not None
+        engine = int(await asyncio.to_thread(program.stdout.readline))
+        assert alive(engine)
+        program.kill()
+        program.wait()
+        program.stdout.close()
+        await eventually(lambda: not alive(engine))
+
+
+class Failing(Around):
+    """Fails in its first forward."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(Runner(*given))
+
+    def evaluate(self, rows: Any) -> Any:
+        raise ZeroDivisionError(len(rows))
+
+
+class Hanging(Around):
+    """After so many forwards one takes a minute."""
+
+    def __init__(self, left: int, *given: Any) -> None:
+        super().__init__(Runner(*given))
+        self.left = left
+
+    def evaluate(self, rows: Any) -> Any:
+        if not self.left:
+            time.sleep(60)
+        self.left -= 1
+        return super().evaluate(rows)
+
+
+async def _replica(model: str) -> None:
+    engine = await start(Settings(model=model, device="cpu"))
+    print(engine.pid, flush=True)  # noqa: T201 - the test reads it
+    await blocks(engine, GenerationRequest("long", (5, 6), max_new_tokens=1900))
+    await asyncio.sleep(60)
+
+
+if __name__ == "__main__":
+    asyncio.run(_replica(sys.argv[1]))
