@@ -18,7 +18,7 @@ from service.decode.params import ModeParams
 from service.engine.request import FinishReason, SamplingParams, Stats
 from service.errors import DeadlineExceeded, MrpServeError
 from service.fair_queue import DEFAULT_PRIORITY
-from service.pickling import sent_often
+from service.pickling import numbered, sent_often
 from service.quality.presets import Presets
 from service.text.piece import Likely, TokenPiece
 from service.text.tools.thinking import Thinking
@@ -103,6 +103,7 @@ class PlaceScores:
     likeliest: tuple[Likely, ...] = field(repr=False)
 
 
+@numbered(246)
 @sent_often
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -172,6 +173,7 @@ def too_late(work: Work) -> DeadlineExceeded:
     return DeadlineExceeded(f"timeout_s is {work.timeout_s}, {what}", param="timeout_s")
 
 
+@numbered(244)
 @sent_often
 @dataclass(frozen=True, slots=True)
 class Ending:
@@ -189,6 +191,7 @@ class Ending:
     stop_text: str | None = field(default=None, repr=False)
 
 
+@numbered(243)
 @sent_often
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -228,6 +231,7 @@ class Progress:
     total_s: float
 
 
+@numbered(245)
 @sent_often
 @dataclass(frozen=True, slots=True)
 class Answer:

@@ -9,7 +9,9 @@ import pytest
 
 from service.decode.block import Pick, Step
 from service.engine import BlockEvent, EngineState, Forwards, GenerationRequest, Stats, StepReport
-from service.pickling import sent_often
+from service.link.messages import Item
+from service.pickling import numbered, sent_often
+from service.replica.messages import Stepped
 from service.wire import Chunk, Ending, Resume, Weights
 
 STATS = Stats(Forwards(1, 2, 3), 7, mrp_steps=2, first_block_s=0.25)
@@ -26,6 +28,8 @@ STEPS = (
         GenerationRequest("a", (1, 2), max_new_tokens=3, tenant="b", stop_token_ids=frozenset({9})),
         StepReport(0.5, 4, {"denoise": 3}, EngineState(1, 2, 3, 4), 5, 6),
         Chunk(1, "text", (5,), STATS, ending=Ending("stop", 2, 1, STATS)),
+        Item(3, Chunk(1, "text", (5,), STATS), 2),
+        Stepped([], [BlockEvent("a", 3, (5, 6), STATS)], [], EngineState(1, 2, 3, 4), None),
         Resume((1, 2), 1, STATS, version=2),
         Weights(3, "name", "folder"),
     ],
@@ -69,3 +73,17 @@ def test_what_cannot_be_made_of_its_values_is_refused() -> None:
     for kind in (Derived, One):
         with pytest.raises(ValueError, match=kind.__name__):
             sent_often(kind)
+
+
+def test_a_number_names_a_class() -> None:
+    pickled = pickle.dumps(Item(3, Chunk(1, "text", (5,), STATS), 2))
+    assert b"service" not in pickled
+
+
+@pytest.mark.parametrize("code", [239, 256, 240])
+def test_a_number_that_is_taken_or_not_ours_is_refused(code: int) -> None:
+    with pytest.raises(ValueError, match=str(code)):
+
+        @numbered(code)
+        class Other:
+            pass

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from service.engine.request import BlockEvent, ForwardKind, GenerationRequest
-from service.pickling import sent_often
+from service.pickling import numbered, sent_often
 from service.tracebacks import kind_and_place
 
 _log = logging.getLogger(__name__)
 
 
+@numbered(255)
 @sent_often
 @dataclass(frozen=True, slots=True)
 class EngineState:
@@ -30,6 +31,7 @@ class EngineState:
         return self.kv_pages_used / max(1, self.kv_pages_total)
 
 
+@numbered(254)
 @sent_often
 @dataclass(frozen=True, slots=True)
 class StepReport:

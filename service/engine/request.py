@@ -14,7 +14,7 @@ from service.decode.modes import Static
 from service.decode.params import ModeParams
 from service.errors import InvalidRequest, MrpServeError
 from service.fair_queue import DEFAULT_PRIORITY, HIGHEST_PRIORITY, LOWEST_PRIORITY
-from service.pickling import sent_often
+from service.pickling import numbered, sent_often
 
 FinishReason = Literal["stop", "length", "timeout", "abort"]
 ForwardKind = Literal["prefill", "denoise", "verify", "commit", "mrp"]
@@ -22,6 +22,7 @@ ForwardKind = Literal["prefill", "denoise", "verify", "commit", "mrp"]
 MAX_SEED = 2**63 - 1
 
 
+@numbered(253)
 @sent_often
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -61,6 +62,7 @@ class Asked(NamedTuple):
     tokens: tuple[int, ...] = ()
 
 
+@numbered(252)
 @sent_often
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
@@ -107,6 +109,7 @@ class GenerationRequest:
         return asked._replace(likeliest=max(asked.likeliest, likeliest))
 
 
+@numbered(248)
 @sent_often
 @dataclass(frozen=True, slots=True)
 class Forwards:
@@ -131,6 +134,7 @@ class Forwards:
         )
 
 
+@numbered(247)
 @sent_often
 @dataclass(frozen=True, slots=True)
 class Stats:
@@ -209,6 +213,7 @@ class Stats:
         )
 
 
+@numbered(251)
 @sent_often
 @dataclass(frozen=True, slots=True)
 class BlockEvent:

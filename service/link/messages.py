@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+from service.pickling import numbered
 from service.wire import Answer, Chunk, Ending, Failure, Progress, Work
 
 Method = Literal["complete", "count", "stream"]
 
 
+@numbered(242)
 class Call(NamedTuple):
     """An ingress asks. `number`: by which both sides name the call."""
 
@@ -23,6 +25,7 @@ class Cancel(NamedTuple):
     number: int
 
 
+@numbered(240)
 class Item(NamedTuple):
     """A part of an answer, or all of it. `others`: requests of other ingresses that the replica has."""
 
@@ -31,6 +34,7 @@ class Item(NamedTuple):
     others: int
 
 
+@numbered(241)
 class End(NamedTuple):
     """A call has no further items."""
 

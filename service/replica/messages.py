@@ -10,6 +10,7 @@ from service.decode.guide import Grammar
 from service.engine import BlockEvent, EngineState, GenerationRequest, StepReport
 from service.engine.streams import Item
 from service.errors import MrpServeError
+from service.pickling import numbered
 from service.replica.engines import Served
 from service.settings import Settings
 
@@ -26,6 +27,7 @@ class Start(NamedTuple):
     parts: Parts | None
 
 
+@numbered(250)
 class Submit(NamedTuple):
     """A request that is valid. Its grammar, if it has one, is a `KeptGrammar`."""
 
@@ -85,6 +87,7 @@ class Unloaded(NamedTuple):
     error: MrpServeError | str
 
 
+@numbered(249)
 class Stepped(NamedTuple):
     """What happened since the last one. `reports`: of steps. `events`: all events, those of aborted requests included.
 
