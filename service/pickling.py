@@ -21,15 +21,21 @@ _CODES = range(240, 256)
 def sent_often(kind: _T) -> _T:
     """Decorates a dataclass: it is pickled as a call with its values, in the order of its fields.
 
-    ValueError if it cannot be called so, or has fewer than two fields.
+    The last values are left out as long as each is its field's default. ValueError if the class cannot be called so,
+    or has fewer than two fields.
     """
     given = fields(kind)
     if len(given) < 2 or not all(one.init and not one.kw_only for one in given):
         raise ValueError(f"{kind.__name__} cannot be made of its values in their order")
     values = attrgetter(*(one.name for one in given))
+    last_first = [(number, one.default) for number, one in enumerate(given, 1)][::-1]
 
     def reduce(self: Any) -> tuple[object, ...]:
-        return kind, values(self)
+        sent = values(self)
+        for number, default in last_first:
+            if sent[number - 1] is not default:
+                return kind, sent[:number]
+        return kind, ()
 
     kind.__reduce__ = reduce  # type: ignore[assignment]  # a method, once it is in its class
     return kind

@@ -134,6 +134,9 @@ class Work:
     text: str | None = field(default=None, repr=False)
     token_ids: tuple[int, ...] | None = field(default=None, repr=False)
     messages: tuple[Mapping[str, Any], ...] | None = field(default=None, repr=False)
+    origin: Origin = Origin()
+    weights: Weights | None = None
+    quality: str = ""
     stop: tuple[str, ...] = field(default=(), repr=False)
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
@@ -145,7 +148,6 @@ class Work:
     tenant: str = ""
     weight: float = 1.0
     session: str = ""
-    origin: Origin = Origin()
     resume: Resume = Resume()
     attempt: int = 0
     constraint: Constraint | None = None
@@ -154,8 +156,6 @@ class Work:
     scoring: Scoring | None = None
     tools: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
     think: bool | None = None
-    weights: Weights | None = None
-    quality: str = ""
 
 
 #: seconds by which the ingress's time limit is longer than the engine's

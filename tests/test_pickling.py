@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from service.decode.block import Pick, Step
-from service.engine import BlockEvent, EngineState, Forwards, GenerationRequest, Stats, StepReport
+from service.engine import BlockEvent, EngineState, Forwards, GenerationRequest, Stats
 from service.link.messages import Item
 from service.pickling import numbered, sent_often
 from service.replica.messages import Stepped
@@ -26,10 +26,10 @@ STEPS = (
     [
         BlockEvent("a", 3, (5, 6), STATS, "stop", STEPS, constraint_met=True, version=4),
         GenerationRequest("a", (1, 2), max_new_tokens=3, tenant="b", stop_token_ids=frozenset({9})),
-        StepReport(0.5, 4, {"denoise": 3}, EngineState(1, 2, 3, 4), 5, 6),
+        EngineState(1, 2, 3, 4),
         Chunk(1, "text", (5,), STATS, ending=Ending("stop", 2, 1, STATS)),
         Item(3, Chunk(1, "text", (5,), STATS), 2),
-        Stepped([], [BlockEvent("a", 3, (5, 6), STATS)], [], EngineState(1, 2, 3, 4), None),
+        Stepped([("a", BlockEvent("a", 3, (5, 6), STATS))], ["b"], EngineState(1, 2, 3, 4), None, b"x"),
         Resume((1, 2), 1, STATS, version=2),
         Weights(3, "name", "folder"),
     ],

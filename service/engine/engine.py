@@ -267,8 +267,9 @@ class Engine:
                 sequence.stats = replace(sequence.stats, first_block_s=waited if first is None else first)
                 own = sequence.stats
                 stats = replace(event.stats, prefill_s=own.prefill_s, first_block_s=own.first_block_s, total_s=waited)
-                events.append(replace(event, stats=stats, version=self.version))
-                self._observer.on_event(sequence.request, events[-1])
+                told = replace(event, stats=stats, version=self.version)
+                self._observer.on_event(sequence.request, told)
+                events.append(told if sequence.request.keep_steps else replace(told, steps=()))
             sequence.events.clear()
             if sequence.finish_reason is not None:
                 self._scheduler.remove(sequence)

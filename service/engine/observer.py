@@ -31,8 +31,6 @@ class EngineState:
         return self.kv_pages_used / max(1, self.kv_pages_total)
 
 
-@numbered(254)
-@sent_often
 @dataclass(frozen=True, slots=True)
 class StepReport:
     """One engine step. `forwards`: kind of forward -> number of requests that had a row in it.

@@ -71,7 +71,8 @@ class GenerationRequest:
     `priority` (0 is served first), `tenant` and `weight` order waiting requests. `waited_s`: its wait before the
     submission. Only requests with the same `cache_salt` share pages. `num_continued`: the last tokens of the prompt
     that another engine has decoded for this request. `report_steps`: whether `Engine.progress` tells its steps.
-    `asked`: what its picks tell besides tokens.
+    `keep_steps`: whether its events have them. `together`: so many events are handed on at once, the last one at once,
+    for callers who wait for the last one anyway. `asked`: what its picks tell besides tokens.
     `grammar`: what the answer must keep to; its end tokens must be stop tokens of the request.
     `version`: of the weights that must decode it, those of the tokens that it continues; None: any.
     """
@@ -90,6 +91,8 @@ class GenerationRequest:
     cache_salt: str = ""
     num_continued: int = 0
     report_steps: bool = False
+    keep_steps: bool = True
+    together: int = 1
     asked: Asked | None = None
     grammar: GrammarSource | None = field(default=None, repr=False, compare=False)
     version: int | None = None
@@ -221,10 +224,10 @@ class BlockEvent:
 
     `token_ids`: the completion's new tokens, without a stop token. The tokens of all events together are the
     completion. `index`: 0 for the first generated block. `finish_reason`: set on a request's last event. `steps`: how
-    the block was decoded. `constraint_met`: on the last event, whether the answer satisfies the request's grammar; None
-    without a grammar. `found`: of a request of params `Score`, its places (tokens before them) and what is known there.
-    `error`: why the engine ended the request (the finish reason is then "abort"), else None. `version`: of the weights
-    that decoded it, as `Engine.version`.
+    the block was decoded, if the request keeps them. `constraint_met`: on the last event, whether the answer satisfies
+    the request's grammar; None without a grammar. `found`: of a request of params `Score`, its places (tokens before
+    them) and what is known there. `error`: why the engine ended the request (the finish reason is then "abort"), else
+    None. `version`: of the weights that decoded it, as `Engine.version`.
     """
 
     request_id: str

@@ -1,6 +1,6 @@
 """Items of requests as asyncio streams, wherever the engine runs.
 
-Items come from any thread. They wake an event loop once for all its requests, and for whole answers less often.
+Items come from any thread. They wake an event loop once for all its requests.
 """
 
 from __future__ import annotations
@@ -26,20 +26,10 @@ def ends(item: Item) -> bool:
 
 @dataclass(slots=True)
 class _Stream:
-    """The items of one request. `together`: so many are passed to the event loop at once; the last one at once."""
+    """The items of one request."""
 
     loop: asyncio.AbstractEventLoop
-    together: int
-    held: list[Item] = field(default_factory=list)
     queue: asyncio.Queue[Item] = field(default_factory=asyncio.Queue)
-
-    def due(self, item: Item) -> list[Item]:
-        """What is to be passed on now."""
-        self.held.append(item)
-        if len(self.held) < self.together and not ends(item):
-            return []
-        due, self.held = self.held, []
-        return due
 
 
 class Streams:
@@ -53,12 +43,12 @@ class Streams:
     def __len__(self) -> int:
         return len(self._streams)
 
-    async def follow(self, request: GenerationRequest, together: int) -> AsyncGenerator[BlockEvent | BlockProgress]:
+    async def follow(self, request: GenerationRequest) -> AsyncGenerator[BlockEvent | BlockProgress]:
         """Submits a request, and gives its items to the last. Closing the generator aborts the request.
 
         Raises what `submit` raises, what ended the request, and InvalidRequest if its id is in use.
         """
-        request_id, stream = request.request_id, _Stream(asyncio.get_running_loop(), together)
+        request_id, stream = request.request_id, _Stream(asyncio.get_running_loop())
         with self._changed:
             if request_id in self._streams:
                 raise InvalidRequest(f"request id {request_id!r} is in use", param="request_id")
@@ -82,9 +72,9 @@ class Streams:
 
     def deliver(self, items: Iterable[tuple[str, Item]]) -> None:
         """Passes items to their streams, with one wake-up for each event loop. Any thread may call it."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, list[Item]]]] = {}
-        for stream, due in self._due(items):
-            by_loop.setdefault(stream.loop, []).append((stream, due))
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, Item]]] = {}
+        for stream, item in self._followed(items):
+            by_loop.setdefault(stream.loop, []).append((stream, item))
         for loop, pairs in by_loop.items():
             try:
                 loop.call_soon_threadsafe(_put, pairs)
@@ -93,7 +83,7 @@ class Streams:
 
     def put(self, items: Iterable[tuple[str, Item]]) -> None:
         """Passes items to their streams, of which all are followed on the event loop that calls it."""
-        _put(self._due(items))
+        _put(self._followed(items))
 
     def fail(self, error: Callable[[], MrpServeError]) -> None:
         """Ends all streams, each with an error of its own: raising an error extends its traceback."""
@@ -101,14 +91,14 @@ class Streams:
             failed = list(self._streams)
         self.deliver((request_id, error()) for request_id in failed)
 
-    def _due(self, items: Iterable[tuple[str, Item]]) -> list[tuple[_Stream, list[Item]]]:
-        """What is to be passed on now. Streams whose last item it has are forgotten."""
+    def _followed(self, items: Iterable[tuple[str, Item]]) -> list[tuple[_Stream, Item]]:
+        """The items that somebody waits for. Streams whose last item is among them are forgotten."""
         found = []
         with self._changed:
             for request_id, item in items:
                 stream = self._streams.pop(request_id, None) if ends(item) else self._streams.get(request_id)
-                if stream is not None and (due := stream.due(item)):
-                    found.append((stream, due))
+                if stream is not None:
+                    found.append((stream, item))
         return found
 
     def _drop(self, request_id: str) -> bool:
@@ -117,7 +107,6 @@ class Streams:
             return self._streams.pop(request_id, None) is not None
 
 
-def _put(pairs: list[tuple[_Stream, list[Item]]]) -> None:
-    for stream, items in pairs:
-        for item in items:
-            stream.queue.put_nowait(item)
+def _put(pairs: list[tuple[_Stream, Item]]) -> None:
+    for stream, item in pairs:
+        stream.queue.put_nowait(item)

@@ -65,6 +65,22 @@ class _Inbox:
     change: _Change | None = None
 
 
+@dataclass(slots=True)
+class _Held:
+    """The items of a request that are not handed on yet. `together`: so many are handed on at once."""
+
+    together: int
+    items: list[Item] = field(default_factory=list)
+
+    def due(self, item: Item) -> list[Item]:
+        """What is to be handed on now. The last item brings all others with it."""
+        self.items.append(item)
+        if len(self.items) < self.together and not ends(item):
+            return []
+        due, self.items = self.items, []
+        return due
+
+
 class EngineThread:
     """Owns the thread that steps an engine. `start` it once, `stop` it once.
 
@@ -85,7 +101,7 @@ class EngineThread:
         self._step_began: float | None = None
         self._changed = threading.Condition()
         self._inbox = _Inbox()
-        self._ids: set[str] = set()
+        self._held: dict[str, _Held] = {}
         self._state = engine.state()
         self._on_the_way = 0  # requests taken out of the inbox that `_state` does not count yet
         self._stopping = False
@@ -137,19 +153,19 @@ class EngineThread:
                 raise ReplicaStopping("the server is shutting down", retry_after=1.0)
             if stall := self._stall:
                 raise ReplicaStopping(stall, retry_after=1.0)
-            if request.request_id in self._ids:
+            if request.request_id in self._held:
                 raise InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id")
             waiting = self._state.num_waiting + self._on_the_way + len(self._inbox.submitted)
             if waiting >= self._max_waiting:
                 raise QueueFull(f"{waiting} requests are waiting, allowed are {self._max_waiting}", retry_after=1.0)
-            self._ids.add(request.request_id)
+            self._held[request.request_id] = _Held(request.together)
             self._inbox.submitted.append(request)
             self._changed.notify()
 
     def abort(self, request_id: str) -> None:
         """Requests the end of a request. Its id stays in use until the engine has removed the request."""
         with self._changed:
-            if request_id in self._ids:
+            if request_id in self._held:
                 self._inbox.aborted.append(request_id)
                 self._changed.notify()
 
@@ -224,7 +240,7 @@ class EngineThread:
         for request_id in inbox.aborted:
             self._engine.abort(request_id)
             with self._changed:
-                self._ids.discard(request_id)
+                self._held.pop(request_id, None)
         if inbox.change is not None:
             self._hold_for(inbox.change)
         self._engine.admit()
@@ -250,7 +266,7 @@ class EngineThread:
 
     def _fail(self, error: MrpServeError) -> None:
         with self._changed:
-            failed = list(self._ids)
+            failed = list(self._held)
             change, self._change, self._inbox.change = self._change or self._inbox.change, None, None
         if change is not None:
             change.end(copy(error))
@@ -258,7 +274,12 @@ class EngineThread:
 
     def _send(self, items: list[tuple[str, Item]]) -> None:
         """Hands on the items of requests that nobody has aborted."""
+        due: list[tuple[str, Item]] = []
         with self._changed:
-            wanted = [(request_id, item) for request_id, item in items if request_id in self._ids]
-            self._ids.difference_update(request_id for request_id, item in wanted if ends(item))
-        self._deliver(wanted)
+            for request_id, item in items:
+                if (held := self._held.get(request_id)) is None:
+                    continue
+                due += [(request_id, one) for one in held.due(item)]
+                if ends(item):
+                    del self._held[request_id]
+        self._deliver(due)

@@ -28,12 +28,11 @@ class EngineWorker(EngineThread):
         self._streams = Streams(self.submit, self.abort)
         super().__init__(engine, self._streams.deliver, max_waiting, stall_timeout_s, clock)
 
-    def generate(self, request: GenerationRequest, together: int = 1) -> AsyncGenerator[BlockEvent | BlockProgress]:
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[BlockEvent | BlockProgress]:
         """The request's block events, and its steps if it asks for them. The last item has a finish reason.
 
-        `together`: so many items wake the event loop once, for callers who wait for the last one anyway. Closing the
-        generator aborts the request. Raises InvalidRequest and its subclasses; what `submit` raises; ReplicaStopping
-        if the engine stops; EngineFailed; OutOfMemory if the device had no memory for this request.
+        Closing the generator aborts the request. Raises InvalidRequest and its subclasses; what `submit` raises;
+        ReplicaStopping if the engine stops; EngineFailed; OutOfMemory if the device had no memory for this request.
         """
         self._engine.validate(request)
-        return self._streams.follow(request, together)
+        return self._streams.follow(request)

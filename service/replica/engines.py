@@ -43,7 +43,7 @@ class ReplicaEngine(Protocol):
     def state(self) -> EngineState:
         """What it has to do."""
 
-    def generate(self, request: GenerationRequest, together: int = 1) -> AsyncGenerator[BlockEvent | BlockProgress]:
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[BlockEvent | BlockProgress]:
         """The items of a request, as `EngineWorker.generate`."""
 
     async def compile(self, constraint: Constraint) -> GrammarSource:

@@ -65,7 +65,7 @@ async def start_generator(replica: str, settings: Settings, parts: Parts | None 
         set_threads(settings.torch_threads, settings.tensor_parallel_size)
         return await asyncio.to_thread(load_generator, replica, settings, parts)
     metrics = ReplicaMetrics()
-    engine = await RemoteEngine.start(settings, metrics, parts)
+    engine = await RemoteEngine.start(settings, metrics.put, parts)
     try:
         return Generator(replica, engine, metrics, settings, start_tracing(settings))
     except BaseException:
@@ -166,8 +166,7 @@ class Generator:
     async def stream(self, work: Work, together: int = 1) -> Items:
         """The blocks of an answer and its ending, and steps if the work asks for them.
 
-        `together`: so many blocks come at once (`EngineWorker.generate`). Closing the stream, or cancelling its task,
-        aborts the request.
+        `together`: so many blocks come at once. Closing the stream, or cancelling its task, aborts the request.
         """
         self._in_flight += 1
         try:
@@ -186,14 +185,14 @@ class Generator:
         prompt = await self._encode(work)
         grammar = None if work.constraint is None else await self._engine.compile(work.constraint)
         waited_s = work.arrived.waited_s()
-        request = replace(self._request(work, prompt, waited_s), grammar=grammar)
+        request = replace(self._request(work, prompt, waited_s), grammar=grammar, together=together)
         pieces = self._codec.pieces() if work.return_pieces else None
         text, size = self._codec.stream(work.stop), self._engine.served.config.block_size
         answer = AnswerBlocks(work, len(prompt), waited_s, text, pieces, self._codec.name_of, size)
         chunk: Chunk | None = None
         traced: list[BlockEvent] = []
         try:
-            async with aclosing(self._engine.generate(request, together)) as events:
+            async with aclosing(self._engine.generate(request)) as events:
                 async for event in events:
                     if isinstance(event, BlockProgress):
                         yield answer.progress(event)
@@ -253,6 +252,7 @@ class Generator:
             waited_s=waited_s,
             num_continued=len(sent),
             report_steps=work.stream_steps,
+            keep_steps=work.return_trace or work.return_pieces,
             asked=Asked(work.top_logprobs) if work.top_logprobs else None,
             version=work.resume.version if work.resume.num_blocks else None,
         )

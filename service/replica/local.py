@@ -36,9 +36,9 @@ class LocalEngine:
         """The state after its last step."""
         return self._worker.state()
 
-    def generate(self, request: GenerationRequest, together: int = 1) -> AsyncGenerator[BlockEvent | BlockProgress]:
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[BlockEvent | BlockProgress]:
         """See `EngineWorker.generate`."""
-        return self._worker.generate(request, together)
+        return self._worker.generate(request)
 
     async def compile(self, constraint: Constraint) -> GrammarSource:
         """See `Compiler.compile`."""

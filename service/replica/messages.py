@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from service.constraints import Constraint
 from service.decode.guide import Grammar
-from service.engine import BlockEvent, EngineState, GenerationRequest, StepReport
+from service.engine import EngineState, GenerationRequest
 from service.engine.streams import Item
 from service.errors import MrpServeError
 from service.pickling import numbered
@@ -89,16 +89,18 @@ class Unloaded(NamedTuple):
 
 @numbered(249)
 class Stepped(NamedTuple):
-    """What happened since the last one. `reports`: of steps. `events`: all events, those of aborted requests included.
+    """What happened since the last one. `items`: for those who follow the requests.
 
-    `items`: for those who follow the requests. `failure`: why the engine has stopped, None if it has not.
+    `over`: requests that the engine no longer has, aborted ones included. `failure`: why the engine has stopped, None
+    if it has not. `counted`: what metrics are to be told (`Added`), pickled, since an answer need not wait for it;
+    empty if it comes with a later message.
     """
 
-    reports: list[StepReport]
-    events: list[BlockEvent]
     items: list[tuple[str, Item]]
+    over: list[str]
     state: EngineState
     failure: str | None
+    counted: bytes = b""
 
 
 class Answered(NamedTuple):

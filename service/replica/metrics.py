@@ -1,7 +1,8 @@
 """The metrics of a replica: the engine's steps and events, and the ends of requests.
 
-The engine's thread calls `on_step` and `on_event`, the event loop calls `finished`. prometheus_client locks each
-metric.
+`EngineMetrics` counts where the engine runs. With an engine on a thread it counts into the replica's registry, and
+prometheus_client locks each metric. The process of an engine counts into `Sums`, which the replica puts into its
+registry.
 """
 
 from __future__ import annotations
@@ -11,25 +12,26 @@ from collections import Counter
 from service.engine.observer import EngineState, StepReport
 from service.engine.request import BlockEvent, FinishReason, GenerationRequest, Stats
 from service.telemetry.metrics import Registry
+from service.telemetry.sums import Added, Sink
 from service.wire import Family
 
 
-class ReplicaMetrics:
-    """Implements the engine's `Observer` with its own registry."""
+class EngineMetrics:
+    """Implements the engine's `Observer`: counts into `sink`."""
 
-    def __init__(self) -> None:
-        self._registry = Registry("replica")
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
         self._last_block: dict[str, float] = {}
 
     def on_step(self, report: StepReport) -> None:
         """Counts one engine step: its time, its rows, the forwards of its requests."""
-        self._registry.observe("engine_step_seconds", report.seconds)
+        self._sink.observe("engine_step_seconds", report.seconds)
         if report.rows:
-            self._registry.observe("rows_per_forward", report.rows)
+            self._sink.observe("rows_per_forward", report.rows)
         for kind, count in report.forwards.items():
-            self._registry.add("forwards_total", count, kind=kind)
-        self._registry.add("prefix_cache_queries_total", report.tokens_looked_up)
-        self._registry.add("prefix_cache_hits_total", report.tokens_cached)
+            self._sink.add("forwards_total", count, kind=kind)
+        self._sink.add("prefix_cache_queries_total", report.tokens_looked_up)
+        self._sink.add("prefix_cache_hits_total", report.tokens_cached)
 
     def on_event(self, request: GenerationRequest, event: BlockEvent) -> None:
         """Counts one block of a request: its tokens, its steps, its latency."""
@@ -39,15 +41,48 @@ class ReplicaMetrics:
             self._last_block[request.request_id] = event.stats.total_s
         begins = previous is None and not request.num_continued  # the request's first block on any replica
         if begins and event.stats.forwards.denoise + event.stats.forwards.verify:
-            self._registry.add("prompt_tokens_total", len(request.prompt_token_ids))
+            self._sink.add("prompt_tokens_total", len(request.prompt_token_ids))
         if event.token_ids:
-            self._registry.add("generation_tokens_total", len(event.token_ids), mode=mode)
+            self._sink.add("generation_tokens_total", len(event.token_ids), mode=mode)
         if event.token_ids and begins:
             arrived_to_block = request.waited_s + event.stats.total_s
-            self._registry.observe("time_to_first_block_seconds", arrived_to_block, mode=mode)
+            self._sink.observe("time_to_first_block_seconds", arrived_to_block, mode=mode)
         elif event.token_ids and previous is not None:
-            self._registry.observe("inter_block_latency_seconds", event.stats.total_s - previous, mode=mode)
+            self._sink.observe("inter_block_latency_seconds", event.stats.total_s - previous, mode=mode)
         self._steps(mode, event)
+
+    def _steps(self, mode: str, event: BlockEvent) -> None:
+        """Sums first: to add to a metric takes longer than to look at a step."""
+        revealed: Counter[str] = Counter()
+        accepted: Counter[int] = Counter()
+        revoked = drafted = 0
+        for step in event.steps:
+            proposed = step.proposed
+            revealed["mrp" if step.kind == "mrp" else "draft"] += proposed
+            revealed["grammar" if step.kind == "forced" else "backbone"] += len(step.revealed) - proposed
+            revoked += len(step.revoked)
+            drafted += len(step.drafted)
+            accepted[step.accepted] += 1
+        for source, count in revealed.items():
+            self._sink.add("tokens_revealed_total", count, mode=mode, source=source)
+        self._sink.add("tokens_remasked_total", revoked)
+        self._sink.add("spec_decode_num_draft_tokens_total", drafted)
+        self._sink.add("spec_decode_num_accepted_tokens_total", sum(n * steps for n, steps in accepted.items()))
+        for position in range(max(accepted, default=0)):
+            steps = sum(steps for length, steps in accepted.items() if length > position)
+            self._sink.add("spec_decode_num_accepted_tokens_per_pos_total", steps, position=str(position))
+
+
+class ReplicaMetrics(EngineMetrics):
+    """The metrics of a replica in a registry of its own. Observes an engine on a thread of the replica."""
+
+    def __init__(self) -> None:
+        self._registry = Registry("replica")
+        super().__init__(self._registry)
+
+    def put(self, added: Added) -> None:
+        """Adds what the process of the engine has counted."""
+        self._registry.put(added)
 
     def serves(self, version: int) -> None:
         """Notes the version of the weights that answer."""
@@ -72,24 +107,3 @@ class ReplicaMetrics:
         self._registry.set("num_requests_waiting", state.num_waiting)
         self._registry.set("kv_cache_usage_perc", state.kv_usage)
         return self._registry.families(replica)
-
-    def _steps(self, mode: str, event: BlockEvent) -> None:
-        """Sums first: to add to a metric takes longer than to look at a step."""
-        revealed: Counter[str] = Counter()
-        accepted: Counter[int] = Counter()
-        revoked = drafted = 0
-        for step in event.steps:
-            proposed = step.proposed
-            revealed["mrp" if step.kind == "mrp" else "draft"] += proposed
-            revealed["grammar" if step.kind == "forced" else "backbone"] += len(step.revealed) - proposed
-            revoked += len(step.revoked)
-            drafted += len(step.drafted)
-            accepted[step.accepted] += 1
-        for source, count in revealed.items():
-            self._registry.add("tokens_revealed_total", count, mode=mode, source=source)
-        self._registry.add("tokens_remasked_total", revoked)
-        self._registry.add("spec_decode_num_draft_tokens_total", drafted)
-        self._registry.add("spec_decode_num_accepted_tokens_total", sum(n * steps for n, steps in accepted.items()))
-        for position in range(max(accepted, default=0)):
-            steps = sum(steps for length, steps in accepted.items() if length > position)
-            self._registry.add("spec_decode_num_accepted_tokens_per_pos_total", steps, position=str(position))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import select
 import signal
 import socket
@@ -16,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from math import inf
 from typing import Any, NoReturn
 
 from service.engine import BlockEvent, GenerationRequest, StepReport
@@ -41,12 +43,14 @@ from service.replica.messages import (
     Take,
     Unloaded,
 )
+from service.replica.metrics import EngineMetrics
 from service.telemetry.faults import unexpected_error
 from service.telemetry.logs import install_logs
+from service.telemetry.sums import Sums
 from service.tracebacks import kind_and_place
 
-#: seconds after which reports of steps are sent that found nothing
-_REPORTS_S = 0.1
+#: seconds after which counts are sent while no request ends
+_COUNTED_S = 0.1
 #: seconds between two looks at the ranks
 _WATCH_S = 0.1
 
@@ -71,33 +75,40 @@ class _Out:
 
 
 class _Steps:
-    """Collects what the engine's steps find. Implements `Observer`. All is called on the engine's thread."""
+    """Sends what the engine's steps find, and counts them. Implements `Observer`. Used by the engine's thread."""
 
     thread: EngineThread
 
     def __init__(self, send: Callable[[Stepped], None]) -> None:
         self._send = send
-        self._reports: list[StepReport] = []
-        self._events: list[BlockEvent] = []
-        self._sent = 0.0
+        self._sums = Sums()
+        self._metrics = EngineMetrics(self._sums)
+        self._over: list[str] = []
+        self._due = inf
 
     def on_step(self, report: StepReport) -> None:
-        """Kept for the next message."""
-        self._reports.append(report)
+        """Counted."""
+        self._metrics.on_step(report)
+        if self._due == inf:
+            self._due = time.monotonic() + _COUNTED_S
 
-    def on_event(self, request: GenerationRequest, event: BlockEvent) -> None:  # noqa: ARG002 - the replica knows it
-        """Kept for the next message."""
-        self._events.append(event)
+    def on_event(self, request: GenerationRequest, event: BlockEvent) -> None:
+        """Counted."""
+        self._metrics.on_event(request, event)
+        if event.finish_reason is not None:
+            self._over.append(request.request_id)
 
     def deliver(self, items: list[tuple[str, Item]]) -> None:
-        """Sends what there is. Steps that found nothing may wait."""
-        failure, now = self.thread.failure, time.monotonic()
-        if not (items or self._events or failure or now - self._sent > _REPORTS_S):
+        """Sends the items. Counts come with the end of a request, so metrics know every answer that a client has."""
+        failure = self.thread.failure
+        due = bool(self._over) or time.monotonic() > self._due
+        if not (items or due or failure):
             return
-        reports, self._reports = self._reports, []
-        events, self._events = self._events, []
-        self._sent = now
-        self._send(Stepped(reports, events, items, self.thread.state(), failure))
+        over, self._over = self._over, []
+        counted = b""
+        if due:
+            counted, self._due = pickle.dumps(self._sums.take(), protocol=pickle.HIGHEST_PROTOCOL), inf
+        self._send(Stepped(items, over, self.thread.state(), failure, counted))
 
 
 class EngineProcess(Frames):
@@ -153,7 +164,7 @@ class EngineProcess(Frames):
         """Tells that a rank is lost, which no step would notice while there is none."""
         while (failure := self._core.failure) is None:
             await asyncio.sleep(_WATCH_S)
-        self._out.send(Stepped([], [], [], self._steps.thread.state(), failure))
+        self._out.send(Stepped([], [], self._steps.thread.state(), failure))
 
     def _submit(self, request: GenerationRequest) -> None:
         try:
@@ -162,7 +173,7 @@ class EngineProcess(Frames):
             self._steps.thread.submit(request)
         except MrpServeError as error:
             state = self._steps.thread.state()
-            self._out.send(Stepped([], [], [(request.request_id, error)], state, None))
+            self._out.send(Stepped([(request.request_id, error)], [request.request_id], state, None))
 
     async def _answer(self, ask: Ask) -> None:
         error: MrpServeError | None = None

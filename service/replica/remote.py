@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import pickle
 import subprocess
 import time
 from collections.abc import AsyncGenerator, Callable
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from service.constraints import Constraint
 from service.decode.guide import GrammarSource
-from service.engine.observer import EngineState, HarmlessObserver, Observer, StepReport
+from service.engine.observer import EngineState
 from service.engine.request import BlockEvent, BlockProgress, GenerationRequest
 from service.engine.streams import Streams
 from service.engine.validation import validate
@@ -42,14 +43,13 @@ from service.replica.messages import (
     Unloaded,
 )
 from service.settings import Settings
+from service.telemetry.sums import Added
 
 if TYPE_CHECKING:
     from service.engine import Parts
 
-#: seconds between two looks for a step that takes too long
+#: seconds between two looks: for counts, and for a step that takes too long
 _WATCH_S = 0.25
-#: seconds after which the observer is told: an answer does not wait for it
-_OBSERVED_S = 0.005
 #: seconds for a process whose socket has closed to end, so that its status can be told
 _END_S = 1.0
 
@@ -57,7 +57,7 @@ _END_S = 1.0
 class RemoteEngine(Frames):
     """Implements `ReplicaEngine`. `start` makes it. All is called on one event loop. `process`: the engine's.
 
-    `observer`: is told of steps and events here, not in the engine's process.
+    `count`: gets what the engine's process has counted, a little later, since answers go first.
     """
 
     served: Served
@@ -65,18 +65,17 @@ class RemoteEngine(Frames):
     def __init__(
         self,
         process: subprocess.Popen[bytes],
-        observer: Observer,
+        count: Callable[[Added], None],
         stall_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
-        self._process, self._observer = process, HarmlessObserver(observer)
+        self._process, self._count = process, count
         self._stall_timeout_s, self._clock = stall_timeout_s, clock
         self._streams = Streams(self._submit, self._cancel)
-        self._requests: dict[str, GenerationRequest] = {}
+        self._requests: set[str] = set()
         self._state = EngineState(0, 0, 0, 0)
-        self._reports: list[StepReport] = []
-        self._events: list[tuple[GenerationRequest, BlockEvent]] = []
+        self._counted: list[bytes] = []
         self._numbers = itertools.count()
         self._asked: dict[int, asyncio.Future[str]] = {}
         self._ready: asyncio.Future[Served] = asyncio.get_running_loop().create_future()
@@ -85,13 +84,13 @@ class RemoteEngine(Frames):
         self._watching: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, settings: Settings, observer: Observer, parts: Parts | None = None) -> Self:
+    async def start(cls, settings: Settings, count: Callable[[Added], None], parts: Parts | None = None) -> Self:
         """Starts the process and waits until it has loaded its engine. Raises what loading raises.
 
         EngineFailed for an error that nobody foresaw; ReplicaLost if the process ends. `parts` must be picklable.
         """
         process, own = start_child("service.replica.process")
-        engine = cls(process, observer, settings.stall_timeout_s)
+        engine = cls(process, count, settings.stall_timeout_s)
         await asyncio.get_running_loop().create_unix_connection(lambda: engine, sock=own)
         try:
             engine.send(Start(settings, parts))
@@ -117,17 +116,17 @@ class RemoteEngine(Frames):
         return self._failure
 
     def state(self) -> EngineState:
-        """The state after the last step that was told, which the observer then knows, too."""
-        self._observe()
+        """The state after the last step that was told, which is then counted, too."""
+        self._open_counts()
         return self._state
 
     # --- requests ----------------------------------------------------------------------------------
 
-    def generate(self, request: GenerationRequest, together: int = 1) -> AsyncGenerator[BlockEvent | BlockProgress]:
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[BlockEvent | BlockProgress]:
         """See `EngineWorker.generate`."""
         served = self.served
         validate(request, served.config, served.max_model_len, deterministic=served.deterministic)
-        return self._streams.follow(request, together)
+        return self._streams.follow(request)
 
     def _submit(self, request: GenerationRequest) -> None:
         if self._failure is not None:
@@ -138,7 +137,7 @@ class RemoteEngine(Frames):
             raise InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id")
         if not self._requests:
             self._heard = self._clock()
-        self._requests[request.request_id] = request
+        self._requests.add(request.request_id)
         self.send(Submit(request))
 
     def _cancel(self, request_id: str) -> None:
@@ -206,32 +205,20 @@ class RemoteEngine(Frames):
 
     def _stepped(self, message: Stepped) -> None:
         self._state = message.state
+        self._requests.difference_update(message.over)
         for request_id, item in message.items:
             if isinstance(item, MrpServeError):
-                self._requests.pop(request_id, None)
+                self._requests.discard(request_id)
         self._streams.put(message.items)
         if message.failure is not None:
             self._failure = message.failure
-        self._note(message)
+        if message.counted:
+            self._counted.append(message.counted)
 
-    def _note(self, message: Stepped) -> None:
-        """Keeps what the observer is to be told. Answers go first."""
-        if not (self._reports or self._events):
-            asyncio.get_running_loop().call_later(_OBSERVED_S, self._observe)
-        self._reports += message.reports
-        for event in message.events:
-            over = event.finish_reason is not None
-            request = self._requests.pop(event.request_id, None) if over else self._requests.get(event.request_id)
-            if request is not None:
-                self._events.append((request, event))
-
-    def _observe(self) -> None:
-        reports, self._reports = self._reports, []
-        events, self._events = self._events, []
-        for report in reports:
-            self._observer.on_step(report)
-        for request, event in events:
-            self._observer.on_event(request, event)
+    def _open_counts(self) -> None:
+        counted, self._counted = self._counted, []
+        for added in counted:
+            self._count(pickle.loads(added))  # noqa: S301 - from the engine's process
 
     def _answered(self, message: Answered) -> None:
         answer = self._asked.get(message.number)
@@ -245,9 +232,10 @@ class RemoteEngine(Frames):
     # --- the end -----------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Ends a process whose step takes too long."""
+        """Opens the counts, and ends a process whose step takes too long."""
         while self._failure is None:
             await asyncio.sleep(_WATCH_S)
+            self._open_counts()
             seconds = self._clock() - self._heard
             if self._requests and not self._taking and seconds > self._stall_timeout_s:
                 allowed = f"allowed are {self._stall_timeout_s:g}"

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import Metric as Exposed
 from prometheus_client.registry import Collector
 
+from service.telemetry.sums import Added
 from service.wire import Family
 
 PREFIX = "mrp_"
@@ -153,6 +154,15 @@ class Registry:
         """Adds a value to a histogram."""
         histogram = self._histograms[name]
         (histogram.labels(**labels) if labels else histogram).observe(value)
+
+    def put(self, added: Added) -> None:
+        """Adds what another process has counted."""
+        amounts, values = added
+        for (name, labels), amount in amounts.items():
+            self.add(name, amount, **dict(labels))
+        for (name, labels), several in values.items():
+            for value in several:
+                self.observe(name, value, **dict(labels))
 
     def families(self, replica: str) -> tuple[Family, ...]:
         """All metrics with their current values and the label `replica`."""

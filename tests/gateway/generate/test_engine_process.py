@@ -26,9 +26,11 @@ from service.gateway.failover import Failover
 from service.gateway.http.validation import parse_generate, to_work
 from service.replica.engines import ReplicaEngine
 from service.replica.generator import Generator, start_generator
+from service.replica.messages import Stepped
 from service.replica.metrics import ReplicaMetrics
 from service.replica.remote import RemoteEngine
 from service.settings import Settings
+from service.telemetry.sums import Added
 from service.wire import Chunk
 from tests.engine.helpers import FAIR
 from tests.gateway.conftest import UNMEASURED
@@ -62,7 +64,7 @@ async def remote(settings: Settings) -> AsyncIterator[Generator]:
 
 
 async def start(settings: Settings, parts: Parts = UNMEASURED) -> RemoteEngine:
-    return await RemoteEngine.start(settings, ReplicaMetrics(), parts)
+    return await RemoteEngine.start(settings, ReplicaMetrics().put, parts)
 
 
 def request(name: str = "one", **fields: Any) -> GenerationRequest:
@@ -116,6 +118,31 @@ class TestAnswers:
         remote.close()
         assert counted[0] == counted[1]
         assert any(sample.value > 1 for sample in counted[0])
+
+    async def test_counts_come_without_a_look_at_them(self, settings: Settings) -> None:
+        """Else they would fill the memory of a replica that nobody scrapes."""
+        counted: list[Added] = []
+        engine = await RemoteEngine.start(settings, counted.append, UNMEASURED)
+        await blocks(engine, request())
+        await eventually(lambda: bool(counted))
+        assert sum(amounts["generation_tokens_total", (("mode", "static"),)] for amounts, _ in counted) == 16
+        engine.close()
+
+    async def test_what_nobody_asks_for_stays_in_the_process(
+        self, remote: Generator, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        came: list[Stepped] = []
+        stepped = remote._engine._stepped  # type: ignore[attr-defined]
+        monkeypatch.setattr(remote._engine, "_stepped", lambda message: (came.append(message), stepped(message)))
+        async with over(remote) as http:
+            await ask(http, body(max_new_tokens=60))
+            whole, came[:] = [len(message.items) for message in came if message.items], []
+            await streamed(http, body(max_new_tokens=60))
+            blocks, came[:] = [item for message in came for _, item in message.items], []
+            await ask(http, body(return_trace=True))
+        assert whole == [len(blocks)] != [1]
+        assert not any(block.steps for block in blocks)
+        assert all(block.steps for message in came for _, block in message.items)
 
     async def test_log_probabilities(self, remote: Generator, generator: Generator) -> None:
         asked = request("known", asked=Asked(3, (7, 8)))
