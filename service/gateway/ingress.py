@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp
 
@@ -33,6 +34,7 @@ from service.gateway.http.errors import Write, install_error_handlers
 from service.gateway.http.middleware import BodyLimit, RequestId, given_key
 from service.gateway.http.models import Models, models_json
 from service.gateway.http.openapi import ANTHROPIC, DECODING, OPENAI, OPERATION, documented, errors, generate_docs
+from service.gateway.http.routes import locked
 from service.gateway.http.streams import Exchange, event_stream, first_of
 from service.gateway.http.validation import parse_generate, parse_json, to_work
 from service.gateway.openai.errors import openai_error
@@ -115,21 +117,27 @@ class Ingress:
         self._weights.learn(weights)
 
     def _add_routes(self, app: FastAPI) -> None:
-        locked = [Depends(self._authorize)]
-        app.post("/generate", dependencies=locked, **generate_docs())(self._generate)
+        behind_key = locked(self._authorize)
+        add = partial(app.router.add_api_route, route_class_override=behind_key)
+        add("/generate", self._generate, methods=["POST"], **generate_docs())
         listed = {200: {"model": Models}, **errors(401, 503)}
-        models = app.get("/v1/models", dependencies=locked, tags=[OPENAI], summary="Model and limits", responses=listed)
-        models(self._models)
-        count, limit, answers = self._count_rejected, self._settings.request_timeout_s, self._answers
-        upstream = Upstream(self._card, self._admit, answers.complete, answers.stream, answers.tokens, count, limit)
-        app.include_router(openai_router(upstream), dependencies=locked, tags=[OPENAI])
-        app.include_router(responses_router(upstream), dependencies=locked, tags=[OPENAI])
-        app.include_router(score_router(upstream), dependencies=locked, tags=[DECODING])
-        app.include_router(anthropic_router(upstream), dependencies=locked, tags=[ANTHROPIC])
+        add("/v1/models", self._models, methods=["GET"], tags=[OPENAI], summary="Model and limits", responses=listed)
+        upstream = self._upstream()
+        app.include_router(openai_router(upstream), tags=[OPENAI])
+        app.include_router(responses_router(upstream), tags=[OPENAI])
+        app.include_router(score_router(upstream), tags=[DECODING])
+        app.include_router(anthropic_router(upstream), tags=[ANTHROPIC])
         app.include_router(self._operation())
         if self._settings.admin_keys:
             app.include_router(admin_router(self._weights, KeyRing.of_admins(self._settings)))
         app.router.routes.extend(playground_routes())
+
+    def _upstream(self) -> Upstream:
+        answers, limit = self._answers, self._settings.request_timeout_s
+        return Upstream(
+            self._authorize, self._card, self._admit, answers.complete, answers.stream, answers.tokens,
+            self._count_rejected, limit,
+        )  # fmt: skip
 
     def _operation(self) -> APIRouter:
         """The routes for operators. They need no API key."""
@@ -175,7 +183,7 @@ class Ingress:
 
     # --- admission ---------------------------------------------------------------------------------
 
-    async def _authorize(self, request: Request) -> None:
+    def _authorize(self, request: Request) -> None:
         """Stores the request's API key in its state. Unauthorized if the key is missing or not configured."""
         given = given_key(request.headers)
         key = self._keys.find(given)

@@ -10,6 +10,7 @@ from fastapi import Request
 from service.admission.bill import Bill
 from service.admission.controller import Admission
 from service.gateway.http.errors import Count
+from service.gateway.http.routes import Authorize
 from service.wire import Answer, Answering, ModelCard, Work
 
 
@@ -17,10 +18,11 @@ from service.wire import Answer, Answering, ModelCard, Work
 class Upstream:
     """The ingress, as the routes of an API see it.
 
-    `admit` admits a request or raises. `complete` and `stream` answer one work of it. `tokens` counts the tokens of a
-    work's prompt. `count` gets every error.
+    `authorize` raises for a request without a valid API key. `admit` admits a request or raises. `complete` and
+    `stream` answer one work of it. `tokens` counts the tokens of a work's prompt. `count` gets every error.
     """
 
+    authorize: Authorize
     card: Callable[[], Awaitable[ModelCard]]
     admit: Callable[[Request, Sequence[Work]], Awaitable[Admission]]
     complete: Callable[[Work, Bill], Awaitable[Answer]]

@@ -13,7 +13,7 @@ from service.gateway.anthropic.convert import plan_count, plan_message
 from service.gateway.anthropic.docs import count_docs, message_docs
 from service.gateway.anthropic.errors import anthropic_error, anthropic_problem, in_anthropic_terms
 from service.gateway.anthropic.stream import message_stream
-from service.gateway.http.errors import route_class
+from service.gateway.http.routes import answering
 from service.gateway.http.streams import first_of
 from service.gateway.http.validation import parse_json
 from service.gateway.upstream import Upstream
@@ -23,7 +23,7 @@ from service.telemetry.faults import unexpected_error
 def anthropic_router(upstream: Upstream) -> APIRouter:
     """The routes, to be mounted at the root."""
     routes = _Routes(upstream)
-    router = APIRouter(prefix="/v1", route_class=route_class(upstream.count, anthropic_problem))
+    router = APIRouter(prefix="/v1", route_class=answering(upstream.authorize, upstream.count, anthropic_problem))
     router.post("/messages", **message_docs())(routes.messages)
     router.post("/messages/count_tokens", **count_docs())(routes.count_tokens)
     return router

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -84,32 +83,6 @@ def problem(
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse(write(error, request_id), error.status, headers)
-
-
-def route_class(count: Count, answer: Callable[[MrpServeError, str], Response]) -> type[APIRoute]:
-    """A class of routes that count and answer their errors, errors of dependencies included.
-
-    `answer`: makes the response of an error and the id of its request. The application handles other errors.
-    """
-
-    class Route(APIRoute):
-        """Answers every MrpServeError itself."""
-
-        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            """FastAPI's handler with its errors caught."""
-            handle = super().get_route_handler()
-
-            async def caught(request: Request) -> Response:
-                try:
-                    return await handle(request)
-                except MrpServeError as error:
-                    if request.method == "POST":
-                        count(error)
-                    return answer(error, request.scope["request_id"])
-
-            return caught
-
-    return Route
 
 
 def renamed(error: MrpServeError, names: Mapping[str, str]) -> MrpServeError:

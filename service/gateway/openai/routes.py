@@ -11,8 +11,8 @@ from fastapi.responses import JSONResponse
 from service.admission.bill import Bill
 from service.errors import MrpServeError
 from service.gateway.http.concurrent import all_of, merged
-from service.gateway.http.errors import route_class
 from service.gateway.http.models import models_json
+from service.gateway.http.routes import answering
 from service.gateway.http.validation import check_model, parse_json
 from service.gateway.openai.answers import Writer
 from service.gateway.openai.convert import ParsedRequest, plan_chat, plan_completion
@@ -30,7 +30,7 @@ Planner = Callable[[Mapping[str, Any], ModelCard, float], ParsedRequest]
 def openai_router(upstream: Upstream) -> APIRouter:
     """The routes, to be mounted at the root."""
     routes = _Routes(upstream)
-    router = APIRouter(prefix="/v1", route_class=route_class(upstream.count, openai_problem))
+    router = APIRouter(prefix="/v1", route_class=answering(upstream.authorize, upstream.count, openai_problem))
     router.post("/completions", **completion_docs())(routes.completions)
     router.post("/chat/completions", **chat_docs())(routes.chat)
     router.get("/models/{model_id:path}", **model_docs())(routes.model)

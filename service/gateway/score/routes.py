@@ -11,8 +11,8 @@ from fastapi.responses import JSONResponse
 from service.admission.bill import Bill
 from service.errors import InvalidRequest
 from service.gateway.http.concurrent import all_of
-from service.gateway.http.errors import route_class
 from service.gateway.http.openapi import errors
+from service.gateway.http.routes import answering
 from service.gateway.http.shared_schema import inlined
 from service.gateway.http.validation import parse_json
 from service.gateway.openai.errors import openai_problem
@@ -32,7 +32,7 @@ _EXAMPLE = {
 
 def score_router(upstream: Upstream) -> APIRouter:
     """The route, to be mounted at the root."""
-    router = APIRouter(prefix="/v1", route_class=route_class(upstream.count, openai_problem))
+    router = APIRouter(prefix="/v1", route_class=answering(upstream.authorize, upstream.count, openai_problem))
     router.post("/score", **_docs())(_Route(upstream).score)
     return router
 

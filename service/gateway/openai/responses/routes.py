@@ -9,8 +9,9 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from service.errors import MrpServeError
-from service.gateway.http.errors import renamed, route_class
+from service.gateway.http.errors import renamed
 from service.gateway.http.openapi import errors
+from service.gateway.http.routes import answering
 from service.gateway.http.shared_schema import asked
 from service.gateway.http.sse import frame
 from service.gateway.http.streams import FrameStream, Item, first_of
@@ -37,7 +38,7 @@ _ANSWER: Final = (
 
 def responses_router(upstream: Upstream) -> APIRouter:
     """The route, to be mounted at the root."""
-    router = APIRouter(prefix="/v1", route_class=route_class(upstream.count, openai_problem))
+    router = APIRouter(prefix="/v1", route_class=answering(upstream.authorize, upstream.count, openai_problem))
     router.post("/responses", **_docs())(_Route(upstream).responses)
     return router
 
