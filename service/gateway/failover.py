@@ -82,10 +82,10 @@ class Failover:
             except MrpServeError as error:
                 await attempts.another(error)
 
-    async def stream(self, work: Work) -> Answering:
+    async def stream(self, work: Work, told: Callable[[Progress | Chunk | Ending], None] = lambda _: None) -> Answering:
         """The answer block by block, every block once. Closing the stream ends the current attempt.
 
-        After a loss, the steps of an unfinished block come again.
+        `told`: gets every item before it is passed on. After a loss, the steps of an unfinished block come again.
         """
         attempts = _Attempts(work, self._max_failovers, self._count, self._newest)
         while True:
@@ -95,8 +95,10 @@ class Failover:
                         if isinstance(item, Failure):
                             raise item.error
                         attempts.took(item)
+                        told(item)
                         yield item
                         if isinstance(item, Chunk) and item.ending is not None:
+                            told(item.ending)
                             yield item.ending
                 if not attempts.complete:
                     raise AssertionError("a stream ended without an ending")

@@ -203,7 +203,7 @@ class Ingress:
 
     async def _card(self) -> ModelCard:
         """The card of the service. Its presets are those of a request that comes now."""
-        async with self.draining.until_cut():
+        with self.draining.until_cut():
             card = await self._availability.card()
         return replace(card, quality=card.quality.at(self._load.follow(self._admission.load)))
 

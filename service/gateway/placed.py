@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, contextmanager
 
-from service.admission.bill import Bill
+from service.admission.bill import Bill, Job
 from service.admission.controller import AdmissionController
 from service.gateway.availability import Availability
 from service.gateway.draining import Draining
@@ -30,36 +30,35 @@ class PlacedAnswers:
 
     async def complete(self, work: Work, bill: Bill) -> Answer:
         """The whole answer."""
-        with self._in_hand(bill):
-            async with self._draining.until_cut(), self._admission.place(work, bill, self._availability.watch) as job:
+        with self._in_hand(bill), self._draining.until_cut():
+            async with self._place(work, bill) as job:
                 answer = await self._answers.complete(work)
                 job.take(answer)
                 return answer
 
     async def tokens(self, work: Work, bill: Bill) -> int:
         """The number of tokens of a work's prompt."""
-        with self._in_hand(bill):
-            async with self._draining.until_cut(), self._admission.place(work, bill, self._availability.watch):
+        with self._in_hand(bill), self._draining.until_cut():
+            async with self._place(work, bill):
                 return await self._answers.tokens(work)
 
     async def stream(self, work: Work, bill: Bill) -> Answering:
         """The answer block by block. Closing the stream frees the place."""
         with self._in_hand(bill):
-            async with aclosing(self._placed(work, bill)) as items:
+            async with AsyncExitStack() as held:
+                with self._draining.until_cut():
+                    job = await held.enter_async_context(self._place(work, bill))
+                items = await held.enter_async_context(aclosing(self._answers.stream(work)))
                 while True:
-                    async with self._draining.until_cut():
+                    with self._draining.until_cut():
                         item = await anext(items, None)
                     if item is None:
                         return
+                    job.take(item)
                     yield item
 
-    async def _placed(self, work: Work, bill: Bill) -> Answering:
-        """The items of an answer, once there is a place for it."""
-        place = self._admission.place(work, bill, self._availability.watch)
-        async with place as job, aclosing(self._answers.stream(work)) as items:
-            async for item in items:
-                job.take(item)
-                yield item
+    def _place(self, work: Work, bill: Bill) -> AbstractAsyncContextManager[Job]:
+        return self._admission.place(work, bill, self._availability.watch)
 
     @contextmanager
     def _in_hand(self, bill: Bill) -> Iterator[None]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable
-from contextlib import aclosing
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -93,12 +92,9 @@ class LoggedAnswers:
         self._note(answer.ending)
         return answer
 
-    async def stream(self, work: Work) -> Answering:
+    def stream(self, work: Work) -> Answering:
         """The answer block by block."""
-        async with aclosing(self._replicas.stream(self._asked(work))) as items:
-            async for item in items:
-                self._note(item)
-                yield item
+        return self._replicas.stream(self._asked(work), self._note)
 
     async def tokens(self, work: Work) -> int:
         """The number of tokens of a work's prompt. The record notes no answer."""
