@@ -41,6 +41,13 @@ def test_it_comes_back_equal(value: object) -> None:
     assert type(again) is type(value)
 
 
+def test_defaults_at_the_end_are_left_out() -> None:
+    assert Weights(3, "name").__reduce__()[1] == (3, "name")
+    assert Weights(0, "name").__reduce__()[1] == (0, "name")
+    assert Weights().__reduce__()[1] == ()
+    assert Resume((1,), 0, Stats(), 2).__reduce__()[1] == ((1,), 0, Stats(), 2)
+
+
 @sent_often
 @dataclass(frozen=True, slots=True)
 class _Checked:

@@ -114,6 +114,8 @@ class AdmissionController:
     def _owned(self, work: Work, key: ApiKey) -> Work:
         """The work with its key as tenant. Its cached prefix belongs to that key alone, unless keys share prefixes."""
         salt = work.cache_salt if self._keys_share else key.salted(work.cache_salt)
+        if (work.tenant, work.weight, work.cache_salt) == (key.name, key.weight, salt):  # no key is configured
+            return work
         return replace(work, tenant=key.name, weight=key.weight, cache_salt=salt)
 
     async def _enter(self, work: Work, on_wait: Callable[[], None]) -> None:

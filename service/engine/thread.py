@@ -64,6 +64,13 @@ class _Inbox:
     aborted: list[str] = field(default_factory=list)
     change: _Change | None = None
 
+    def __bool__(self) -> bool:
+        return bool(self.submitted or self.aborted or self.change)
+
+
+#: never filled, so another thread cannot fill it after a look
+_EMPTY = _Inbox()
+
 
 @dataclass(slots=True)
 class _Held:
@@ -189,7 +196,8 @@ class EngineThread:
     def _run(self) -> None:
         try:
             while (inbox := self._wait()) is not None:
-                self._take(inbox)
+                if inbox:
+                    self._take(inbox)
                 self._exchange_if_idle()
                 items = self._step() if self._engine.has_work else []
                 self._state = self._engine.state()
@@ -218,18 +226,15 @@ class EngineThread:
         steps: list[tuple[str, Item]] = [(one.request_id, one) for one in self._engine.progress]
         return [*steps, *((event.request_id, event.error or event) for event in events)]
 
-    @property
-    def _inbox_has_any(self) -> bool:
-        inbox = self._inbox
-        return bool(inbox.submitted or inbox.aborted or inbox.change)
-
     def _wait(self) -> _Inbox | None:
         """The inbox, as soon as there is work. None when stopping."""
         with self._changed:
-            while not (self._stopping or self._inbox_has_any or self._engine.has_work):
+            while not (self._stopping or self._inbox or self._engine.has_work):
                 self._changed.wait()
             if self._stopping:
                 return None
+            if not self._inbox:
+                return _EMPTY
             inbox, self._inbox = self._inbox, _Inbox()
             self._on_the_way = len(inbox.submitted)
             return inbox

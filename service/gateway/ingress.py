@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import PlainTextResponse
 from starlette.types import ASGIApp
 
 from service.admission.controller import Admission, AdmissionController, Visit
@@ -34,6 +34,7 @@ from service.gateway.http.errors import Write, install_error_handlers
 from service.gateway.http.middleware import BodyLimit, RequestId, given_key
 from service.gateway.http.models import Models, models_json
 from service.gateway.http.openapi import ANTHROPIC, DECODING, OPENAI, OPERATION, documented, errors, generate_docs
+from service.gateway.http.responses import JsonAnswer
 from service.gateway.http.routes import locked
 from service.gateway.http.streams import Exchange, event_stream, first_of
 from service.gateway.http.validation import parse_generate, parse_json, to_work
@@ -161,13 +162,13 @@ class Ingress:
             items = self._answers.stream(work, admitted.bill)
             exchange = Exchange(work, card, request.scope["request_id"], self._count_rejected)
             return event_stream(await first_of(items), items, exchange)
-        return JSONResponse(answer_json(await self._answers.complete(work, admitted.bill), work, card))
+        return JsonAnswer(answer_json(await self._answers.complete(work, admitted.bill), work, card))
 
     async def _models(self) -> Response:
-        return JSONResponse(models_json(await self._card()))
+        return JsonAnswer(models_json(await self._card()))
 
     async def _live(self) -> Response:
-        return JSONResponse({"status": "ok"})
+        return JsonAnswer({"status": "ok"})
 
     async def _health(self) -> Response:
         self.draining.check()
@@ -176,7 +177,7 @@ class Ingress:
             self._availability.learn(serving(statuses))
         except Asleep:  # healthy: load balancers must still send requests here, only a request starts a replica
             statuses = []
-        return JSONResponse({"status": "ok", "replicas_ready": sum(status.failure is None for status in statuses)})
+        return JsonAnswer({"status": "ok", "replicas_ready": sum(status.failure is None for status in statuses)})
 
     async def _metrics(self) -> Response:
         return Response(expose(*await self._backend.snapshots(self.snapshot())), media_type=CONTENT_TYPE)

@@ -104,7 +104,8 @@ class LoggedAnswers:
         record = _current.get()
         if record is None:
             return work
-        work = replace(work, origin=replace(record.origin, trace=current_trace()))
+        trace = current_trace()
+        work = replace(work, origin=replace(record.origin, trace=trace) if trace else record.origin)
         record.works.append(work)
         if traced():
             describe_request(work, self._model)

@@ -36,6 +36,8 @@ _log = logging.getLogger("ray.serve")
 #: seconds between two checks for a stopped engine, and the time its requests have to get their error
 _WATCH_S = 0.1
 _LAST_WORDS_S = 0.3
+#: seconds after which an ingress does what a request need not wait for
+_LATER_S = 0.005
 
 
 class GeneratorDeployment:
@@ -146,7 +148,8 @@ class IngressDeployment:
         requests: Requests = HandleRequests(generator, routed)
         if settings.links:
             by_prefix = settings.routing == "prefix" and settings.prefix_cache
-            router = Router(slack(settings.places), by_prefix, routed)
+            later = partial(asyncio.get_running_loop().call_later, _LATER_S)
+            router = Router(slack(settings.places), by_prefix, routed, later=later)
             requests = LinkedRequests(router, requests, partial(registry.set, "replicas_linked"))
         self._backend = backend = RayBackend(requests, asked, own, may_sleep=settings.num_replicas == 0)
         self._ingress = Ingress(_replica_name(), settings, backend, start_tracing(settings), registry)

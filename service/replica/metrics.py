@@ -15,6 +15,9 @@ from service.telemetry.metrics import Registry
 from service.telemetry.sums import Added, Sink
 from service.wire import Family
 
+#: ended requests that wait to be counted
+_KEPT = 256
+
 
 class EngineMetrics:
     """Implements the engine's `Observer`: counts into `sink`."""
@@ -30,8 +33,9 @@ class EngineMetrics:
             self._sink.observe("rows_per_forward", report.rows)
         for kind, count in report.forwards.items():
             self._sink.add("forwards_total", count, kind=kind)
-        self._sink.add("prefix_cache_queries_total", report.tokens_looked_up)
-        self._sink.add("prefix_cache_hits_total", report.tokens_cached)
+        if report.tokens_looked_up:
+            self._sink.add("prefix_cache_queries_total", report.tokens_looked_up)
+            self._sink.add("prefix_cache_hits_total", report.tokens_cached)
 
     def on_event(self, request: GenerationRequest, event: BlockEvent) -> None:
         """Counts one block of a request: its tokens, its steps, its latency."""
@@ -78,6 +82,7 @@ class ReplicaMetrics(EngineMetrics):
 
     def __init__(self) -> None:
         self._registry = Registry("replica")
+        self._ended: list[tuple[str, FinishReason, Stats]] = []
         super().__init__(self._registry)
 
     def put(self, added: Added) -> None:
@@ -89,6 +94,17 @@ class ReplicaMetrics(EngineMetrics):
         self._registry.set("weights_version", version)
 
     def finished(self, mode: str, reason: FinishReason, stats: Stats) -> None:
+        """Notes the end of a request. It is counted when somebody looks, since its answer need not wait for it."""
+        self._ended.append((mode, reason, stats))
+        if len(self._ended) >= _KEPT:
+            self._count_ended()
+
+    def _count_ended(self) -> None:
+        ended, self._ended = self._ended, []
+        for one in ended:
+            self._count(*one)
+
+    def _count(self, mode: str, reason: FinishReason, stats: Stats) -> None:
         """Counts the end of a request. Its times count from the arrival at the ingress.
 
         The times of an aborted request are left out: they end at its last block and would be too short.
@@ -103,6 +119,7 @@ class ReplicaMetrics(EngineMetrics):
 
     def families(self, state: EngineState, replica: str) -> tuple[Family, ...]:
         """The current metrics of the replica named `replica`. The gauges are read from the engine's state."""
+        self._count_ended()
         self._registry.set("num_requests_running", state.num_running)
         self._registry.set("num_requests_waiting", state.num_waiting)
         self._registry.set("kv_cache_usage_perc", state.kv_usage)

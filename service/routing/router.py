@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from service.routing.affinity import Affinity, How
 from service.routing.keys import PrefixKeys, prefix_keys
@@ -23,13 +24,19 @@ class Router:
     """The replicas by name. `slack`: requests above the mean that a replica may always have.
 
     `by_prefix`: whether a replica that has a prompt's prefix is preferred; `routed` then gets how each was chosen.
+    `later`: does what a request need not wait for.
     """
 
     def __init__(
-        self, slack: float, by_prefix: bool, routed: Callable[[How], None], clock: Callable[[], float] = time.monotonic
+        self,
+        slack: float,
+        by_prefix: bool,
+        routed: Callable[[How], None],
+        clock: Callable[[], float] = time.monotonic,
+        later: Callable[[Callable[[], object]], object] = lambda do: do(),
     ) -> None:
         self._affinity, self._loads = Affinity(slack), Loads(clock)
-        self._by_prefix, self._routed = by_prefix, routed
+        self._by_prefix, self._routed, self._later = by_prefix, routed, later
 
     def set_replicas(self, names: Iterable[str]) -> None:
         """Sets the replicas to choose from. Known ones keep their counts."""
@@ -46,10 +53,18 @@ class Router:
         """
         if not (loads := self._loads.now()):
             return None
+        if len(loads) == 1:
+            [name] = loads
+            self._later(partial(self._by_rules, work, loads))  # what it learns counts when there are two
+        else:
+            name = self._by_rules(work, loads)
+        self._loads.took(name)
+        return name
+
+    def _by_rules(self, work: Work, loads: Mapping[str, float]) -> str:
         keys = prefix_keys(work) if self._by_prefix and not work.attempt else PrefixKeys()
         choice = self._affinity.choose(keys, loads)
         name = choice.replicas[0]
-        self._loads.took(name)
         self._affinity.learn(keys, name)
         if self._by_prefix and not work.attempt:
             self._routed(choice.how)

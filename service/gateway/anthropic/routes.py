@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
 from service.errors import MrpServeError
 from service.gateway.anthropic.answers import Writer
@@ -13,6 +12,7 @@ from service.gateway.anthropic.convert import plan_count, plan_message
 from service.gateway.anthropic.docs import count_docs, message_docs
 from service.gateway.anthropic.errors import anthropic_error, anthropic_problem, in_anthropic_terms
 from service.gateway.anthropic.stream import message_stream
+from service.gateway.http.responses import JsonAnswer
 from service.gateway.http.routes import answering
 from service.gateway.http.streams import first_of
 from service.gateway.http.validation import parse_json
@@ -41,7 +41,7 @@ class _Routes:
         [work], writer = admitted.works, Writer(plan)
         if not plan.stream:
             message = writer.message(await upstream.complete(work, admitted.bill))
-            return JSONResponse(message, headers={"request-id": request_id})
+            return JsonAnswer(message, headers={"request-id": request_id})
 
         def failed(error: Exception) -> dict[str, Any]:
             ours = error if isinstance(error, MrpServeError) else unexpected_error(error, request_id)
@@ -58,4 +58,4 @@ class _Routes:
         body, card = parse_json(await request.body()), await upstream.card()
         admitted = await upstream.admit(request, [plan_count(body, card, upstream.timeout_limit_s)])
         count = await upstream.tokens(admitted.works[0], admitted.bill)
-        return JSONResponse({"input_tokens": count}, headers={"request-id": request.scope["request_id"]})
+        return JsonAnswer({"input_tokens": count}, headers={"request-id": request.scope["request_id"]})

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
 from service.admission.bill import Bill
 from service.errors import MrpServeError
 from service.gateway.http.concurrent import all_of, merged
 from service.gateway.http.models import models_json
+from service.gateway.http.responses import JsonAnswer
 from service.gateway.http.routes import answering
 from service.gateway.http.validation import check_model, parse_json
 from service.gateway.openai.answers import Writer
@@ -50,7 +50,7 @@ class _Routes:
     async def model(self, model_id: str) -> Response:
         card = await self._upstream.card()
         check_model(model_id, card)
-        return JSONResponse(models_json(card)["data"][0])
+        return JsonAnswer(models_json(card)["data"][0])
 
     async def _answer(self, request: Request, planner: Planner, dialect: Dialect) -> Response:
         card = await self._upstream.card()
@@ -64,7 +64,7 @@ class _Routes:
             answers = await all_of(self._complete(choice.work, admitted.bill) for choice in plan.choices)
         except MrpServeError as error:
             raise in_openai_terms(error) from error
-        return JSONResponse(writer.answer(answers))
+        return JsonAnswer(writer.answer(answers))
 
     async def _stream(self, plan: ParsedRequest, bill: Bill, writer: Writer, request_id: str) -> Response:
         items = await started(merged([self._upstream.stream(choice.work, bill) for choice in plan.choices]))

@@ -12,6 +12,7 @@ from service.admission.bill import Bill
 from service.errors import InvalidRequest
 from service.gateway.http.concurrent import all_of
 from service.gateway.http.openapi import errors
+from service.gateway.http.responses import JsonAnswer
 from service.gateway.http.routes import answering
 from service.gateway.http.shared_schema import inlined
 from service.gateway.http.validation import parse_json
@@ -47,7 +48,7 @@ class _Route:
         plan = plan_scores(body, card, upstream.timeout_limit_s)
         admitted = await upstream.admit(request, plan.works)
         works = enumerate(admitted.works)
-        return JSONResponse(score_json(plan, await all_of(self._one(*work, admitted.bill) for work in works)))
+        return JsonAnswer(score_json(plan, await all_of(self._one(*work, admitted.bill) for work in works)))
 
     async def _one(self, number: int, work: Work, bill: Bill) -> Answer:
         """An item's answer. An error that only the replica finds names the item, too."""

@@ -177,6 +177,15 @@ class TestEnds:
         assert value(metrics, "mrp_prompt_tokens_total") == 0
         assert value(metrics, "mrp_time_to_first_block_seconds_count") == 0
 
+    def test_ends_are_counted_without_a_look_at_them(self) -> None:
+        """Else they would fill the memory of a replica that nobody scrapes."""
+        metrics = ReplicaMetrics()
+        for _ in range(1000):
+            metrics.finished("static", "length", Stats())
+            assert len(metrics._ended) < 300
+        assert value(metrics, "mrp_request_success_total") == 1000
+        assert not metrics._ended
+
     def test_an_abort_is_counted_and_not_timed(self) -> None:
         metrics = ReplicaMetrics()
         metrics.finished("static", "abort", Stats())

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 from service.errors import MrpServeError
 from service.gateway.http.errors import renamed
 from service.gateway.http.openapi import errors
+from service.gateway.http.responses import JsonAnswer
 from service.gateway.http.routes import answering
 from service.gateway.http.shared_schema import asked
 from service.gateway.http.sse import frame
@@ -55,7 +56,7 @@ class _Route:
         [work], writer = admitted.works, Writer(plan)
         try:
             if not plan.request.stream:
-                return JSONResponse(writer.response(await upstream.complete(work, admitted.bill)))
+                return JsonAnswer(writer.response(await upstream.complete(work, admitted.bill)))
             items = upstream.stream(work, admitted.bill)
             first = await first_of(items)
         except MrpServeError as error:
