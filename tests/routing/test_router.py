@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
@@ -48,6 +49,23 @@ def test_a_prefix_stays_where_it_is_until_its_replica_is_overloaded(router: Rout
     assert routed == ["load", "prefix", "prefix"]
     assert {router.choose(work(PROMPT)) for _ in range(8)} > {home}
     assert "overloaded" in routed
+
+
+def test_one_replica_is_chosen_before_its_prefixes_are_learned(clock: Clock, routed: list[How]) -> None:
+    waiting: list[Callable[[], object]] = []
+    router = Router(2, by_prefix=True, routed=routed.append, clock=clock, later=waiting.append)
+    router.set_replicas(["a"])
+    assert [router.choose(work(PROMPT)) for _ in range(2)] == ["a", "a"]
+    assert routed == []
+    while waiting:
+        waiting.pop(0)()
+    assert routed == ["load", "prefix"]
+    for _ in range(2):
+        router.ended("a")
+    router.set_replicas(["a", "b", "c"])
+    assert router.choose(work(PROMPT)) == "a"
+    assert routed[2:] == ["prefix"]
+    assert not waiting
 
 
 def test_a_replica_that_leaves_gives_its_prefixes_to_others(router: Router) -> None:
