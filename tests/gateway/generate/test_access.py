@@ -92,6 +92,13 @@ class TestKeys:
     async def test_are_asked_for_before_anything_else(self, locked: httpx.AsyncClient) -> None:
         problem(await locked.post(GENERATE, content=b"{" * 2**21), 401)
 
+    async def test_are_needed_by_every_route_but_those_for_operators(self, locked: httpx.AsyncClient) -> None:
+        paths = (await locked.get("/openapi.json")).json()["paths"]
+        routes = [(method, path.replace("{model_id}", "demo")) for path in paths for method in paths[path]]
+        found = {path for method, path in routes if (await locked.request(method, path, json={})).status_code != 401}
+        assert len(routes) > 8
+        assert found == {"/live", "/health", "/metrics"}
+
     @pytest.mark.parametrize("path", ["/health", "/metrics", "/openapi.json"])
     async def test_health_and_metrics_are_open(self, locked: httpx.AsyncClient, path: str) -> None:
         assert (await locked.get(path)).status_code == 200
