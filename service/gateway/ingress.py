@@ -134,11 +134,16 @@ class Ingress:
         app.router.routes.extend(playground_routes())
 
     def _upstream(self) -> Upstream:
-        answers, limit = self._answers, self._settings.request_timeout_s
         return Upstream(
-            self._authorize, self._card, self._admit, answers.complete, answers.stream, answers.tokens,
-            self._count_rejected, limit,
-        )  # fmt: skip
+            authorize=self._authorize,
+            card=self._card,
+            admit=self._admit,
+            complete=self._answers.complete,
+            stream=self._answers.stream,
+            tokens=self._answers.tokens,
+            count=self._count_rejected,
+            timeout_limit_s=self._settings.request_timeout_s,
+        )
 
     def _operation(self) -> APIRouter:
         """The routes for operators. They need no API key."""

@@ -92,8 +92,8 @@ class Stepped(NamedTuple):
     """What happened since the last one. `items`: for those who follow the requests.
 
     `over`: requests that the engine no longer has, aborted ones included. `failure`: why the engine has stopped, None
-    if it has not. `counted`: what metrics are to be told (`Added`), pickled, since an answer need not wait for it;
-    empty if it comes with a later message.
+    if it has not. `counted`: a pickle of what metrics are to be told (`Added`), opened later than the items. It
+    is empty if the counts come with a later message.
     """
 
     items: list[tuple[str, Item]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import pickle
 import subprocess
 import time
@@ -44,9 +45,12 @@ from service.replica.messages import (
 )
 from service.settings import Settings
 from service.telemetry.sums import Added
+from service.tracebacks import kind_and_place
 
 if TYPE_CHECKING:
     from service.engine import Parts
+
+_log = logging.getLogger(__name__)
 
 #: seconds between two looks: for counts, and for a step that takes too long
 _WATCH_S = 0.25
@@ -218,7 +222,10 @@ class RemoteEngine(Frames):
     def _open_counts(self) -> None:
         counted, self._counted = self._counted, []
         for added in counted:
-            self._count(pickle.loads(added))  # noqa: S301 - from the engine's process
+            try:
+                self._count(pickle.loads(added))  # noqa: S301 - from the engine's process
+            except Exception as error:  # noqa: BLE001 - any error of counting concerns only the measurement
+                _log.error("counts are lost: %s", kind_and_place(error))
 
     def _answered(self, message: Answered) -> None:
         answer = self._asked.get(message.number)

@@ -9,7 +9,7 @@ from pydantic_core import to_json
 
 
 class JsonAnswer(JSONResponse):
-    """Written by pydantic's core, which takes less than half of the time of Python's own encoder."""
+    """Written by pydantic's core in less than half of the time of Python's own encoder. NaN is null."""
 
     def render(self, content: Any) -> bytes:
         """The bytes of the body."""

@@ -122,10 +122,21 @@ class TestAnswers:
     async def test_counts_come_without_a_look_at_them(self, settings: Settings) -> None:
         """Else they would fill the memory of a replica that nobody scrapes."""
         counted: list[Added] = []
+        key = "generation_tokens_total", (("mode", "static"),)
         engine = await RemoteEngine.start(settings, counted.append, UNMEASURED)
         await blocks(engine, request())
-        await eventually(lambda: bool(counted))
-        assert sum(amounts["generation_tokens_total", (("mode", "static"),)] for amounts, _ in counted) == 16
+        await eventually(lambda: sum(amounts.get(key, 0) for amounts, _ in counted) == 16)
+        engine.close()
+
+    async def test_an_error_of_counting_is_logged_and_ends_nothing(
+        self, settings: Settings, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        engine = await RemoteEngine.start(settings, lambda added: 1 / 0, UNMEASURED)  # type: ignore[arg-type,return-value]
+        await blocks(engine, request())
+        await eventually(lambda: "counts are lost: ZeroDivisionError in " in caplog.text)
+        assert (await blocks(engine, request("again")))[-1].finish_reason
+        assert engine._watching is not None
+        assert not engine._watching.done()
         engine.close()
 
     async def test_what_nobody_asks_for_stays_in_the_process(
