@@ -116,7 +116,7 @@ class Reference:
             picks.append(Pick(position, token, float(probabilities[position, token]), self.known(logits[position])))
             entropies[position] = float(torch.special.entr(logits[position].softmax(-1)).sum())
         judged = [Pick(p, state.tokens[p], float(probabilities[p, state.tokens[p]])) for p in judge]
-        return Reading(tuple(picks), tuple(judged), hidden, entropies)
+        return Reading.of_picks(tuple(picks), tuple(judged), hidden, entropies)
 
     def known(self, logits: Tensor) -> Known:
         """logits `[V]` -> the two likeliest tokens and their log-probabilities, the mask token's share included."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from operator import itemgetter
 
-from service.decode.block import Block, Pick
+from service.decode.block import MASKED, Block, Pick
 from service.decode.policy import Reading
 
 #: The weight of a pick as the next one is odds ** sharpness: FRESH if MRP has read this very state, STALE if the
@@ -22,7 +22,9 @@ _WIDTH = 4
 _DOUBTFUL, SURE = 1e-12, 1 - 1e-7
 #: bits of a token in a state's number
 _BITS = 32
-_CONFIDENCE = itemgetter(Pick._fields.index("confidence"))
+#: what a reading says of a position: position, token, confidence
+_Said = tuple[int, int, float]
+_CONFIDENCE = itemgetter(2)
 
 
 @dataclass(slots=True, eq=False)
@@ -31,8 +33,8 @@ class Node:
 
     `likelihood`: that decoding passes through it. `number`: identifies it among the states after the same one: the
     token of each pick since then, plus one, in 32 bits at its position. `reading`: of it or of a state before it.
-    `last`: the pick that leads to it on its likeliest way. `ranked`: the picks of the reading that are left, the
-    likeliest first, with `weights`.
+    `last`: the pick that leads to it on its likeliest way. `ranked`: position, token and confidence of the picks of the
+    reading that are left, the likeliest first, with `weights`.
     """
 
     state: Block
@@ -40,26 +42,29 @@ class Node:
     number: int
     reading: Reading
     last: tuple[Pick, ...] = ()
-    ranked: list[Pick] = field(default_factory=list)
+    ranked: list[_Said] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
 
-    def rank(self, picks: Iterable[Pick], sharpness: float) -> None:
-        """Goes on by these picks for the masked positions."""
-        self.ranked = sorted(picks, key=_CONFIDENCE, reverse=True)
+    def rank(self, sharpness: float) -> None:
+        """Goes on by what its reading says of the positions that are masked here."""
+        reading, tokens = self.reading, self.state.tokens
+        said = zip(reading.positions, reading.tokens, reading.confidences, strict=True)
+        self.ranked = sorted([one for one in said if tokens[one[0]] == MASKED], key=_CONFIDENCE, reverse=True)
         self.weights = [
             (sure / (1.0 - sure) if _DOUBTFUL < sure < SURE else _clipped_odds(sure)) ** sharpness
-            for _, _, sure, _ in self.ranked
+            for _, _, sure in self.ranked
         ]
 
     def likely(self) -> list[tuple[float, Pick]]:
         """The likeliest next picks, and how likely each is."""
         total = sum(self.weights)
-        return [(weight / total, pick) for weight, pick in zip(self.weights[:_WIDTH], self.ranked, strict=False)]
+        likeliest = zip(self.weights[:_WIDTH], self.ranked, strict=False)
+        return [(weight / total, Pick(*said)) for weight, said in likeliest]
 
     def after(self, place: int, likelihood: float, number: int) -> Node:
         """The state after the pick at a place. It inherits the reading."""
         ranked, weights, behind = self.ranked, self.weights, place + 1
-        last = (ranked[place],)
+        last = (Pick(*ranked[place]),)
         return Node(
             self.state.reveal(last), likelihood, number, self.reading, last,
             ranked[:place] + ranked[behind:], weights[:place] + weights[behind:],
@@ -81,7 +86,7 @@ class Frontier:
         """Adds the states after a chosen one."""
         likelihoods, ways, before, weights = self._likelihoods, self._ways, node.number, node.weights
         share = node.likelihood / (sum(weights) or 1.0)
-        for place, (position, token, _, _) in enumerate(node.ranked[:_WIDTH]):
+        for place, (position, token, _) in enumerate(node.ranked[:_WIDTH]):
             number, way = before + (token + 1 << _BITS * position), share * weights[place]
             if number in likelihoods:
                 likelihoods[number] += way
@@ -102,9 +107,9 @@ class Frontier:
         return None
 
 
-def most_likely(picks: Iterable[Pick], sharpness: float) -> float:
+def most_likely(confidences: Iterable[float], sharpness: float) -> float:
     """A bound above the likelihood of each of at least two picks: by the two surest of them, and at least 0.5."""
-    *_, second, first = sorted(map(_CONFIDENCE, picks))
+    *_, second, first = sorted(confidences)
     if not _DOUBTFUL < second <= first < SURE:
         return 1.0
     ratio = second * (1.0 - first) / (first * (1.0 - second))

@@ -52,17 +52,16 @@ def _branches(canvas: Canvas, reading: Reading, budget: DraftBudget) -> Drafting
         return drafts
     node = Node(block, 1.0, 0, reading)
     if budget.row or not budget.mrp_steps:
-        left = [pick for pick in reading.picks if block.tokens[pick[0]] == MASKED]
-        if budget.row > 0.5 and most_likely(left, STALE) < budget.row:  # mostly so under full load
+        if budget.row > 0.5 and most_likely(reading.left(block), STALE) < budget.row:  # mostly so under full load
             return drafts
-        node.rank(left, STALE)
+        node.rank(STALE)
         if budget.row and not _pays(node, canvas, budget.row):
             return drafts
     frontier = Frontier()
     for number in range(budget.states):
         if number < budget.mrp_steps:
             (node.reading,) = yield Refine(node.reading, node.state)
-            node.rank(node.reading.picks, FRESH)
+            node.rank(FRESH)
         frontier.follow(node)
         following = frontier.choose(canvas.ends)
         if following is None or following.likelihood < budget.row:

@@ -20,8 +20,7 @@ class Forgetful(Around):
         readings = self.runner.evaluate(rows)
         if len({row.index for row in rows}) == 1:
             return readings
-        picks = [tuple(pick._replace(token=(pick.token + 1) % 50) for pick in one.picks) for one in readings]
-        return [type(one)(changed, one.judged, one.handle) for one, changed in zip(readings, picks, strict=True)]
+        return [one._replace(tokens=[(token + 1) % 50 for token in one.tokens]) for one in readings]
 
 
 @pytest.mark.parametrize("fives", [1, pytest.param(4, marks=pytest.mark.slow)])

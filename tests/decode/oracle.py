@@ -88,7 +88,7 @@ def _reading(state: Block, says: Says, params: ModeParams, judge: tuple[int, ...
     picks = tuple(Pick(position, *said[position][:2], _known(said[position], likeliest)) for position in state.masked)
     judged = tuple(Pick(position, state.tokens[position], said[position][1]) for position in judge)
     entropies = {position: said[position][2] for position in state.masked} if params.rule.needs_entropy else {}
-    return Reading(picks, judged, object(), entropies)
+    return Reading.of_picks(picks, judged, object(), entropies)
 
 
 def _known(said: Said, likeliest: int) -> Known | None:

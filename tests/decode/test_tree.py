@@ -32,7 +32,7 @@ def oracle(seed: int, tokens: int) -> Says:
 
 def reading(says: Says, state: Block) -> Reading:
     said = says(state)
-    return Reading(tuple(Pick(place, *said[place][:2]) for place in state.masked), handle=state)
+    return Reading.of_picks(tuple(Pick(place, *said[place][:2]) for place in state.masked), handle=state)
 
 
 def grown(canvas: Canvas, before: Reading, mrp: Says, budget: DraftBudget) -> tuple[Drafts, list[Refine]]:
@@ -87,16 +87,15 @@ CONFIDENCES = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1e-30, 0.5, 1 - 1
 @given(st.lists(CONFIDENCES, min_size=2, max_size=12), st.sampled_from([FRESH, STALE]))
 def test_no_pick_is_likelier_than_the_bound_by_the_two_surest(said: list[float], sharpness: float) -> None:
     picks = [Pick(place, 1, sure) for place, sure in enumerate(said)]
-    node = Node(masked_block(len(said)), 1.0, 0, Reading(tuple(picks)))
-    node.rank(picks, sharpness)
-    bound = most_likely(picks, sharpness)
+    node = Node(masked_block(len(said)), 1.0, 0, Reading.of_picks(picks))
+    node.rank(sharpness)
+    bound = most_likely(said, sharpness)
     assert all(likelihood <= bound + 1e-12 for likelihood, _ in node.likely())
     assert bound >= 0.5
 
 
 def test_with_two_picks_left_the_bound_is_the_likelihood() -> None:
-    picks = [Pick(0, 1, 0.8), Pick(1, 1, 0.6)]
-    assert most_likely(picks, STALE) == pytest.approx(16 / (16 + 1.5**2))
+    assert most_likely([0.8, 0.6], STALE) == pytest.approx(16 / (16 + 1.5**2))
 
 
 def test_a_rule_of_one_token_cannot_pay_where_a_row_costs_a_token() -> None:

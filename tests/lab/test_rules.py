@@ -34,7 +34,7 @@ def read(*said: float | tuple[int, float], start: int = 0) -> Reading:
         token, sure = one if isinstance(one, tuple) else (1, one)
         known = Known(((token, math.log(sure)), (9, math.log(max(1e-9, 1 - sure)))))
         picks.append(Pick(position, token, sure, known))
-    return Reading(tuple(picks), entropies={pick.position: 1 - pick.confidence for pick in picks})
+    return Reading.of_picks(tuple(picks), entropies={pick.position: 1 - pick.confidence for pick in picks})
 
 
 def chosen(plan, *said, start=0):
@@ -147,7 +147,7 @@ def test_wino_takes_back_what_the_others_make_unlikely():
         later = 0.3 if state.tokens[2] == MASKED else 0.9
         sure = {0: 0.95, 1: 0.3 if state.tokens[0] == 1 else 0.9, 2: 0.8, 3: later, 4: later}
         token = {1: 2 if state.tokens[0] == 1 else 1}
-        return Reading(tuple(Pick(place, token.get(place, 1), sure[place]) for place in state.masked))
+        return Reading.of_picks(tuple(Pick(place, token.get(place, 1), sure[place]) for place in state.masked))
 
     canvas = Canvas(Block((MASKED,) * 5))
     asked = decoded(Wino(0.7, 0.8), canvas, says)
@@ -191,7 +191,7 @@ def test_every_plan_is_allowed_and_fills_a_block(plan):
         found = read(*zip(tokens, confidences, strict=True))
         places = state.masked
         return found._replace(
-            picks=tuple(pick._replace(position=places[pick.position]) for pick in found.picks),
+            positions=[places[place] for place in found.positions],
             entropies={places[place]: entropy for place, entropy in found.entropies.items()},
         )
 

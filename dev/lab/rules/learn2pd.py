@@ -69,7 +69,7 @@ class Filtered:
         logits = np.maximum(features_of(reading, self.kind) @ first + bias, 0.0) @ second + last
         final = 1 / (1 + np.exp(-logits)) > self.threshold
         (surest,) = reading.most_confident()
-        return tuple(pick for pick in reading.picks if final[pick.position] or pick is surest)
+        return tuple(pick for pick in reading.picks if final[pick.position] or pick == surest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,15 @@ from service.decode.block import Pick
 from service.decode.policy import Reading
 
 
-def bounded(reading: Reading, ordered: Sequence[Pick], bound: float, least: int = 1) -> tuple[Pick, ...]:
-    """The longest beginning of `ordered` within the bound (in nats), at least `least` picks."""
+def bounded(reading: Reading, ordered: Sequence[int], bound: float, least: int = 1) -> tuple[Pick, ...]:
+    """The picks of the longest beginning of `ordered` within the bound (in nats), at least `least`.
+
+    `ordered`: masked positions by their number in the reading.
+    """
     largest = others = 0.0
-    for count, pick in enumerate(ordered):
-        entropy = reading.entropies[pick.position]
+    for count, place in enumerate(ordered):
+        entropy = reading.entropies[reading.positions[place]]
         others, largest = others + min(entropy, largest), max(entropy, largest)
         if count >= least and others > bound:
-            return tuple(ordered[:count])
-    return tuple(ordered)
+            return tuple(map(reading.pick, ordered[:count]))
+    return tuple(map(reading.pick, ordered))

@@ -24,5 +24,5 @@ class Leading:
 
     def __call__(self, reading: Reading) -> tuple[Pick, ...]:
         """The picks to reveal after the reading."""
-        first, *others = reading.picks
-        return (first, *takewhile(lambda pick: pick.confidence > self.threshold, others))
+        sure = takewhile(lambda confidence: confidence > self.threshold, reading.confidences[1:])
+        return tuple(map(reading.pick, range(1 + sum(1 for _ in sure))))

@@ -32,6 +32,7 @@ class Leftmost:
 
     def __call__(self, reading: Reading) -> tuple[Pick, ...]:
         """The picks to reveal after the reading."""
+        places = range(len(reading.positions))
         if not self.needs_entropy:
-            return reading.picks[: self.count]
-        return bounded(reading, reading.picks, self.bound, least=self.count)
+            return tuple(map(reading.pick, places[: self.count]))
+        return bounded(reading, places, self.bound, least=self.count)

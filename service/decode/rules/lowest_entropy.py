@@ -25,5 +25,6 @@ class LowestEntropy:
 
     def __call__(self, reading: Reading) -> tuple[Pick, ...]:
         """The picks to reveal after the reading."""
-        ordered = sorted(reading.picks, key=lambda pick: reading.entropies[pick.position])
+        entropies, positions = reading.entropies, reading.positions
+        ordered = sorted(range(len(positions)), key=lambda place: entropies[positions[place]])
         return bounded(reading, ordered, self.bound)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from service.decode.block import Known, Pick
@@ -29,9 +30,7 @@ from service.model.transfer import fetch, send
 #: The share of all probability that a list has at most, so that the others' weight is finite.
 _ALL = 1.0 - 2.0**-24
 
-#: token, confidence, entropy
-_Chosen = list[float]
-#: slots and, for each, what was chosen, `[M, 3]`
+#: slots and, for each, token, confidence and entropy, `[M, 3]`
 _Part = tuple[list[int], Tensor]
 
 
@@ -55,7 +54,7 @@ class Readout:
         if lists is not None:
             found += self._read(short, lambda members: self._choose_listed(flat, members, lists))
         copied, known = _begin_copy(found), asking.begin()
-        return lambda: _readings(hidden, reads, lists, _picks(found, copied), known())
+        return lambda: _readings(rows, hidden, reads, lists, _in_order(reads, found, copied().numpy()), known())
 
     def _read(self, reads: list[Read], choose: Callable[[Sequence[Read]], Tensor]) -> list[_Part]:
         """The slots of the reads and what was chosen there, still on the device; one part, or none."""
@@ -145,22 +144,28 @@ class _Lists:
 
 
 def _readings(
+    rows: Sequence[Row],
     hidden: Tensor,
     reads: Sequence[list[Read]],
     lists: _Lists | None,
-    picks: Mapping[int, _Chosen],
+    found: NDArray[np.float64],
     known: Mapping[int, Known],
 ) -> list[Reading]:
-    """hidden `[R, L, H]` and what was chosen at each slot -> a Reading for each row."""
-    length, readings = hidden.shape[1], []
-    for number, (own, handle) in enumerate(zip(reads, hidden.unbind(0), strict=True)):
-        first = number * length
-        found = [(read.slot, picks[read.slot]) for read in own]
-        chosen = [Pick(slot - first, int(token), sure, known.get(slot)) for slot, (token, sure, _) in found]
-        masked = len([read for read in own if read.token is None])  # they come before the judged ones
-        entropies = {slot - first: entropy for slot, (_, _, entropy) in found[:masked]} if _entropy(own) else {}
+    """hidden `[R, L, H]` and what was chosen by each read `[M, 3]` -> a Reading for each row."""
+    length, readings, end = hidden.shape[1], [], 0
+    tokens, sure = found[:, 0].astype(np.int64).tolist(), found[:, 1].tolist()
+    for number, (row, own, handle) in enumerate(zip(rows, reads, hidden.unbind(0), strict=True)):
+        start, first = end, number * length
+        end = start + len(own)
+        masked = end - len(row.judge) if own else end  # they come before the judged ones
+        positions = [read.slot - first for read in own[: masked - start]]
+        judged = [Pick(own[at - start].slot - first, tokens[at], sure[at]) for at in range(masked, end)]
+        entropies = dict(zip(positions, found[start:masked, 2].tolist(), strict=True)) if _entropy(own) else {}
         kept = lists.of_row(number) if lists is not None else None
-        readings.append(Reading(tuple(chosen[:masked]), tuple(chosen[masked:]), handle, entropies, kept))
+        told = [known.get(first + position) for position in positions] if known else ()
+        readings.append(
+            Reading(positions, tokens[start:masked], sure[start:masked], tuple(judged), handle, entropies, kept, told)
+        )
     return readings
 
 
@@ -175,10 +180,15 @@ def _slots(reads: Sequence[Read], flat: Tensor) -> Tensor:
 
 def _begin_copy(found: Sequence[_Part]) -> Callable[[], Tensor]:
     """All in one copy to the CPU, `[M, 3]`."""
-    return fetch(join([part for _, part in found])) if found else lambda: torch.empty(0, 3)
+    return fetch(join([part for _, part in found])) if found else lambda: torch.empty(0, 3, dtype=torch.float64)
 
 
-def _picks(found: Sequence[_Part], copied: Callable[[], Tensor]) -> dict[int, _Chosen]:
-    """Of every slot, as soon as the copy is there."""
-    slots = [slot for own, _ in found for slot in own]
-    return dict(zip(slots, copied().tolist(), strict=True))
+def _in_order(reads: Sequence[list[Read]], found: Sequence[_Part], values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The values `[M, 3]` of the parts, in the order of the reads."""
+    wanted, computed = [read.slot for own in reads for read in own], [slot for own, _ in found for slot in own]
+    if wanted == computed:
+        return values
+    places = np.empty(1 + max(computed), np.int64)
+    places[computed] = np.arange(len(computed))
+    ordered: NDArray[np.float64] = values[places[wanted]]
+    return ordered

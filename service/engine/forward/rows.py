@@ -21,6 +21,9 @@ from service.engine.forward.sampling import Candidates, Read
 from service.engine.request import Asked, SamplingParams
 from service.model.transfer import send
 
+#: makes a `Read` in half the time of its own call; some ten thousand a second are made
+_new = tuple.__new__
+
 
 class Row(NamedTuple):
     """One block of tokens to put through the model.
@@ -54,7 +57,7 @@ class Row(NamedTuple):
         sampling, entropy, tokens, revealed = self.sampling, self.entropy, self.state.tokens, self.state.num_revealed
         slot, start = row * block_size, self.index * block_size
         wanted = [
-            Read(slot + place, start + place, revealed, sampling, None, entropy, None, self.asked)
+            _new(Read, (slot + place, start + place, revealed, sampling, None, entropy, None, self.asked))
             for place, token in enumerate(tokens)
             if token == MASKED
         ]

@@ -82,7 +82,7 @@ class TestWhatFits:
             if not fits(indices):
                 raise torch.OutOfMemoryError
             calls.append(indices)
-            return [Reading((), handle=index) for index in indices]
+            return [Reading.of_picks((), handle=index) for index in indices]
 
         readings = FittingForward().read(forward, [self.row(index) for index in range(count)])
         return [reading and reading.handle for reading in readings], calls
@@ -113,7 +113,7 @@ class TestWhatFits:
             tried.append(len(rows))
             if len(rows) > room:
                 raise torch.OutOfMemoryError
-            return [Reading((), handle=row.index) for row in rows]
+            return [Reading.of_picks((), handle=row.index) for row in rows]
 
         def step() -> list[int]:
             tried.clear()
@@ -136,7 +136,7 @@ class TestWhatFits:
         def forward(rows: Sequence[Row]) -> list[Reading]:
             if any(row.index == 4 for row in rows):
                 raise torch.OutOfMemoryError
-            return [Reading((), handle=row.index) for row in rows]
+            return [Reading.of_picks((), handle=row.index) for row in rows]
 
         readings = fitting.read(forward, [self.row(index) for index in range(8)])
         assert [reading and reading.handle for reading in readings] == [0, 1, 2, 3, None, 5, 6, 7]
@@ -176,7 +176,7 @@ class TestWhatFits:
             kept = Held()
             if len(rows) > 1:
                 raise torch.OutOfMemoryError
-            return [Reading((), handle=type(kept))] * len(rows)
+            return [Reading.of_picks((), handle=type(kept))] * len(rows)
 
         FittingForward().read(forward, [self.row(0), self.row(1)])
         assert alive == [0, 0, 0]

@@ -5,6 +5,7 @@ On a CPU nothing waits, so the operations that would wait on CUDA are looked for
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -38,6 +39,22 @@ class Watch(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
+    """The shapes of the tensors whose numbers the host takes from now on."""
+    copies: list[torch.Size] = []
+
+    def watched(take: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:
+        def taken(tensor: torch.Tensor) -> Any:
+            copies.append(tensor.shape)
+            return take(tensor)
+
+        return taken
+
+    for name in ("tolist", "numpy"):
+        monkeypatch.setattr(torch.Tensor, name, watched(getattr(torch.Tensor, name)))
+    return copies
+
+
 @pytest.mark.parametrize("attention", ["eager", "triton"])
 @pytest.mark.parametrize("grouping", [None, SameShapes(3, 4)], ids=["together", "deterministic"])
 def test_a_pass_waits_once(
@@ -54,14 +71,7 @@ def test_a_pass_waits_once(
         Row(state, 1, pages, keeps=False, sampling=SamplingParams(0.7, 0.9, 5, seed=3), entropy=True),
         Row(state, 0, [6], keeps=False, sampling=SamplingParams(1.3, seed=8), drafts=True),
     ]
-    copies: list[torch.Size] = []
-    tolist = torch.Tensor.tolist
-
-    def counted(tensor: torch.Tensor) -> Any:
-        copies.append(tensor.shape)
-        return tolist(tensor)
-
-    monkeypatch.setattr(torch.Tensor, "tolist", counted)
+    copies = counted(monkeypatch)
     with Watch() as watch:
         readings = runner.evaluate(rows)
     assert (watch.waited, len(copies)) == ([], 1)
@@ -89,9 +99,7 @@ def test_log_probabilities_that_are_asked_for_come_in_one_more_copy(
         Row(state, 0, [4], keeps=False, sampling=SamplingParams(), asked=Asked(0, (7,))),
         Row(state, 0, [5], keeps=False, sampling=SamplingParams()),
     ]
-    copies: list[torch.Size] = []
-    tolist = torch.Tensor.tolist
-    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: (copies.append(tensor.shape), tolist(tensor))[1])
+    copies = counted(monkeypatch)
     with Watch() as watch:
         first, second, third = runner.evaluate(rows)
     assert (watch.waited, len(copies)) == ([], 2)
