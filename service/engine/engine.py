@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
 
 from service.engine.config import EngineConfig
@@ -110,7 +109,7 @@ class Engine:
         """Ends a request and frees its pages at once. Unknown or finished ids are ignored."""
         waiting = self._scheduler.drop_waiting(request_id)
         if waiting is not None:
-            self._observer.on_event(waiting.request, BlockEvent(request_id, 0, (), Stats(), "abort"))
+            self._observer.on_event(waiting.request, BlockEvent(request_id, 0, (), Stats(), "abort"), ())
         for sequence in list(self._scheduler.running):
             if sequence.request.request_id == request_id:
                 sequence.expire("abort")
@@ -158,9 +157,8 @@ class Engine:
         """Starts waiting requests while places and pages are free. `step` calls this itself."""
         if self._held:
             return
-        now = self._clock()
         for sequence in self._scheduler.admit():
-            sequence.stats = replace(sequence.stats, queue_s=now - sequence.submitted)
+            sequence.record.begin(self._clock, self.version)
             try:
                 self._check_version(sequence.request)
                 sequence.start()
@@ -206,7 +204,7 @@ class Engine:
             plan = self._scheduler.plan(busy, most)
             if not plan:
                 break
-            self._turns.append(Turn(plan, self._forwards, self._pricing, self._clock))
+            self._turns.append(Turn(plan, self._forwards, self._pricing))
             begun += sum(len(rows) for _, rows in plan)
         return begun
 
@@ -248,29 +246,25 @@ class Engine:
             waited = now - waiting.submitted
             stats = Stats(queue_s=waited, total_s=waited)
             events.append(BlockEvent(waiting.request.request_id, 0, (), stats, "timeout"))
-            self._observer.on_event(waiting.request, events[-1])
+            self._observer.on_event(waiting.request, events[-1], ())
         late = [s for s in self._scheduler.running if _late(s.request, s.submitted, now)]
         for sequence in late:
             sequence.expire("timeout")
         return events + self._collect(late)
 
     def _collect(self, sequences: list[Sequence]) -> list[BlockEvent]:
-        """The new events of the sequences, with their times. Removes finished sequences."""
-        now, events = self._clock(), []
+        """The new events of the sequences. Removes finished sequences."""
+        events = list[BlockEvent]()
         for sequence in sequences:
-            for event in sequence.events:
-                waited = now - sequence.submitted
-                if isinstance(event, BlockProgress):
-                    self.progress.append(replace(event, total_s=waited))
-                    continue
-                first = sequence.stats.first_block_s
-                sequence.stats = replace(sequence.stats, first_block_s=waited if first is None else first)
-                own = sequence.stats
-                stats = replace(event.stats, prefill_s=own.prefill_s, first_block_s=own.first_block_s, total_s=waited)
-                told = replace(event, stats=stats, version=self.version)
-                self._observer.on_event(sequence.request, told)
-                events.append(told if sequence.request.keep_steps else replace(told, steps=()))
-            sequence.events.clear()
+            record = sequence.record
+            if record.progress:
+                self.progress += record.progress
+                record.progress = []
+            if record.events:
+                for event, steps in record.events:
+                    self._observer.on_event(sequence.request, event, steps)
+                    events.append(event)
+                record.events = []
             if sequence.finish_reason is not None:
                 self._scheduler.remove(sequence)
         return events

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from service.decode.block import Step
 from service.engine.request import BlockEvent, ForwardKind, GenerationRequest
 from service.pickling import numbered, sent_often
 from service.tracebacks import kind_and_place
@@ -53,8 +54,8 @@ class Observer(Protocol):
     def on_step(self, report: StepReport) -> None:
         """After every engine step."""
 
-    def on_event(self, request: GenerationRequest, event: BlockEvent) -> None:
-        """After every finished block and every end of a request, aborts included."""
+    def on_event(self, request: GenerationRequest, event: BlockEvent, steps: Sequence[Step]) -> None:
+        """After every finished block and every end of a request, aborts included. `steps`: how it was decoded."""
 
 
 class SilentObserver:
@@ -63,7 +64,7 @@ class SilentObserver:
     def on_step(self, report: StepReport) -> None:
         """Ignored."""
 
-    def on_event(self, request: GenerationRequest, event: BlockEvent) -> None:
+    def on_event(self, request: GenerationRequest, event: BlockEvent, steps: Sequence[Step]) -> None:
         """Ignored."""
 
 
@@ -80,9 +81,9 @@ class HarmlessObserver:
         except Exception as error:  # noqa: BLE001 - any error of an observer concerns only the measurement
             _log.error("an observer failed after a step: %s", kind_and_place(error))
 
-    def on_event(self, request: GenerationRequest, event: BlockEvent) -> None:
+    def on_event(self, request: GenerationRequest, event: BlockEvent, steps: Sequence[Step]) -> None:
         """Passed on."""
         try:
-            self._observer.on_event(request, event)
+            self._observer.on_event(request, event, steps)
         except Exception as error:  # noqa: BLE001 - as above
             _log.error("an observer failed on request %s: %s", request.request_id, kind_and_place(error))

@@ -15,7 +15,8 @@ from service.decode.block import MASKED, Block, Known
 from service.decode.canvas import Canvas
 from service.decode.policy import Reading
 from service.engine.forward.rows import Row
-from service.engine.request import BlockEvent, FinishReason, ForwardKind
+from service.engine.record import End
+from service.engine.request import FinishReason, ForwardKind
 from service.engine.sequence import Sequence
 from service.errors import MrpServeError
 
@@ -42,8 +43,7 @@ class ReadingSequence(Sequence):
         kinds: tuple[ForwardKind, ...] = ("prefill",) if stored else ()
         if len(rows) > stored:
             kinds = (*kinds, "denoise")
-        for kind in kinds:
-            self._count(kind)
+        self.record.count(kinds)
         for row, reading in zip(rows[stored:], readings[stored:], strict=True):
             self._blocks.popleft()
             self._found += self._places(row, reading)
@@ -87,6 +87,4 @@ class ReadingSequence(Sequence):
     def _end(self, reason: FinishReason) -> None:
         self._blocks.clear()
         self.finish_reason = reason
-        self.stats = self.stats.with_forwards(self._counted())
-        event = BlockEvent(self.request.request_id, 0, (), self.stats, reason, found=tuple(self._found))
-        self.events.append(event)
+        self.record.tell(0, (), end=End(reason, found=tuple(self._found)))

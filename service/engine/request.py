@@ -173,20 +173,6 @@ class Stats:
         backbone = self.forwards.prefill + self.forwards.denoise + self.forwards.verify + self.forwards.commit
         return self.decoded_tokens / max(1, backbone)
 
-    def with_forwards(self, forwards: Forwards) -> Stats:
-        """These statistics with these forwards."""
-        return replace(self, forwards=forwards)
-
-    def with_steps(self, steps: list[Step]) -> Stats:
-        """These statistics with the counts of `steps` added."""
-        return replace(
-            self,
-            drafts_proposed=self.drafts_proposed + sum(len(step.drafted) for step in steps),
-            drafts_accepted=self.drafts_accepted + sum(step.accepted for step in steps),
-            remasked=self.remasked + sum(len(step.revoked) for step in steps),
-            forced_tokens=self.forced_tokens + sum(len(step.revealed) for step in steps if step.kind == "forced"),
-        )
-
     def later_by(self, seconds: float) -> Stats:
         """These statistics with times that count from `seconds` before submission."""
         prefill, first = self.prefill_s, self.first_block_s

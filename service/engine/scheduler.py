@@ -148,7 +148,7 @@ class Scheduler:
         if self._pages.shares:
             asked, found = self._lookups
             tokens = len(sequence.request.prompt_token_ids)
-            self._lookups = (asked + tokens, found + sequence.stats.cached_tokens)
+            self._lookups = (asked + tokens, found + sequence.record.cached_tokens)
 
 
 def equal_shares(wanted: list[int], total: int) -> list[int]:

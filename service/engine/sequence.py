@@ -7,8 +7,7 @@ handles.
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from dataclasses import replace
+from collections import deque
 from itertools import islice
 from typing import Any
 
@@ -20,15 +19,8 @@ from service.decode.registry import only_drafts
 from service.engine.drafting.pricing import Account
 from service.engine.forward.rows import Row
 from service.engine.prefix_cache import Lease, Tokens
-from service.engine.request import (
-    BlockEvent,
-    BlockProgress,
-    FinishReason,
-    ForwardKind,
-    Forwards,
-    GenerationRequest,
-    Stats,
-)
+from service.engine.record import End, Record
+from service.engine.request import FinishReason, ForwardKind, GenerationRequest
 from service.errors import MrpServeError
 
 
@@ -42,6 +34,7 @@ class Sequence:
 
     `account`: what its drafts may cost.
     `written`: the blocks written since then, in order, in all layers that the request needs.
+    `record`: what is told of it.
     """
 
     def __init__(
@@ -51,11 +44,9 @@ class Sequence:
         self.lease = lease
         self.submitted = submitted
         self._account = account
-        self.stats = Stats(cached_tokens=lease.num_shared * block_size, mrp_steps=account.mrp_steps)
-        self._forwards: Counter[ForwardKind] = Counter()
+        self.record = Record(request, submitted, lease.num_shared * block_size, account.mrp_steps)
         self.written: deque[Tokens] = deque()
         self.finish_reason: FinishReason | None = None
-        self.events: list[BlockEvent | BlockProgress] = []
         self._block_size = block_size
         self._entropy = request.params.rule.needs_entropy
         self._drafts = account.uses_mrp and only_drafts(request.params)
@@ -136,8 +127,7 @@ class Sequence:
             else:
                 self.written.append(row.state.tokens)
         kinds = self._kinds(rows, stored)
-        for kind in kinds:
-            self._count(kind)
+        self.record.count(kinds)
         if len(rows) > stored:
             self._answer(tuple(readings[stored:]))
         return kinds
@@ -146,7 +136,7 @@ class Sequence:
         """Takes MRP's readings of the rows of `next_refinement`."""
         self.written.extend(row.state.tokens for row in self._for_mrp)
         self._for_mrp.clear()
-        self._count("mrp")
+        self.record.count(("mrp",))
         if self.wants_refinement:
             self._answer((readings[-1],))
 
@@ -174,8 +164,7 @@ class Sequence:
         self._masks.clear()
         self.written.clear()
         self.finish_reason = "abort"
-        self.stats = replace(self.stats, forwards=self._counted())
-        self.events.append(BlockEvent(self.request.request_id, self._num_blocks, (), self.stats, "abort", error=error))
+        self.record.tell(self._num_blocks, (), end=End("abort", error=error))
 
     # --- decoding ----------------------------------------------------------------------------------
 
@@ -236,8 +225,7 @@ class Sequence:
         fresh = steps[first:]
         self._account.note(evaluated, fresh)
         if self.request.report_steps and fresh:
-            progress = BlockProgress(self.request.request_id, self._num_blocks, first, tuple(fresh))
-            self.events.append(progress)
+            self.record.proceed(self._num_blocks, first, fresh)
 
     def _new_tokens(self, block: Block) -> tuple[tuple[int, ...], FinishReason | None]:
         """The tokens of a state of the block that belong to the completion, and the finish reason if it ends there."""
@@ -266,18 +254,10 @@ class Sequence:
         self._query = None
         self._num_blocks += 1
         self._num_output += len(tokens)
-        self.stats = replace(self.stats.with_steps(self._canvas.steps), forwards=self._counted())
-        decoded = self.stats.decoded_tokens + len(tokens) + (reason == "stop")
-        self.stats = replace(self.stats, decoded_tokens=decoded)
-        self._emit(tokens, reason or expired)
-
-    def _emit(self, tokens: tuple[int, ...], reason: FinishReason | None) -> None:
-        self.finish_reason = reason
-        index = max(0, self._num_blocks - 1)
-        steps = tuple(self._canvas.steps)
+        self.record.decoded_tokens += len(tokens) + (reason == "stop")
+        self.finish_reason = reason = reason or expired
         met = None if reason is None or self._grammar is None else self._grammar.complete(tokens)
-        event = BlockEvent(self.request.request_id, index, tokens, self.stats, reason, steps, constraint_met=met)
-        self.events.append(event)
+        self.record.tell(self._num_blocks - 1, tokens, self._canvas.steps, End(reason, met))
 
     # --- rows --------------------------------------------------------------------------------------
 
@@ -305,10 +285,3 @@ class Sequence:
 
     def _store(self, block: Block, index: int) -> None:
         self._unwritten.append(Row(block, index, self.lease.pages, keeps=True))
-
-    def _counted(self) -> Forwards:
-        return Forwards(**{str(kind): count for kind, count in self._forwards.items()})
-
-    def _count(self, kind: ForwardKind) -> None:
-        """Counts a forward. The statistics, which are frozen, get the counts when a block or the request ends."""
-        self._forwards[kind] += 1

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from typing import cast
 
 from service.decode.policy import Reading
@@ -66,8 +65,8 @@ class Forwards:
 class Turn:
     """A turn of the sequences of a plan. Its first forward is under way as soon as it exists."""
 
-    def __init__(self, plan: StepRows, forwards: Forwards, pricing: Pricing, clock: Callable[[], float]) -> None:
-        self._plan, self._forwards, self._pricing, self._clock = plan, forwards, pricing, clock
+    def __init__(self, plan: StepRows, forwards: Forwards, pricing: Pricing) -> None:
+        self._plan, self._forwards, self._pricing = plan, forwards, pricing
         self.sequences = [sequence for sequence, _ in plan]
         self._work, self._refined = pricing.work, list[int]()
         self._refines = False
@@ -100,11 +99,8 @@ class Turn:
     def _accept(
         self, sequence: Sequence, rows: list[Row], readings: list[Reading], counts: Counter[ForwardKind]
     ) -> None:
-        kinds = sequence.accept(rows, readings)
-        for kind in kinds:
+        for kind in sequence.accept(rows, readings):
             counts[kind] += 1
-        if "prefill" in kinds:
-            sequence.stats = replace(sequence.stats, prefill_s=self._clock() - sequence.submitted)
 
 
 def _served(plan: StepRows, found: Iterable[Reading | None]) -> Iterator[tuple[Sequence, list[Row], list[Reading]]]:

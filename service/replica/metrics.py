@@ -8,7 +8,9 @@ registry.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
+from service.decode.block import Step
 from service.engine.observer import EngineState, StepReport
 from service.engine.request import BlockEvent, FinishReason, GenerationRequest, Stats
 from service.telemetry.metrics import Registry
@@ -37,7 +39,7 @@ class EngineMetrics:
             self._sink.add("prefix_cache_queries_total", report.tokens_looked_up)
             self._sink.add("prefix_cache_hits_total", report.tokens_cached)
 
-    def on_event(self, request: GenerationRequest, event: BlockEvent) -> None:
+    def on_event(self, request: GenerationRequest, event: BlockEvent, steps: Sequence[Step]) -> None:
         """Counts one block of a request: its tokens, its steps, its latency."""
         mode = request.params.mode
         previous = self._last_block.pop(request.request_id, None)
@@ -53,14 +55,14 @@ class EngineMetrics:
             self._sink.observe("time_to_first_block_seconds", arrived_to_block, mode=mode)
         elif event.token_ids and previous is not None:
             self._sink.observe("inter_block_latency_seconds", event.stats.total_s - previous, mode=mode)
-        self._steps(mode, event)
+        self._steps(mode, steps)
 
-    def _steps(self, mode: str, event: BlockEvent) -> None:
+    def _steps(self, mode: str, steps: Sequence[Step]) -> None:
         """Sums first: to add to a metric takes longer than to look at a step."""
         revealed: Counter[str] = Counter()
         accepted: Counter[int] = Counter()
         revoked = drafted = 0
-        for step in event.steps:
+        for step in steps:
             proposed = step.proposed
             revealed["mrp" if step.kind == "mrp" else "draft"] += proposed
             revealed["grammar" if step.kind == "forced" else "backbone"] += len(step.revealed) - proposed
@@ -71,10 +73,10 @@ class EngineMetrics:
             self._sink.add("tokens_revealed_total", count, mode=mode, source=source)
         self._sink.add("tokens_remasked_total", revoked)
         self._sink.add("spec_decode_num_draft_tokens_total", drafted)
-        self._sink.add("spec_decode_num_accepted_tokens_total", sum(n * steps for n, steps in accepted.items()))
+        self._sink.add("spec_decode_num_accepted_tokens_total", sum(n * count for n, count in accepted.items()))
         for position in range(max(accepted, default=0)):
-            steps = sum(steps for length, steps in accepted.items() if length > position)
-            self._sink.add("spec_decode_num_accepted_tokens_per_pos_total", steps, position=str(position))
+            deep = sum(count for length, count in accepted.items() if length > position)
+            self._sink.add("spec_decode_num_accepted_tokens_per_pos_total", deep, position=str(position))
 
 
 class ReplicaMetrics(EngineMetrics):

@@ -15,11 +15,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from math import inf
 from typing import Any, NoReturn
 
+from service.decode.block import Step
 from service.engine import BlockEvent, GenerationRequest, StepReport
 from service.engine.responsive import keep_responsive
 from service.engine.streams import Item
@@ -92,9 +93,9 @@ class _Steps:
         if self._due == inf:
             self._due = time.monotonic() + _COUNTED_S
 
-    def on_event(self, request: GenerationRequest, event: BlockEvent) -> None:
+    def on_event(self, request: GenerationRequest, event: BlockEvent, steps: Sequence[Step]) -> None:
         """Counted."""
-        self._metrics.on_event(request, event)
+        self._metrics.on_event(request, event, steps)
         if event.finish_reason is not None:
             self._over.append(request.request_id)
 

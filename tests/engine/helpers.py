@@ -52,7 +52,7 @@ class Recorder:
     def on_step(self, report: StepReport) -> None:
         self.reports.append(report)
 
-    def on_event(self, request: GenerationRequest, event: BlockEvent) -> None:
+    def on_event(self, request: GenerationRequest, event: BlockEvent, steps: object) -> None:
         self._heard.append((request, event))
 
     def clear(self) -> None:

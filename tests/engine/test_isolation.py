@@ -120,7 +120,7 @@ class Deaf:
     def on_step(self, report: StepReport) -> None:
         raise Fault
 
-    def on_event(self, request: GenerationRequest, event: BlockEvent) -> None:
+    def on_event(self, request: GenerationRequest, event: BlockEvent, steps: object) -> None:
         raise Fault
 
 

@@ -166,13 +166,13 @@ class TestEnds:
     def test_time_in_the_ingress_counts(self) -> None:
         metrics = ReplicaMetrics()
         for index, seconds in enumerate((2.0, 3.0)):
-            metrics.on_event(REQUEST, block(index, seconds))
+            metrics.on_event(REQUEST, block(index, seconds), ())
         assert value(metrics, "mrp_time_to_first_block_seconds_sum") == 10 + 2
         assert value(metrics, "mrp_inter_block_latency_seconds_sum") == 1
 
     def test_a_continued_answer_has_one_prompt_and_one_first_block(self) -> None:
         metrics = ReplicaMetrics()
-        metrics.on_event(replace(REQUEST, num_continued=1), block(0, 2.0))
+        metrics.on_event(replace(REQUEST, num_continued=1), block(0, 2.0), ())
         assert value(metrics, "mrp_generation_tokens_total") == 1
         assert value(metrics, "mrp_prompt_tokens_total") == 0
         assert value(metrics, "mrp_time_to_first_block_seconds_count") == 0
