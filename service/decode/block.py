@@ -7,9 +7,19 @@ are relative to the block.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 MASKED = -1
+
+_T = TypeVar("_T")
+
+
+class _Make(Protocol):
+    def __call__(self, kind: type[_T], fields: tuple[Any, ...], /) -> _T: ...
+
+
+#: Makes a named tuple of all of its fields in half the time of its own call. Used where thousands are made in a step.
+make: _Make = tuple.__new__  # type: ignore[assignment]
 
 StepKind = Literal["denoise", "verify", "mrp", "forced"]
 
@@ -66,7 +76,7 @@ class Block(NamedTuple):
         tokens = list(self.tokens)
         for pick in picks:
             tokens[pick[0]] = pick[1]
-        return Block(tuple(tokens))
+        return make(Block, (tuple(tokens),))
 
     def mask(self, positions: Iterable[int]) -> Block:
         """A copy of this block with the positions masked again."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from service.decode.block import Block, Pick, Step, StepKind
+from service.decode.block import Block, Pick, Step, StepKind, make
 from service.decode.draft_budget import DraftBudget
 from service.decode.guide import Guide, forced_picks
 
@@ -63,14 +63,17 @@ class Canvas:
 
     def reveal(self, kind: StepKind, picks: Iterable[Pick]) -> None:
         """Reveals the picks and records the step."""
-        self.record(Step(kind, tuple(picks)))
+        self.record(make(Step, (kind, tuple(picks), (), (), 0, ())))
 
     def record(self, step: Step, after: Block | None = None) -> None:
         """Reveals the picks of a step and records it. `after`: the state that it leads to, if it is known."""
-        if self.guide is not None and not step.revealed:
-            raise AssertionError("the grammar refuses what its own mask allows")
+        if not step.revealed:
+            raise AssertionError("a step reveals nothing: the grammar refuses what its own mask allows")
         self.steps.append(step)
-        self._move(after or self.after(self.block, step.revealed), step.revealed)
+        if self.guide is None:
+            self.block = after or self.block.reveal(step.revealed)
+        else:
+            self._move(after or self.after(self.block, step.revealed), step.revealed)
 
     def revoke(self, kind: StepKind, positions: Iterable[int]) -> None:
         """Masks positions again and records the step. With a guide, all that follows the first of them, too."""
@@ -82,5 +85,5 @@ class Canvas:
 
     def _move(self, after: Block, revealed: tuple[Pick, ...]) -> None:
         before, self.block = self.block, after
-        if self.guide is not None and (forced := forced_picks(before, after, revealed)):
+        if forced := forced_picks(before, after, revealed):
             self.steps.append(Step("forced", forced))

@@ -20,13 +20,16 @@ from service.decode.rules import Rule
 class Draft(NamedTuple):
     """A state to be verified: the picks that lead to it from the state before.
 
-    `promise`: the expected number of tokens gained by verifying it; 0 in a chain, where it is not estimated.
+    `number`: its place among the drafts, from 1 on. `promise`: the expected number of tokens gained by verifying it; 0
+    in a chain, where it is not estimated.
     """
 
+    number: int
     picks: tuple[Pick, ...]
     promise: float = 0.0
 
 
+#: in the order of their numbers
 Drafts = Mapping[Block, Draft]
 Drafting = Generator[Query, tuple[Reading, ...], Drafts]
 
@@ -45,5 +48,5 @@ def chain(canvas: Canvas, reading: Reading, steps: int, rule: Rule, *, first: bo
             if not (picks := canvas.choose(rule, reading, block)):
                 break  # the answer has ended
         block = canvas.after(block, picks)
-        drafts[block], picks = Draft(picks), ()
+        drafts[block], picks = Draft(len(drafts) + 1, picks), ()
     return drafts

@@ -7,10 +7,8 @@ those alone that are chosen. Knows no budget and no MRP.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from operator import itemgetter
 
-from service.decode.block import MASKED, Block, Pick
+from service.decode.block import MASKED, Block, Pick, make
 from service.decode.policy import Reading
 
 #: The weight of a pick as the next one is odds ** sharpness: FRESH if MRP has read this very state, STALE if the
@@ -20,55 +18,29 @@ FRESH, STALE = 4.0, 2.0
 _WIDTH = 4
 #: Confidences are clipped to these bounds, since a low temperature rounds them to 0 and 1.
 _DOUBTFUL, SURE = 1e-12, 1 - 1e-7
-#: bits of a token in a state's number
-_BITS = 32
-#: what a reading says of a position: position, token, confidence
-_Said = tuple[int, int, float]
-_CONFIDENCE = itemgetter(2)
 
 
-@dataclass(slots=True, eq=False)
 class Node:
     """A state from which the search goes on.
 
-    `likelihood`: that decoding passes through it. `number`: identifies it among the states after the same one: the
-    token of each pick since then, plus one, in 32 bits at its position. `reading`: of it or of a state before it.
-    `last`: the pick that leads to it on its likeliest way. `ranked`: position, token and confidence of the picks of the
-    reading that are left, the likeliest first, with `weights`.
+    `likelihood`: that decoding passes through it. `reading`: of it or of a state before it. `last`: the pick that
+    leads to it on its likeliest way. `picks`: of the reading, the likeliest first. `bits`: of each of them its bit in
+    `number`, which identifies a state among those after the same one. `weights`: likewise, 0 if the pick is taken.
     """
 
-    state: Block
-    likelihood: float
-    number: int
-    reading: Reading
-    last: tuple[Pick, ...] = ()
-    ranked: list[_Said] = field(default_factory=list)
-    weights: list[float] = field(default_factory=list)
+    __slots__ = ("bits", "last", "likelihood", "number", "picks", "reading", "state", "weights")
 
-    def rank(self, sharpness: float) -> None:
-        """Goes on by what its reading says of the positions that are masked here."""
-        reading, tokens = self.reading, self.state.tokens
-        said = zip(reading.positions, reading.tokens, reading.confidences, strict=True)
-        self.ranked = sorted([one for one in said if tokens[one[0]] == MASKED], key=_CONFIDENCE, reverse=True)
-        self.weights = [
-            (sure / (1.0 - sure) if _DOUBTFUL < sure < SURE else _clipped_odds(sure)) ** sharpness
-            for _, _, sure in self.ranked
-        ]
+    def __init__(self, state: Block, likelihood: float, number: int, reading: Reading) -> None:
+        self.state, self.likelihood, self.number, self.reading = state, likelihood, number, reading
+        self.last: tuple[Pick, ...] = ()
+        self.picks: list[tuple[int, int, float]] = []
+        self.bits: list[int] = []
+        self.weights: list[float] = []
 
     def likely(self) -> list[tuple[float, Pick]]:
         """The likeliest next picks, and how likely each is."""
         total = sum(self.weights)
-        likeliest = zip(self.weights[:_WIDTH], self.ranked, strict=False)
-        return [(weight / total, Pick(*said)) for weight, said in likeliest]
-
-    def after(self, place: int, likelihood: float, number: int) -> Node:
-        """The state after the pick at a place. It inherits the reading."""
-        ranked, weights, behind = self.ranked, self.weights, place + 1
-        last = (Pick(*ranked[place]),)
-        return Node(
-            self.state.reveal(last), likelihood, number, self.reading, last,
-            ranked[:place] + ranked[behind:], weights[:place] + weights[behind:],
-        )  # fmt: skip
+        return [(weight / total, Pick(*said)) for weight, said in zip(self.weights[:_WIDTH], self.picks, strict=False)]
 
 
 class Frontier:
@@ -81,19 +53,38 @@ class Frontier:
     def __init__(self) -> None:
         self._likelihoods: dict[int, float] = {}
         self._ways: dict[int, tuple[float, Node, int]] = {}
+        self._bits: dict[tuple[int, int], int] = {}
+
+    def rank(self, node: Node, sharpness: float) -> None:
+        """Goes on from a node by what its reading says of the positions that are masked there."""
+        reading, tokens, bits = node.reading, node.state.tokens, self._bits
+        positions, confidences = reading.positions, reading.confidences
+        order = sorted(range(len(positions)), key=confidences.__getitem__, reverse=True)
+        said = [(positions[place], reading.tokens[place], confidences[place]) for place in order]
+        node.picks = picks = [one for one in said if tokens[one[0]] == MASKED]
+        node.bits = [bits.setdefault(one[:2], 1 << len(bits)) for one in picks]
+        node.weights = [
+            (sure / (1.0 - sure) if _DOUBTFUL < sure < SURE else _clipped_odds(sure)) ** sharpness
+            for _, _, sure in picks
+        ]
 
     def follow(self, node: Node) -> None:
         """Adds the states after a chosen one."""
-        likelihoods, ways, before, weights = self._likelihoods, self._ways, node.number, node.weights
-        share = node.likelihood / (sum(weights) or 1.0)
-        for place, (position, token, _) in enumerate(node.ranked[:_WIDTH]):
-            number, way = before + (token + 1 << _BITS * position), share * weights[place]
+        likelihoods, ways, before, bits, tried = self._likelihoods, self._ways, node.number, node.bits, 0
+        share = node.likelihood / (sum(node.weights) or 1.0)
+        for place, weight in enumerate(node.weights):
+            if not weight:
+                continue
+            number, way = before | bits[place], share * weight
             if number in likelihoods:
                 likelihoods[number] += way
                 if way > ways[number][0]:
                     ways[number] = way, node, place
             elif number not in ways:  # else it is chosen
                 likelihoods[number], ways[number] = way, (way, node, place)
+            tried += 1
+            if tried == _WIDTH:
+                break
 
     def choose(self, ends: Callable[[Block], bool]) -> Node | None:
         """Takes the likeliest state out that does not end the answer. None if there is none."""
@@ -101,10 +92,21 @@ class Frontier:
         while likelihoods:
             number = max(likelihoods, key=likelihoods.__getitem__)
             _, before, place = self._ways[number]
-            node = before.after(place, likelihoods.pop(number), number)
+            node = _after(before, place, likelihoods.pop(number), number)
             if not ends(node.state):
                 return node
         return None
+
+
+def _after(before: Node, place: int, likelihood: float, number: int) -> Node:
+    """The state after the pick at a place. It inherits the reading."""
+    position, token, confidence = before.picks[place]
+    last = (make(Pick, (position, token, confidence, None)),)
+    node = Node(before.state.reveal(last), likelihood, number, before.reading)
+    node.last, node.picks, node.bits = last, before.picks, before.bits
+    node.weights = before.weights.copy()
+    node.weights[place] = 0.0
+    return node
 
 
 def most_likely(confidences: Iterable[float], sharpness: float) -> float:

@@ -51,7 +51,8 @@ class RuleParams(ModeParams):
 
     def decode(self, canvas: Canvas) -> Decoding:
         """Every forward reveals the picks that the rule chooses."""
-        rule = canvas.rule(self.rule)
-        while not canvas.block.complete:
-            (reading,) = yield Evaluate((canvas.block,))
-            canvas.reveal("denoise", canvas.choose(rule, reading, canvas.block))
+        rule, block = canvas.rule(self.rule), canvas.block
+        while not block.complete:
+            (reading,) = yield Evaluate((block,))
+            canvas.reveal("denoise", canvas.choose(rule, reading, block))
+            block = canvas.block

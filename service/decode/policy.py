@@ -13,7 +13,7 @@ from itertools import repeat
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from service.decode.block import MASKED, Block, Known, Pick
+from service.decode.block import MASKED, Block, Known, Pick, make
 from service.decode.canvas import Canvas
 
 _NONE: Mapping[int, float] = MappingProxyType({})
@@ -60,7 +60,7 @@ class Reading(NamedTuple):
     def pick(self, place: int) -> Pick:
         """The pick for the masked position number `place`."""
         known = self.known[place] if self.known else None
-        return Pick(self.positions[place], self.tokens[place], self.confidences[place], known)
+        return make(Pick, (self.positions[place], self.tokens[place], self.confidences[place], known))
 
     def most_confident(self, count: int = 1) -> tuple[Pick, ...]:
         """The `count` picks of highest confidence; ties go to the lowest position."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from service.decode.block import MASKED, Block
+from service.decode.block import MASKED, Block, Pick, make
 from service.decode.canvas import Canvas
 from service.decode.draft_budget import DraftBudget
 from service.decode.drafting import Draft, Drafting
@@ -40,7 +40,7 @@ def tree(canvas: Canvas, reading: Reading, rule: Rule, budget: DraftBudget) -> D
     Example: the picks of the block have the weights a 0.6 and b 0.4. The states {a} and {b} have the likelihoods 0.6
     and 0.4. After {a} only b is left, and after {b} only a. So {a, b} is reached in both ways: likelihood 1.
     """
-    if rule != _ONE:
+    if type(rule) is not MostConfident or rule.count > 1:
         return _line(canvas, reading, rule, budget)
     return _branches(canvas, reading, budget)
 
@@ -50,24 +50,23 @@ def _branches(canvas: Canvas, reading: Reading, budget: DraftBudget) -> Drafting
     block, drafts = canvas.block, dict[Block, Draft]()
     if not can_pay(_ONE, budget) or block.tokens.count(MASKED) < 2:
         return drafts
-    node = Node(block, 1.0, 0, reading)
+    node, frontier = Node(block, 1.0, 0, reading), Frontier()
     if budget.row or not budget.mrp_steps:
         if budget.row > 0.5 and most_likely(reading.left(block), STALE) < budget.row:  # mostly so under full load
             return drafts
-        node.rank(STALE)
+        frontier.rank(node, STALE)
         if budget.row and not _pays(node, canvas, budget.row):
             return drafts
-    frontier = Frontier()
     for number in range(budget.states):
         if number < budget.mrp_steps:
             (node.reading,) = yield Refine(node.reading, node.state)
-            node.rank(FRESH)
+            frontier.rank(node, FRESH)
         frontier.follow(node)
         following = frontier.choose(canvas.ends)
         if following is None or following.likelihood < budget.row:
             break
         node = following
-        drafts[node.state] = Draft(node.last, node.likelihood)
+        drafts[node.state] = make(Draft, (number + 1, node.last, node.likelihood))
     return drafts
 
 
@@ -89,8 +88,8 @@ def _line(canvas: Canvas, reading: Reading, rule: Rule, budget: DraftBudget) -> 
         following = way.after(block, likelihood, reading)
         if following is None:
             break
-        block, likelihood, draft = following
-        drafts[block] = draft
+        block, likelihood, picks, promise = following
+        drafts[block] = Draft(len(drafts) + 1, picks, promise)
     return drafts
 
 
@@ -102,8 +101,10 @@ class _Way:
     rule: Rule
     row: float
 
-    def after(self, state: Block, likelihood: float, reading: Reading) -> tuple[Block, float, Draft] | None:
-        """The state after one of so much likelihood, its own likelihood, and its draft.
+    def after(
+        self, state: Block, likelihood: float, reading: Reading
+    ) -> tuple[Block, float, tuple[Pick, ...], float] | None:
+        """The state after one of so much likelihood, its own likelihood, the picks that lead there, its promise.
 
         The promise of a draft is one step of plain decoding, of about as many tokens as the step that leads to it.
         None if the rule does not go on, if the next state is not worth its cost, or if the answer ends in it.
@@ -115,4 +116,4 @@ class _Way:
         promise, following = likelihood * len(picks), self.canvas.after(state, picks)
         if promise < self.row or self.canvas.ends(following):
             return None
-        return following, likelihood, Draft(picks, promise)
+        return following, likelihood, picks, promise

@@ -42,7 +42,7 @@ def said(token: int, sure: float, second: int, chance: float, place: int = 0) ->
 def near(reading: list[Pick], drafted: tuple[Pick, ...], margin: float, rule: object = ONE) -> tuple[Pick, ...]:
     """What is picked at a masked block, beside one drafted step."""
     block = masked_block(len(reading))
-    choose = Near(Canvas(block), rule, {block.reveal(drafted): Draft(drafted)}, margin)  # type: ignore[arg-type]
+    choose = Near(Canvas(block), rule, {block.reveal(drafted): Draft(1, drafted)}, margin)  # type: ignore[arg-type]
     return choose(Reading.of_picks(tuple(reading)), block)
 
 
@@ -122,7 +122,7 @@ class TestPlaces:
     def test_what_is_revealed_already_is_not_a_step(self) -> None:
         block, drafted = Block((10, M)), (Pick(0, 10, 0.9), Pick(1, 12, 0.9))
         reading = Reading.of_picks((said(11, 0.5, 12, 0.49, 1),))
-        choose = Near(Canvas(block), ONE, {block.reveal(drafted): Draft(drafted)}, 0.5)
+        choose = Near(Canvas(block), ONE, {block.reveal(drafted): Draft(1, drafted)}, 0.5)
         assert choose(reading, block)[0].token == 11
 
     def test_the_rules_own_step_comes_first_and_then_the_likeliest_draft(self) -> None:
@@ -133,7 +133,8 @@ class TestPlaces:
             ((other, second), (1, 7)),
             ((other, (Pick(0, 7, 1.0),)), (0, 7)),
         ):
-            choose = Near(Canvas(block), MostConfident(1), {block.reveal(one): Draft(one) for one in drafts}, 0.5)
+            named = {block.reveal(one): Draft(number, one) for number, one in enumerate(drafts, 1)}
+            choose = Near(Canvas(block), MostConfident(1), named, 0.5)
             assert choose(reading, block)[0][:2] == place
 
 
@@ -162,14 +163,14 @@ def test_a_near_draft_that_the_grammar_refuses_is_not_accepted() -> None:
     for drafted, tokens in (((6, 8), (6, 8)), ((6, 9), (4,)), ((6,), (6,)), ((4, 9), (4,))):
         step = tuple(Pick(place, token, 0.9) for place, token in enumerate(drafted))
         canvas = Canvas(block, guide=Guide(Even(), 0))
-        choose = Near(canvas, ONE, {block.reveal(step): Draft(step)}, 0.5)
+        choose = Near(canvas, ONE, {block.reveal(step): Draft(1, step)}, 0.5)
         assert tuple(pick.token for pick in choose(reading, block)) == tokens
 
 
 def test_with_a_grammar_a_step_begins_at_the_leftmost_position() -> None:
     block, step = masked_block(2), (Pick(1, 8, 0.9),)
     reading = Reading.of_picks((said(4, 0.5, 6, 0.45, 0), said(8, 0.5, 9, 0.45, 1)))
-    choose = Near(Canvas(block, guide=Guide(Even(), 0)), ONE, {block.reveal(step): Draft(step)}, 0.5)
+    choose = Near(Canvas(block, guide=Guide(Even(), 0)), ONE, {block.reveal(step): Draft(1, step)}, 0.5)
     assert choose(reading, block)[0][:2] == (0, 4)
 
 

@@ -12,7 +12,7 @@ from service.decode.block import MASKED, Block, Pick
 from service.decode.canvas import Canvas
 from service.decode.draft_budget import DraftBudget
 from service.decode.drafting import Drafts
-from service.decode.frontier import FRESH, STALE, Node, most_likely
+from service.decode.frontier import FRESH, STALE, Frontier, Node, most_likely
 from service.decode.policy import Reading, Refine
 from service.decode.rules import Above, MostConfident
 from service.decode.tree import can_pay, tree
@@ -88,7 +88,7 @@ CONFIDENCES = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1e-30, 0.5, 1 - 1
 def test_no_pick_is_likelier_than_the_bound_by_the_two_surest(said: list[float], sharpness: float) -> None:
     picks = [Pick(place, 1, sure) for place, sure in enumerate(said)]
     node = Node(masked_block(len(said)), 1.0, 0, Reading.of_picks(picks))
-    node.rank(sharpness)
+    Frontier().rank(node, sharpness)
     bound = most_likely(said, sharpness)
     assert all(likelihood <= bound + 1e-12 for likelihood, _ in node.likely())
     assert bound >= 0.5

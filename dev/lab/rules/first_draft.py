@@ -13,7 +13,7 @@ from functools import partial
 from typing import ClassVar, NamedTuple
 
 from dev.lab.rules.method import Method
-from service.decode.block import Block, Pick
+from service.decode.block import Pick
 from service.decode.canvas import Canvas
 from service.decode.drafting import Draft, Drafting
 from service.decode.knobs import THRESHOLD, Knob, knob
@@ -109,23 +109,22 @@ class Chained(ModeParams):
             while len(states) > 1 and canvas.ends(states[-1]):
                 states.pop()
             readings = yield Evaluate(tuple(states))
-            kept = dict(zip(states, readings, strict=True))
-            reading, source = _walk(canvas, kept, drafts, partial(canvas.choose, _RULE)), self.first
+            reading, source = _walk(canvas, readings, drafts, partial(canvas.choose, _RULE)), self.first
 
     def _chain(self, canvas: Canvas, reading: Reading, source: str) -> Drafting:
         stale = _RULE(reading)[0]
         reading, pick = yield from SOURCES[source](canvas, reading, self)
-        block, drafts = canvas.after(canvas.block, (pick,)), dict[Block, Draft]()
-        drafts[block] = Draft((pick,))
+        block = canvas.after(canvas.block, (pick,))
+        drafts = {block: (pick,)}
         while len(drafts) < self.drafts and not block.complete:
             (reading,) = yield Refine(reading, block)
             pick = _RULE(reading)[0]
             block = canvas.after(block, (pick,))
-            drafts[block] = Draft((pick,))
+            drafts[block] = (pick,)
         beside = canvas.after(canvas.block, (stale,))
         if source == "both" and not canvas.ends(beside):
-            drafts = {beside: Draft((stale,)), **drafts}
-        return drafts
+            drafts = {beside: (stale,), **drafts}
+        return {state: Draft(number, picks) for number, (state, picks) in enumerate(drafts.items(), 1)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ change the output.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import ClassVar, Literal
@@ -159,10 +159,9 @@ class Speculative(ModeParams):
             likeliest = LIKELIEST if self.drafts_decide and len(states) > 1 else 0
             readings = yield Evaluate(tuple(states), likeliest, self._promises(drafts))
             if len(readings) < len(states):
-                states = states[: len(readings)]
-                drafts = {state: drafts[state] for state in states[1:]}
+                drafts = {state: drafts[state] for state in states[1 : len(readings)]}
             choose = partial(canvas.choose, rule) if self.margin is None else Near(canvas, rule, drafts, self.margin)
-            reading = _walk(canvas, dict(zip(states, readings, strict=True)), drafts, choose)
+            reading = _walk(canvas, readings, drafts, choose)
 
     def _promises(self, drafts: Drafts) -> tuple[float, ...]:
         """Those of drafts whose number the engine chooses."""
@@ -189,30 +188,36 @@ def _has_one_reading(canvas: Canvas) -> bool:
     return sum(step.kind != "forced" for step in canvas.steps) == 1
 
 
-def _walk(canvas: Canvas, readings: Mapping[Block, Reading], drafts: Drafts, choose: _Choose) -> Reading:
-    """Goes from state to state, up to the first state that was not read. Returns the last reading."""
+def _walk(canvas: Canvas, readings: Sequence[Reading], drafts: Drafts, choose: _Choose) -> Reading:
+    """Goes from state to state, up to the first state that was not read. Returns the last reading.
+
+    `readings`: of the canvas's block, then of the first drafts.
+    """
     block, revealed = canvas.block, list[Pick]()
-    met: dict[Block, tuple[Pick, ...]] = {}
-    following: Reading | None = readings[block]
-    while following is not None:
-        reading = following
+    met: dict[int, tuple[Pick, ...]] = {}
+    number = 0
+    while number < len(readings):
+        reading = readings[number]
         picks = choose(reading, block)
         revealed += picks
         block = canvas.after(block, picks)
-        if block in drafts:
-            met[block] = picks
-        following = readings.get(block)
+        draft = drafts.get(block)
+        if draft is None:
+            break
+        number = draft.number
+        met[number] = picks
     canvas.record(_verified(revealed, drafts, met), block)
     return reading
 
 
-def _verified(revealed: list[Pick], drafts: Drafts, met: Mapping[Block, tuple[Pick, ...]]) -> Step:
-    """The record of a walk. `met`: the drafts that it passed through, with the picks that led there."""
+def _verified(revealed: list[Pick], drafts: Drafts, met: Mapping[int, tuple[Pick, ...]]) -> Step:
+    """The record of a walk. `met`: the numbers of the drafts that it passed through, with the picks that led there."""
     accepted = [pick for picks in met.values() for pick in picks]
     refused, promises = list[Pick](), list[tuple[float, int]]()
-    for state, draft in drafts.items():
-        picks = met.get(state)
-        promises.append((draft.promise, len(picks or ())))
-        if picks is None:
-            refused += draft.picks
+    for number, picks, promise in drafts.values():
+        if number in met:
+            promises.append((promise, len(met[number])))
+        else:
+            promises.append((promise, 0))
+            refused += picks
     return Step("verify", tuple(revealed), (), (*accepted, *refused), len(accepted), tuple(promises))
