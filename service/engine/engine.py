@@ -247,7 +247,8 @@ class Engine:
             stats = Stats(queue_s=waited, total_s=waited)
             events.append(BlockEvent(waiting.request.request_id, 0, (), stats, "timeout"))
             self._observer.on_event(waiting.request, events[-1], ())
-        late = [s for s in self._scheduler.running if _late(s.request, s.submitted, now)]
+        limited = [s for s in self._scheduler.running if s.request.timeout_s is not None]
+        late = [s for s in limited if _late(s.request, s.submitted, now)]
         for sequence in late:
             sequence.expire("timeout")
         return events + self._collect(late)

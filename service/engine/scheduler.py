@@ -5,7 +5,7 @@ A long prompt is stored in chunks beside decoding requests, so that it does not 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from service.decode.block import MASKED
@@ -87,15 +87,13 @@ class Scheduler:
         that gets no rows is the first one in the next forward.
         """
         live = [sequence for sequence in self.running if sequence.finish_reason is None]  # others failed at once
-        decoding = any(not sequence.num_prompt_rows for sequence in live)
-        free = dict.fromkeys(sequence for sequence in live if sequence not in busy)
-        first = dict.fromkeys(sequence for sequence in self._left_out if sequence in free)
-        others = [sequence for sequence in free if sequence not in first]
-        ready = [*first, *sorted(others, key=lambda sequence: sequence.num_prompt_rows > 0)]
+        prompts = {sequence: count for sequence in live if (count := sequence.num_prompt_rows)}
+        free = [sequence for sequence in live if sequence not in busy] if busy else live
+        ready = self._in_order(free, prompts)
         order, left_out = ready[:most], ready[len(ready[:most]) :]
         self._pricing.begin(len(order))
-        chunks = self._chunks(order, decoding=decoding)
-        budget, served = self._max_rows, []
+        chunks = self._chunks(order, prompts, decoding=len(prompts) < len(live)) if prompts else {}
+        budget, served = self._max_rows, list[tuple[Sequence, list[Row]]]()
         for sequence in order:
             rows = sequence.next_rows(budget, chunks.get(sequence))
             budget -= len(rows)
@@ -108,7 +106,7 @@ class Scheduler:
 
     def _worth(self, served: list[tuple[Sequence, list[Row]]]) -> list[tuple[Sequence, list[Row]]]:
         """The rows without those of drafts that the forward's time is not worth."""
-        offers = [sequence.gains(rows) if len(rows) > 1 else [] for sequence, rows in served]
+        offers = [sequence.gains(rows) if len(rows) > 1 else () for sequence, rows in served]
         if not any(offers):
             return served
         certain = sum([len(rows) - len(gains) for (_, rows), gains in zip(served, offers, strict=True)])
@@ -118,11 +116,20 @@ class Scheduler:
             for (sequence, rows), gains, count in zip(served, offers, kept, strict=True)
         ]
 
-    def _chunks(self, order: list[Sequence], *, decoding: bool) -> dict[Sequence, int]:
+    def _in_order(self, free: list[Sequence], prompts: Collection[Sequence]) -> list[Sequence]:
+        """Those that were left out of the last forward come first, those that store prompts last."""
+        if not self._left_out and not prompts:
+            return free
+        known, left_out = set(free), set(self._left_out)
+        first = [sequence for sequence in self._left_out if sequence in known]
+        others = [sequence for sequence in free if sequence not in left_out]
+        return first + sorted(others, key=prompts.__contains__)
+
+    def _chunks(self, order: list[Sequence], prompts: Mapping[Sequence, int], *, decoding: bool) -> dict[Sequence, int]:
         """The rows of each prompt in this step: `prompt_rows` if any request decodes, else all that fit."""
-        prompts = {sequence: rows for sequence in order if (rows := sequence.num_prompt_rows)}
+        wanted = {sequence: prompts[sequence] for sequence in order if sequence in prompts}
         total = self._prompt_rows if decoding else self._max_rows
-        return dict(zip(prompts, equal_shares(list(prompts.values()), total), strict=True))
+        return dict(zip(wanted, equal_shares(list(wanted.values()), total), strict=True))
 
     def publish(self, sequences: Iterable[Sequence]) -> None:
         """Shares the pages that the sequences have written since the last call."""

@@ -11,7 +11,7 @@ from collections import deque
 from itertools import islice
 from typing import Any
 
-from service.decode.block import MASKED, Block
+from service.decode.block import MASKED, Block, make
 from service.decode.canvas import Canvas
 from service.decode.guide import Grammar, Guide
 from service.decode.policy import Decoding, Evaluate, Query, Reading, Refine
@@ -27,6 +27,13 @@ from service.errors import MrpServeError
 def pages_needed(request: GenerationRequest, block_size: int) -> int:
     """The most KV pages that a request can use: its prompt and completion in whole blocks."""
     return -(-(len(request.prompt_token_ids) + request.max_new_tokens) // block_size)
+
+
+_PREFILL: tuple[ForwardKind, ...] = ("prefill",)
+_COMMIT: tuple[ForwardKind, ...] = ("commit",)
+_DENOISE: tuple[ForwardKind, ...] = ("denoise",)
+_VERIFY: tuple[ForwardKind, ...] = ("verify",)
+_MRP: tuple[ForwardKind, ...] = ("mrp",)
 
 
 class Sequence:
@@ -87,7 +94,7 @@ class Sequence:
         """
         if prompt_budget is not None and prompt_budget < self.num_prompt_rows:
             return list(islice(self._unwritten, min(budget, prompt_budget)))
-        rows = list(islice(self._unwritten, budget))
+        rows = list(islice(self._unwritten, budget)) if self._unwritten else []
         query = self._query
         if not isinstance(query, Evaluate) or len(rows) < len(self._unwritten):
             return rows
@@ -110,47 +117,41 @@ class Sequence:
             return [*self._for_mrp, self._refined(self._query)]
         return list(self._for_mrp)
 
-    @property
-    def wants_refinement(self) -> bool:
-        """Whether its policy waits for MRP."""
-        return isinstance(self._query, Refine)
-
     # --- the readings it gets ----------------------------------------------------------------------
 
     def accept(self, rows: list[Row], readings: list[Reading]) -> tuple[ForwardKind, ...]:
         """Takes the backbone's readings of the rows of `next_rows`. Returns the kinds of forward that it counts."""
         stored = min(len(rows), len(self._unwritten))  # they come first
-        for row, reading in zip(rows[:stored], readings, strict=False):
+        for row, reading in zip(rows[:stored], readings, strict=False) if stored else ():
             self._unwritten.popleft()
             if self._account.uses_mrp:
                 self._for_mrp.append(row._replace(anchor=reading.handle))
             else:
                 self.written.append(row.state.tokens)
-        kinds = self._kinds(rows, stored)
+        evaluated = len(rows) - stored
+        kinds = self._stored_kinds(rows[0], evaluated) if stored else ()
+        if evaluated:
+            kinds += _DENOISE if evaluated == 1 else _VERIFY
         self.record.count(kinds)
-        if len(rows) > stored:
+        if evaluated:
             self._answer(tuple(readings[stored:]))
         return kinds
 
-    def accept_refinement(self, readings: list[Reading]) -> None:
-        """Takes MRP's readings of the rows of `next_refinement`."""
-        self.written.extend(row.state.tokens for row in self._for_mrp)
-        self._for_mrp.clear()
-        self.record.count(("mrp",))
-        if self.wants_refinement:
+    def accept_refinement(self, readings: list[Reading]) -> tuple[ForwardKind, ...]:
+        """Takes MRP's readings of the rows of `next_refinement`. Returns the kinds of forward that it counts."""
+        if self._for_mrp:
+            self.written.extend(row.state.tokens for row in self._for_mrp)
+            self._for_mrp.clear()
+        self.record.count(_MRP)
+        if isinstance(self._query, Refine):
             self._answer((readings[-1],))
+        return _MRP
 
-    def _kinds(self, rows: list[Row], stored: int) -> tuple[ForwardKind, ...]:
-        """The kinds of backbone forward that these rows, of which `stored` are to be stored, count as."""
-        evaluated = len(rows) - stored
-        kinds: list[ForwardKind] = []
-        if stored and rows[0].index < self._prompt_blocks:  # blocks are stored in their order
-            kinds.append("prefill")
-        elif stored and not evaluated:
-            kinds.append("commit")
-        if evaluated:
-            kinds.append("denoise" if evaluated == 1 else "verify")
-        return tuple(kinds)
+    def _stored_kinds(self, first: Row, evaluated: int) -> tuple[ForwardKind, ...]:
+        """What rows to store, the first of which is given, count as beside so many evaluated ones."""
+        if first.index < self._prompt_blocks:  # blocks are stored in their order
+            return _PREFILL
+        return () if evaluated else _COMMIT
 
     def expire(self, reason: FinishReason) -> None:
         """Ends the request now, unless it has already ended. Its last event has the tokens that are final."""
@@ -176,7 +177,7 @@ class Sequence:
         self._start_block(prompt[len(blocks) * self._block_size :])
 
     def _start_block(self, head: tuple[int, ...] = ()) -> None:
-        self._head = len(head)
+        self._head = self._leading = len(head)
         self._account.pages = self._prompt_blocks + self._num_blocks
         self._canvas = Canvas(
             Block(head + (MASKED,) * (self._block_size - len(head))), budget=self._account.budget, ends=self._settled
@@ -212,9 +213,13 @@ class Sequence:
             self._start_block()
             query = next(self._decoding, None)
         self._query = query
-        if isinstance(query, Evaluate) and self._settled(self._canvas.block):
-            self._end_block(None)
-        elif (guide := self._canvas.guide) is not None:
+        if isinstance(query, Evaluate):
+            block = self._canvas.block  # final where a policy evaluates
+            if self._settled(block):
+                self._end_block(None)
+                return
+            self._leading = block.tokens.index(MASKED)
+        if (guide := self._canvas.guide) is not None:
             states = query.states if isinstance(query, Evaluate) else (query.state,)
             self._masks = {state: guide.mask(state) for state in states}
 
@@ -237,14 +242,16 @@ class Sequence:
         return leading[:room], "length" if len(leading) >= room else None
 
     def _settled(self, block: Block) -> bool:
-        """Whether the answer ends in this state of the block. Asked for every state that is drafted."""
-        tokens, head = block.tokens, self._head
+        """Whether the answer ends in this state, which follows the canvas's. Asked for every state that is drafted."""
+        tokens, leading = block.tokens, self._leading
+        if tokens[leading] == MASKED:
+            return False
         if MASKED not in tokens:
             return True
         end = tokens.index(MASKED)
-        if end - head >= self.request.max_new_tokens - self._num_output:
+        if end - self._head >= self.request.max_new_tokens - self._num_output:
             return True
-        return end > head and not self.request.stop_token_ids.isdisjoint(tokens[head:end])
+        return not self.request.stop_token_ids.isdisjoint(tokens[leading:end])
 
     def _end_block(self, expired: FinishReason | None) -> None:
         if self._num_noted < len(self._canvas.steps):
@@ -264,15 +271,10 @@ class Sequence:
     def _rows(self, query: Evaluate) -> list[Row]:
         """The rows that read the states of a query."""
         index, pages, masks = self._prompt_blocks + self._num_blocks, self.lease.pages, self._masks
-        sampling, entropy, drafts = self.request.sampling, self._entropy, self._drafts
-        asked = self.request.asked_at_least(query.likeliest)
-        return [
-            Row(
-                state, index, pages, False, sampling, (), None, entropy, drafts, None,
-                masks.get(state) if masks else None, asked,
-            )
-            for state in query.states
-        ]  # fmt: skip
+        request = self.request
+        asked = request.asked_at_least(query.likeliest) if query.likeliest else request.asked
+        alike = index, pages, False, request.sampling, (), None, self._entropy, self._drafts, None
+        return [make(Row, (state, *alike, masks.get(state) if masks else None, asked)) for state in query.states]
 
     def _refined(self, query: Refine) -> Row:
         """The row by which MRP answers a query, anchored on an earlier reading."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from typing import cast
+from itertools import chain
 
 from service.decode.policy import Reading
 from service.engine.drafting.pricing import Pricing
@@ -78,15 +78,16 @@ class Turn:
         `counts`: requests by kind of forward, to which this forward is added.
         """
         self._pricing.resume(self._work)
+        kinds = list[tuple[ForwardKind, ...]]()
         for sequence, rows, readings in _served(self._plan, self._forwards.read(self._pending)):
             try:
                 if self._refines:
-                    counts["mrp"] += 1
-                    sequence.accept_refinement(readings)
+                    kinds.append(sequence.accept_refinement(readings))
                 else:
-                    self._accept(sequence, rows, readings, counts)
+                    kinds.append(sequence.accept(rows, readings))
             except Exception as error:  # noqa: BLE001 - any error here concerns only this request
                 end_alone(sequence, error)
+        counts.update(chain.from_iterable(kinds))
         self._refines = True
         self._plan = [(sequence, rows) for sequence in self.sequences if (rows := sequence.next_refinement())]
         if self._plan:
@@ -95,12 +96,6 @@ class Turn:
         else:
             self._pricing.end(self._refined)
         return bool(self._plan)
-
-    def _accept(
-        self, sequence: Sequence, rows: list[Row], readings: list[Reading], counts: Counter[ForwardKind]
-    ) -> None:
-        for kind in sequence.accept(rows, readings):
-            counts[kind] += 1
 
 
 def _served(plan: StepRows, found: Iterable[Reading | None]) -> Iterator[tuple[Sequence, list[Row], list[Reading]]]:
@@ -111,8 +106,8 @@ def _served(plan: StepRows, found: Iterable[Reading | None]) -> Iterator[tuple[S
         readings = results[start:end]
         if sequence.finish_reason is not None:
             continue
-        if all(readings):  # a reading is never false
-            yield sequence, rows, cast("list[Reading]", readings)
+        if None not in readings:
+            yield sequence, rows, readings  # type: ignore[misc]
         else:
             sequence.fail(OutOfMemory("the device ran out of memory in a step of this request", retry_after=1.0))
 

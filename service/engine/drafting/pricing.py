@@ -189,7 +189,10 @@ class Account:
 
     def note(self, rows: int, steps: Sequence[Step]) -> None:
         """So many states were read, which led to the steps."""
-        self._pricing.note(rows, sum([len(step.revealed) - len(step.revoked) for step in steps]), self.pages)
+        tokens = 0
+        for step in steps:
+            tokens += len(step.revealed) - len(step.revoked)
+        self._pricing.note(rows, tokens, self.pages)
 
 
 class DraftingAccount(Account):
