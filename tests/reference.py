@@ -18,7 +18,9 @@ from service.decode.block import MASKED, Block, Known, Pick, Step
 from service.decode.canvas import Canvas
 from service.decode.params import ModeParams
 from service.decode.policy import Evaluate, Reading
-from service.engine.forward.sampling import Read, gumbel, noise_key
+from service.engine.forward.reads import Reads
+from service.engine.forward.rows import Row
+from service.engine.forward.sampling import gumbel, noise_keys
 from service.engine.request import GenerationRequest, SamplingParams
 from service.model import Checkpoint
 from service.model.layers import Attend
@@ -106,15 +108,17 @@ class Reference:
         """hidden `[L, H]` of a block at absolute position `start`. Each pick tells its two likeliest tokens."""
         logits = self.checkpoint.backbone.logits(hidden).float() / (sampling.temperature or 1.0)
         probabilities = (logits - logits.logsumexp(-1, keepdim=True)).exp()  # rounded as the engine rounds it
-        picks, entropies = [], {}
+        picks, entropies = [], []
         for position in state.masked:
             scores = self.allowed(logits[position], sampling)
             if sampling.temperature > 0:
-                key = noise_key(Read(0, start + position, state.num_revealed, sampling))
-                scores = scores + gumbel(torch.tensor([key]), torch.arange(len(scores)))[0]
+                row = Row(state, start // len(state.tokens), (), keeps=False, sampling=sampling)
+                reads = Reads.of([row], len(state.tokens))
+                (key,) = noise_keys(reads)[reads.place == position]
+                scores = scores + gumbel(torch.tensor(key[None]), torch.arange(len(scores)))[0]
             token = int(scores.argmax())
             picks.append(Pick(position, token, float(probabilities[position, token]), self.known(logits[position])))
-            entropies[position] = float(torch.special.entr(logits[position].softmax(-1)).sum())
+            entropies.append(float(torch.special.entr(logits[position].softmax(-1)).sum()))
         judged = [Pick(p, state.tokens[p], float(probabilities[p, state.tokens[p]])) for p in judge]
         return Reading.of_picks(tuple(picks), tuple(judged), hidden, entropies)
 

@@ -8,27 +8,24 @@ Policies use no tensors; tests drive them with a scripted oracle.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from itertools import repeat
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from service.decode.block import MASKED, Block, Known, Pick, make
 from service.decode.canvas import Canvas
 
-_NONE: Mapping[int, float] = MappingProxyType({})
+_T = TypeVar("_T")
 
 
 class Reading(NamedTuple):
     """The model's output for one state of a block.
 
     `positions`: the masked ones, ascending. For each of them `tokens` has the chosen token, `confidences` its
-    probability and `known` what else the request asked of it; `known` is empty if that is nothing. Picks are made only
-    of what a policy looks at, since most states of a tree are read for nothing.
+    probability, `entropies` the entropy of the full softmax in nats, and `known` what else the request asked of it. The
+    last two are empty where nobody asks. Picks are made only of what a policy looks at, since most states of a tree are
+    read for nothing.
     `judged`: for each position of `Refine.judge`, the state's token there and its probability.
-    `handle`: the hidden states, for a later Refine. `candidates`: the tokens that a later Refine may choose. Both are
-    opaque to policies.
-    `entropies`: position -> entropy of the full softmax, in nats. Empty if the mode's params do not need it.
+    `handle`: where a later Refine goes on from; opaque to policies.
     """
 
     positions: Sequence[int]
@@ -36,44 +33,41 @@ class Reading(NamedTuple):
     confidences: Sequence[float]
     judged: tuple[Pick, ...] = ()
     handle: Any = None
-    entropies: Mapping[int, float] = _NONE
-    candidates: Any = None
+    entropies: Sequence[float] = ()
     known: Sequence[Known | None] = ()
 
     @classmethod
     def of_picks(
-        cls,
-        picks: Iterable[Pick],
-        judged: tuple[Pick, ...] = (),
-        handle: Any = None,
-        entropies: Mapping[int, float] = _NONE,
+        cls, picks: Iterable[Pick], judged: tuple[Pick, ...] = (), handle: Any = None, entropies: Sequence[float] = ()
     ) -> Reading:
-        """A reading with these picks for the masked positions, ascending."""
+        """A reading with these picks for the masked positions, ascending, and their entropies."""
         positions, tokens, confidences, known = tuple(zip(*picks, strict=True)) or ((), (), (), ())
-        return cls(positions, tokens, confidences, judged, handle, entropies, known=known)
+        return cls(positions, tokens, confidences, judged, handle, entropies, known)
 
     @property
     def picks(self) -> tuple[Pick, ...]:
         """For every masked position, ascending, the chosen token and its probability. Made anew by each call."""
-        return tuple(map(Pick, self.positions, self.tokens, self.confidences, self.known or repeat(None)))
+        return self.picked(range(len(self.positions)))
 
-    def pick(self, place: int) -> Pick:
-        """The pick for the masked position number `place`."""
-        known = self.known[place] if self.known else None
-        return make(Pick, (self.positions[place], self.tokens[place], self.confidences[place], known))
+    def picked(self, places: Iterable[int]) -> tuple[Pick, ...]:
+        """The picks of masked positions by their numbers, from 0 on."""
+        positions, tokens, confidences, known = self.positions, self.tokens, self.confidences, self.known
+        return tuple([
+            make(Pick, (positions[place], tokens[place], confidences[place], known[place] if known else None))
+            for place in places
+        ])  # fmt: skip
 
     def most_confident(self, count: int = 1) -> tuple[Pick, ...]:
         """The `count` picks of highest confidence; ties go to the lowest position."""
         confidences = self.confidences
         if count == 1:
-            return (self.pick(confidences.index(max(confidences))),)
-        places = sorted(range(len(confidences)), key=confidences.__getitem__, reverse=True)
-        return tuple(map(self.pick, places[:count]))
+            return self.picked((confidences.index(max(confidences)),))
+        return self.picked(sorted(range(len(confidences)), key=confidences.__getitem__, reverse=True)[:count])
 
     def above(self, threshold: float) -> tuple[Pick, ...]:
         """The picks of confidence > `threshold`. If there is none, the most confident pick."""
         sure = [place for place, confidence in enumerate(self.confidences) if confidence > threshold]
-        return tuple(map(self.pick, sure)) or self.most_confident()
+        return self.picked(sure) if sure else self.most_confident()
 
     def left(self, block: Block) -> list[float]:
         """The confidences at the masked positions of `block`, a later state than the one that was read."""
@@ -82,14 +76,18 @@ class Reading(NamedTuple):
 
     def of(self, block: Block) -> Reading:
         """The reading restricted to the masked positions of `block`, a later state than the one that was read."""
-        tokens = block.tokens
-        left = [place for place, position in enumerate(self.positions) if tokens[position] == MASKED]
+        left = [place for place, position in enumerate(self.positions) if block.tokens[position] == MASKED]
         return self._replace(
-            positions=[self.positions[place] for place in left],
-            tokens=[self.tokens[place] for place in left],
-            confidences=[self.confidences[place] for place in left],
-            known=[self.known[place] for place in left] if self.known else (),
+            positions=_those(self.positions, left),
+            tokens=_those(self.tokens, left),
+            confidences=_those(self.confidences, left),
+            entropies=_those(self.entropies, left),
+            known=_those(self.known, left),
         )
+
+
+def _those(column: Sequence[_T], places: Iterable[int]) -> Sequence[_T]:
+    return [column[place] for place in places] if column else ()
 
 
 class Evaluate(NamedTuple):

@@ -273,15 +273,24 @@ class Sequence:
         index, pages, masks = self._prompt_blocks + self._num_blocks, self.lease.pages, self._masks
         request = self.request
         asked = request.asked_at_least(query.likeliest) if query.likeliest else request.asked
-        alike = index, pages, False, request.sampling, (), None, self._entropy, self._drafts, None
-        return [make(Row, (state, *alike, masks.get(state) if masks else None, asked)) for state in query.states]
+        sampling, entropy, drafts = request.sampling, self._entropy, self._drafts
+        return [
+            make(
+                Row,
+                (
+                    state, index, pages, False, sampling, (), None, entropy, drafts,
+                    masks.get(state) if masks else None, asked,
+                ),
+            )
+            for state in query.states
+        ]  # fmt: skip
 
     def _refined(self, query: Refine) -> Row:
         """The row by which MRP answers a query, anchored on an earlier reading."""
         state, after = query.state, query.after
         return Row(
             state, self._prompt_blocks + self._num_blocks, self.lease.pages, False, self.request.sampling,
-            query.judge, after.handle, self._entropy, self._drafts, after.candidates, self._masks.get(state),
+            query.judge, after.handle, self._entropy, self._drafts, self._masks.get(state),
             None if self._drafts else self.request.asked,
         )  # fmt: skip
 

@@ -84,7 +84,7 @@ class Forward:
     width: int | None
 
     @classmethod
-    def of(cls, which: Which, group: Group[Row]) -> Forward:
+    def of(cls, which: Which, group: Group) -> Forward:
         """What the others need to know of a group."""
         numbers: dict[int, int] = {}
         tables: list[list[int]] = []
@@ -100,7 +100,7 @@ class Forward:
         return cls(which, rows, tables, group.width)
 
     @property
-    def group(self) -> Group[Row]:
+    def group(self) -> Group:
         """The group as a follower has it; rows of one sequence have the same list of pages."""
         rows = [Row(Block(row.tokens), row.place, self.tables[row.table], row.keeps) for row in self.rows]
         return Group(rows, range(len(rows)), self.width)

@@ -24,7 +24,7 @@ import torch
 
 from service.engine.forward.grouping import Group as Rows
 from service.engine.forward.networks import Computed, Execution, LocalNetworks, Shapes, Which
-from service.engine.forward.rows import Row
+from service.engine.forward.rows import anchors_of
 from service.errors import EngineFailed, MrpServeError, ReplicaLost, SettingsError
 from service.model import Checkpoint, LoadOptions, load_checkpoint, resolve
 from service.model.exchange import fetch, take
@@ -212,7 +212,7 @@ class Team:
         self._answers(None)
         return Leading(self, own)
 
-    def forward(self, own: LocalNetworks, which: Which, group: Rows[Row]) -> Computed:
+    def forward(self, own: LocalNetworks, which: Which, group: Rows) -> Computed:
         """A forward on all ranks, of which `own` computes this one's part.
 
         Raises ReplicaLost if a rank is lost, EngineFailed if its part failed. No forward can follow then: the ranks may
@@ -224,8 +224,8 @@ class Team:
             message = Forward.of(which, group)
             for rank in self._ranks:
                 rank.tell(message)
-            if which == "mrp":
-                self._group.share(torch.stack([row.anchor for row in group.members if row.anchor is not None]))
+            if (anchors := anchors_of(group.members)) is not None:
+                self._group.share(anchors)
             return own.forward(which, group)
         except BaseException as error:
             self._error = self._why(error)
@@ -274,7 +274,7 @@ class Leading:
         """Pages of its cache."""
         return self._own.num_pages
 
-    def forward(self, which: Which, group: Rows[Row]) -> Computed:
+    def forward(self, which: Which, group: Rows) -> Computed:
         """See `Networks.forward`."""
         return self._team.forward(self._own, which, group)
 

@@ -87,7 +87,7 @@ def _reading(state: Block, says: Says, params: ModeParams, judge: tuple[int, ...
     said = says(state)
     picks = tuple(Pick(position, *said[position][:2], _known(said[position], likeliest)) for position in state.masked)
     judged = tuple(Pick(position, state.tokens[position], said[position][1]) for position in judge)
-    entropies = {position: said[position][2] for position in state.masked} if params.rule.needs_entropy else {}
+    entropies = [said[position][2] for position in state.masked] if params.rule.needs_entropy else ()
     return Reading.of_picks(picks, judged, object(), entropies)
 
 

@@ -70,7 +70,7 @@ def read(checkpoint: Checkpoint, batches: Sequence[Sequence[GenerationRequest]],
 def num_differing(left: dict, right: dict) -> int:
     assert left.keys() == right.keys()
     return sum(
-        not (torch.equal(one.handle, right[key].handle) and one.picks == right[key].picks)
+        not (torch.equal(one.handle.hidden, right[key].handle.hidden) and one.picks == right[key].picks)
         or one.judged != right[key].judged
         for key, one in left.items()
     )

@@ -20,11 +20,12 @@ from service.engine import Engine, EngineConfig, GenerationRequest, SamplingPara
 from service.engine.forward.networks import Execution
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import Runner
-from service.engine.forward.sampling import Read, scale
+from service.engine.forward.sampling import scale
 from service.engine.forward.vocabulary import TorchVocabulary, TritonVocabulary
 from service.model import LoadOptions, load_checkpoint
 from service.model.attention import attention_for
 from service.model.exchange import fetch, take
+from tests.engine.forward.reads import Read, reads_of
 from tests.model.attention_world import Kind, Shape, World
 from tests.other_weights import FIRST, other_weights
 
@@ -143,9 +144,8 @@ def test_what_the_kernel_reads_off_logits_is_what_torch_reads(width, dtype):
     generator = torch.Generator("cuda").manual_seed(width)
     logits = (4 * torch.randn(96, width, generator=generator, device="cuda")).to(dtype)
     samplings = [SamplingParams((0.0, 0.7, 1.2)[n % 3], (1.0, 0.8)[n % 2], seed=n) for n in range(96)]
-    reads = [
-        Read(n, n, n % 4, sampling, n if n % 5 == 4 else None, entropy=True) for n, sampling in enumerate(samplings)
-    ]
+    asked = (Read(sampling, n, n % 4, n if n % 5 == 4 else None) for n, sampling in enumerate(samplings))
+    reads = reads_of(*asked)
     found, weights = TritonVocabulary(width - 1).read(logits, reads)
     wanted, _ = TorchVocabulary(width - 1).read(logits.clone(), reads)
     same = found[:, 0] == wanted[:, 0]
@@ -171,10 +171,7 @@ def test_a_pass_begins_without_waiting_for_the_device(execution):
         Row(state, 0, pages, keeps=False, sampling=SamplingParams(0.7, 0.9, seed=1), drafts=True),
     ]
     readings = runner.evaluate(rows)
-    anchored = [
-        row._replace(anchor=reading.handle, candidates=reading.candidates)
-        for row, reading in zip(rows, readings, strict=True)
-    ]
+    anchored = [row._replace(anchor=reading.handle) for row, reading in zip(rows, readings, strict=True)]
     for _ in range(2):
         runner.evaluate(rows)
         runner.refine(anchored)

@@ -87,7 +87,7 @@ def test_drafts_are_lossless_where_each_rank_quantizes_its_part(pair: Team, form
     assert drafted.token_ids == static.token_ids
 
 
-def hidden_of(networks: Any, group: Group[Row]) -> torch.Tensor:
+def hidden_of(networks: Any, group: Group) -> torch.Tensor:
     with torch.inference_mode():
         order, states = networks.forward("backbone", group)
     back = torch.empty_like(states)

@@ -36,10 +36,10 @@ class Explore(Reveal):
         return self._choose
 
     def _choose(self, reading: Reading) -> tuple[Pick, ...]:
+        entropies = dict(zip(reading.positions, reading.entropies, strict=True))
         confident = [pick for pick in reading.picks if pick.confidence > self.threshold]
         uncertain = sorted(
-            (pick for pick in reading.picks if pick not in confident),
-            key=lambda pick: -reading.entropies[pick.position],
+            (pick for pick in reading.picks if pick not in confident), key=lambda pick: -entropies[pick.position]
         )
         explored = uncertain[: self.explore if confident else max(1, self.explore)]
         return (*confident, *explored)

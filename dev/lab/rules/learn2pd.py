@@ -36,9 +36,10 @@ Vector = NDArray[np.float32]
 def features_of(reading: Reading, kind: str) -> Vector:
     """`[16]` for `paper`, `[48]` for `more`. Revealed positions have confidence 1 and entropy 0."""
     confidence, entropy, masked = np.ones(_BLOCK), np.zeros(_BLOCK), np.zeros(_BLOCK)
-    for pick in reading.picks:
-        confidence[pick.position], masked[pick.position] = pick.confidence, 1.0
-        entropy[pick.position] = reading.entropies.get(pick.position, 0.0)
+    places = list(reading.positions)
+    confidence[places], masked[places] = reading.confidences, 1.0
+    if reading.entropies:
+        entropy[places] = reading.entropies
     parts = (confidence,) if kind == "paper" else (confidence, entropy, masked)
     return np.concatenate(parts).astype(np.float32)
 

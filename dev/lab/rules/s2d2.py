@@ -78,7 +78,8 @@ class S2d2(ModeParams):
 
     def _expected(self, reading: Reading, span: tuple[Pick, ...]) -> float:
         """The expected number of accepted tokens (section on routing; `soft_entropy_negexp`, `difference_static`)."""
-        likely = (exp(-self.beta * reading.entropies[pick.position] / log(_VOCABULARY)) for pick in span)
+        entropies = dict(zip(reading.positions, reading.entropies, strict=True))
+        likely = (exp(-self.beta * entropies[pick.position] / log(_VOCABULARY)) for pick in span)
         return sum(accumulate(likely, mul))
 
 

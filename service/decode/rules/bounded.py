@@ -18,10 +18,12 @@ def bounded(reading: Reading, ordered: Sequence[int], bound: float, least: int =
 
     `ordered`: masked positions by their number in the reading.
     """
-    largest = others = 0.0
+    entropies, largest, others = reading.entropies, 0.0, 0.0
     for count, place in enumerate(ordered):
-        entropy = reading.entropies[reading.positions[place]]
-        others, largest = others + min(entropy, largest), max(entropy, largest)
-        if count >= least and others > bound:
-            return tuple(map(reading.pick, ordered[:count]))
-    return tuple(map(reading.pick, ordered))
+        entropy = entropies[place]
+        if entropy > largest:
+            entropy, largest = largest, entropy
+        others += entropy
+        if others > bound and count >= least:
+            return reading.picked(ordered[:count])
+    return reading.picked(ordered)

@@ -25,4 +25,4 @@ class Leading:
     def __call__(self, reading: Reading) -> tuple[Pick, ...]:
         """The picks to reveal after the reading."""
         sure = takewhile(lambda confidence: confidence > self.threshold, reading.confidences[1:])
-        return tuple(map(reading.pick, range(1 + sum(1 for _ in sure))))
+        return reading.picked(range(1 + sum(1 for _ in sure)))

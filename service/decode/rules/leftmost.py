@@ -34,5 +34,5 @@ class Leftmost:
         """The picks to reveal after the reading."""
         places = range(len(reading.positions))
         if not self.needs_entropy:
-            return tuple(map(reading.pick, places[: self.count]))
+            return reading.picked(places[: self.count])
         return bounded(reading, places, self.bound, least=self.count)

@@ -25,6 +25,5 @@ class LowestEntropy:
 
     def __call__(self, reading: Reading) -> tuple[Pick, ...]:
         """The picks to reveal after the reading."""
-        entropies, positions = reading.entropies, reading.positions
-        ordered = sorted(range(len(positions)), key=lambda place: entropies[positions[place]])
+        ordered = sorted(range(len(reading.positions)), key=reading.entropies.__getitem__)
         return bounded(reading, ordered, self.bound)

@@ -83,7 +83,7 @@ def measure(
     draft, page = _drafting(row.state, reading, clock), _reading(runner, clock)
     if not has_mrp:
         return StepCosts(backbone, None, draft, page, row.index)
-    anchored = row._replace(anchor=reading.handle, candidates=reading.candidates)
+    anchored = row._replace(anchor=reading.handle)
     mrp = _fastest(lambda rows: partial(FittingForward().read, runner.refine, _apart(anchored, rows)), counts, clock)
     return StepCosts(backbone, mrp, draft, page, row.index)
 

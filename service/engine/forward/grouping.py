@@ -8,18 +8,17 @@ reads by their sizes; no tensors, no sequences. Called by the runner.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Generic, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from service.engine.forward.reads import Integers, Reads
 from service.engine.forward.rows import Row
-from service.engine.forward.sampling import Read
-
-_T = TypeVar("_T")
 
 #: Tokens of every forward in `SameShapes`, and reads: what a lone request pays for against what many share. Rows are
 #: nearly free on a GPU until the card is full; on a CPU each costs.
@@ -28,16 +27,23 @@ _TOKENS_ELSEWHERE = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Group(Generic[_T]):
-    """Rows or reads that are computed together.
+class Group:
+    """Rows that are computed together.
 
     `members[i]` is number `places[i]` of those that were given; members behind the last place only fill up.
     `width`: how many pages each row reads, masked where it is fewer; None: as many as the longest needs.
     """
 
-    members: Sequence[_T]
+    members: Sequence[Row]
     places: Sequence[int]
     width: int | None = None
+
+
+class ReadGroup(NamedTuple):
+    """Reads that are computed together: `members[i]` is number `places[i]`, those behind the last place fill up."""
+
+    members: Reads
+    places: Integers
 
 
 class Grouping(Protocol):
@@ -49,10 +55,10 @@ class Grouping(Protocol):
     min_rows: int
     same_shapes: bool
 
-    def rows(self, rows: Sequence[Row]) -> list[Group[Row]]:
+    def rows(self, rows: Sequence[Row]) -> list[Group]:
         """Groups to be computed one after another; a row stands behind those whose pages it reads."""
 
-    def reads(self, reads: Sequence[Read]) -> list[Group[Read]]:
+    def reads(self, reads: Reads) -> list[ReadGroup]:
         """Groups in any order."""
 
 
@@ -65,16 +71,19 @@ class Together:
     def __init__(self, max_reads: int, max_sampled: int) -> None:
         self._max_reads, self._max_sampled = max_reads, max_sampled
 
-    def rows(self, rows: Sequence[Row]) -> list[Group[Row]]:
+    def rows(self, rows: Sequence[Row]) -> list[Group]:
         """One group."""
         return [Group(rows, range(len(rows)))]
 
-    def reads(self, reads: Sequence[Read]) -> list[Group[Read]]:
+    def reads(self, reads: Reads) -> list[ReadGroup]:
         """In order, cut where the logits would be too many; fewer fit where one of them needs copies of its own."""
-        size, count = self._max_reads, len(reads)
-        if any(read.sampling.temperature or read.asked for read in reads):
+        size, places = self._max_reads, np.arange(len(reads))
+        if reads.sampled.any() or reads.having(reads.questions.asked):
             size = min(size, self._max_sampled)
-        return [Group(reads[at : at + size], range(at, min(at + size, count))) for at in range(0, count, size)]
+        if len(reads) <= size:
+            return [ReadGroup(reads, places)]
+        parts = [places[at : at + size] for at in range(0, len(reads), size)]
+        return [ReadGroup(reads.take(part), part) for part in parts]
 
 
 class SameShapes:
@@ -89,19 +98,24 @@ class SameShapes:
     def __init__(self, num_rows: int, num_reads: int) -> None:
         self.min_rows, self._num_reads = num_rows, num_reads
 
-    def rows(self, rows: Sequence[Row]) -> list[Group[Row]]:
+    def rows(self, rows: Sequence[Row]) -> list[Group]:
         """Filled up with copies of a row that write nothing and are not read."""
         return [
-            Group(_fill(chunk, self.min_rows, _idle), places, width)
-            for width, chunk, places in _chunks(rows, self.min_rows, lambda row: row.index, _width)
+            Group(chunk + [_idle(chunk[-1])] * (self.min_rows - len(chunk)), places, width)
+            for width, chunk, places in _chunks(rows, self.min_rows)
         ]
 
-    def reads(self, reads: Sequence[Read]) -> list[Group[Read]]:
-        """Filled up with copies of a read."""
-        return [
-            Group(_fill(chunk, self._num_reads, lambda read: read), places)
-            for _, chunk, places in _chunks(reads, self._num_reads, _sampling, _sampling)
-        ]
+    def reads(self, reads: Reads) -> list[ReadGroup]:
+        """Filled up with copies of a read. Greedy ones, sampled ones, sampled and filtered ones are apart."""
+        kinds = reads.sampled.astype(np.int64) + reads.questions.filtered[reads.row]
+        groups = []
+        for kind in np.unique(kinds):
+            alike = np.flatnonzero(kinds == kind)
+            for start in range(0, len(alike), self._num_reads):
+                places = alike[start : start + self._num_reads]
+                filled = np.pad(places, (0, self._num_reads - len(places)), mode="edge")
+                groups.append(ReadGroup(reads.take(filled), places))
+        return groups
 
 
 def same_shapes_for(device: str, block_size: int) -> SameShapes:
@@ -115,11 +129,6 @@ def join(parts: Sequence[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
-def in_places(groups: Sequence[Group[_T]]) -> list[int]:
-    """The places of all groups in the order in which they are computed."""
-    return [place for group in groups for place in group.places]
-
-
 def _width(row: Row) -> int:
     """The pages a row reads, its own included, up to the next power of two."""
     return 1 << row.index.bit_length()
@@ -129,25 +138,11 @@ def _idle(row: Row) -> Row:
     return row._replace(keeps=False, sampling=None, judge=())
 
 
-def _sampling(read: Read) -> int:
-    """0 greedy, 1 sampled, 2 sampled and filtered."""
-    sampling = read.sampling
-    if not sampling.temperature:
-        return 0
-    return 2 if sampling.filtered else 1
-
-
-def _fill(chunk: list[_T], size: int, copy: Callable[[_T], _T]) -> list[_T]:
-    return chunk + [copy(chunk[-1])] * (size - len(chunk))
-
-
-def _chunks(
-    items: Sequence[_T], size: int, order: Callable[[_T], int], kind: Callable[[_T], int]
-) -> Iterator[tuple[int, list[_T], list[int]]]:
-    """Kind, items and places: sorted by `order`, items of one kind together, at most `size` at a time."""
-    places = sorted(range(len(items)), key=lambda place: order(items[place]))
-    for value, alike in groupby(places, key=lambda place: kind(items[place])):
+def _chunks(rows: Sequence[Row], size: int) -> Iterator[tuple[int, list[Row], list[int]]]:
+    """Width, rows and places: sorted by block index, rows of one width together, at most `size` at a time."""
+    places = sorted(range(len(rows)), key=lambda place: rows[place].index)
+    for width, alike in groupby(places, key=lambda place: _width(rows[place])):
         rest = list(alike)
         for start in range(0, len(rest), size):
             chunk = rest[start : start + size]
-            yield value, [items[place] for place in chunk], chunk
+            yield width, [rows[place] for place in chunk], chunk

@@ -7,7 +7,7 @@ token, which is never chosen, is not among the likeliest.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from service.decode.block import Known
 from service.engine.forward.grouping import join
-from service.engine.forward.sampling import Read, scale
+from service.engine.forward.reads import Reads
+from service.engine.forward.sampling import scale
 from service.engine.request import Asked
 from service.model.transfer import fetch, send
 
@@ -23,29 +24,30 @@ from service.model.transfer import fetch, send
 class Asking:
     """The asked reads of one forward. `take` gets the logits of each of its groups, `begin` ends it."""
 
-    def __init__(self, reads: Sequence[Read], mask_token_id: int) -> None:
-        asked = [read.asked for read in reads if read.asked is not None]
-        self._most = max((one.likeliest for one in asked), default=0)
-        self._named = max((len(one.tokens) for one in asked), default=0)
+    def __init__(self, reads: Reads, mask_token_id: int) -> None:
+        self._asked = reads.questions.asked
+        self._most = max((one.likeliest for one in self._asked.values()), default=0)
+        self._named = max((len(one.tokens) for one in self._asked.values()), default=0)
         self._mask = mask_token_id
         self._slots: list[tuple[int, Asked]] = []
         self._parts: list[Tensor] = []
 
-    def take(self, logits: Tensor, reads: Sequence[Read]) -> None:
+    def take(self, logits: Tensor, reads: Reads) -> None:
         """logits `[M, V]` of the reads, which stay as they are."""
-        asking = [(number, read, read.asked) for number, read in enumerate(reads) if read.asked is not None]
+        asking = reads.having(self._asked)
         if not asking:
             return
-        here = send(np.array([number for number, _, _ in asking]), logits.device)
-        scores = scale(logits[here].float(), [read for _, read, _ in asking]).log_softmax(-1)
+        numbers = np.array([number for number, _ in asking])
+        own = reads.take(numbers)
+        scores = scale(logits[send(numbers, logits.device)].float(), own).log_softmax(-1)
         tokens = np.zeros((len(asking), self._named), np.int64)
-        for row, (_, _, asked) in zip(tokens, asking, strict=True):
+        for row, (_, asked) in zip(tokens, asking, strict=True):
             row[: len(asked.tokens)] = asked.tokens
         given = scores.gather(-1, send(tokens, logits.device))
         scores[:, self._mask] = -torch.inf
         highest, likeliest = scores.topk(min(self._most, scores.shape[-1]))
         self._parts.append(torch.cat([given.double(), highest.double(), likeliest.double()], dim=1))
-        self._slots += [(read.slot, asked) for _, read, asked in asking]
+        self._slots += zip(own.slot.tolist(), (asked for _, asked in asking), strict=True)
 
     def begin(self) -> Callable[[], Mapping[int, Known]]:
         """Begins the copy to the host. What it returns waits for it: slot -> what is known there."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from service.engine.forward.graphs import Capture, CudaCapture, Graphs, Inputs, Network
 from service.engine.forward.grouping import Group
-from service.engine.forward.rows import Row, to_tensors
+from service.engine.forward.rows import Row, anchors_of, to_tensors
 from service.errors import SettingsError
 from service.model.attention import AUTO, Attention, Capturable, PagedCache, attention_for, resolve
 from service.model.checkpoint import Checkpoint
@@ -34,7 +34,7 @@ class Networks(Protocol):
     def num_pages(self) -> int:
         """Pages of its cache."""
 
-    def forward(self, which: Which, group: Group[Row]) -> Computed:
+    def forward(self, which: Which, group: Group) -> Computed:
         """The order that the group's rows were computed in, and what came out, `[R, L, H]`.
 
         For MRP the rows have anchors, and the next ones come out. Rows that only fill up stay the last.
@@ -66,7 +66,7 @@ class LocalNetworks:
         """Pages of its cache."""
         return self._cache.num_pages
 
-    def forward(self, which: Which, group: Group[Row]) -> Computed:
+    def forward(self, which: Which, group: Group) -> Computed:
         """See `Networks.forward`."""
         rows, width, network = group.members, group.width, self._networks[which]
         if self._graphs is not None:
@@ -78,8 +78,7 @@ class LocalNetworks:
 
     def _inputs(self, rows: Sequence[Row]) -> Inputs:
         tensors = to_tensors(rows, self._mask, self._device)
-        anchors = [row.anchor for row in rows if row.anchor is not None]
-        return Inputs(tensors.tokens, tensors.positions, torch.stack(anchors) if anchors else None)
+        return Inputs(tensors.tokens, tensors.positions, anchors_of(rows))
 
     def _backbone_hidden(self, inputs: Inputs, attend: Attend) -> Tensor:
         """-> hidden states `[R, L, H]`."""

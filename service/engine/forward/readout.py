@@ -9,20 +9,23 @@ Knows tensors, rows and reads; no requests, no modes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from service.decode.block import Known, Pick
+from service.decode.block import Known, Pick, make
 from service.decode.policy import Reading
-from service.engine.forward.grouping import Grouping, in_places, join
+from service.engine.forward.anchors import Anchor, Candidates, States, gathered
+from service.engine.forward.grouping import Grouping, join
 from service.engine.forward.known import Asking
 from service.engine.forward.pending import Pending
+from service.engine.forward.reads import Integers, Reads
 from service.engine.forward.rows import Row
-from service.engine.forward.sampling import Candidates, Read, keep_allowed, scale
+from service.engine.forward.sampling import keep_allowed, scale
 from service.engine.forward.vocabulary import Vocabulary, chosen
 from service.model.backbone import Backbone
 from service.model.transfer import fetch, send
@@ -30,8 +33,12 @@ from service.model.transfer import fetch, send
 #: The share of all probability that a list has at most, so that the others' weight is finite.
 _ALL = 1.0 - 2.0**-24
 
-#: slots and, for each, token, confidence and entropy, `[M, 3]`
-_Part = tuple[list[int], Tensor]
+
+class _Part(NamedTuple):
+    """What was read: the numbers of the reads, and token, confidence and entropy of each, `[M, 3]`, on the device."""
+
+    numbers: Integers
+    found: Tensor
 
 
 class Readout:
@@ -44,29 +51,28 @@ class Readout:
 
     def begin(self, rows: Sequence[Row], hidden: Tensor) -> Pending[Reading]:
         """hidden `[R, L, H]`; only positions that are read get logits. Does not wait for the device."""
-        flat, length = hidden.flatten(0, 1), hidden.shape[1]
-        reads = [row.reads(number, length) for number, row in enumerate(rows)]
-        lists = _Lists.of(rows, flat, self._num_candidates)
-        short = [read for row, own in zip(rows, reads, strict=True) if row.candidates is not None for read in own]
-        whole = [read for row, own in zip(rows, reads, strict=True) if row.candidates is None for read in own]
-        asking = Asking(whole, self._mask)
-        found = self._read(whole, lambda members: self._choose(flat, members, lists, asking))
+        reads = Reads.of(rows, hidden.shape[1])
+        lists = _Lists.of(rows, hidden, self._num_candidates)
+        flat, asking = hidden.flatten(0, 1), Asking(reads, self._mask)
+        listed = lists.having[reads.row] if lists is not None else np.zeros(len(reads), np.bool_)
+        parts = self._read(reads, np.flatnonzero(~listed), lambda members: self._choose(flat, members, lists, asking))
         if lists is not None:
-            found += self._read(short, lambda members: self._choose_listed(flat, members, lists))
-        copied, known = _begin_copy(found), asking.begin()
-        return lambda: _readings(rows, hidden, reads, lists, _in_order(reads, found, copied().numpy()), known())
+            parts += self._read(reads, np.flatnonzero(listed), lambda own: self._choose_listed(flat, own, lists))
+        states = States(hidden) if lists is None else lists.states(hidden)
+        copied, known = _begin_copy(parts), asking.begin()
+        return lambda: _readings(reads, states, _in_order(parts, copied().numpy()), known())
 
-    def _read(self, reads: list[Read], choose: Callable[[Sequence[Read]], Tensor]) -> list[_Part]:
-        """The slots of the reads and what was chosen there, still on the device; one part, or none."""
-        if not reads:
+    def _read(self, reads: Reads, numbers: Integers, choose: Callable[[Reads], Tensor]) -> list[_Part]:
+        """What is read off those of the numbers, still on the device; one part, or none."""
+        if not len(numbers):
             return []
-        groups = self._grouping.reads(reads)
-        slots = [reads[place].slot for place in in_places(groups)]
-        return [(slots, join([choose(group.members)[: len(group.places)] for group in groups]))]
+        groups = self._grouping.reads(reads.take(numbers) if len(numbers) < len(reads) else reads)
+        found = join([choose(group.members)[: len(group.places)] for group in groups])
+        return [_Part(numbers[np.concatenate([group.places for group in groups])], found)]
 
-    def _choose(self, flat: Tensor, reads: Sequence[Read], lists: _Lists | None, asking: Asking) -> Tensor:
+    def _choose(self, flat: Tensor, reads: Reads, lists: _Lists | None, asking: Asking) -> Tensor:
         """flat `[R * L, H]` -> tokens, confidences, entropies (0 if none asks), `[M, 3]`, float64; fills the lists."""
-        slots = _slots(reads, flat)
+        slots = send(reads.slot, flat.device)
         logits = self._backbone.logits(flat[slots])
         keep_allowed(logits, reads)
         asking.take(logits, reads)
@@ -77,53 +83,62 @@ class Readout:
             lists.fill(reads, slots, logits, self._mask, weights)
         return found
 
-    def _choose_listed(self, flat: Tensor, reads: Sequence[Read], lists: _Lists) -> Tensor:
+    def _choose_listed(self, flat: Tensor, reads: Reads, lists: _Lists) -> Tensor:
         """The same over the candidates alone."""
-        slots = _slots(reads, flat)
+        slots = send(reads.slot, flat.device)
         tokens = lists.tokens[slots]
         logits = torch.einsum("mh,mch->mc", flat[slots], self._backbone.head[tokens])
         keep_allowed(logits, reads, tokens)
         return chosen(logits, reads, self._mask, Candidates(tokens, lists.others[slots]))
 
 
-@dataclass(frozen=True, slots=True)
-class _Lists:
-    """The candidates of every position, `[R * L, …]`, `length` L. `wanted`: the rows that have none yet."""
+class _Lists(NamedTuple):
+    """The candidates of every position, `[R * L, …]`. `wanted`, `having`: which rows get them now, have them, `[R]`."""
 
     tokens: Tensor
     others: Tensor
-    wanted: frozenset[int]
-    rows: frozenset[int]
-    length: int
+    wanted: NDArray[np.bool_]
+    having: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, rows: Sequence[Row], flat: Tensor, num_candidates: int) -> _Lists | None:
+    def of(cls, rows: Sequence[Row], hidden: Tensor, num_candidates: int) -> _Lists | None:
         """Those that rows bring along, and room for those that they want; None if there are neither."""
-        having = {number: row.candidates for number, row in enumerate(rows) if row.candidates is not None}
-        drafting = (number for number, row in enumerate(rows) if row.drafts and row.candidates is None)
-        wanted = frozenset(drafting if num_candidates else ())
-        if not having and not wanted:
+        anchors = {number: row.anchor for number, row in enumerate(rows) if row.drafts and row.anchor is not None}
+        brought = {number: anchor for number, anchor in anchors.items() if anchor.listed}
+        having = np.zeros(len(rows), np.bool_)
+        having[list(brought)] = True
+        drafting = np.array([row.drafts for row in rows]) & bool(num_candidates)
+        if not (having.any() or drafting.any()):
             return None
-        length = len(flat) // len(rows)
-        width = next((known.tokens.shape[-1] for known in having.values()), num_candidates)
-        tokens = torch.zeros(len(rows), length, width, dtype=torch.long, device=flat.device)
-        others = torch.zeros(len(rows), length, device=flat.device)
-        for number, known in having.items():
-            tokens[number], others[number] = known.tokens, known.others
-        return cls(tokens.flatten(0, 1), others.flatten(), wanted, wanted | frozenset(having), length)
+        given = [anchor.states.lists for anchor in brought.values() if anchor.states.lists is not None]
+        width = given[0].tokens.shape[-1] if given else num_candidates
+        tokens = torch.zeros(*hidden.shape[:2], width, dtype=torch.long, device=hidden.device)
+        others = torch.zeros(*hidden.shape[:2], device=hidden.device)
+        if brought:
+            here = send(np.array(list(brought)), hidden.device)
+            tokens.index_copy_(0, here, gathered(list(brought.values()), lambda states: _of(states).tokens))
+            others.index_copy_(0, here, gathered(list(brought.values()), lambda states: _of(states).others))
+        return cls(tokens.flatten(0, 1), others.flatten(), drafting & ~having, having)
+
+    def states(self, hidden: Tensor) -> States:
+        """What the forward leaves."""
+        shape = hidden.shape[:2]
+        return States(
+            hidden, Candidates(self.tokens.unflatten(0, shape), self.others.unflatten(0, shape)),
+            self.wanted | self.having,
+        )  # fmt: skip
 
     def fill(
-        self, reads: Sequence[Read], slots: Tensor, logits: Tensor, mask_token_id: int, weights: Tensor | None = None
+        self, reads: Reads, slots: Tensor, logits: Tensor, mask_token_id: int, weights: Tensor | None = None
     ) -> None:
         """The likeliest tokens by `logits` `[M, V]` of the reads' positions `slots` `[M]`, where they are wanted.
 
         `weights` `[M]`: the logits' logsumexp, with which no copy in float32 is needed.
         """
-        wanting = [number for number, read in enumerate(reads) if read.slot // self.length in self.wanted]
-        if not wanting:
+        wanting = np.flatnonzero(self.wanted[reads.row])
+        if not len(wanting):
             return
-        here = send(np.array(wanting), logits.device)
-        asking = [reads[number] for number in wanting]
+        here, asking = send(wanting, logits.device), reads.take(wanting)
         known = logits[here] if weights is not None else scale(logits[here].float(), asking)
         possible = known.clone() if weights is None else known
         possible[:, mask_token_id] = -torch.inf
@@ -137,58 +152,64 @@ class _Lists:
             others = total + torch.log1p(-listed.clamp(max=_ALL))
         self.others[slots[here]] = others
 
-    def of_row(self, number: int) -> Candidates | None:
-        """`[L, …]`, or None for a row that has none."""
-        own = slice(number * self.length, (number + 1) * self.length)
-        return Candidates(self.tokens[own], self.others[own]) if number in self.rows else None
+
+def _of(states: States) -> Candidates:
+    if states.lists is None:
+        raise AssertionError("a row brings candidates of a forward that has none")
+    return states.lists
 
 
-def _readings(
-    rows: Sequence[Row],
-    hidden: Tensor,
-    reads: Sequence[list[Read]],
-    lists: _Lists | None,
-    found: NDArray[np.float64],
-    known: Mapping[int, Known],
-) -> list[Reading]:
-    """hidden `[R, L, H]` and what was chosen by each read `[M, 3]` -> a Reading for each row."""
-    length, readings, end = hidden.shape[1], [], 0
-    tokens, sure = found[:, 0].astype(np.int64).tolist(), found[:, 1].tolist()
-    for number, (row, own, handle) in enumerate(zip(rows, reads, hidden.unbind(0), strict=True)):
-        start, first = end, number * length
-        end = start + len(own)
-        masked = end - len(row.judge) if own else end  # they come before the judged ones
-        positions = [read.slot - first for read in own[: masked - start]]
-        judged = [Pick(own[at - start].slot - first, tokens[at], sure[at]) for at in range(masked, end)]
-        entropies = dict(zip(positions, found[start:masked, 2].tolist(), strict=True)) if _entropy(own) else {}
-        kept = lists.of_row(number) if lists is not None else None
-        told = [known.get(first + position) for position in positions] if known else ()
+def _readings(reads: Reads, states: States, found: NDArray[np.float64], known: Mapping[int, Known]) -> list[Reading]:
+    """What was found at each read, `[M, 3]` -> a Reading for each row. Judged reads stand behind all others."""
+    rows, length = reads.questions.rows, reads.questions.length
+    chosen = int(np.count_nonzero(reads.chosen))
+    ends = np.bincount(reads.row[:chosen], minlength=len(rows)).cumsum().tolist()
+    positions, tokens = reads.place[:chosen].tolist(), found[:, 0].astype(np.int64).tolist()
+    confidences, entropies = found[:, 1].tolist(), found[:, 2].tolist() if reads.questions.entropy else []
+    judged = _judged(reads, tokens, confidences, chosen)
+    readings, start = list[Reading](), 0
+    for number, (row, end) in enumerate(zip(rows, ends, strict=True)):
+        own = positions[start:end]
         readings.append(
-            Reading(positions, tokens[start:masked], sure[start:masked], tuple(judged), handle, entropies, kept, told)
+            make(
+                Reading,
+                (
+                    own,
+                    tokens[start:end],
+                    confidences[start:end],
+                    judged.get(number, ()),
+                    make(Anchor, (states, number)),
+                    entropies[start:end] if row.entropy else (),
+                    [known.get(number * length + place) for place in own] if known else (),
+                ),
+            )
         )
+        start = end
     return readings
 
 
-def _entropy(own: Sequence[Read]) -> bool:
-    """Whether a row's reads ask for entropies: all do or none does."""
-    return bool(own) and own[0].entropy
+def _judged(reads: Reads, tokens: list[int], confidences: list[float], first: int) -> dict[int, tuple[Pick, ...]]:
+    """The judged positions of rows that have some, from read number `first` on."""
+    if first == len(reads):
+        return {}
+    said = zip(
+        reads.row[first:].tolist(), reads.place[first:].tolist(), tokens[first:], confidences[first:], strict=True
+    )
+    return {
+        row: tuple([Pick(place, token, confidence) for _, place, token, confidence in own])
+        for row, own in groupby(said, key=lambda one: one[0])
+    }
 
 
-def _slots(reads: Sequence[Read], flat: Tensor) -> Tensor:
-    return send(np.array([read.slot for read in reads]), flat.device)
-
-
-def _begin_copy(found: Sequence[_Part]) -> Callable[[], Tensor]:
+def _begin_copy(parts: Sequence[_Part]) -> Callable[[], Tensor]:
     """All in one copy to the CPU, `[M, 3]`."""
-    return fetch(join([part for _, part in found])) if found else lambda: torch.empty(0, 3, dtype=torch.float64)
+    return fetch(join([part.found for part in parts])) if parts else lambda: torch.empty(0, 3, dtype=torch.float64)
 
 
-def _in_order(reads: Sequence[list[Read]], found: Sequence[_Part], values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _in_order(parts: Sequence[_Part], values: NDArray[np.float64]) -> NDArray[np.float64]:
     """The values `[M, 3]` of the parts, in the order of the reads."""
-    wanted, computed = [read.slot for own in reads for read in own], [slot for own, _ in found for slot in own]
-    if wanted == computed:
+    if not parts:
         return values
-    places = np.empty(1 + max(computed), np.int64)
-    places[computed] = np.arange(len(computed))
-    ordered: NDArray[np.float64] = values[places[wanted]]
+    ordered = np.empty_like(values)
+    ordered[np.concatenate([part.numbers for part in parts])] = values
     return ordered

@@ -17,12 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from service.decode.block import MASKED, Block
-from service.engine.forward.sampling import Candidates, Read
+from service.engine.forward.anchors import Anchor, gathered
 from service.engine.request import Asked, SamplingParams
 from service.model.transfer import send
-
-#: makes a `Read` in half the time of its own call; some ten thousand a second are made
-_new = tuple.__new__
 
 
 class Row(NamedTuple):
@@ -31,9 +28,9 @@ class Row(NamedTuple):
     `pages`: the sequence's pages; the row reads the first `index` and, if `keeps`, writes the next.
     Otherwise nobody else sees its KV. `reads`: whether the masked
     positions are to be read; `judge`: revealed positions whose token's probability is wanted.
-    `anchor`: `[L, H]` hidden states, for MRP's rows. `entropy`: whether the masked positions' is wanted too.
-    `drafts`: what MRP says of the block is never more than a draft, so that `candidates` by an earlier reading of it,
-    `[L, C]`, are enough. `mask`: the tokens allowed at the leftmost masked position, a bit each, `[V / 8]`; None: all.
+    `anchor`: the row that MRP goes on from, for its rows. `entropy`: whether the masked positions' is wanted too.
+    `drafts`: what MRP says of the block is never more than a draft, so that candidates by an earlier reading of it are
+    enough. `mask`: the tokens allowed at the leftmost masked position, a bit each, `[V / 8]`; None: all.
     `asked`: what is wanted of the masked positions besides.
     """
 
@@ -43,28 +40,11 @@ class Row(NamedTuple):
     keeps: bool
     sampling: SamplingParams | None = None
     judge: tuple[int, ...] = ()
-    anchor: Tensor | None = None
+    anchor: Anchor | None = None
     entropy: bool = False
     drafts: bool = False
-    candidates: Candidates | None = None
     mask: NDArray[np.uint8] | None = None
     asked: Asked | None = None
-
-    def reads(self, row: int, block_size: int) -> list[Read]:
-        """The reads of this row as number `row` of a forward: masked positions, then judged ones."""
-        if self.sampling is None:
-            return []
-        sampling, entropy, tokens, revealed = self.sampling, self.entropy, self.state.tokens, self.state.num_revealed
-        slot, start = row * block_size, self.index * block_size
-        wanted = [
-            _new(Read, (slot + place, start + place, revealed, sampling, None, entropy, None, self.asked))
-            for place, token in enumerate(tokens)
-            if token == MASKED
-        ]
-        asked = [Read(slot + p, start + p, revealed, sampling, tokens[p], entropy) for p in self.judge]
-        if self.mask is not None and wanted:
-            wanted[0] = wanted[0]._replace(mask=self.mask)
-        return wanted + asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +64,9 @@ def to_tensors(rows: Sequence[Row], mask_token_id: int, device: torch.device) ->
     block_size = tokens.shape[1]
     positions[:] = np.array([row.index * block_size for row in rows])[:, None] + np.arange(block_size)
     return RowTensors(*send(both, device).unbind(0))
+
+
+def anchors_of(rows: Sequence[Row]) -> Tensor | None:
+    """The hidden states that MRP goes on from, `[R, L, H]`. None if the rows are not MRP's."""
+    anchors = [row.anchor for row in rows if row.anchor is not None]
+    return gathered(anchors, lambda states: states.hidden) if anchors else None

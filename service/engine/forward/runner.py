@@ -77,12 +77,12 @@ class Runner:
 
     @torch.inference_mode()
     def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
-        """The backbone over rows; a Reading for every row, `handle` its hidden states `[L, H]`."""
+        """The backbone over rows; a Reading for every row, `handle` its `Anchor`."""
         return self._begin(rows, "backbone")()
 
     @torch.inference_mode()
     def refine(self, rows: Sequence[Row]) -> list[Reading]:
-        """MRP over anchored rows; a Reading for every row, `handle` the next anchor."""
+        """MRP over anchored rows; a Reading for every row, `handle` the next `Anchor`."""
         return self._begin(rows, "mrp")()
 
     @torch.inference_mode()
@@ -103,6 +103,8 @@ class Runner:
             own = [group.places[number] for number in order if number < len(group.places)]
             hidden.append(states[: len(own)])
             places += own
+        if places == list(range(len(rows))):
+            return self._readout.begin(rows, join(hidden))
         pending = self._readout.begin([rows[place] for place in places], join(hidden))
         return lambda: _put_back(pending(), places)
 

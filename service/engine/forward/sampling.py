@@ -9,71 +9,33 @@ of the logits, which depends on a batch's shape and matters in low precision.
 
 from __future__ import annotations
 
-import hashlib
-import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from service.engine.request import Asked, SamplingParams
+from service.engine.forward.anchors import Candidates
+from service.engine.forward.reads import Integers, Reads
 from service.model.transfer import send
 
-#: lower temperatures sample like this one: their logits would not be finite
-_COLDEST = 1e-6
-#: a lower top_p would be 0 in float32, which leaves no token at all
-_LEAST_TOP_P = torch.finfo(torch.float32).tiny
+#: of splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014; constants by Stafford)
+_STEP, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
-class Read(NamedTuple):
-    """One position whose token is wanted.
-
-    `slot`: row * block + position, in the forward. `token`: None to choose one, or the token whose
-    probability is asked for. `position` is absolute, `revealed` counts the block's tokens. `entropy`: whether that of
-    the distribution is wanted too. `mask`: the allowed tokens, a bit each, `[V / 8]`; None: all.
-    `asked`: what else is wanted of the distribution.
-    """
-
-    slot: int
-    position: int
-    revealed: int
-    sampling: SamplingParams
-    token: int | None = None
-    entropy: bool = False
-    mask: NDArray[np.uint8] | None = None
-    asked: Asked | None = None
-
-    @property
-    def filtered(self) -> bool:
-        """Whether top-k or top-p leave tokens out."""
-        return self.sampling.filtered
-
-
-@dataclass(frozen=True, slots=True)
-class Candidates:
-    """Tokens that a position's is chosen from, int64 `[…, C]`, and the weight of all others, `[…]`.
-
-    The weight is the logsumexp of their logits over the request's temperature, the mask token's included.
-    """
-
-    tokens: Tensor
-    others: Tensor
-
-
-def keep_allowed(logits: Tensor, reads: Sequence[Read], tokens: Tensor | None = None) -> None:
+def keep_allowed(logits: Tensor, reads: Reads, tokens: Tensor | None = None) -> None:
     """Sets the logits `[M, V]` of tokens that a read's mask does not allow to -inf, in place.
 
     With `tokens` `[M, C]` the logits are of these, `[M, C]`. What is read afterwards is of the allowed tokens alone.
     """
-    masked = [number for number, read in enumerate(reads) if read.mask is not None]
+    masked = reads.having(reads.questions.masks)
     if not masked:
         return
-    rows = send(np.array(masked), logits.device)
-    words = send(np.stack([mask for read in reads if (mask := read.mask) is not None]), logits.device)
+    leftmost = reads.leftmost()
+    masked = [(number, mask) for number, mask in masked if leftmost[number]]
+    if not masked:
+        return
+    rows = send(np.array([number for number, _ in masked]), logits.device)
+    words = send(np.stack([mask for _, mask in masked]), logits.device)
     bits = torch.arange(8, dtype=torch.uint8, device=logits.device)
     allowed = (words[:, :, None] >> bits & 1).flatten(1).bool()
     width = logits.shape[-1]
@@ -82,7 +44,7 @@ def keep_allowed(logits: Tensor, reads: Sequence[Read], tokens: Tensor | None = 
 
 
 def choose(
-    logits: Tensor, reads: Sequence[Read], mask_token_id: int, candidates: Candidates | None = None
+    logits: Tensor, reads: Reads, mask_token_id: int, candidates: Candidates | None = None
 ) -> tuple[Tensor, Tensor]:
     """logits `[M, V]`, one row a read -> tokens `[M]` (int64), confidences `[M]` (float32).
 
@@ -93,19 +55,19 @@ def choose(
     total = scaled.logsumexp(-1)
     if candidates is not None:
         total = torch.logaddexp(total, candidates.others)
-    sampled = any(read.sampling.temperature > 0 for read in reads)
-    scores = scaled.clone() if sampled else scaled
+    sampled = np.flatnonzero(reads.sampled)
+    scores = scaled.clone() if len(sampled) else scaled
     if candidates is None:
         scores[:, mask_token_id] = -torch.inf
-    if sampled:
-        scores = _perturb(_filter(scores, reads), reads, candidates.tokens if candidates else None)
+    if len(sampled):
+        scores = _perturb(_filter(scores, reads), reads, sampled, candidates.tokens if candidates else None)
     columns = scores.argmax(-1)
     confidences = _probability(scaled, columns, total)
     if candidates is not None:
         return candidates.tokens.gather(-1, columns[:, None])[:, 0], confidences
-    if all(read.token is None for read in reads):
+    if reads.chosen.all():
         return columns, confidences
-    given = send(np.array([-1 if read.token is None else read.token for read in reads]), columns.device)
+    given = send(reads.token, columns.device)
     tokens = torch.where(given < 0, columns, given)
     return tokens, _probability(scaled, tokens, total)
 
@@ -115,38 +77,32 @@ def _probability(scaled: Tensor, columns: Tensor, total: Tensor) -> Tensor:
     return (scaled.gather(-1, columns[:, None])[:, 0] - total).exp()
 
 
-def entropies(logits: Tensor, reads: Sequence[Read]) -> Tensor:
+def entropies(logits: Tensor, reads: Reads) -> Tensor:
     """logits `[M, V]` -> entropies `[M]` in nats (float32) of what confidences are taken from."""
     parts: Tensor = torch.special.entr(scale(logits.float(), reads).softmax(-1))
     return parts.sum(-1)
 
 
-def scale(logits: Tensor, reads: Sequence[Read]) -> Tensor:
+def scale(logits: Tensor, reads: Reads) -> Tensor:
     """logits `[M, V]` over each read's temperature, `[M, V]`; the same tensor where all temperatures are 0 or 1."""
-    temperatures = [temperature(read.sampling) for read in reads]
-    if all(temperature == 1.0 for temperature in temperatures):
+    temperatures = reads.temperature
+    if (temperatures == 1.0).all():
         return logits
-    return logits / send(np.array(temperatures, np.float32), logits.device)[:, None]
+    return logits / send(temperatures, logits.device)[:, None]
 
 
-def temperature(sampling: SamplingParams) -> float:
-    """What logits are divided by: 1 where nothing is sampled."""
-    return max(sampling.temperature, _COLDEST) if sampling.temperature else 1.0
-
-
-def _filter(scores: Tensor, reads: Sequence[Read]) -> Tensor:
+def _filter(scores: Tensor, reads: Reads) -> Tensor:
     """Sets what top-k, then top-p of the rest, exclude to -inf; ties at the border stay in. `[M, V]` in place."""
-    chosen = [index for index, read in enumerate(reads) if read.sampling.temperature > 0 and read.filtered]
-    if not chosen:
+    chosen = np.flatnonzero(reads.questions.filtered[reads.row])
+    if not len(chosen):
         return scores
-    vocabulary = scores.shape[-1]
-    rows = send(np.array(chosen), scores.device)
+    vocabulary, asking, questions = scores.shape[-1], reads.row[chosen], reads.questions
+    rows = send(chosen, scores.device)
     part = scores[rows]
     ordered = part.sort(dim=-1, descending=True).values
-    counts = [min(reads[i].sampling.top_k or vocabulary, vocabulary) for i in chosen]
-    top_k = send(np.array(counts), scores.device)
-    limits = [max(p, _LEAST_TOP_P) if (p := reads[i].sampling.top_p) < 1 else torch.inf for i in chosen]
-    top_p = send(np.array(limits, np.float32), scores.device)
+    counts = questions.top_k[asking]
+    top_k = send(np.where(counts > 0, np.minimum(counts, vocabulary), vocabulary), scores.device)
+    top_p = send(questions.top_p[asking], scores.device)
     outside = torch.arange(vocabulary, device=scores.device) >= top_k[:, None]
     probabilities = ordered.masked_fill(outside, -torch.inf).softmax(-1)
     before = probabilities.cumsum(-1) - probabilities
@@ -155,11 +111,10 @@ def _filter(scores: Tensor, reads: Sequence[Read]) -> Tensor:
     return scores
 
 
-def _perturb(scores: Tensor, reads: Sequence[Read], candidates: Tensor | None) -> Tensor:
+def _perturb(scores: Tensor, reads: Reads, sampled: Integers, candidates: Tensor | None) -> Tensor:
     """Adds Gumbel noise to the rows that sample, `[M, V]`, or `[M, C]` for candidates, in place."""
-    chosen = [index for index, read in enumerate(reads) if read.sampling.temperature > 0]
-    keys = send(np.array([noise_key(reads[index]) for index in chosen]), scores.device)
-    rows = send(np.array(chosen), scores.device)
+    keys = send(noise_keys(reads.take(sampled)), scores.device)
+    rows = send(sampled, scores.device)
     tokens = torch.arange(scores.shape[-1], device=scores.device) if candidates is None else candidates[rows]
     return scores.index_add_(0, rows, gumbel(keys, tokens))
 
@@ -189,8 +144,20 @@ def _shifted(words: Tensor, bits: int) -> Tensor:
     return (words >> bits).bitwise_and_((1 << 32 - bits) - 1)
 
 
-def noise_key(read: Read) -> tuple[int, int]:
-    """The two 32-bit words that a read's noise is hashed from."""
-    data = struct.pack("<qqq", read.sampling.seed, read.position, read.revealed)
-    first, second = struct.unpack("<II", hashlib.blake2b(data, digest_size=8).digest())
-    return first, second
+def noise_keys(reads: Reads) -> Integers:
+    """The two 32-bit words that the noise of each read is hashed from, `[M, 2]`.
+
+    Of its seed, its position and the tokens revealed in its block: splitmix64's function, once for each of them.
+    """
+    questions = reads.questions
+    words = np.zeros(len(reads), np.uint64)
+    for part in (questions.seed[reads.row], reads.position, questions.revealed[reads.row]):
+        words = _mixed((words ^ part.astype(np.uint64)) + _STEP)
+    return words.view(np.uint32).reshape(-1, 2).astype(np.int64)
+
+
+def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A 64-bit integer hash."""
+    words = (words ^ words >> np.uint64(30)) * _FIRST
+    words = (words ^ words >> np.uint64(27)) * _SECOND
+    return words ^ words >> np.uint64(31)

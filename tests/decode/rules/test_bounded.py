@@ -16,7 +16,7 @@ SAID = {0: (10, 0.5, 0.7), 1: (11, 0.9, 0.2), 2: (12, 0.95, 0.3), 3: (13, 0.6, 0
 
 def reading(entropies: dict[int, float]) -> Reading:
     picks = tuple(Pick(position, position, 0.5) for position in sorted(entropies))
-    return Reading.of_picks(picks, entropies=entropies)
+    return Reading.of_picks(picks, entropies=[entropies[position] for position in sorted(entropies)])
 
 
 def positions(picks: tuple[Pick, ...]) -> list[int]:

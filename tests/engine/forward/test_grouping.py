@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from service.decode.block import MASKED, Block
 from service.engine import SamplingParams
-from service.engine.forward.grouping import SameShapes, Together, in_places, same_shapes_for
+from service.engine.forward.grouping import SameShapes, Together, same_shapes_for
 from service.engine.forward.rows import Row
-from service.engine.forward.sampling import Read
+from tests.engine.forward.reads import Read, reads_of
 
 PAGES = tuple(range(100, 200))
 SAMPLING = (SamplingParams(), SamplingParams(0.7), SamplingParams(0.7, top_k=3), SamplingParams(0.7, top_p=0.5))
@@ -19,8 +19,8 @@ def row(index: int, *, keeps: bool = False) -> Row:
     return Row(Block((MASKED,)), index, PAGES, keeps, None if keeps else SAMPLING[0])
 
 
-def read(slot: int, kind: int) -> Read:
-    return Read(slot, slot, 0, SAMPLING[kind])
+def places(groups) -> list[int]:
+    return [int(place) for group in groups for place in group.places]
 
 
 class TestTogether:
@@ -29,16 +29,16 @@ class TestTogether:
         assert ([one.index for one in group.members], list(group.places), group.width) == ([5, 0], [0, 1], None)
 
     def test_reads_are_cut_where_logits_would_be_too_many(self) -> None:
-        reads = [read(slot, slot % 4) for slot in range(5)]
+        reads = reads_of(*(Read(SAMPLING[slot % 4]) for slot in range(5)))
         groups = Together(2, 9).reads(reads)
-        assert [[one.slot for one in group.members] for group in groups] == [[0, 1], [2, 3], [4]]
-        assert in_places(groups) == [0, 1, 2, 3, 4]
+        assert [group.members.slot.tolist() for group in groups] == [[0, 1], [2, 3], [4]]
+        assert places(groups) == [0, 1, 2, 3, 4]
 
     def test_fewer_logits_fit_where_one_of_them_is_sampled(self) -> None:
-        reads = [read(slot, slot % 4)._replace(sampling=SamplingParams()) for slot in range(5)]
-        assert len(Together(9, 2).reads(reads)) == 1
-        reads[3] = reads[3]._replace(sampling=SamplingParams(temperature=0.5))
-        assert [len(group.members) for group in Together(9, 2).reads(reads)] == [2, 2, 1]
+        reads = [Read()] * 5
+        assert len(Together(9, 2).reads(reads_of(*reads))) == 1
+        reads[3] = Read(SamplingParams(temperature=0.5))
+        assert [len(group.members) for group in Together(9, 2).reads(reads_of(*reads))] == [2, 2, 1]
 
 
 class TestSameShapes:
@@ -46,7 +46,7 @@ class TestSameShapes:
     def test_a_rows_shape_depends_on_the_row_alone(self, wanted: list[tuple[int, bool]], size: int) -> None:
         rows = [row(index, keeps=keeps) for index, keeps in wanted]
         groups = SameShapes(size, 4).rows(rows)
-        assert sorted(in_places(groups)) == list(range(len(rows)))
+        assert sorted(places(groups)) == list(range(len(rows)))
         for group in groups:
             assert len(group.members) == size
             for one in group.members:
@@ -62,19 +62,18 @@ class TestSameShapes:
     @given(st.lists(st.integers(0, 40), min_size=1, max_size=30))
     def test_a_row_stands_behind_all_whose_pages_it_may_read(self, indices: list[int]) -> None:
         groups = SameShapes(4, 4).rows([row(index, keeps=True) for index in indices])
-        order = [indices[place] for place in in_places(groups)]
+        order = [indices[place] for place in places(groups)]
         assert order == sorted(indices)
 
     @given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.integers(1, 5))
     def test_reads_stand_beside_reads_of_their_kind(self, kinds: list[int], size: int) -> None:
-        reads = [read(slot, kind) for slot, kind in enumerate(kinds)]
-        groups = SameShapes(4, size).reads(reads)
-        assert sorted(in_places(groups)) == list(range(len(reads)))
+        groups = SameShapes(4, size).reads(reads_of(*(Read(SAMPLING[kind]) for kind in kinds)))
+        assert sorted(places(groups)) == list(range(len(kinds)))
         for group in groups:
             assert len(group.members) == size
-            assert [reads[place] for place in group.places] == list(group.members[: len(group.places)])
-            assert len({bool(one.sampling.temperature) for one in group.members}) == 1
-            assert len({bool(one.sampling.top_k or one.sampling.top_p < 1) for one in group.members}) == 1
+            assert group.members.slot[: len(group.places)].tolist() == group.places.tolist()
+            assert len({bool(SAMPLING[kinds[slot]].temperature) for slot in group.members.slot}) == 1
+            assert len({SAMPLING[kinds[slot]].filtered for slot in group.members.slot}) == 1
 
     def test_a_block_longer_than_a_forward_is_a_forward_of_its_own(self) -> None:
         for device in ("cpu", "cuda"):

@@ -75,11 +75,8 @@ def test_a_pass_waits_once(
     with Watch() as watch:
         readings = runner.evaluate(rows)
     assert (watch.waited, len(copies)) == ([], 1)
-    drafted = [
-        row._replace(anchor=reading.handle, candidates=reading.candidates)
-        for row, reading in zip(rows, readings, strict=True)
-    ]
-    assert [row.candidates is not None for row in drafted] == [False, True, False, True]
+    drafted = [row._replace(anchor=reading.handle) for row, reading in zip(rows, readings, strict=True)]
+    assert [row.anchor.listed for row in drafted] == [False, True, False, True]
     copies.clear()
     with Watch() as watch:
         runner.refine(drafted)

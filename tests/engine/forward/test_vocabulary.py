@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.engine.forward import vocabulary
-from service.engine.forward.sampling import Read, choose, entropies, scale
+from service.engine.forward.sampling import choose, entropies, scale
 from service.engine.forward.vocabulary import TorchVocabulary, TritonVocabulary
 from service.engine.request import SamplingParams
+from tests.engine.forward.reads import Read, reads_of
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,10 +65,10 @@ def assert_as_torch(
     def other(number: int) -> int:
         return (mask + 1 + number % (width - 1)) % width
 
-    reads = [
-        Read(number, 7 * number, number % 3, sampling, other(number) if judged else None, entropy=True)
+    reads = reads_of(*(
+        Read(sampling, 7 * number, number % 3, other(number) if judged else None)
         for number, (sampling, judged) in enumerate(asked)
-    ]
+    ))  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vocabulary, "_STEP", step)
         found, weights = TritonVocabulary(mask).read(logits, reads)
@@ -82,8 +83,7 @@ def assert_as_torch(
 def test_of_equal_logits_the_first_token_is_chosen(device: str) -> None:
     logits = torch.zeros(2, 300, device=device)
     logits[1, [40, 200, 7]] = 1.0
-    reads = [Read(number, 0, 0, SamplingParams()) for number in range(2)]
-    found, _ = TritonVocabulary(0).read(logits, reads)
+    found, _ = TritonVocabulary(0).read(logits, reads_of(Read(), Read()))
     assert found[:, 0].tolist() == [1, 7]
 
 
@@ -91,8 +91,8 @@ def test_a_token_that_is_sure_has_confidence_one_and_entropy_zero(device: str) -
     logits = torch.full((1, 300), -80.0, device=device)
     logits[0, 4] = 80.0
     for temperature in (0.0, 1e-9, 1.0):
-        read = Read(0, 0, 0, SamplingParams(temperature, seed=1))
-        found, _ = TritonVocabulary(0).read(logits.clone(), [read])
+        reads = reads_of(Read(SamplingParams(temperature, seed=1)))
+        found, _ = TritonVocabulary(0).read(logits.clone(), reads)
         assert found[0].tolist() == pytest.approx([4, 1, 0], abs=1e-12)
-        assert choose(logits.clone(), [read], 0)[1].item() == 1
-        assert entropies(logits.clone(), [read]).item() == pytest.approx(0, abs=1e-12)
+        assert choose(logits.clone(), reads, 0)[1].item() == 1
+        assert entropies(logits.clone(), reads).item() == pytest.approx(0, abs=1e-12)
