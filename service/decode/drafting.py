@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from typing import NamedTuple
 
-from service.decode.block import Block, Pick
+from service.decode.block import Block, Pick, make
 from service.decode.canvas import Canvas
 from service.decode.policy import Query, Reading, Refine
 from service.decode.rules import Rule
@@ -44,7 +44,7 @@ def chain(canvas: Canvas, reading: Reading, steps: int, rule: Rule, *, first: bo
     picks = () if first else canvas.choose(rule, reading.of(block), block)
     while len(drafts) < steps and not block.complete:
         if not picks:
-            (reading,) = yield Refine(reading, block)
+            (reading,) = yield make(Refine, (reading, block, ()))
             if not (picks := canvas.choose(rule, reading, block)):
                 break  # the answer has ended
         block = canvas.after(block, picks)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from service.decode.block import MASKED, Block, Pick, make
+from service.decode.block import Block, Pick, make
 from service.decode.policy import Reading
 
 #: The weight of a pick as the next one is odds ** sharpness: FRESH if MRP has read this very state, STALE if the
@@ -57,11 +57,9 @@ class Frontier:
 
     def rank(self, node: Node, sharpness: float) -> None:
         """Goes on from a node by what its reading says of the positions that are masked there."""
-        reading, tokens, bits = node.reading, node.state.tokens, self._bits
-        positions, confidences = reading.positions, reading.confidences
+        bits, (positions, tokens, confidences, *_) = self._bits, node.reading.of(node.state)
         order = sorted(range(len(positions)), key=confidences.__getitem__, reverse=True)
-        said = [(positions[place], reading.tokens[place], confidences[place]) for place in order]
-        node.picks = picks = [one for one in said if tokens[one[0]] == MASKED]
+        node.picks = picks = [(positions[place], tokens[place], confidences[place]) for place in order]
         node.bits = [bits.setdefault(one[:2], 1 << len(bits)) for one in picks]
         node.weights = [
             (sure / (1.0 - sure) if _DOUBTFUL < sure < SURE else _clipped_odds(sure)) ** sharpness

@@ -60,8 +60,10 @@ class Reading(NamedTuple):
     def most_confident(self, count: int = 1) -> tuple[Pick, ...]:
         """The `count` picks of highest confidence; ties go to the lowest position."""
         confidences = self.confidences
-        if count == 1:
-            return self.picked((confidences.index(max(confidences)),))
+        if count == 1:  # by far the most frequent
+            place = confidences.index(max(confidences))
+            known = self.known[place] if self.known else None
+            return (make(Pick, (self.positions[place], self.tokens[place], confidences[place], known)),)
         return self.picked(sorted(range(len(confidences)), key=confidences.__getitem__, reverse=True)[:count])
 
     def above(self, threshold: float) -> tuple[Pick, ...]:
@@ -69,20 +71,23 @@ class Reading(NamedTuple):
         sure = [place for place, confidence in enumerate(self.confidences) if confidence > threshold]
         return self.picked(sure) if sure else self.most_confident()
 
-    def left(self, block: Block) -> list[float]:
-        """The confidences at the masked positions of `block`, a later state than the one that was read."""
-        tokens = block.tokens
-        return [sure for place, sure in zip(self.positions, self.confidences, strict=True) if tokens[place] == MASKED]
-
     def of(self, block: Block) -> Reading:
         """The reading restricted to the masked positions of `block`, a later state than the one that was read."""
-        left = [place for place, position in enumerate(self.positions) if block.tokens[position] == MASKED]
-        return self._replace(
-            positions=_those(self.positions, left),
-            tokens=_those(self.tokens, left),
-            confidences=_those(self.confidences, left),
-            entropies=_those(self.entropies, left),
-            known=_those(self.known, left),
+        masked, (positions, tokens, confidences, judged, handle, entropies, known) = block.tokens, self
+        left = [place for place, position in enumerate(positions) if masked[position] == MASKED]
+        if len(left) == len(positions):
+            return self
+        return make(
+            Reading,
+            (
+                [positions[place] for place in left],
+                [tokens[place] for place in left],
+                [confidences[place] for place in left],
+                judged,
+                handle,
+                _those(entropies, left),
+                _those(known, left),
+            ),
         )
 
 

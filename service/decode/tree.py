@@ -52,14 +52,16 @@ def _branches(canvas: Canvas, reading: Reading, budget: DraftBudget) -> Drafting
         return drafts
     node, frontier = Node(block, 1.0, 0, reading), Frontier()
     if budget.row or not budget.mrp_steps:
-        if budget.row > 0.5 and most_likely(reading.left(block), STALE) < budget.row:  # mostly so under full load
+        if (
+            budget.row > 0.5 and most_likely(reading.of(block).confidences, STALE) < budget.row
+        ):  # mostly so under full load
             return drafts
         frontier.rank(node, STALE)
         if budget.row and not _pays(node, canvas, budget.row):
             return drafts
     for number in range(budget.states):
         if number < budget.mrp_steps:
-            (node.reading,) = yield Refine(node.reading, node.state)
+            (node.reading,) = yield make(Refine, (node.reading, node.state, ()))
             frontier.rank(node, FRESH)
         frontier.follow(node)
         following = frontier.choose(canvas.ends)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import ClassVar, Literal
 
-from service.decode.block import Block, Pick, Step
+from service.decode.block import Block, Pick, Step, make
 from service.decode.canvas import Canvas
 from service.decode.draft_budget import DraftBudget
 from service.decode.drafting import Drafting, Drafts, chain
@@ -146,8 +146,9 @@ class Speculative(ModeParams):
             return
         (reading,) = yield Evaluate((canvas.block,))
         canvas.reveal("denoise", canvas.choose(rule, reading, canvas.block))
+        first = True
         while not canvas.block.complete:
-            drafting = _draft(canvas, reading, self, rule)
+            drafting, first = _draft(canvas, reading, self, rule, first=first), False
             drafts = (yield from drafting) if drafting else {}
             if not drafts:  # most steps of `auto` on a full machine
                 (reading,) = yield Evaluate((canvas.block,))
@@ -157,7 +158,7 @@ class Speculative(ModeParams):
             while len(states) > 1 and canvas.ends(states[-1]):  # the last ones of a chain; none of a tree does
                 states.pop()
             likeliest = LIKELIEST if self.drafts_decide and len(states) > 1 else 0
-            readings = yield Evaluate(tuple(states), likeliest, self._promises(drafts))
+            readings = yield make(Evaluate, (tuple(states), likeliest, self._promises(drafts)))
             if len(readings) < len(states):
                 drafts = {state: drafts[state] for state in states[1 : len(readings)]}
             choose = partial(canvas.choose, rule) if self.margin is None else Near(canvas, rule, drafts, self.margin)
@@ -173,19 +174,15 @@ def _rule(params: Speculative) -> Rule:
     return params.plain.rule
 
 
-def _draft(canvas: Canvas, reading: Reading, params: Speculative, rule: Rule) -> Drafting | None:
-    """What makes the drafts. None if no draft can be worth its cost."""
+def _draft(canvas: Canvas, reading: Reading, params: Speculative, rule: Rule, *, first: bool) -> Drafting | None:
+    """What makes the drafts. None if no draft can be worth its cost. `first`: the first round of a block."""
     if params.mrp_steps == AUTO:
         budget = canvas.budget().at_most(params.max_drafts or len(canvas.block.tokens))
         return tree(canvas, reading, rule, budget) if can_pay(rule, budget) else None
     if params.max_drafts is None:
-        return chain(canvas, reading, params.mrp_steps, rule, first=_has_one_reading(canvas))
+        return chain(canvas, reading, params.mrp_steps, rule, first=first)
     fixed = DraftBudget(0.0, params.max_drafts, params.mrp_steps)
     return tree(canvas, reading, rule, fixed)
-
-
-def _has_one_reading(canvas: Canvas) -> bool:
-    return sum(step.kind != "forced" for step in canvas.steps) == 1
 
 
 def _walk(canvas: Canvas, readings: Sequence[Reading], drafts: Drafts, choose: _Choose) -> Reading:
@@ -220,4 +217,5 @@ def _verified(revealed: list[Pick], drafts: Drafts, met: Mapping[int, tuple[Pick
         else:
             promises.append((promise, 0))
             refused += picks
-    return Step("verify", tuple(revealed), (), (*accepted, *refused), len(accepted), tuple(promises))
+    drafted = (*accepted, *refused)
+    return make(Step, ("verify", tuple(revealed), (), drafted, len(accepted), tuple(promises)))
