@@ -11,14 +11,19 @@ import sys
 #: Seconds after which a thread hands Python's lock to a waiting one. Python's own value is 5 ms, and an event loop that
 #: passes a message on waits for the lock several times.
 _SWITCH_S = 0.001
+#: Collections of the middle generation for a full one. Python's own value is 10, a few seconds of 128 requests.
+_RARELY = 1000
 
 
 def keep_responsive() -> None:
     """Shortens how long other threads wait for Python's lock, in this process, for good.
 
     A full garbage collection holds the lock. It looks at every object, and libraries and checkpoint have half a
-    million: 70 ms. They stay for good, so collections leave out what there is now.
+    million: 70 ms. They stay for good, so collections leave out what there is now. Requests have some ten thousand: 8
+    ms. So full collections are rare.
     """
     sys.setswitchinterval(_SWITCH_S)
     gc.collect()
     gc.freeze()
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, _RARELY)

@@ -226,6 +226,8 @@ class Sequence:
     def _note(self, evaluated: int) -> None:
         """Notes the steps that the last readings led to. `evaluated`: the number of states that were read."""
         first, steps = self._num_noted, self._canvas.steps
+        if not evaluated and first == len(steps):
+            return
         self._num_noted = len(steps)
         fresh = steps[first:]
         self._account.note(evaluated, fresh)

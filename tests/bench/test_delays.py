@@ -29,10 +29,13 @@ def test_a_loop_is_watched_while_requests_decode(params) -> None:
 def test_collections_leave_out_what_there_is_and_threads_share_python(monkeypatch) -> None:
     kept = list[str]()
     monkeypatch.setattr(gc, "freeze", lambda: kept.append("all"))
-    before = sys.getswitchinterval()
+    before, thresholds = sys.getswitchinterval(), gc.get_threshold()
     try:
         keep_responsive()
         assert kept == ["all"]
         assert sys.getswitchinterval() < before
+        assert gc.get_threshold()[:2] == thresholds[:2]
+        assert gc.get_threshold()[2] > thresholds[2]
     finally:
         sys.setswitchinterval(before)
+        gc.set_threshold(*thresholds)
