@@ -24,11 +24,12 @@ class Node:
     """A state from which the search goes on.
 
     `likelihood`: that decoding passes through it. `reading`: of it or of a state before it. `last`: the pick that
-    leads to it on its likeliest way. `picks`: of the reading, the likeliest first. `bits`: of each of them its bit in
-    `number`, which identifies a state among those after the same one. `weights`: likewise, 0 if the pick is taken.
+    leads to it on its likeliest way. `picks`: the likeliest ones of the reading, in order. `bits`: of each of them its
+    bit in `number`, which identifies a state among those after the same one. `weights`: likewise, 0 if the pick is
+    taken; `others`: of the picks that are too unlikely to be looked at, together.
     """
 
-    __slots__ = ("bits", "last", "likelihood", "number", "picks", "reading", "state", "weights")
+    __slots__ = ("bits", "last", "likelihood", "number", "others", "picks", "reading", "state", "weights")
 
     def __init__(self, state: Block, likelihood: float, number: int, reading: Reading) -> None:
         self.state, self.likelihood, self.number, self.reading = state, likelihood, number, reading
@@ -36,40 +37,49 @@ class Node:
         self.picks: list[tuple[int, int, float]] = []
         self.bits: list[int] = []
         self.weights: list[float] = []
+        self.others = 0.0
+
+    @property
+    def total(self) -> float:
+        """The weight of all picks that are left, above 0 even where it rounds to it."""
+        return sum(self.weights) + self.others or 1.0
 
     def likely(self) -> list[tuple[float, Pick]]:
         """The likeliest next picks, and how likely each is."""
-        total = sum(self.weights)
+        total = self.total
         return [(weight / total, Pick(*said)) for weight, said in zip(self.weights[:_WIDTH], self.picks, strict=False)]
 
 
 class Frontier:
-    """The states that are one pick behind chosen ones, and not chosen themselves.
+    """The states that are one pick behind chosen ones, and not chosen themselves. `states`: to be chosen, at most.
 
     The likelihood of a state is the sum over all ways to it. What is said of the picks after it comes from its
     likeliest way.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, states: int) -> None:
+        self._looked_at = states + _WIDTH
         self._likelihoods: dict[int, float] = {}
         self._ways: dict[int, tuple[float, Node, int]] = {}
-        self._bits: dict[tuple[int, int], int] = {}
+        self._bits: dict[int, int] = {}
 
     def rank(self, node: Node, sharpness: float) -> None:
         """Goes on from a node by what its reading says of the positions that are masked there."""
         bits, (positions, tokens, confidences, *_) = self._bits, node.reading.of(node.state)
         order = sorted(range(len(positions)), key=confidences.__getitem__, reverse=True)
-        node.picks = picks = [(positions[place], tokens[place], confidences[place]) for place in order]
-        node.bits = [bits.setdefault(one[:2], 1 << len(bits)) for one in picks]
-        node.weights = [
+        weights = [
             (sure / (1.0 - sure) if _DOUBTFUL < sure < SURE else _clipped_odds(sure)) ** sharpness
-            for _, _, sure in picks
+            for sure in [confidences[place] for place in order]
         ]
+        end = self._looked_at
+        node.weights, node.others = weights[:end], sum(weights[end:])
+        node.picks = [(positions[place], tokens[place], confidences[place]) for place in order[:end]]
+        node.bits = [bits.setdefault(token << 16 | place, 1 << len(bits)) for place, token, _ in node.picks]
 
     def follow(self, node: Node) -> None:
         """Adds the states after a chosen one."""
         likelihoods, ways, before, bits, tried = self._likelihoods, self._ways, node.number, node.bits, 0
-        share = node.likelihood / (sum(node.weights) or 1.0)
+        share = node.likelihood / node.total
         for place, weight in enumerate(node.weights):
             if not weight:
                 continue
@@ -102,7 +112,7 @@ def _after(before: Node, place: int, likelihood: float, number: int) -> Node:
     last = (make(Pick, (position, token, confidence, None)),)
     node = Node(before.state.reveal(last), likelihood, number, before.reading)
     node.last, node.picks, node.bits = last, before.picks, before.bits
-    node.weights = before.weights.copy()
+    node.weights, node.others = before.weights.copy(), before.others
     node.weights[place] = 0.0
     return node
 

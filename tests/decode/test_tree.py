@@ -88,7 +88,7 @@ CONFIDENCES = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1e-30, 0.5, 1 - 1
 def test_no_pick_is_likelier_than_the_bound_by_the_two_surest(said: list[float], sharpness: float) -> None:
     picks = [Pick(place, 1, sure) for place, sure in enumerate(said)]
     node = Node(masked_block(len(said)), 1.0, 0, Reading.of_picks(picks))
-    Frontier().rank(node, sharpness)
+    Frontier(len(said)).rank(node, sharpness)
     bound = most_likely(said, sharpness)
     assert all(likelihood <= bound + 1e-12 for likelihood, _ in node.likely())
     assert bound >= 0.5

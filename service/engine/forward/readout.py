@@ -9,7 +9,6 @@ Knows tensors, rows and reads; no requests, no modes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -164,8 +163,9 @@ def _readings(reads: Reads, states: States, found: NDArray[np.float64], known: M
     rows, length = reads.questions.rows, reads.questions.length
     chosen = int(np.count_nonzero(reads.chosen))
     ends = np.bincount(reads.row[:chosen], minlength=len(rows)).cumsum().tolist()
-    positions, tokens = reads.place[:chosen].tolist(), found[:, 0].astype(np.int64).tolist()
-    confidences, entropies = found[:, 1].tolist(), found[:, 2].tolist() if reads.questions.entropy else []
+    positions, tokens = tuple(reads.place[:chosen].tolist()), tuple(found[:, 0].astype(np.int64).tolist())
+    confidences = tuple(found[:, 1].tolist())
+    entropies = tuple(found[:, 2].tolist()) if reads.questions.entropy else ()
     judged = _judged(reads, tokens, confidences, chosen)
     readings, start = list[Reading](), 0
     for number, (row, end) in enumerate(zip(rows, ends, strict=True)):
@@ -188,17 +188,16 @@ def _readings(reads: Reads, states: States, found: NDArray[np.float64], known: M
     return readings
 
 
-def _judged(reads: Reads, tokens: list[int], confidences: list[float], first: int) -> dict[int, tuple[Pick, ...]]:
+def _judged(
+    reads: Reads, tokens: Sequence[int], confidences: Sequence[float], first: int
+) -> dict[int, tuple[Pick, ...]]:
     """The judged positions of rows that have some, from read number `first` on."""
-    if first == len(reads):
-        return {}
-    said = zip(
+    judged = dict[int, tuple[Pick, ...]]()
+    for row, *said in zip(
         reads.row[first:].tolist(), reads.place[first:].tolist(), tokens[first:], confidences[first:], strict=True
-    )
-    return {
-        row: tuple([Pick(place, token, confidence) for _, place, token, confidence in own])
-        for row, own in groupby(said, key=lambda one: one[0])
-    }
+    ):
+        judged[row] = (*judged.get(row, ()), Pick(*said))
+    return judged
 
 
 def _begin_copy(parts: Sequence[_Part]) -> Callable[[], Tensor]:
