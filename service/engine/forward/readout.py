@@ -18,19 +18,17 @@ from torch import Tensor
 
 from service.decode.block import Known, Pick, make
 from service.decode.policy import Reading
-from service.engine.forward.anchors import Anchor, Candidates, States, gathered
+from service.engine.forward.anchors import Anchor, Candidates, States
 from service.engine.forward.grouping import Grouping, join
 from service.engine.forward.known import Asking
+from service.engine.forward.lists import Lists
 from service.engine.forward.pending import Pending
 from service.engine.forward.reads import Integers, Reads
 from service.engine.forward.rows import Row
-from service.engine.forward.sampling import keep_allowed, scale
+from service.engine.forward.sampling import keep_allowed
 from service.engine.forward.vocabulary import Vocabulary, chosen
 from service.model.backbone import Backbone
 from service.model.transfer import fetch, send
-
-#: The share of all probability that a list has at most, so that the others' weight is finite.
-_ALL = 1.0 - 2.0**-24
 
 
 class _Part(NamedTuple):
@@ -51,7 +49,7 @@ class Readout:
     def begin(self, rows: Sequence[Row], hidden: Tensor) -> Pending[Reading]:
         """hidden `[R, L, H]`; only positions that are read get logits. Does not wait for the device."""
         reads = Reads.of(rows, hidden.shape[1])
-        lists = _Lists.of(rows, hidden, self._num_candidates)
+        lists = Lists.of(rows, hidden, self._num_candidates)
         flat, asking = hidden.flatten(0, 1), Asking(reads, self._mask)
         listed = lists.having[reads.row] if lists is not None else np.zeros(len(reads), np.bool_)
         parts = self._read(reads, np.flatnonzero(~listed), lambda members: self._choose(flat, members, lists, asking))
@@ -69,7 +67,7 @@ class Readout:
         found = join([choose(group.members)[: len(group.places)] for group in groups])
         return [_Part(numbers[np.concatenate([group.places for group in groups])], found)]
 
-    def _choose(self, flat: Tensor, reads: Reads, lists: _Lists | None, asking: Asking) -> Tensor:
+    def _choose(self, flat: Tensor, reads: Reads, lists: Lists | None, asking: Asking) -> Tensor:
         """flat `[R * L, H]` -> tokens, confidences, entropies (0 if none asks), `[M, 3]`, float64; fills the lists."""
         slots = send(reads.slot, flat.device)
         logits = self._backbone.logits(flat[slots])
@@ -82,80 +80,13 @@ class Readout:
             lists.fill(reads, slots, logits, self._mask, weights)
         return found
 
-    def _choose_listed(self, flat: Tensor, reads: Reads, lists: _Lists) -> Tensor:
+    def _choose_listed(self, flat: Tensor, reads: Reads, lists: Lists) -> Tensor:
         """The same over the candidates alone."""
         slots = send(reads.slot, flat.device)
         tokens = lists.tokens[slots]
         logits = torch.einsum("mh,mch->mc", flat[slots], self._backbone.head[tokens])
         keep_allowed(logits, reads, tokens)
         return chosen(logits, reads, self._mask, Candidates(tokens, lists.others[slots]))
-
-
-class _Lists(NamedTuple):
-    """The candidates of every position, `[R * L, …]`. `wanted`, `having`: which rows get them now, have them, `[R]`."""
-
-    tokens: Tensor
-    others: Tensor
-    wanted: NDArray[np.bool_]
-    having: NDArray[np.bool_]
-
-    @classmethod
-    def of(cls, rows: Sequence[Row], hidden: Tensor, num_candidates: int) -> _Lists | None:
-        """Those that rows bring along, and room for those that they want; None if there are neither."""
-        anchors = {number: row.anchor for number, row in enumerate(rows) if row.drafts and row.anchor is not None}
-        brought = {number: anchor for number, anchor in anchors.items() if anchor.listed}
-        having = np.zeros(len(rows), np.bool_)
-        having[list(brought)] = True
-        drafting = np.array([row.drafts for row in rows]) & bool(num_candidates)
-        if not (having.any() or drafting.any()):
-            return None
-        given = [anchor.states.lists for anchor in brought.values() if anchor.states.lists is not None]
-        width = given[0].tokens.shape[-1] if given else num_candidates
-        tokens = torch.zeros(*hidden.shape[:2], width, dtype=torch.long, device=hidden.device)
-        others = torch.zeros(*hidden.shape[:2], device=hidden.device)
-        if brought:
-            here = send(np.array(list(brought)), hidden.device)
-            tokens.index_copy_(0, here, gathered(list(brought.values()), lambda states: _of(states).tokens))
-            others.index_copy_(0, here, gathered(list(brought.values()), lambda states: _of(states).others))
-        return cls(tokens.flatten(0, 1), others.flatten(), drafting & ~having, having)
-
-    def states(self, hidden: Tensor) -> States:
-        """What the forward leaves."""
-        shape = hidden.shape[:2]
-        return States(
-            hidden, Candidates(self.tokens.unflatten(0, shape), self.others.unflatten(0, shape)),
-            self.wanted | self.having,
-        )  # fmt: skip
-
-    def fill(
-        self, reads: Reads, slots: Tensor, logits: Tensor, mask_token_id: int, weights: Tensor | None = None
-    ) -> None:
-        """The likeliest tokens by `logits` `[M, V]` of the reads' positions `slots` `[M]`, where they are wanted.
-
-        `weights` `[M]`: the logits' logsumexp, with which no copy in float32 is needed.
-        """
-        wanting = np.flatnonzero(self.wanted[reads.row])
-        if not len(wanting):
-            return
-        here, asking = send(wanting, logits.device), reads.take(wanting)
-        known = logits[here] if weights is not None else scale(logits[here].float(), asking)
-        possible = known.clone() if weights is None else known
-        possible[:, mask_token_id] = -torch.inf
-        highest, tokens = possible.topk(self.tokens.shape[1], sorted=False)
-        self.tokens[slots[here]] = tokens
-        if weights is None:
-            others = known.scatter(1, tokens, -torch.inf).logsumexp(-1)
-        else:
-            total = weights[here]
-            listed = (scale(highest.float(), asking) - total[:, None]).exp().sum(-1)
-            others = total + torch.log1p(-listed.clamp(max=_ALL))
-        self.others[slots[here]] = others
-
-
-def _of(states: States) -> Candidates:
-    if states.lists is None:
-        raise AssertionError("a row brings candidates of a forward that has none")
-    return states.lists
 
 
 def _readings(reads: Reads, states: States, found: NDArray[np.float64], known: Mapping[int, Known]) -> list[Reading]:
