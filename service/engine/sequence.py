@@ -177,7 +177,7 @@ class Sequence:
         self._start_block(prompt[len(blocks) * self._block_size :])
 
     def _start_block(self, head: tuple[int, ...] = ()) -> None:
-        self._head = self._leading = len(head)
+        self._head = self._leading = len(head)  # tokens before `_leading` are final, and the answer does not end there
         self._account.pages = self._prompt_blocks + self._num_blocks
         self._canvas = Canvas(
             Block(head + (MASKED,) * (self._block_size - len(head))), budget=self._account.budget, ends=self._settled

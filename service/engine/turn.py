@@ -107,7 +107,7 @@ def _served(plan: StepRows, found: Iterable[Reading | None]) -> Iterator[tuple[S
         if sequence.finish_reason is not None:
             continue
         if None not in readings:
-            yield sequence, rows, readings  # type: ignore[misc]
+            yield sequence, rows, readings  # type: ignore[misc]  # none of them is None
         else:
             sequence.fail(OutOfMemory("the device ran out of memory in a step of this request", retry_after=1.0))
 

@@ -25,10 +25,10 @@ from service.model.transfer import send
 class Row(NamedTuple):
     """One block of tokens to put through the model.
 
-    `pages`: the sequence's pages; the row reads the first `index` and, if `keeps`, writes the next.
-    Otherwise nobody else sees its KV. `reads`: whether the masked
-    positions are to be read; `judge`: revealed positions whose token's probability is wanted.
-    `anchor`: the row that MRP goes on from, for its rows. `entropy`: whether the masked positions' is wanted too.
+    `pages`: the sequence's pages; the row reads the first `index` and, if `keeps`, writes the next. Otherwise nobody
+    else sees its KV. `sampling`: how its masked positions are read, None: they are not. `judge`: revealed positions
+    whose token's probability is wanted, too. `anchor`: for MRP's rows, the row that it goes on from. `entropy`:
+    whether that of the masked positions is wanted.
     `drafts`: what MRP says of the block is never more than a draft, so that candidates by an earlier reading of it are
     enough. `mask`: the tokens allowed at the leftmost masked position, a bit each, `[V / 8]`; None: all.
     `asked`: what is wanted of the masked positions besides.
