@@ -11,8 +11,8 @@ import sys
 #: Seconds after which a thread hands Python's lock to a waiting one. Python's own value is 5 ms, and an event loop that
 #: passes a message on waits for the lock several times.
 _SWITCH_S = 0.001
-#: Collections of the middle generation for a full one. Python's own value is 10, a few seconds of 128 requests.
-_RARELY = 1000
+#: Collections of the middle generation for a full one. Python's own value is 10: some twenty seconds of 128 requests.
+_RARELY = 100
 
 
 def keep_responsive() -> None:

@@ -142,6 +142,7 @@ class Scheduler:
         self.running.remove(sequence)
         self.publish([sequence])
         self._pages.release(sequence.lease)
+        sequence.release()
 
     def drop_waiting(self, request_id: str) -> Waiting | None:
         """Removes a request from the queue. None if it is not there."""

@@ -167,6 +167,10 @@ class Sequence:
         self.finish_reason = "abort"
         self.record.tell(self._num_blocks, (), end=End("abort", error=error))
 
+    def release(self) -> None:
+        """Lets go of what refers to it, after its end: else only a garbage collection would free it."""
+        del self._canvas, self._decoding
+
     # --- decoding ----------------------------------------------------------------------------------
 
     def _prefill(self) -> None:

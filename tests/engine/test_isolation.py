@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from service.decode.canvas import Canvas
 from service.decode.modes import Direct, Static
 from service.decode.policy import Decoding
-from service.engine import BlockEvent, Engine, EngineWorker, GenerationRequest, StepReport
+from service.engine import BlockEvent, Engine, EngineConfig, EngineWorker, GenerationRequest, StepReport
+from service.engine.sequence import Sequence
 from service.errors import DecodingFailed
 from service.model import Checkpoint
 from tests.engine.helpers import audit, events_of, random_requests, request
@@ -128,3 +130,24 @@ def test_an_observer_that_fails_changes_nothing(checkpoint: Checkpoint) -> None:
     requests = random_requests(random.Random(6), checkpoint, 8)
     heard, unheard = Engine(checkpoint, observer=Deaf()), Engine(checkpoint)
     assert [one.token_ids for one in heard.generate(requests)] == [one.token_ids for one in unheard.generate(requests)]
+
+
+@pytest.mark.parametrize("overlap", ["off", "on"])
+def test_what_a_request_leaves_needs_no_garbage_collection(checkpoint: Checkpoint, overlap: str) -> None:
+    """Collections of everything are rare (`responsive.py`), so a cycle would stay for long."""
+    engine = Engine(checkpoint, EngineConfig(overlap=overlap, kv_cache_tokens=4096))
+    requests = random_requests(random.Random(9), checkpoint, 24)
+    gc.collect()
+    gc.disable()
+    try:
+        engine.generate(requests[:16])
+        for one in requests[16:]:
+            engine.submit(one)
+        for _ in range(3):
+            engine.step()
+        engine.abort_running()
+        for _ in range(9):  # the rest of the forwards that were under way
+            engine.step()
+        assert [one for one in gc.get_objects() if isinstance(one, Sequence)] == []
+    finally:
+        gc.enable()
