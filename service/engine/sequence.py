@@ -23,17 +23,17 @@ from service.engine.record import End, Record
 from service.engine.request import FinishReason, ForwardKind, GenerationRequest
 from service.errors import MrpServeError
 
-
-def pages_needed(request: GenerationRequest, block_size: int) -> int:
-    """The most KV pages that a request can use: its prompt and completion in whole blocks."""
-    return -(-(len(request.prompt_token_ids) + request.max_new_tokens) // block_size)
-
-
+#: what a forward counts as for a request
 _PREFILL: tuple[ForwardKind, ...] = ("prefill",)
 _COMMIT: tuple[ForwardKind, ...] = ("commit",)
 _DENOISE: tuple[ForwardKind, ...] = ("denoise",)
 _VERIFY: tuple[ForwardKind, ...] = ("verify",)
 _MRP: tuple[ForwardKind, ...] = ("mrp",)
+
+
+def pages_needed(request: GenerationRequest, block_size: int) -> int:
+    """The most KV pages that a request can use: its prompt and completion in whole blocks."""
+    return -(-(len(request.prompt_token_ids) + request.max_new_tokens) // block_size)
 
 
 class Sequence:
