@@ -50,11 +50,10 @@ def _branches(canvas: Canvas, reading: Reading, budget: DraftBudget) -> Drafting
     block, drafts = canvas.block, dict[Block, Draft]()
     if not can_pay(_ONE, budget) or block.tokens.count(MASKED) < 2:
         return drafts
+    if budget.row > 0.5 and most_likely(reading.of(block).confidences, STALE) < budget.row:
+        return drafts  # mostly so under full load, so nothing is made before
     node, frontier = Node(block, 1.0, 0, reading), Frontier(budget.states)
     if budget.row or not budget.mrp_steps:
-        left = reading.of(block).confidences if budget.row > 0.5 else ()
-        if left and most_likely(left, STALE) < budget.row:  # mostly so under full load
-            return drafts
         frontier.rank(node, STALE)
         if budget.row and not _pays(node, canvas, budget.row):
             return drafts

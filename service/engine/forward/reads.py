@@ -24,9 +24,10 @@ _T = TypeVar("_T")
 _COLDEST = 1e-6
 #: a lower top_p would be 0 in float32, which leaves no token at all
 _LEAST_TOP_P = float(np.finfo(np.float32).tiny)
-
 #: a larger top_k is no other one for any vocabulary
 _MOST_TOP_K = 2**31
+#: of rows that are not read
+_GREEDY = SamplingParams()
 
 
 class Questions:
@@ -34,7 +35,7 @@ class Questions:
 
     def __init__(self, rows: Sequence[Row], length: int) -> None:
         self.rows, self.length = rows, length
-        self._sampling = [row.sampling or SamplingParams() for row in rows]
+        self._sampling = [row.sampling or _GREEDY for row in rows]
 
     @cached_property
     def sampled(self) -> NDArray[np.bool_]:
