@@ -80,6 +80,14 @@ class AdmissionController:
         """Ends all waiting requests with `error` if there are no places."""
         self._slots.turn_away(error)
 
+    def check_requests(self, key: ApiKey) -> None:
+        """RateLimited if the key may send no request now. Called before the body is read, which costs time."""
+        self._limits.check(key)
+
+    def refused(self, key: ApiKey) -> None:
+        """Counts a request whose body was refused (422), which `admit` never sees."""
+        self._limits.count_request(key)
+
     def admit(self, visit: Visit, works: Sequence[Work]) -> Admission:
         """Accepts a request. RateLimited or QueueFull if it is refused."""
         key = visit.key
@@ -87,7 +95,7 @@ class AdmissionController:
         self._limits.check(key, sum(self._tokens(work) for work in works))
         blocks = sum(self._blocks(work) for work in works)
         self._policy.check(replace(self._claim(works[0]), cost=blocks), visit.digest)
-        self._limits.count_request(key.name)
+        self._limits.count_request(key)
         return Admission(works, Bill(partial(self._limits.take_tokens, key.name)))
 
     @asynccontextmanager

@@ -43,27 +43,30 @@ class RateLimits:
         self._requests: dict[str, Bucket] = {}
         self._tokens: dict[str, Bucket] = {}
 
-    def check(self, key: ApiKey, tokens: float) -> None:
-        """RateLimited if the key may not send another request of `tokens` tokens now."""
+    def check(self, key: ApiKey, tokens: float = 0.0) -> None:
+        """RateLimited if the key may not send another request of `tokens` tokens now. 0: the tokens are not known."""
         for what, per_minute, buckets, amount in (
             ("requests", key.requests_per_minute, self._requests, 1.0),
             ("tokens", key.tokens_per_minute, self._tokens, tokens),
         ):
-            if per_minute is None:
+            if per_minute is None or not amount:
                 continue
-            bucket = buckets.setdefault(key.name, Bucket(per_minute / self._sharers, self._clock))
+            bucket = self._bucket(buckets, key, per_minute)
             if wait_s := bucket.wait_s(amount):
                 raise RateLimited(
                     f"key {key.name!r} may have {per_minute} {what} a minute; try again in {wait_s:.1f} s",
                     retry_after=wait_s,
                 )
 
-    def count_request(self, tenant: str) -> None:
-        """Counts an accepted request of the tenant."""
-        if bucket := self._requests.get(tenant):
-            bucket.take(1.0)
+    def count_request(self, key: ApiKey) -> None:
+        """Counts a request of the key."""
+        if key.requests_per_minute is not None:
+            self._bucket(self._requests, key, key.requests_per_minute).take(1.0)
 
     def take_tokens(self, tenant: str, tokens: float) -> None:
         """Counts tokens of the tenant. A negative number corrects an estimate that was too high."""
         if bucket := self._tokens.get(tenant):
             bucket.take(tokens)
+
+    def _bucket(self, buckets: dict[str, Bucket], key: ApiKey, per_minute: int) -> Bucket:
+        return buckets.setdefault(key.name, Bucket(per_minute / self._sharers, self._clock))

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.admission.controller import AdmissionController
 from service.admission.keys import ApiKey
 from service.admission.limits import Bucket, RateLimits
 from service.errors import RateLimited
+from service.settings import Settings
 
 
 class Clock:
@@ -72,7 +74,7 @@ class TestLimits:
         limits, key = RateLimits(clock), ApiKey("a", b"a", requests_per_minute=3)
         for _ in range(3):
             limits.check(key, 0)
-            limits.count_request("a")
+            limits.count_request(key)
         clock.now += 5
         with pytest.raises(RateLimited, match=r"key 'a' may have 3 requests a minute; try again in 15\.0 s") as caught:
             limits.check(key, 0)
@@ -91,7 +93,7 @@ class TestLimits:
                     except RateLimited as refused:
                         assert "60 requests a minute" in refused.message  # noqa: PT017
                         continue
-                    limits.count_request("a")
+                    limits.count_request(key)
                     let_in += 1
             clock.now += 1
         assert let_in == pytest.approx(60 + 119, abs=3)
@@ -110,7 +112,7 @@ class TestLimits:
     def test_keys_do_not_share(self, clock: Clock) -> None:
         limits = RateLimits(clock)
         limits.check(ApiKey("a", requests_per_minute=1), 0)
-        limits.count_request("a")
+        limits.count_request(ApiKey("a", requests_per_minute=1))
         limits.check(ApiKey("b", requests_per_minute=1), 0)
         with pytest.raises(RateLimited):
             limits.check(ApiKey("a", requests_per_minute=1), 0)
@@ -119,5 +121,14 @@ class TestLimits:
         limits = RateLimits(clock)
         for _ in range(1000):
             limits.check(ApiKey(""), 1e9)
-            limits.count_request("")
+            limits.count_request(ApiKey(""))
             limits.take_tokens("", 1e9)
+
+    def test_a_refused_body_counts_as_a_request(self, clock: Clock) -> None:
+        admission, key = AdmissionController(Settings(), clock), ApiKey("a", b"a", requests_per_minute=2)
+        for _ in range(2):
+            admission.check_requests(key)
+            admission.refused(key)
+        with pytest.raises(RateLimited, match="2 requests a minute"):
+            admission.check_requests(key)
+        admission.check_requests(ApiKey("b", b"b", requests_per_minute=2))
