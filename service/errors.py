@@ -11,6 +11,7 @@ MrpServeError
 ├── Unauthorized           401  an API key is required and missing or wrong
 ├── UnknownModel           404  the request names a model that is not served
 ├── WeightsConflict        409  newer weights already answer, or came in between
+├── SlowReader             408  the client read its stream too slowly
 ├── BodyTooLarge           413  the request body is over the limit
 ├── QueueFull              429  the queue is full; try again after `retry_after` seconds
 ├── RateLimited            429  the API key has used up its requests or tokens of this minute
@@ -123,6 +124,13 @@ class WeightsConflict(MrpServeError):
 
     status = 409
     code = "weights_conflict"
+
+
+class SlowReader(MrpServeError):
+    """The client read its stream too slowly: past its time limit, or too much waited for clients."""
+
+    status = 408
+    code = "slow_reader"
 
 
 class BodyTooLarge(MrpServeError):

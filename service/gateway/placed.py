@@ -10,6 +10,7 @@ from service.admission.controller import AdmissionController
 from service.gateway.availability import Availability
 from service.gateway.draining import Draining
 from service.gateway.request_log import LoggedAnswers
+from service.gateway.slow_readers import SlowReaders
 from service.wire import Answer, Answering, Work
 
 
@@ -26,6 +27,7 @@ class PlacedAnswers:
         self._admission = admission
         self._availability = availability
         self._draining = draining
+        self._readers = SlowReaders()
         self.in_flight = 0
 
     async def complete(self, work: Work, bill: Bill) -> Answer:
@@ -43,7 +45,15 @@ class PlacedAnswers:
                 return await self._answers.tokens(work)
 
     async def stream(self, work: Work, bill: Bill) -> Answering:
-        """The answer block by block. Closing the stream frees the place."""
+        """The answer block by block. The place is free when the replica's answer ends, or the stream is closed."""
+        relay = self._readers.relay(work, self._placed(work, bill))
+        try:
+            while (item := await relay.next()) is not None:
+                yield item
+        finally:
+            await relay.close()
+
+    async def _placed(self, work: Work, bill: Bill) -> Answering:
         with self._in_hand(bill):
             async with AsyncExitStack() as held:
                 with self._draining.until_cut():

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from service.admission.bill import Bill
 from service.admission.controller import Admission, AdmissionController, Visit
 from service.admission.keys import ApiKey
 from service.errors import DeadlineExceeded, NotReady, OutOfMemory, RateLimited, ReplicaLost
@@ -73,7 +74,8 @@ class Shop:
         self.door = AdmissionController(Settings(max_queue_s=1e6, max_waiting=10**6), asyncio.get_running_loop().time)
         self.door.serves(replace(CARD, places=places))
         self.replicas, cards = Replicas(), SimpleNamespace(watch=lambda: None)
-        self.answers = PlacedAnswers(self.replicas, self.door, cards, Draining())  # type: ignore[arg-type]
+        self.draining = Draining()
+        self.answers = PlacedAnswers(self.replicas, self.door, cards, self.draining)  # type: ignore[arg-type]
         self.count, self.paid, take = 0, 0.0, self.door._limits.take_tokens
 
         def took(tenant: str, tokens: float) -> None:
@@ -81,6 +83,10 @@ class Shop:
             take(tenant, tokens)
 
         self.door._limits.take_tokens = took  # type: ignore[method-assign]
+
+    def bill(self) -> Bill:
+        """Of a request that nobody pays."""
+        return Bill(lambda _: None)
 
     async def ask(self, client: Client, stream: bool, fails_at: int | None = None, timeout_s: float = 1e6) -> Client:
         """Sends one request and waits for its end, of any kind."""

@@ -1,0 +1,42 @@
+"""Ends connections whose clients take too little of an answer. `listener.py` gives every connection a limit."""
+
+from __future__ import annotations
+
+import asyncio
+
+#: seconds in which a client takes at least so many bytes while more wait for it
+LIMIT_S = 60.0
+LEAST_BYTES = 16 * 1024
+
+
+class WriteLimit:
+    """The limit of one connection. `paused` and `resumed` hear what asyncio tells a protocol about its buffer.
+
+    `paused`: the buffer is full, so nothing is added to it until `resumed`.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport, self._left = transport, 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def paused(self) -> None:
+        """Begins to watch the client."""
+        self._left = self._transport.get_write_buffer_size()
+        self._timer = asyncio.get_running_loop().call_later(LIMIT_S, self._look)
+
+    def closing(self) -> None:
+        """The connection closes once its client has taken the rest. Watches that, too."""
+        if self._timer is None and self._transport.get_write_buffer_size():
+            self.paused()
+
+    def resumed(self) -> None:
+        """Ends the watch."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        if self._left - self._transport.get_write_buffer_size() < LEAST_BYTES:
+            self._transport.abort()
+        else:
+            self.paused()
