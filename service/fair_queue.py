@@ -95,13 +95,19 @@ class FairQueue(Generic[T]):
         tenant = self._next()
         return tenant.entries[0].item if tenant else None
 
-    def pop(self) -> T:
-        """Removes and returns the next request. IndexError if the queue is empty."""
-        tenant = self._next()
-        if tenant is None:
+    @property
+    def tenants(self) -> list[str]:
+        """The tenants that wait, the next one first."""
+        waiting = [(tenant.turn, name) for name, tenant in self._tenants.items() if tenant.entries]
+        return [name for _, name in sorted(waiting)]
+
+    def pop(self, name: str | None = None) -> T:
+        """Removes and returns the next request, or that of a tenant. IndexError if it has none."""
+        tenant = self._next() if name is None else self._tenants.get(name)
+        if tenant is None or not tenant.entries:
             raise IndexError("the queue is empty")
         entry = tenant.entries.pop(0)
-        self._now = tenant.start
+        self._now = max(self._now, tenant.start)
         tenant.start += entry.cost / tenant.weight
         self._forget()
         return entry.item

@@ -53,14 +53,15 @@ class AdmissionController:
     """Admission at one ingress, with its share of places and limits.
 
     An ingress does not know the requests of other ingresses. `clock`: the clock of `Arrival`, in seconds.
+    `tenants`: the number of API keys. Of several, none gets all places.
     """
 
-    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic, *, tenants: int = 1) -> None:
         self._clock, self._share = clock, settings.share
         self._ingresses, self._replicas = settings.num_ingresses, 1.0
         self._throughput = Throughput(clock)
         self._queue: FairQueue[Waiter] = FairQueue(settings.priority_aging_s)
-        self._slots = Slots(self._queue, self._throughput)
+        self._slots = Slots(self._queue, self._throughput, shared=tenants > 1)
         marks = Marks(settings.max_queue_s, settings.share(settings.max_waiting))
         self._policy = QueuePolicy(self._queue, self._throughput, marks, clock)
         self._limits = RateLimits(clock, settings.num_ingresses)
@@ -114,7 +115,7 @@ class AdmissionController:
             try:
                 yield job
             finally:
-                self._slots.leave()
+                self._slots.leave(work.tenant)
         finally:
             self._jobs.remove(job)
             bill.close(job)

@@ -59,6 +59,10 @@ class KeyRing:
         self._keys = tuple(keys)
         self._anonymous = ApiKey(ANONYMOUS)
 
+    def __len__(self) -> int:
+        """The number of keys."""
+        return len(self._keys)
+
     @classmethod
     def load(cls, settings: Settings) -> KeyRing:
         """The keys of the settings (`key-1`, `key-2`, …) and of their file. SettingsError if one is not allowed."""

@@ -74,12 +74,14 @@ class Service:
     Every attempt of a client comes to one of the ingresses at random, as proxies spread them.
     """
 
-    def __init__(self, places: int, pace: float, lengths: Lengths, seed: int = 1, **settings: Any) -> None:
+    def __init__(
+        self, places: int, pace: float, lengths: Lengths, seed: int = 1, tenants: int = 1, **settings: Any
+    ) -> None:
         self.pace, self.lengths = pace, lengths
         self.random, self.spread = random.Random(seed), random.Random(seed)
         loop = asyncio.get_running_loop()
         made = Settings(**settings)
-        self.doors = [AdmissionController(made, loop.time) for _ in range(made.num_ingresses)]
+        self.doors = [AdmissionController(made, loop.time, tenants=tenants) for _ in range(made.num_ingresses)]
         self.card: ModelCard = replace(CARD, places=places, replica_places=made.places)
         self.log = Log()
         self.capacity = places * pace

@@ -110,11 +110,15 @@ def test_below_capacity_nobody_is_refused() -> None:
     assert log.waits()[-1] < MAX_QUEUE_S
 
 
-def test_a_flood_leaves_others_their_share() -> None:
-    """One key asks for five times the capacity, another one for a quarter of it. The other key is hardly affected."""
+@pytest.mark.parametrize("tenants", [1, 2])
+def test_a_flood_leaves_others_their_share(tenants: int) -> None:
+    """One key asks for five times the capacity, another one for a quarter of it. The other key is hardly affected.
+
+    Of two tenants, none gets all places, so that the other key hardly waits.
+    """
 
     async def main() -> tuple[Log, list[Any]]:
-        service = Service(16, 10.0, ALIKE, max_waiting=200)
+        service = Service(16, 10.0, ALIKE, max_waiting=200, tenants=tenants)
         flood = asyncio.ensure_future(service.poisson(50.0, SECONDS, key=ApiKey("flood", b"f"), obeys=False))
         await asyncio.sleep(30)
         other = await service.poisson(2.5, SECONDS - 40, key=ApiKey("other", b"o"))
@@ -123,15 +127,16 @@ def test_a_flood_leaves_others_their_share() -> None:
         return service.log, await asyncio.gather(*other)
 
     log, others = run(main())
-    assert log.goodput(5, SECONDS) >= 0.95 * 160
+    assert log.goodput(5, SECONDS) >= (0.95 if tenants == 1 else 0.65) * 160
     assert len(others) > 150
     assert all(client.attempts == 1 for client in others)
-    assert max(client.waited_s for client in others) < 5.0
+    assert max(client.waited_s for client in others) < (5.0 if tenants == 1 else 2.5)
 
 
-def test_shares_follow_the_weights() -> None:
+@pytest.mark.parametrize("tenants", [1, 2])
+def test_shares_follow_the_weights(tenants: int) -> None:
     async def main() -> dict[str, int]:
-        service = Service(16, 10.0, ALIKE)
+        service = Service(16, 10.0, ALIKE, tenants=tenants)
         keys = (ApiKey("heavy", b"h", weight=3.0), ApiKey("light", b"l", weight=1.0))
         done = await asyncio.gather(*(service.poisson(20.0, SECONDS, key=key, obeys=False) for key in keys))
         return {

@@ -19,9 +19,9 @@ from tests.admission.virtual import now, run
 class Hall:
     """Slots, and requests that report when they got a place."""
 
-    def __init__(self, places: int) -> None:
+    def __init__(self, places: int, shared: bool = False) -> None:
         self.queue: FairQueue[Waiter] = FairQueue()
-        self.gate = Slots(self.queue, Throughput(asyncio.get_running_loop().time))
+        self.gate = Slots(self.queue, Throughput(asyncio.get_running_loop().time), shared)
         self.gate.resize(places)
         self.came: list[str] = []
         self.inside = self.most = 0
@@ -40,15 +40,15 @@ class Hall:
                 raise ValueError(name)
         finally:
             self.inside -= 1
-            self.gate.leave()
+            self.gate.leave(claim.tenant)
 
     def is_empty(self) -> bool:
         return self.gate.used == self.inside == len(self.queue) == 0
 
 
-def in_hall(places: int, script: Callable[[Hall], object]) -> Hall:
+def in_hall(places: int, script: Callable[[Hall], object], shared: bool = False) -> Hall:
     async def main() -> Hall:
-        hall = Hall(places)
+        hall = Hall(places, shared)
         result = script(hall)
         if asyncio.iscoroutine(result):
             await result
@@ -192,6 +192,53 @@ class TestTurnedAway:
         assert in_hall(1, script).came == ["0", "1"]
 
 
+class TestShared:
+    """80 places at replicas that decode 64 requests at once."""
+
+    @pytest.mark.parametrize(
+        ("weights", "held"),
+        [((1.0,), (56,)), ((1.0, 1.0), (30, 30)), ((1.0,) * 5, (12,) * 5), ((1000.0, 1.0), (59, 1))],
+    )
+    def test_floods_leave_room_for_another_tenant(self, weights: tuple[float, ...], held: tuple[int, ...]) -> None:
+        async def script(hall: Hall) -> None:
+            floods = [
+                hall.visit(f"t{tenant}", 1000.0, tenant=f"t{tenant}", weight=weight)
+                for _ in range(128)
+                for tenant, weight in enumerate(weights)
+            ]
+            await asyncio.sleep(1)
+            shares = [hall.came.count(f"t{tenant}") for tenant in range(len(weights))]
+            assert shares == pytest.approx(held, abs=1)
+            assert sum(shares) < 64
+            assert hall.gate.used == 80  # nothing is left for those who wait
+            for number in range(3):
+                await hall.visit(f"other {number}", tenant="other")
+            assert now() == 4.0
+            for flood in floods:
+                flood.cancel()
+            await asyncio.gather(*floods, return_exceptions=True)
+
+        assert in_hall(80, script, shared=True).is_empty()
+
+    @pytest.mark.parametrize(("places", "held"), [(1, 1), (2, 1), (5, 3), (10, 7)])
+    def test_few_places(self, places: int, held: int) -> None:
+        async def script(hall: Hall) -> None:
+            await asyncio.gather(*(hall.visit("", tenant="flood") for _ in range(12)))
+
+        assert in_hall(places, script, shared=True).most == held
+
+    def test_a_place_that_another_tenant_leaves_is_for_who_waits(self) -> None:
+        async def script(hall: Hall) -> None:
+            other = [hall.visit("other", tenant="other") for _ in range(20)]
+            flood = [hall.visit("flood", 5.0, tenant="flood") for _ in range(60)]
+            await asyncio.gather(*other)
+            await asyncio.sleep(1)
+            assert hall.inside == 56
+            await asyncio.gather(*flood)
+
+        assert in_hall(80, script, shared=True).is_empty()
+
+
 visitors = st.lists(
     st.tuples(
         st.floats(0, 20),  # comes
@@ -207,12 +254,12 @@ visitors = st.lists(
 
 
 @settings(max_examples=80, deadline=None)
-@given(visitors, st.integers(1, 4), st.lists(st.tuples(st.floats(0, 20), st.integers(0, 4)), max_size=4))
-def test_no_place_is_lost_or_doubled(plan: list, places: int, resizes: list) -> None:
+@given(visitors, st.integers(1, 4), st.lists(st.tuples(st.floats(0, 20), st.integers(0, 4)), max_size=4), st.booleans())
+def test_no_place_is_lost_or_doubled(plan: list, places: int, resizes: list, shared: bool) -> None:
     """Requests come, leave, fail, time out and are cancelled at any moment. In the end all places are free."""
 
     async def main() -> None:
-        hall, loop = Hall(places), asyncio.get_running_loop()
+        hall, loop = Hall(places, shared), asyncio.get_running_loop()
         tasks = []
 
         async def later(comes, stays, fails, cancelled, timeout_s, priority, tenant) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncGenerator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ class Till:
 def till(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """till(backend) -> its ingress."""
     clock = Clock()
-    monkeypatch.setattr(ingress_module, "AdmissionController", lambda settings: AdmissionController(settings, clock))
+    monkeypatch.setattr(ingress_module, "AdmissionController", partial(AdmissionController, clock=clock))
     return lambda backend: Till(backend, tmp_path)
 
 
