@@ -1,27 +1,45 @@
-"""The tokens of one answer, and the charge to the API key. A key pays only for tokens that the client got.
+"""The tokens of one answer, and the charge to the API key. A key pays for what it made the service do.
 
 An answer is charged an estimate when it begins to wait, and the tokens it used when it ends. If the client leaves
-before the end, the estimate stays. If the request fails, only the tokens already streamed stay charged.
+before the end, or its own limits end the request, the estimate stays, or what was decoded if that is more. A request
+that is refused after it was encoded costs its prompt. Only the service's own faults are free: the tokens already
+streamed stay charged.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from service.admission.throughput import Moment, Throughput
-from service.wire import Answer, Chunk, Ending, Progress
+from service.errors import ConstraintFailed, DeadlineExceeded, InvalidRequest
+from service.wire import Answer, Chunk, Ending, Progress, Work
+
+#: letters a token, for the estimate of a prompt that is not encoded yet
+_LETTERS = 4
+#: the part of a prompt's tokens that counting them costs
+_COUNTED = 0.1
+
+
+def prompt_estimate(work: Work) -> float:
+    """The number of tokens that a work's prompt is likely to have."""
+    if work.token_ids is not None:
+        return float(len(work.token_ids))
+    letters = len(work.text or "") + sum(len(str(message.get("content"))) for message in work.messages or ())
+    return (letters + sum(len(str(tool)) for tool in work.tools)) / _LETTERS
 
 
 class Job:
     """One answer. `take` gets every item of its stream, or the whole answer.
 
     `asked`, `decoded`: blocks requested, and decoded so far. `streamed`: tokens sent to the client so far. `used`:
-    tokens of prompt and completion, None before the end. `charged`: tokens that the key has paid. `begun`: when the
-    answer got its place, None before.
+    tokens of prompt and completion, None before the end. `prompt`: tokens of the prompt, an estimate until they are
+    known. `estimate`: tokens charged at first. `charged`: tokens that the key has paid. `begun`: when the answer got
+    its place, None before.
     """
 
-    def __init__(self, asked: int, block_size: int, throughput: Throughput) -> None:
-        self.asked = asked
+    def __init__(self, asked: int, prompt: float, block_size: int, throughput: Throughput) -> None:
+        self.asked, self.prompt, self.estimate = asked, prompt, 0.0
         self.decoded = 0
         self.streamed = 0
         self.charged = 0.0
@@ -35,6 +53,7 @@ class Job:
             self.decoded += 1
             self._throughput.decoded(1)
             self.streamed += len(item.token_ids)
+            self.prompt = item.prompt_tokens or self.prompt
         elif isinstance(item, Ending):
             self._end(item)
             self.streamed = item.prompt_tokens + item.completion_tokens
@@ -43,6 +62,10 @@ class Job:
             if self.begun is not None:
                 self._throughput.decoded_since(self.begun, self.decoded)
             self._end(item.ending)
+
+    def count(self, tokens: int) -> None:
+        """The prompt's tokens were counted, and nothing else was asked."""
+        self.used = math.ceil(tokens * _COUNTED)
 
     def _end(self, ending: Ending) -> None:
         self.used = ending.prompt_tokens + ending.completion_tokens
@@ -56,11 +79,13 @@ class Bill:
     """
 
     def __init__(self, take: Callable[[float], None]) -> None:
-        self._take, self._failed = take, False
+        self._take = take
+        self._error: Exception | None = None
         self._closed: list[Job] = []
 
     def open(self, job: Job, estimate: float) -> None:
         """Charges the estimate, in tokens, when an answer begins to wait."""
+        job.estimate = estimate
         self._charge(job, estimate)
 
     def close(self, job: Job) -> None:
@@ -68,19 +93,24 @@ class Bill:
         self._closed.append(job)
         self._settle(job)
 
-    def fail(self) -> None:
-        """The request failed: from now on every answer is charged only the tokens already streamed."""
-        self._failed = True
+    def fail(self, error: Exception) -> None:
+        """The request failed: from now on every answer is charged by the first error's cause."""
+        self._error = self._error or error
         for job in self._closed:
             self._settle(job)
 
     def _settle(self, job: Job) -> None:
-        if self._failed:
-            self._charge(job, job.streamed)
+        error = self._error
+        refused = isinstance(error, InvalidRequest) and not isinstance(error, ConstraintFailed)
+        if error is not None and not (refused or isinstance(error, (ConstraintFailed, DeadlineExceeded))):
+            self._charge(job, job.streamed)  # the service's fault
         elif job.used is not None:
             self._charge(job, job.used)
+        elif error is not None and job.begun is None:
+            self._charge(job, 0.0)
         else:
-            self._charge(job, max(job.charged, job.streamed))
+            spent = job.prompt + job.streamed
+            self._charge(job, spent if refused else max(job.estimate, spent))
 
     def _charge(self, job: Job, tokens: float) -> None:
         self._take(tokens - job.charged)

@@ -13,14 +13,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from service.admission.bill import Bill, Job
+from service.admission.bill import Bill, Job, prompt_estimate
 from service.admission.demand import Demand, Load
 from service.admission.keys import ApiKey
 from service.admission.limits import RateLimits
 from service.admission.queue_policy import Marks, QueuePolicy
 from service.admission.slots import Slots, Waiter
 from service.admission.throughput import Throughput
-from service.errors import MrpServeError
+from service.errors import InvalidRequest, MrpServeError, PromptTooLong
 from service.fair_queue import Claim, FairQueue
 from service.settings import Settings
 from service.wire import ModelCard, Work, too_late
@@ -67,12 +67,12 @@ class AdmissionController:
         self._limits = RateLimits(clock, settings.num_ingresses)
         self._demand = Demand(settings.places, settings.target_queue_s, clock)
         self._keys_share = settings.share_prefixes_between_keys
-        self._block_size = 1
+        self._block_size, self._max_model_len = 1, 0
         self._jobs: set[Job] = set()
 
     def serves(self, card: ModelCard) -> None:
-        """Sets the block size and the number of places from the current card."""
-        self._block_size = card.block_size
+        """Sets the block size, the longest request and the number of places from the current card."""
+        self._block_size, self._max_model_len = card.block_size, card.max_model_len
         self._slots.resize(self._share(card.places))
         self._demand.places = card.replica_places
         self._replicas = max(1.0, card.places / card.replica_places)
@@ -90,10 +90,10 @@ class AdmissionController:
         self._limits.count_request(key)
 
     def admit(self, visit: Visit, works: Sequence[Work]) -> Admission:
-        """Accepts a request. RateLimited or QueueFull if it is refused."""
+        """Accepts a request. PromptTooLong, RateLimited or QueueFull if it is refused."""
         key = visit.key
-        works = [self._owned(work, key) for work in works]
-        self._limits.check(key, sum(self._tokens(work) for work in works))
+        works = [self._owned(self._fitting(work), key) for work in works]
+        self._limits.check(key, sum(self._tokens(work, prompt_estimate(work)) for work in works))
         blocks = sum(self._blocks(work) for work in works)
         self._policy.check(replace(self._claim(works[0]), cost=blocks), visit.digest)
         self._limits.count_request(key)
@@ -103,12 +103,12 @@ class AdmissionController:
     async def place(self, work: Work, bill: Bill, on_wait: Callable[[], None] = lambda: None) -> AsyncIterator[Job]:
         """A place at a replica for the duration of the context. DeadlineExceeded if the work's time ends before.
 
-        `on_wait` is called if no place is free. The caller calls `bill.fail` if the request fails.
+        `on_wait` is called if no place is free. The caller calls `bill.fail` with the error if the request fails.
         """
-        job = Job(self._blocks(work), self._block_size, self._throughput)
-        bill.open(job, self._tokens(work))
+        job = Job(self._blocks(work), prompt_estimate(work), self._block_size, self._throughput)
+        bill.open(job, self._tokens(work, job.prompt))
         self._jobs.add(job)
-        self._demand.came(job.asked)
+        came = self._demand.came(job.asked)
         try:
             await self._enter(work, on_wait)
             job.begun = self._throughput.moment()
@@ -116,9 +116,28 @@ class AdmissionController:
                 yield job
             finally:
                 self._slots.leave(work.tenant)
+        except InvalidRequest:
+            if not job.decoded:
+                self._demand.refused(job.asked, came)
+            raise
         finally:
             self._jobs.remove(job)
             bill.close(job)
+
+    def _fitting(self, work: Work) -> Work:
+        """The work if the model's length allows it. A longer one would count as demand until a replica refuses it."""
+        prompt, most = len(work.token_ids or ()), self._max_model_len
+        if prompt + work.max_new_tokens <= most or work.scoring is not None:
+            return work
+        if work.shorten:
+            return replace(work, max_new_tokens=max(1, most - prompt))
+        raise PromptTooLong(
+            f"{prompt} prompt tokens and max_new_tokens {work.max_new_tokens} are "
+            f"{prompt + work.max_new_tokens} tokens, allowed are {most}"
+            if work.token_ids is not None
+            else f"max_new_tokens is {work.max_new_tokens}, prompt and answer may have {most} tokens together",
+            param="max_new_tokens",
+        )
 
     def _owned(self, work: Work, key: ApiKey) -> Work:
         """The work with its key as tenant. Its cached prefix belongs to that key alone, unless keys share prefixes."""
@@ -171,6 +190,6 @@ class AdmissionController:
     def _blocks(self, work: Work) -> int:
         return -(-work.max_new_tokens // self._block_size)
 
-    def _tokens(self, work: Work) -> float:
-        """The estimate that a key is charged first: the number of tokens likely to be decoded."""
-        return work.max_new_tokens * self._throughput.ratio
+    def _tokens(self, work: Work, prompt: float) -> float:
+        """The estimate that a key is charged first: the prompt, and the number of tokens likely to be decoded."""
+        return prompt + work.max_new_tokens * self._throughput.ratio

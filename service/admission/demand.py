@@ -50,10 +50,15 @@ class Demand:
         self._clock = clock
         self._come, self._since = 0.0, clock()
 
-    def came(self, blocks: float) -> None:
-        """Counts an accepted request for `blocks` blocks."""
+    def came(self, blocks: float) -> float:
+        """Counts an accepted request for `blocks` blocks. Returns the time."""
         self._come = self._remembered() + blocks
         self._since = self._clock()
+        return self._since
+
+    def refused(self, blocks: float, came: float) -> None:
+        """A replica has refused a request that came at that time: it was no demand."""
+        self._come = max(0.0, self._come - blocks * math.exp((came - self._since) / _MEMORY_S))
 
     def wanted(self, load: Load, ratio: float) -> float:
         """The number of replicas, as a fraction. `ratio`: blocks decoded per block requested."""

@@ -41,8 +41,10 @@ class PlacedAnswers:
     async def tokens(self, work: Work, bill: Bill) -> int:
         """The number of tokens of a work's prompt."""
         with self._in_hand(bill), self._draining.until_cut():
-            async with self._place(work, bill):
-                return await self._answers.tokens(work)
+            async with self._place(work, bill) as job:
+                tokens = await self._answers.tokens(work)
+                job.count(tokens)
+                return tokens
 
     async def stream(self, work: Work, bill: Bill) -> Answering:
         """The answer block by block. The place is free when the replica's answer ends, or the stream is closed."""
@@ -72,15 +74,15 @@ class PlacedAnswers:
 
     @contextmanager
     def _in_hand(self, bill: Bill) -> Iterator[None]:
-        """Counts an answer in progress. An `Exception` marks the bill as failed.
+        """Counts an answer in progress. The bill hears of an `Exception`.
 
         A client that disconnects raises no `Exception` but a cancellation.
         """
         self.in_flight += 1
         try:
             yield
-        except Exception:
-            bill.fail()
+        except Exception as error:
+            bill.fail(error)
             raise
         finally:
             self.in_flight -= 1

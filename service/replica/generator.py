@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
@@ -51,6 +52,8 @@ _log = logging.getLogger(__name__)
 
 #: a prompt of at least so many characters is encoded on another thread
 _LONG = 4096
+#: long prompts that are encoded at once: one of 1 MB takes some 80 MB
+_ENCODERS = 2
 #: blocks of a whole answer that the event loop takes at once: each wake-up is paid with Python's lock
 _TOGETHER = 16
 
@@ -105,6 +108,7 @@ class Generator:
         self._eos = frozenset(served.config.eos_token_ids)
         self._reader = Reader(self._codec, served.config.mask_token_id, served.config.vocab_size)
         self._exchange = Exchange(replica, make_card(settings, served, self._codec), engine, settings)
+        self._encoders = ThreadPoolExecutor(_ENCODERS, "encode")
         self._in_flight = 0
 
     # --- requests ----------------------------------------------------------------------------------
@@ -142,7 +146,7 @@ class Generator:
         """The places of a work with `scoring`: one request to the engine that has one event."""
         self._exchange.admit(work)
         length = sum(len(message["content"]) for message in work.messages or ()) + len(work.text or "")
-        prompt = await _aside(length, lambda: self._reader.prompt(work))
+        prompt = await self._aside(length, lambda: self._reader.prompt(work))
         asked, waited_s = self._reader.asked(work), work.arrived.waited_s()
         request = replace(self._request(work, prompt, waited_s), max_new_tokens=0, asked=asked)
         stats, events = Stats(), list[BlockEvent]()
@@ -223,15 +227,21 @@ class Generator:
         self._metrics.finished(work.params.mode, ending.finish_reason, ending.stats)
         return ending
 
+    async def _aside(self, length: int, work: Callable[[], _T]) -> _T:
+        """Runs short work on this thread and long work on a few others, so that the event loop is not blocked."""
+        if length < _LONG:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._encoders, work)
+
     async def _encode(self, work: Work) -> tuple[int, ...]:
         if work.token_ids is not None:
             return work.token_ids
         if work.messages is not None:
             messages, tools, think = work.messages, work.tools, work.think
             length = sum(len(str(part)) for part in (*messages, *tools))
-            return await _aside(length, lambda: tuple(self._codec.encode_chat(messages, tools, think=think)))
+            return await self._aside(length, lambda: tuple(self._codec.encode_chat(messages, tools, think=think)))
         text = work.text or ""
-        return await _aside(len(text), lambda: tuple(self._codec.encode(text)))
+        return await self._aside(len(text), lambda: tuple(self._codec.encode(text)))
 
     def _request(self, work: Work, prompt: tuple[int, ...], waited_s: float) -> GenerationRequest:
         sent = work.resume.token_ids
@@ -296,13 +306,9 @@ class Generator:
     def close(self) -> None:
         """Stops the engine. Requests in progress fail with ReplicaStopping."""
         self._engine.close()
+        self._encoders.shutdown(wait=False, cancel_futures=True)
         if self._tracing:
             self._tracing.close()
-
-
-async def _aside(length: int, work: Callable[[], _T]) -> _T:
-    """Runs short work on this thread and long work on another one, so that the event loop is not blocked."""
-    return await asyncio.to_thread(work) if length >= _LONG else work()
 
 
 def _join(chunks: list[Chunk], ending: Ending) -> Answer:

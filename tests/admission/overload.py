@@ -82,7 +82,7 @@ class Service:
         loop = asyncio.get_running_loop()
         made = Settings(**settings)
         self.doors = [AdmissionController(made, loop.time, tenants=tenants) for _ in range(made.num_ingresses)]
-        self.card: ModelCard = replace(CARD, places=places, replica_places=made.places)
+        self.card: ModelCard = replace(CARD, places=places, replica_places=made.places, max_model_len=10**6)
         self.log = Log()
         self.capacity = places * pace
 

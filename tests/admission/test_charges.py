@@ -25,7 +25,7 @@ from tests.admission.overload import BLOCK, work
 from tests.admission.virtual import run
 from tests.gateway.doubles import CARD, STATS
 
-PROMPT = 3
+PROMPT = 1
 ERRORS: tuple[Exception, ...] = (ReplicaLost("gone"), OutOfMemory("full"), NotReady("none"), RuntimeError("a bug"))
 
 
@@ -61,9 +61,10 @@ class Client:
 
     @property
     def owes(self) -> int:
+        """What it used, or what was streamed if the service is at fault. Who leaves pays the estimate."""
         if self.error is not None:
             return self.got
-        return PROMPT + self.asked if self.ended else self.asked
+        return PROMPT + self.asked
 
 
 class Shop:
@@ -72,7 +73,7 @@ class Shop:
     def __init__(self, places: int, tokens_per_minute: int = 10**6) -> None:
         self.key = ApiKey("a", b"a", tokens_per_minute=tokens_per_minute)
         self.door = AdmissionController(Settings(max_queue_s=1e6, max_waiting=10**6), asyncio.get_running_loop().time)
-        self.door.serves(replace(CARD, places=places))
+        self.door.serves(replace(CARD, places=places, max_model_len=10**9))
         self.replicas, cards = Replicas(), SimpleNamespace(watch=lambda: None)
         self.draining = Draining()
         self.answers = PlacedAnswers(self.replicas, self.door, cards, self.draining)  # type: ignore[arg-type]
@@ -137,7 +138,7 @@ class TestInTheQueue:
         async def script(shop: Shop) -> None:
             asking = asyncio.ensure_future(shop.ask(Client(40), stream))
             await asyncio.sleep(1)
-            assert shop.paid == 40
+            assert shop.paid == PROMPT + 40
             shop.door.turn_away(NotReady("given up"))
             assert isinstance((await asking).error, NotReady)
             assert shop.paid == 0
@@ -151,22 +152,22 @@ class TestInTheQueue:
             await asyncio.sleep(1)
             asking.cancel()
             assert not (await asking).ended
-            assert shop.paid == 40
+            assert shop.paid == PROMPT + 40
 
         in_shop(0, script)
 
 
 @both
 def test_requests_that_fail_use_up_no_limit(stream: bool) -> None:
-    """A key of 1,000 tokens a minute: any number of requests of 500 may fail, two may be answered."""
+    """A key of 1,000 tokens a minute: any number of requests of 497 may fail, two may be answered."""
 
     async def script(shop: Shop) -> None:
         for _ in range(5):
-            assert (await shop.ask(Client(500), stream, fails_at=0)).error is not None
-        asking = [asyncio.ensure_future(shop.ask(Client(500), stream)) for _ in range(2)]
+            assert (await shop.ask(Client(496), stream, fails_at=0)).error is not None
+        asking = [asyncio.ensure_future(shop.ask(Client(496), stream)) for _ in range(2)]
         await asyncio.sleep(1)
         with pytest.raises(RateLimited):
-            await shop.ask(Client(500), stream)
+            await shop.ask(Client(496), stream)
         assert all(client.ended for client in await asyncio.gather(*asking))
 
     in_shop(4, script, tokens_per_minute=1000)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from service.admission.controller import AdmissionController
+from service.admission.bill import Bill
+from service.admission.controller import AdmissionController, Visit
 from service.admission.demand import FEWEST, Demand, Load
+from service.admission.keys import ApiKey
+from service.arrival import Arrival
+from service.decode.modes import Static
+from service.engine.request import SamplingParams
+from service.errors import PromptTooLong
 from service.settings import Settings
+from service.wire import Work
 from tests.clock import Clock
 from tests.gateway.doubles import CARD
 
@@ -72,3 +81,46 @@ def test_replicas_count_with_the_places_that_their_card_names() -> None:
     assert most == Settings().places
     door.serves(replace(CARD, places=24, replica_places=8))  # of three replicas
     assert door._demand.places == 8 < most
+
+
+class TestRefused:
+    """What a replica could never decode is no demand."""
+
+    async def answer(self, door: AdmissionController, asked: Work, error: Exception | None = None) -> None:
+        [mine] = door.admit(Visit(ApiKey("a"), "", "", b""), [asked]).works
+        bill = Bill(lambda _: None)
+        async with door.place(mine, bill):
+            if error is not None:
+                raise error
+
+    @pytest.mark.parametrize("fields", [{}, {"token_ids": (1,) * 200}])
+    def test_at_the_ingress(self, clock: Clock, fields: dict[str, Any]) -> None:
+        door = AdmissionController(Settings(), clock)
+        door.serves(CARD)
+        giant = replace(request(clock), max_new_tokens=2**31 - 1 if not fields else 57, **fields)
+        with pytest.raises(PromptTooLong, match="max_new_tokens") as refusal:
+            asyncio.run(self.answer(door, giant))
+        assert refusal.value.param == "max_new_tokens"
+        assert door.replicas_wanted == 0
+
+    def test_what_may_be_shortened_counts_as_much_as_fits(self, clock: Clock) -> None:
+        door = AdmissionController(Settings(), clock)
+        door.serves(CARD)
+        giant = replace(request(clock), max_new_tokens=2**31 - 1, shorten=True)
+        [work] = door.admit(Visit(ApiKey("a"), "", "", b""), [giant]).works
+        assert work.max_new_tokens == CARD.max_model_len
+
+    def test_at_the_replica(self, clock: Clock) -> None:
+        """Only it knows how long the prompt is."""
+        door = AdmissionController(Settings(), clock)
+        door.serves(replace(CARD, places=1, replica_places=1))
+        asyncio.run(self.answer(door, request(clock)))
+        before = door._demand._remembered()
+        with pytest.raises(PromptTooLong):
+            asyncio.run(self.answer(door, request(clock), PromptTooLong("too long")))
+        assert before == pytest.approx(door._demand._remembered()) == 16
+
+
+def request(clock: Clock) -> Work:
+    """A text to be continued by 64 tokens."""
+    return Work("1", Static(), SamplingParams(), 64, 600.0, Arrival(clock.now), text="Hello")

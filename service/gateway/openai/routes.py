@@ -55,10 +55,10 @@ class _Routes:
     async def _answer(self, request: Request, planner: Planner, dialect: Dialect) -> Response:
         card = await self._upstream.card()
         plan = planner(parse_json(await request.body()), card, self._upstream.timeout_limit_s)
-        admitted = await self._upstream.admit(request, [choice.work for choice in plan.choices])
-        plan = plan.with_works(admitted.works)
-        writer = Writer(plan, dialect)
         try:
+            admitted = await self._upstream.admit(request, [choice.work for choice in plan.choices])
+            plan = plan.with_works(admitted.works)
+            writer = Writer(plan, dialect)
             if plan.stream:
                 return await self._stream(plan, admitted.bill, writer, request.scope["request_id"])
             answers = await all_of(self._complete(choice.work, admitted.bill) for choice in plan.choices)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,16 @@ import pytest
 import yaml
 
 from service.admission.controller import AdmissionController
-from service.errors import DeadlineExceeded, EngineFailed, NotReady, OutOfMemory, ReplicaLost, ReplicaStopping
+from service.errors import (
+    ConstraintFailed,
+    DeadlineExceeded,
+    EngineFailed,
+    InvalidRequest,
+    NotReady,
+    OutOfMemory,
+    ReplicaLost,
+    ReplicaStopping,
+)
 from service.gateway import ingress as ingress_module
 from service.gateway.ingress import Ingress
 from service.settings import Settings
@@ -28,8 +38,8 @@ COMPLETIONS = "/v1/completions"
 MOST = 1000
 REQUESTS = {GENERATE: body(), COMPLETIONS: {"model": "golden", "prompt": [1], "max_tokens": 16}}
 SEVERAL = {"model": "golden", "prompt": [1], "n": 3, "max_tokens": 16, "seed": 0, "temperature": 1.0}
-#: what a request is charged before anything is known of it
-ESTIMATE = 16
+#: what a request is charged before anything is known of it: its prompt, and what it asks for
+ESTIMATES = {GENERATE: 8 + 16, COMPLETIONS: 1 + 16}
 BLOCK = Chunk(0, "a", (10, 11), STATS)
 ENDING = Ending("length", 5, 4, STATS)
 USED = 5 + 4
@@ -38,7 +48,6 @@ ERRORS = [
     LOST,
     ReplicaStopping("stops", retry_after=1.0),
     NotReady("there is none"),
-    DeadlineExceeded("late"),
     Failure(EngineFailed("broken")),
     Failure(OutOfMemory("full")),
     RuntimeError("a bug"),
@@ -91,6 +100,13 @@ class Choices(Scripted):
         await asyncio.Event().wait()
 
 
+class Counting(Scripted):
+    """A backend whose prompts have 299 tokens."""
+
+    async def count(self, work: Work) -> int:
+        return 299
+
+
 async def test_an_answer_costs_what_it_used(till: Any) -> None:
     for path, request in REQUESTS.items():
         for stream in (False, True):
@@ -125,10 +141,51 @@ class TestFailures:
         assert asked.paid == 0
 
 
+class TestOwnLimits:
+    """The client's own limits end the request. It pays as if it had left."""
+
+    @pytest.mark.parametrize("error", [DeadlineExceeded("late"), ConstraintFailed("no token is allowed")])
+    @pytest.mark.parametrize("stream", [False, True])
+    @pytest.mark.parametrize("path", [GENERATE, COMPLETIONS])
+    async def test_the_estimate_stays(self, till: Any, path: str, stream: bool, error: Any) -> None:
+        asked = till(Scripted(BLOCK, Failure(error)))
+        async with asked.http as http:
+            await http.post(path, json=REQUESTS[path] | {"stream": stream})
+        assert asked.paid == ESTIMATES[path]
+
+    async def test_the_prompt_is_paid_with_the_first_block(self, till: Any) -> None:
+        """Whatever the estimate was. The client leaves then."""
+        asked = till(Scripted(replace(BLOCK, prompt_tokens=700), hangs=True))
+        request = body(stream=True, prompt_token_ids=None, prompt="w1 w2")
+        await Visitor(request, headers=KEY).visit(asked.app)
+        assert asked.paid == 700 + len(BLOCK.token_ids)
+
+    async def test_a_refused_prompt_costs_itself(self, till: Any) -> None:
+        asked = till(Scripted(Failure(InvalidRequest("too long"))))
+        async with asked.http as http:
+            assert (await http.post(GENERATE, json=body())).status_code == 422
+        assert asked.paid == 8
+
+    async def test_of_several_answers_those_that_ended_are_paid(self, till: Any) -> None:
+        """Else one answer that is too late makes all others free."""
+        asked = till(Choices([None, ENDING], [BLOCK, None, DeadlineExceeded("late")], [BLOCK]))
+        async with asked.http as http:
+            assert (await http.post(COMPLETIONS, json=SEVERAL)).status_code == 504
+        assert asked.paid == USED + 2 * (1 + 16 / 4)  # the first used a fourth of what it asked for, so others may, too
+
+    async def test_counting_costs_a_tenth(self, till: Any) -> None:
+        asked = till(Counting())
+        async with asked.http as http:
+            message = {"role": "user", "content": "How long?"}
+            answer = await http.post("/v1/messages/count_tokens", json={"model": "golden", "messages": [message]})
+        assert answer.json() == {"input_tokens": 299}
+        assert asked.paid == 30
+
+
 async def test_a_key_that_was_never_answered_is_not_limited(till: Any) -> None:
     asked = till(Scripted(ReplicaLost("gone")))
     async with asked.http as http:
-        codes = {(await http.post(GENERATE, json=body(max_new_tokens=MOST // 2))).status_code for _ in range(5)}
+        codes = {(await http.post(GENERATE, json=body(max_new_tokens=240))).status_code for _ in range(5)}
     assert codes == {503}
 
 
@@ -162,7 +219,7 @@ class TestCut:
             request = REQUESTS[path] | {"stream": stream}
             task = asyncio.ensure_future(http.post(path, json=request))
             await backend.all_hang.wait()
-            assert asked.paid == ESTIMATE
+            assert asked.paid == ESTIMATES[path]
             asked.ingress.draining.cut()
             assert "cut: " in (await task).text
         assert asked.paid == (len(BLOCK.token_ids) if stream else 0)
@@ -180,14 +237,14 @@ class TestLeaving:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         assert backend.live == 0
-        assert asked.paid == ESTIMATE
+        assert asked.paid == ESTIMATES[GENERATE]
 
     @pytest.mark.parametrize("version", ["2.3", "2.4"])
     async def test_a_stream(self, till: Any, version: str) -> None:
         asked = till(backend := Scripted(BLOCK, BLOCK, hangs=True))
         await Visitor(body(stream=True), version, headers=KEY).visit(asked.app)
         assert backend.live == 0
-        assert asked.paid == ESTIMATE
+        assert asked.paid == ESTIMATES[GENERATE]
 
     async def test_a_stream_that_was_longer_than_estimated(self, till: Any) -> None:
         """Otherwise a client that leaves before the last block would pay less than one that stays."""
@@ -204,4 +261,4 @@ class TestLeaving:
             await backend.all_hang.wait()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        assert asked.paid == 3 * ESTIMATE
+        assert asked.paid == 3 * ESTIMATES[COMPLETIONS]

@@ -52,9 +52,10 @@ class _Route:
         upstream, request_id = self._upstream, request.scope["request_id"]
         body, card = parse_json(await request.body()), await upstream.card()
         plan = plan_response(body, card, upstream.timeout_limit_s)
-        admitted = await upstream.admit(request, [plan.work])
-        [work], writer = admitted.works, Writer(plan)
+        writer = Writer(plan)
         try:
+            admitted = await upstream.admit(request, [plan.work])
+            [work] = admitted.works
             if not plan.request.stream:
                 return JsonAnswer(writer.response(await upstream.complete(work, admitted.bill)))
             items = upstream.stream(work, admitted.bill)
