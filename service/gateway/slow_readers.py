@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections import Counter, deque
-from contextvars import copy_context
+from contextvars import Context, copy_context
 
 from service.errors import SlowReader
 from service.wire import Answering, Chunk, Ending, Progress, Work
@@ -38,7 +38,7 @@ class SlowReaders:
         relay = Relay(self, work, items)
         self._relays.add(relay)
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look)
+            self._look_later()
         return relay
 
     def forget(self, relay: Relay) -> None:
@@ -58,8 +58,13 @@ class SlowReaders:
     def _look(self) -> None:
         for relay in self._relays:
             relay.look()
-        again = asyncio.get_running_loop().call_later
-        self._timer = again(LOOK_S, self._look) if self._relays else None
+        self._timer = None
+        if self._relays:
+            self._look_later()
+
+    def _look_later(self) -> None:
+        # A context of its own: that of the first stream would keep its request.
+        self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look, context=Context())
 
 
 class Relay:
@@ -124,6 +129,8 @@ class Relay:
     async def _take(self) -> None:
         try:
             async for item in self._items:
+                if self._error is not None:  # dropped
+                    return
                 data = pickle.dumps(item, pickle.HIGHEST_PROTOCOL)
                 self._backlog.append(data)
                 self._resize(len(data))

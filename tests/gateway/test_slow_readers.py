@@ -19,6 +19,7 @@ from service.wire import Answering, Chunk, Ending
 from tests.admission.overload import BLOCK, work
 from tests.admission.test_charges import Client, Shop
 from tests.admission.virtual import now, run
+from tests.gateway.doubles import STATS
 from tests.gateway.helpers import eventually
 
 BLOCKS = 8
@@ -162,6 +163,27 @@ def test_the_tenant_with_the_most_loses_its_longest() -> None:
         assert 0 < lost < 3
 
     in_shop(script, places=4)
+
+
+def test_nothing_comes_after_what_was_given_up() -> None:
+    """All blocks have come at once, so the task that takes them does not wait between them."""
+
+    async def blocks() -> Answering:
+        for index in range(100):
+            yield Chunk(index, "", (1,) * BLOCK, STATS)
+
+    async def main() -> None:
+        readers = SlowReaders(most_bytes=2000)
+        relay = readers.relay(work(1, 100), blocks())
+        first = await relay.next()
+        await asyncio.sleep(1)
+        assert isinstance(first, Chunk)
+        with pytest.raises(SlowReader, match="read too slowly"):
+            await relay.next()
+        await relay.close()
+        assert readers.waiting_bytes == 0
+
+    run(main())
 
 
 class Pipe:
