@@ -8,6 +8,7 @@ from contextlib import aclosing
 from types import SimpleNamespace
 
 import pytest
+from starlette.types import Send
 
 from service import arrival
 from service.errors import NotReady, ReplicaLost, SlowReader
@@ -198,6 +199,13 @@ class Pipe:
     def abort(self) -> None:
         self.aborted = True
 
+    def get_extra_info(self, name: str) -> Pipe:
+        assert name == "socket"
+        return self
+
+    def setsockopt(self, *option: object) -> None:
+        pass
+
 
 class TestWriteLimit:
     @pytest.mark.parametrize(("takes", "aborted"), [(0, True), (LEAST_BYTES - 1, True), (LEAST_BYTES, False)])
@@ -245,19 +253,23 @@ async def test_the_listener_ends_connections_that_do_not_read(
     monkeypatch.setattr(write_limit, "LIMIT_S", 0.05)
     ended = asyncio.Event()
 
-    async def app(scope: object, receive: object, send: Callable[[dict[str, object]], Awaitable[None]]) -> None:
-        try:
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            while not ended.is_set():
-                await send({"type": "http.response.body", "body": bytes(2**20), "more_body": True})
-                assert (await receive())["type"] == "http.disconnect"  # type: ignore[operator]
-                ended.set()
-        finally:
+    async def app(scope: object, receive: Callable[[], Awaitable[dict[str, object]]], send: Send) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(2**24), "more_body": True})
+        if (await receive())["type"] == "http.disconnect":
             ended.set()
 
     listener = await Listener.start(app, "127.0.0.1", unused_tcp_port)  # type: ignore[arg-type]
-    _, writer = await asyncio.open_connection("127.0.0.1", unused_tcp_port, limit=1)
+    reader, writer = await asyncio.open_connection("127.0.0.1", unused_tcp_port, limit=1)
     writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n%b\r\n" % head)
     await eventually(ended.is_set)
+    with pytest.raises(ConnectionResetError):
+        await drained(reader)
     writer.close()
     await listener.close(1.0)
+
+
+async def drained(reader: asyncio.StreamReader) -> None:
+    while await reader.read(2**16):
+        pass

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 
 #: seconds in which a client takes at least so many bytes while more wait for it
 LIMIT_S = 60.0
 LEAST_BYTES = 16 * 1024
+_RESET = struct.pack("ii", 1, 0)
 
 
 class WriteLimit:
@@ -37,6 +40,8 @@ class WriteLimit:
 
     def _look(self) -> None:
         if self._left - self._transport.get_write_buffer_size() < LEAST_BYTES:
+            # A reset: else the kernel keeps megabytes for a client that is not there to read them.
+            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self._transport.abort()
         else:
             self.paused()
