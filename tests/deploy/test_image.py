@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from service.cli import cluster as program
 from tests.deploy.dockerfile import ROOT, read, sent_to_the_build, variables
@@ -58,6 +59,40 @@ def test_nobody_is_root_and_clusters_can_start_their_own_commands():
 
 def test_no_address_stands_in_the_file():
     assert not re.search(r"https?://(?!127\.0\.0\.1)", (ROOT / "Dockerfile").read_text())
+
+
+def test_both_stages_are_of_one_base_image_that_an_argument_can_fix():
+    assert {BUILD.image, RUNTIME.image} == {"${PYTHON_IMAGE}"}
+    assert "ARG PYTHON_IMAGE=python:3.11-slim\nFROM" in (ROOT / "Dockerfile").read_text()
+
+
+def test_only_torch_comes_from_the_index_of_torch():
+    """Another package of that index would come before the one of the same name that was pinned."""
+    [step] = [argument for argument in BUILD.all("RUN") if "PIP_INDEX_URL" in argument]
+    assert 'PIP_INDEX_URL="$TORCH_INDEX" pip install --no-deps -c constraints.txt torch;' in step
+    recipe = subprocess.run(
+        ["make", "-n", "install", "TORCH_INDEX=INDEX", "VENV=nowhere"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    [line] = [line for line in recipe.splitlines() if "INDEX=" in line]
+    assert line.startswith('PIP_INDEX_URL="INDEX"')
+    assert line.endswith("--no-deps -c constraints.txt torch")
+
+
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_workflows_take_actions_by_commit_and_no_further_index(path):
+    text = path.read_text()
+    used = re.findall(r"uses: (.*)", text)
+    assert used
+    assert all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", one) for one in used)
+    assert "EXTRA_INDEX" not in text
+    assert yaml.safe_load(text)["permissions"] == {"contents": "read"}
 
 
 # --- the install steps, for real ---------------------------------------------------------------------
