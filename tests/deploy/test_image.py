@@ -77,7 +77,7 @@ def test_only_torch_comes_from_the_index_of_torch():
         text=True,
         check=True,
     ).stdout
-    [line] = [line for line in recipe.splitlines() if "INDEX=" in line]
+    [line] = [line for line in recipe.splitlines() if "PIP_INDEX_URL" in line]
     assert line.startswith('PIP_INDEX_URL="INDEX"')
     assert line.endswith("--no-deps -c constraints.txt torch")
 
