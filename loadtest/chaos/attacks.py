@@ -4,8 +4,8 @@
 
 The honest client has a key of its own and sends a short request every half second, first alone, then beside each
 attack of `hostile.py`. An attack passes if the honest client's median is at most twice the quiet one, all its
-requests are answered, no process was lost, and each has its memory back a few seconds later. Prints a line of JSON for
-each attack. Run it as root: then full disks are file systems of its own.
+requests are answered, no process was lost, each has its memory back a few seconds later, and no crowd of replicas is
+wanted. Prints a line of JSON for each attack. Run it as root: then full disks are file systems of its own.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ _BODY = {"messages": [{"role": "user", "content": "Tom has 5 apples, gets 3, los
 _PARTS = {"ingress": "Ingress", "replica": "Generator", "engine": ENGINE}
 #: the most that a process may keep of an attack
 _GROWTH_MIB = 64
+#: the most replicas that the autoscaler may be told to want
+_MOST_WANTED = 100
 #: CLONE_NEWNS of Linux
 _NEW_MOUNTS = 0x20000
 
@@ -140,7 +142,7 @@ async def measure(name: str, running: Running, folder: Path, arguments: argparse
     await asyncio.sleep(5)
     after = sizes(running)
     async with httpx.AsyncClient(base_url=running.url) as client:
-        wanted = (await metrics(client)).get("replicas_wanted")
+        wanted = (await metrics(client)).get("replicas_wanted", 0.0)
     return {
         "attack": name,
         "ends": ends,
@@ -174,6 +176,7 @@ def wrong(row: dict[str, Any]) -> list[str]:
         f"{row['unanswered']} unanswered": row["unanswered"] > 0,
         f"{row['lost']} lost": bool(row["lost"]),
         "not recovered": row["recovery_s"] is None,
+        f"{row['replicas_wanted']:.0f} replicas wanted": row["replicas_wanted"] > _MOST_WANTED,
         f"grown by {row['grown_mib']} MiB": max(row["grown_mib"].values()) > _GROWTH_MIB,
     }
     return [what for what, broken in checks.items() if broken]

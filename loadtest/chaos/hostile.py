@@ -143,13 +143,13 @@ async def _multiples(client: Client) -> None:
 
 
 async def _ambiguous(client: Client) -> None:
-    names = [f"x{number}" for number in range(40)]
+    names = [f"x{number}" for number in range(12)]
     rules = [
-        "start: e",
+        'start: e "q"',
         "e: " + " | ".join(f"e {name} e" for name in names) + ' | "a"',
         *(f'{name}: "a"' for name in names),
     ]
-    await client.post(_CHAT, _LONG | {"max_tokens": 200, "n": 64, "grammar": "\n".join(rules)})
+    await client.post(_CHAT, _LONG | {"ignore_eos": False, "temperature": 2, "n": 64, "grammar": "\n".join(rules)})
 
 
 async def _all_places(client: Client) -> None:
