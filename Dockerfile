@@ -3,9 +3,11 @@
 #   docker build --build-arg TORCH_INDEX=ADDRESS -t mrp-serve:cpu .     small; ADDRESS: PyTorch's index of CPU wheels
 #   docker build --build-arg DEVICE=cuda -t mrp-serve:cuda .            the default wheels, which bring CUDA along
 #
+# For a build that can be repeated: --build-arg PYTHON_IMAGE=python:3.11-slim@sha256:… (docs/deploy.md#the-image).
 # tests/deploy/test_image.py runs the install steps of this file in an empty environment.
 
-FROM python:3.11-slim AS build
+ARG PYTHON_IMAGE=python:3.11-slim
+FROM ${PYTHON_IMAGE} AS build
 
 ARG DEVICE=cpu
 ARG TORCH_INDEX=""
@@ -18,10 +20,11 @@ WORKDIR /src
 RUN python -m venv /opt/mrp-serve
 ENV PATH=/opt/mrp-serve/bin:$PATH
 
-# torch alone first: it is most of the image and changes least. What came is checked, since pip takes whatever build of
-# the version the index has.
+# torch alone first: it is most of the image and changes least. TORCH_INDEX gives this one package. What came is checked,
+# since pip takes whatever build of the version the index has.
 COPY constraints.txt ./
-RUN ${TORCH_INDEX:+env PIP_INDEX_URL="$TORCH_INDEX"} pip install -c constraints.txt torch
+RUN if [ -n "$TORCH_INDEX" ]; then PIP_INDEX_URL="$TORCH_INDEX" pip install --no-deps -c constraints.txt torch; fi \
+    && pip install -c constraints.txt torch
 RUN case "$DEVICE" in \
       cpu) python -c 'import torch; assert torch.version.cuda is None, "a CUDA build of torch came: set TORCH_INDEX"' ;; \
       cuda) python -c 'import torch; assert torch.version.cuda, "a CPU build of torch came: leave TORCH_INDEX out"' ;; \
@@ -42,7 +45,7 @@ RUN pip install --no-deps . && pip check
 RUN mrp-serve check --device cpu
 
 
-FROM python:3.11-slim AS runtime
+FROM ${PYTHON_IMAGE} AS runtime
 
 ARG DEVICE=cpu
 

@@ -7,6 +7,8 @@ PYTHON ?= $(shell for python in python3.11 python3 python3.12 python3.13 python;
 	"$$python" -c 'import sys; raise SystemExit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null \
 	&& echo "$$python" && break; done)
 ARGS ?=
+# An index that torch alone is taken from: CPU wheels save some GiB.
+TORCH_INDEX ?=
 
 bin := $(VENV)/bin
 stamp := $(VENV)/.installed
@@ -25,6 +27,7 @@ install: $(stamp)  ## set everything up in .venv
 $(stamp): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.11, 3.12 or 3.13 found; name one: make PYTHON=/path/to/python" >&2; exit 1; }
 	@$(bin)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
+	$(if $(TORCH_INDEX),PIP_INDEX_URL="$(TORCH_INDEX)" $(bin)/python -m pip install -qq --disable-pip-version-check --no-deps -c constraints.txt torch)
 	$(bin)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev,loadtest,tracing,train]'
 	@touch $@
 

@@ -92,8 +92,16 @@ def _ready(settings: Settings, seconds: float) -> str:
     key = "-H 'Authorization: Bearer KEY' " if settings.api_keys or settings.api_keys_file else ""
     return (
         f"{settings.model_name} is served on {url} after {seconds:.0f} s; fields and examples: {url}/docs\n"
-        f"try: curl -s {url}/generate -H 'Content-Type: application/json' {key}-d '{body}'"
+        f"try: curl -s {url}/generate -H 'Content-Type: application/json' {key}-d '{body}'" + _warning(settings)
     )
+
+
+def _warning(settings: Settings) -> str:
+    """A line for a service that other machines may reach without a key. Empty for others."""
+    local = settings.host in {"localhost", "::1"} or settings.host.startswith("127.")
+    if local or settings.api_keys or settings.api_keys_file:
+        return ""
+    return f"\nwarning: no API keys are set, so whoever reaches {settings.host}:{settings.port} may use the service"
 
 
 def _option(name: str, field: FieldInfo) -> inspect.Parameter:

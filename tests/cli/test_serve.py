@@ -37,3 +37,17 @@ def test_the_command_to_try_has_a_place_for_the_key_where_one_is_asked_for(keys)
     said = _ready(Settings(**keys), 3.0)
     assert ("-H 'Authorization: Bearer KEY' " in said) == bool(keys)
     assert "secret" not in said
+
+
+@pytest.mark.parametrize(
+    ("given", "warned"),
+    [
+        ({"host": "0.0.0.0"}, True),
+        ({"host": "192.0.2.7"}, True),
+        ({"host": "0.0.0.0", "api_keys": "sesame"}, False),
+        ({"host": "127.0.0.1"}, False),
+        ({"host": "localhost"}, False),
+    ],
+)
+def test_a_service_without_keys_that_others_may_reach_says_so(given, warned):
+    assert ("warning: no API keys are set" in _ready(Settings(**given), 3.0)) is warned

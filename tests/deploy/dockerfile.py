@@ -27,7 +27,7 @@ class Stage:
 
 def read(path=ROOT / "Dockerfile"):
     """The stages of a Dockerfile by name."""
-    stages = {}
+    stages, current = {}, Stage("", "")  # ARGs before the first FROM
     lines = [line for line in path.read_text().splitlines() if line.strip() and not line.lstrip().startswith("#")]
     for line in re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines():
         name, _, argument = line.partition(" ")

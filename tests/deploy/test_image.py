@@ -60,6 +60,27 @@ def test_no_address_stands_in_the_file():
     assert not re.search(r"https?://(?!127\.0\.0\.1)", (ROOT / "Dockerfile").read_text())
 
 
+def test_both_stages_are_of_one_base_image_that_an_argument_can_fix():
+    assert {BUILD.image, RUNTIME.image} == {"${PYTHON_IMAGE}"}
+    assert "ARG PYTHON_IMAGE=python:3.11-slim\nFROM" in (ROOT / "Dockerfile").read_text()
+
+
+def test_only_torch_comes_from_the_index_of_torch():
+    """Another package of that index would come before the one of the same name that was pinned."""
+    [step] = [argument for argument in BUILD.all("RUN") if "PIP_INDEX_URL" in argument]
+    assert 'PIP_INDEX_URL="$TORCH_INDEX" pip install --no-deps -c constraints.txt torch;' in step
+    recipe = subprocess.run(
+        ["make", "-n", "install", "TORCH_INDEX=INDEX", "VENV=nowhere"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    [line] = [line for line in recipe.splitlines() if "PIP_INDEX_URL" in line]
+    assert line.startswith('PIP_INDEX_URL="INDEX"')
+    assert line.endswith("--no-deps -c constraints.txt torch")
+
+
 # --- the install steps, for real ---------------------------------------------------------------------
 
 

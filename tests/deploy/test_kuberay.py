@@ -1,6 +1,11 @@
 """The Kubernetes files: valid, strictly; they agree with the image, the program and each other."""
 
+import base64
 import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -42,7 +47,7 @@ def mappings(node):
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_document_is_valid(overlay):
     documents = build(overlay)
-    assert {one["kind"] for one in documents} >= {"RayService", "NetworkPolicy", "PodDisruptionBudget", "Secret"}
+    assert {one["kind"] for one in documents} >= {"RayService", "NetworkPolicy", "PodDisruptionBudget"}
     assert {one["metadata"]["name"]: problems(one) for one in documents if problems(one)} == {}
 
 
@@ -191,19 +196,79 @@ def test_selectors_find_the_pods_and_only_port_8000_is_for_everybody(overlay):
     labels = spec["workerGroupSpecs"][0]["template"]["metadata"]["labels"]
     worker = {**labels, "ray.io/node-type": "worker"}  # KubeRay adds the second
     assert find(documents, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"].items() <= worker.items()
-    policies = [one["spec"] for one in documents if one["kind"] == "NetworkPolicy"]
-    ours = [one for one in policies if one["podSelector"]["matchLabels"].items() <= worker.items()]
     head = {**spec["headGroupSpec"]["template"]["metadata"]["labels"], "ray.io/node-type": "head"}
-    assert any(one["podSelector"]["matchLabels"].items() <= head.items() for one in ours)
     for_everybody = [
-        (one["podSelector"]["matchLabels"], port["port"])
-        for one in ours
-        for rule in one["ingress"]
+        (policy["podSelector"]["matchLabels"], port["port"])
+        for policy in policies(documents)
+        for rule in policy.get("ingress", ())
         if "from" not in rule
         for port in rule["ports"]
     ]
     assert for_everybody == [({"app": "mrp-serve", "ray.io/node-type": "worker"}, 8000)]
-    assert all(one["policyTypes"] == ["Ingress"] for one in policies)
+    for pod in (head, worker):
+        kinds = {kind for one in policies(documents) if selects(one, pod) for kind in one["policyTypes"]}
+        assert kinds == {"Ingress", "Egress"}, "what no policy names is forbidden"
+
+
+def policies(documents):
+    """The rules of every NetworkPolicy."""
+    return [one["spec"] for one in documents if one["kind"] == "NetworkPolicy"]
+
+
+def selects(policy, labels):
+    """Whether a policy is about pods with these labels."""
+    return policy["podSelector"]["matchLabels"].items() <= labels.items()
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_policies_name_namespaces_and_leave_no_way_out_but_dns_the_api_and_the_hub(overlay):
+    """Any namespace may give its pods the labels of an operator."""
+    peers = [one for one in mappings(list(policies(build(overlay)))) if "namespaceSelector" in one]
+    assert peers
+    assert all(one["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"] for one in peers)
+    head, worker = ({"app": "mrp-serve", "ray.io/node-type": kind} for kind in ("head", "worker"))
+    assert ways_out(overlay, head) - ways_out(overlay, worker) == {("anywhere", 443), ("anywhere", 6443)}
+    hub = {(f"{cidr}/0", 443) for cidr in ("0.0.0.0", "::")} if overlay != "overlays/cpu-demo" else set()
+    assert {way for way in ways_out(overlay, worker) if way[1] not in {None, 53, 6379}} == hub
+    redis = find(build("overlays/gpu"), "NetworkPolicy", "mrp-serve-redis")["spec"]
+    assert "Egress" in redis["policyTypes"]
+    assert "egress" not in redis
+
+
+def ways_out(overlay, pod):
+    """(whereto, port) of the connections that a pod may open; port None: all."""
+    rules = [rule for one in policies(build(overlay)) if selects(one, pod) for rule in one.get("egress", ())]
+    return {
+        (peer.get("ipBlock", {}).get("cidr") or str(peer) if peer else "anywhere", port["port"])
+        for rule in rules
+        for peer in rule.get("to", [None])
+        for port in rule.get("ports", [{"port": None}])
+    }
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_nothing_writes_but_into_volumes_and_only_the_autoscaler_asks_kubernetes(overlay):
+    documents = build(overlay)
+    spec = cluster(documents)
+    sets = [one["template"]["spec"] for one in (one["spec"] for one in documents if one["kind"] == "StatefulSet")]
+    groups = [group["template"]["spec"] for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"])]
+    for pod in (*groups, *sets):
+        assert pod["automountServiceAccountToken"] is False
+        assert all(one["securityContext"]["readOnlyRootFilesystem"] for one in pod["containers"])
+    for pod in groups:
+        volumes = {one["name"] for one in pod["volumes"]}
+        places = {one["mountPath"] for one in pod["containers"][0]["volumeMounts"] if one["name"] in volumes}
+        assert places == {"/tmp", "/home/mrp", "/cache/huggingface", "/etc/mrp-serve"}
+    autoscaler = spec["autoscalerOptions"]
+    assert autoscaler["securityContext"]["readOnlyRootFilesystem"]
+    [mounted] = [one["name"] for one in autoscaler["volumeMounts"] if "serviceaccount" in one["mountPath"]]
+    [volume] = [one["projected"] for one in groups[0]["volumes"] if one["name"] == mounted]
+    assert {key for source in volume["sources"] for key in source} == {
+        "serviceAccountToken",
+        "configMap",
+        "downwardAPI",
+    }
+    assert mounted not in str(groups[0]["containers"])
 
 
 def test_monitors_find_the_service_and_its_ports():
@@ -218,31 +283,46 @@ def test_monitors_find_the_service_and_its_ports():
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
-def test_every_node_finds_the_keys_and_they_are_hashes(overlay, tmp_path):
-    documents = build(overlay)
-    spec = cluster(documents)
+def test_every_node_finds_the_keys(overlay):
+    spec = cluster(build(overlay))
     for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
         pod = group["template"]["spec"]
         [volume] = [one["secret"] for one in pod["volumes"] if one["name"] == "api-keys"]
         [mount] = [one for one in pod["containers"][0]["volumeMounts"] if one["name"] == "api-keys"]
-        [named] = [one["value"] for one in pod["containers"][0]["env"] if one["name"] == "MRP_SERVE_API_KEYS_FILE"]
-        assert named == f"{mount['mountPath']}/keys.yaml"
-        assert volume["defaultMode"] == 0o440
-        content = find(documents, "Secret", volume["secretName"])["stringData"]["keys.yaml"]
-    path = tmp_path / "keys.yaml"
-    path.write_text(content)
-    ring = KeyRing.load(Settings(api_keys_file=path))
-    assert ring.find(b"change-me").name == "example"
-    assert ring.find(b"another") is None
+        [path] = [one["value"] for one in pod["containers"][0]["env"] if one["name"] == "MRP_SERVE_API_KEYS_FILE"]
+        assert path == f"{mount['mountPath']}/keys.yaml"
+        assert volume == {"secretName": "mrp-serve-api-keys", "defaultMode": 0o440}, "not optional: pods wait for it"
 
 
-def test_the_other_secrets_are_named_as_they_are_asked_for_and_are_examples():
-    documents = build("overlays/gpu")
-    secrets = {one["metadata"]["name"]: one["stringData"] for one in documents if one["kind"] == "Secret"}
-    asked = [one["secretKeyRef"] for one in mappings(list(documents)) if "secretKeyRef" in one]
-    assert asked
-    for reference in asked:
-        assert secrets[reference["name"]][reference["key"]].startswith("change-me")
+def test_no_secret_is_shipped_and_the_guides_commands_make_those_that_are_asked_for(tmp_path):
+    documents = [one for overlay in OVERLAYS for one in build(overlay)]
+    assert not [one for one in documents if one["kind"] == "Secret"]
+    references = [one["secretKeyRef"] for one in mappings(documents) if "secretKeyRef" in one]
+    asked = {("mrp-serve-api-keys", "keys.yaml"), *((one["name"], one["key"]) for one in references)}
+    secrets, shown = made_by_the_guide(tmp_path)
+    assert {(name, key) for name, data in secrets.items() for key in data} == asked
+    assert len(secrets["mrp-serve-redis"]["password"]) == 64
+    (tmp_path / "keys.yaml").write_bytes(secrets["mrp-serve-api-keys"]["keys.yaml"])
+    [key] = [line for line in shown.splitlines() if line.startswith("mrp-") and " " not in line]
+    assert KeyRing.load(Settings(api_keys_file=tmp_path / "keys.yaml")).find(key.encode()).name == "me"
+
+
+def made_by_the_guide(folder):
+    """The Secrets that the guide's commands make, run without a cluster, by name; and what the user sees."""
+    beginnings = ("mrp-serve key", "openssl rand", "kubectl create secret")
+    lines = [
+        f"{line.partition('  #')[0]} {'--dry-run=client -o yaml; echo ---' if 'create secret' in line else ''}"
+        for line in (ROOT / "docs" / "deploy.md").read_text().splitlines()
+        if line.startswith(beginnings)
+    ]
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    command = ["bash", "-euo", "pipefail", "-c", "\n".join(lines)]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    return {
+        one["metadata"]["name"]: {key: base64.b64decode(value) for key, value in one["data"].items()}
+        for one in yaml.safe_load_all(done.stdout)
+        if one
+    }, done.stderr
 
 
 def test_every_file_is_part_of_an_installation():

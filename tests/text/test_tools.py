@@ -132,6 +132,33 @@ def test_arguments_come_as_they_are_written() -> None:
     assert len(events) > 10
 
 
+@pytest.mark.parametrize(
+    ("thinking", "before", "after"),
+    [
+        ("no", "x", "y"),
+        ("no", "x", "<tool_call>"),
+        ("no", QWEN3.written(("add", "{}")), "y"),
+        ("may", "", "y"),
+        ("may", "", "<think>y"),
+        ("begun", "", "y"),
+        ("begun", "x", "</think>"),
+        ("begun", "x</think>", "y"),
+    ],
+)
+def test_white_space_that_is_held_back_is_not_read_again(
+    thinking: Literal["no", "may", "begun"], before: str, after: str
+) -> None:
+    """An answer of nothing else would take the time of its length squared."""
+    reader = AnswerReader(Reading("qwen3", thinking), numbered())
+    events = reader.push(before)
+    for _ in range(100):
+        events += reader.push("\n" * 8)
+        assert len(reader._text) <= 8
+    events += [*reader.push(after), *reader.finish()]
+    whole = read_answer(Reading("qwen3", thinking), before + "\n" * 800 + after, numbered())
+    assert gathered(events) == whole
+
+
 def test_a_format_with_one_list_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.text.tools.reader.format_named", {"listed": LISTED}.__getitem__)
     text = "hi " + LISTED.written(("add", '{"a": 1}'), ("sub", "{}"))

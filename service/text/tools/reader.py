@@ -1,6 +1,7 @@
 """Reads an answer's text as it comes: thinking, content, calls of tools.
 
 The text may be cut anywhere. What may be the beginning of a mark is held back, and so is white space before a mark.
+Each letter is looked at a few times, however much is held back.
 The routes ask it for each block of an answer. After a failover the text goes on, and so does the reader.
 """
 
@@ -51,6 +52,7 @@ class AnswerReader:
         states = {"no": self._content, "may": self._before_thinking, "begun": self._thinking}
         self._state: Callable[[], bool] = states[reading.thinking]
         self._text, self._events = "", list[Event]()
+        self._space = list[str]()  # white space that came before `_text` and may stand before a mark
         self._fresh, self._last = True, False  # nothing yet of this part; no more text comes
         self._begun = self._calls = 0
         self._object = JsonObject()
@@ -81,10 +83,13 @@ class AnswerReader:
     def _before_thinking(self) -> bool:
         begun = self._text.lstrip()
         if begun.startswith(BEGIN):
+            self._spaced("")
             return self._go(self._thinking, begun[len(BEGIN) :])
-        if BEGIN.startswith(begun) and not self._last:
-            return False
-        return self._go(self._content, self._text)
+        if self._last or not BEGIN.startswith(begun):
+            return self._go(self._content, self._spaced(self._text))
+        self._space.append(self._text[: len(self._text) - len(begun)])
+        self._text = begun
+        return False
 
     def _thinking(self) -> bool:
         if self._fresh:
@@ -94,8 +99,8 @@ class AnswerReader:
         return self._go(self._after_thinking, rest) if ended else False
 
     def _after_thinking(self) -> bool:
-        rest = self._text.lstrip("\n")
-        return self._go(self._content, rest) if rest else False
+        self._text = self._text.lstrip("\n")
+        return self._go(self._content, self._text) if self._text else False
 
     def _content(self) -> bool:
         if self._format is None:
@@ -146,8 +151,8 @@ class AnswerReader:
         return self._go(self._after_calls, self._text.removeprefix(closing))
 
     def _after_calls(self) -> bool:
-        rest = self._text.lstrip()
-        return self._go(self._content, rest) if rest else False
+        self._text = self._text.lstrip()
+        return self._go(self._content, self._text) if self._text else False
 
     # --- helpers --------------------------------------------------------------------------------------
 
@@ -184,11 +189,21 @@ class AnswerReader:
         """
         before, found, after = self._text.partition(mark)
         if found:
-            return before.rstrip(space), True, after
-        held = 0 if self._last else len(self._text) - len(self._text[: -_begun(self._text, mark) or None].rstrip(space))
-        certain = self._text[: len(self._text) - held]
-        self._text = self._text[len(certain) :]
-        return certain, False, ""
+            before = before.rstrip(space)
+            held = self._spaced("")
+            return held + before if before else "", True, after
+        body = self._text if self._last else self._text[: -_begun(self._text, mark) or None]
+        self._text = self._text[len(body) :]
+        certain = body if self._last else body.rstrip(space)
+        told = self._spaced(certain) if certain or self._last else ""
+        self._space.append(body[len(certain) :])
+        return told, False, ""
+
+    def _spaced(self, text: str) -> str:
+        """The text after the white space that was held back, of which nothing is held any more."""
+        text = "".join((*self._space, text))
+        self._space.clear()
+        return text
 
 
 def _begun(text: str, mark: str) -> int:
