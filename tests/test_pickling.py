@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import pickle
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import pytest
 
@@ -14,7 +15,7 @@ from service.engine.request import BlockProgress
 from service.pickling import PICKLED, numbered, sent_often
 from service.replica.messages import Stepped
 from service.wire import Answer, Chunk, Ending
-from tests.test_imports import imported, modules
+from tests.test_imports import imported, modules, within
 
 STATS = Stats(Forwards(1, 2, 3), 7, mrp_steps=2, first_block_s=0.25)
 STEPS = (
@@ -112,14 +113,16 @@ ALLOWED = {
 LIBRARIES = {"pickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "copyreg", "ray.cloudpickle"}
 
 
+@lru_cache
+def _imports() -> list[tuple[str, str]]:
+    """Module and what it imports, of the whole service."""
+    texts = [(module, path.read_text("utf-8")) for module, path in modules().items() if module.startswith("service")]
+    return [(module, name) for module, text in texts for name in imported(ast.parse(text))]
+
+
 def users_of(names: set[str]) -> set[str]:
     """The modules of the service that import one of these, or a part of it."""
-    return {
-        module
-        for module, path in modules().items()
-        for name in imported(ast.parse(path.read_text("utf-8")))
-        if module.startswith("service") and any(name == one or name.startswith(f"{one}.") for one in names)
-    }
+    return {module for module, name in _imports() if any(within(name, one) for one in names)}
 
 
 def test_nothing_else_pickles() -> None:

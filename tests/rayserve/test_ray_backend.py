@@ -264,8 +264,10 @@ async def test_what_replicas_said_last_holds_while_one_hangs(monkeypatch: pytest
             raise answer
         return answer
 
-    asked = backend(Handle(control=control))
+    requests, handle = AsyncMock(), Handle(control=control)
+    asked = RayBackend(requests, handle, handle)  # type: ignore[arg-type]
     assert [await asked.card() for _ in range(3)] == [CARD] * 3
+    requests.learn.assert_awaited_once()  # an address of the last statuses may be another program's by now
     with pytest.raises(NotReady, match="gone"):
         await asked.card()
 
