@@ -13,6 +13,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from msgspec import structs
+
 from service.admission.bill import Bill, Job, prompt_estimate
 from service.admission.demand import Demand, Load
 from service.admission.keys import ApiKey
@@ -130,7 +132,7 @@ class AdmissionController:
         if prompt + work.max_new_tokens <= most or work.scoring is not None:
             return work
         if work.shorten:
-            return replace(work, max_new_tokens=max(1, most - prompt))
+            return structs.replace(work, max_new_tokens=max(1, most - prompt))
         raise PromptTooLong(
             f"{prompt} prompt tokens and max_new_tokens {work.max_new_tokens} are "
             f"{prompt + work.max_new_tokens} tokens, allowed are {most}"
@@ -144,7 +146,7 @@ class AdmissionController:
         salt = work.cache_salt if self._keys_share else key.salted(work.cache_salt)
         if (work.tenant, work.weight, work.cache_salt) == (key.name, key.weight, salt):  # no key is configured
             return work
-        return replace(work, tenant=key.name, weight=key.weight, cache_salt=salt)
+        return structs.replace(work, tenant=key.name, weight=key.weight, cache_salt=salt)
 
     async def _enter(self, work: Work, on_wait: Callable[[], None]) -> None:
         try:

@@ -2,17 +2,18 @@
 
 Who sends a stream takes its items straight from the replica. While that one waits for its client, a task takes them
 instead, at the replica's pace. So the place at the replica is free when the replica's answer ends, whoever reads.
-What waits for clients is pickled, so that its size is known and bounded.
+What waits for clients is encoded as for a link, so that its size is known and bounded.
 """
 
 from __future__ import annotations
 
 import asyncio
-import pickle
 from collections import Counter, deque
 from contextvars import Context, copy_context
+from typing import cast
 
 from service.errors import SlowReader
+from service.messagepack import MessagePack
 from service.wire import Answering, Chunk, Ending, Progress, Work
 
 #: seconds between two looks for streams that wait for their clients
@@ -23,6 +24,7 @@ MOST_BYTES = 64 * 1024 * 1024
 GRACE_S = 60.0
 
 Item = Progress | Chunk | Ending
+_CODEC = MessagePack(Item)
 
 
 class SlowReaders:
@@ -100,7 +102,8 @@ class Relay:
             raise self._lost(f"was not read {GRACE_S:g} s after its timeout_s")
         item = self._backlog.popleft()
         self._resize(-len(item))
-        return _loaded(item)
+        [taken] = _CODEC.decode(_CODEC.content([item]))
+        return cast(Item, taken)
 
     def look(self) -> None:
         """Begins to take the items of a stream that waits for its client."""
@@ -131,7 +134,7 @@ class Relay:
             async for item in self._items:
                 if self._error is not None:  # dropped
                     return
-                data = pickle.dumps(item, pickle.HIGHEST_PROTOCOL)
+                data = _CODEC.encode(item)
                 self._backlog.append(data)
                 self._resize(len(data))
                 self._changed.set()
@@ -148,7 +151,3 @@ class Relay:
     def _lost(self, why: str) -> SlowReader:
         return SlowReader(f"the stream {why}")
 
-
-def _loaded(data: bytes) -> Item:
-    item: Item = pickle.loads(data)  # noqa: S301 - written by this process
-    return item
