@@ -18,6 +18,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "service.arrival": (),
     "service.fair_queue": (),
     "service.frames": (),
+    "service.silence": (),
     "service.pickling": (),
     "service.settings": ("service.decode.modes", "service.errors"),
     "service.text": ("service.errors",),
@@ -59,6 +60,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "service.routing": ("service.wire",),
     "service.link": (
         "service.frames",
+        "service.silence",
         "service.pickling",
         "service.routing",
         "service.wire",
@@ -68,6 +70,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "service.admission": ("service.wire", "service.fair_queue", "service.settings", "service.errors"),
     "service.replica": (
         "service.frames",
+        "service.silence",
         "service.pickling",
         "service.wire",
         "service.telemetry",
@@ -154,7 +157,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.settings",
         "service.errors",
     ),
-    "service.hooks": ("service.gateway.http.middleware", "service.rayserve.scaling"),
+    "service.hooks": ("service.gateway.proxied", "service.rayserve.scaling"),
     "service.app": ("service.rayserve", "service.routing", "service.settings"),
     "service.library": ("service.constraints", "service.text", "service.engine", "service.decode", "service.model"),
     "service.bench": (

@@ -47,14 +47,15 @@ _LOOK_S = 0.25
 _RESTART_S = 1.0
 
 SIGNALS = ("term", "int", "group_term", "all_term")
+STOPPED = ("engine", "replica", "ingress", "controller", "raylet")
 TABLE = (
     *(f"--kill {part}" for part in PARTS if part != "proxy"),
     *("--kill engine,engine", "--kill replica,replica", "--kill replica,controller", "--kill ingress,replica"),
     *("--kill ingress --ingresses 2", "--kill ingress,replica --ingresses 2"),
-    *(f"--stop {part} --seconds {s}" for part in ("engine", "replica", "ingress", "controller", "raylet") for s in (5, 20, 60)),
+    *(f"--stop {part} --seconds {s}" for part in STOPPED for s in (5, 20, 60)),
     *(f"--signal {name}" for name in SIGNALS),
     *(f"--kill {part} --supervised" for part in ("driver", "gcs", "raylet", "agent", "rtenv")),
-)  # fmt: skip
+)
 _OURS = re.compile(r"[a-z_]+: ")
 
 
@@ -194,7 +195,8 @@ class Run:
                 await ready(client, REPLICAS)
                 bodies = requests(BODIES, self._arguments.seed, self._arguments.tokens, demo_prompts())
                 pairs = list(zip(bodies, await quiet_run(client, bodies), strict=True))
-                loads = [self._load(client, itertools.cycle(pairs[n % BODIES :] + pairs[: n % BODIES])) for n in range(self._arguments.clients)]  # fmt: skip
+                firsts = [number % BODIES for number in range(self._arguments.clients)]
+                loads = [self._load(client, itertools.cycle(pairs[n:] + pairs[:n])) for n in firsts]
                 await asyncio.gather(self._disturb(client), *loads)
         finally:
             self._over = True
@@ -258,7 +260,7 @@ class Run:
         counts = {"engine": REPLICAS, "replica": REPLICAS, "ingress": self._arguments.ingresses}
         running = all(self._family.running(part) == count for part, count in counts.items())
         try:
-            health = await client.get("/health", timeout=2)
+            health = await client.get("/health", timeout=5)
             replicas = health.json().get("replicas_ready", 0) if health.status_code == 200 else 0
         except (httpx.TransportError, ValueError):
             replicas = 0

@@ -11,6 +11,7 @@ from typing import Any
 from service.errors import ReplicaLost
 from service.frames import Frames, messages_of
 from service.link.messages import Call, Cancel, End, Item, Leaving, Method, Refused
+from service.silence import HUNG_S, LOOK_S, Silence
 from service.wire import Address, Work
 
 #: seconds after which a client may try again
@@ -33,16 +34,29 @@ class Link(Frames):
         self._gone, self._told = gone, told
         self._numbers = count()
         self._calls: dict[int, Asked] = {}
+        self._greeted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._silence = Silence()
+        self._watching: asyncio.Task[None] | None = None
         self.usable = True
         self.lost = False
 
     @classmethod
     async def open(cls, address: Address, gone: Callable[[], None], told: Callable[[int], None]) -> Link:
-        """Connects. OSError if nobody listens there."""
+        """Connects, and waits for the replica's first word. OSError if nobody listens there."""
         loop = asyncio.get_running_loop()
         _, link = await loop.create_connection(lambda: cls(gone, told), address.host, address.port)
         link.write(address.secret.encode())
+        await link.greeted()
         return link
+
+    async def greeted(self) -> None:
+        """Waits for the replica's first word. From then on its silence counts."""
+        try:
+            await self._greeted
+        except BaseException:
+            self._transport.abort()
+            raise
+        self._watching = asyncio.create_task(self._watch())
 
     def ask(self, method: Method, work: Work, ended: Callable[[], None]) -> Asked:
         """Begins a call. `Asked.end` must follow, which calls `ended`."""
@@ -58,6 +72,9 @@ class Link(Frames):
 
     def received(self, content: bytes) -> None:
         """Gives items to their calls."""
+        self._silence.heard()
+        if not self._greeted.done():
+            self._greeted.set_result(None)
         for message in messages_of(content):
             match message:
                 case Item(number, item, others):
@@ -76,10 +93,20 @@ class Link(Frames):
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - the signature is asyncio's
         """Ends all calls with ReplicaLost."""
         self.lost = True
+        if self._watching is not None:
+            self._watching.cancel()
+        if not self._greeted.done():
+            self._greeted.set_exception(ConnectionError("the replica closed the link"))
         self._leave()
         calls, self._calls = self._calls, {}
         for asked in calls.values():
             asked.put(ReplicaLost("the replica was lost before the answer was complete", retry_after=_RETRY_S))
+
+    async def _watch(self) -> None:
+        """Gives up a replica that hangs: its calls go on elsewhere."""
+        while self._silence.look() <= HUNG_S:
+            await asyncio.sleep(LOOK_S)
+        self._transport.abort()
 
     def _leave(self) -> None:
         if self.usable:

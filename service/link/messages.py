@@ -47,8 +47,12 @@ class Refused(NamedTuple):
     number: int
 
 
+class Alive(NamedTuple):
+    """The replica runs. The first message of every link, then one whenever nothing else is to be said."""
+
+
 class Leaving(NamedTuple):
     """The replica takes no further calls and finishes those it has."""
 
 
-Message = Call | Cancel | Item | End | Refused | Leaving
+Message = Call | Cancel | Item | End | Refused | Alive | Leaving

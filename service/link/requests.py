@@ -18,7 +18,7 @@ from service.wire import Address, Answer, Failure, Items, Status, Work, patience
 
 _log = logging.getLogger(__name__)
 
-#: seconds to connect, and seconds until the next try
+#: seconds to connect and to hear of the replica, and seconds until the next try
 _CONNECT_S = 1.0
 _AGAIN_S = 10.0
 

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from service.errors import MrpServeError
 from service.frames import Frames, messages_of
-from service.link.messages import Call, Cancel, End, Item, Leaving, Refused
+from service.link.messages import Alive, Call, Cancel, End, Item, Leaving, Refused
+from service.silence import BEAT_S
 from service.telemetry.faults import unexpected_error
 from service.wire import Address, Answer, Failure, Items, Work
 
@@ -35,6 +36,7 @@ class LinkServer:
 
     address: Address
     _listening: asyncio.Server
+    _beating: asyncio.Task[None]
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
@@ -50,6 +52,7 @@ class LinkServer:
         server._listening = await asyncio.get_running_loop().create_server(lambda: _Connection(server), host, 0)
         port = server._listening.sockets[0].getsockname()[1]
         server.address = Address(host, port, secrets.token_hex(_SECRET_LENGTH // 2))
+        server._beating = asyncio.create_task(server._beat())
         return server
 
     @property
@@ -68,6 +71,7 @@ class LinkServer:
                 await self._idle.wait()
         except TimeoutError:
             pass
+        self._beating.cancel()
         for connection in list(self._connections):
             connection.end()
 
@@ -78,6 +82,7 @@ class LinkServer:
     def joined(self, connection: _Connection) -> None:
         """An ingress has shown the secret."""
         self._connections.add(connection)
+        connection.send(Alive())
 
     def left(self, connection: _Connection) -> None:
         """An ingress is gone."""
@@ -87,6 +92,12 @@ class LinkServer:
     def changed(self) -> None:
         """A call has begun or ended."""
         (self._idle.clear if self.calls else self._idle.set)()
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            for connection in self._connections:
+                connection.send(Alive())
 
     async def answer(self, connection: _Connection, call: Call) -> None:
         """Does the work of one call."""

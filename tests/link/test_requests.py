@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import socket
 import struct
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
@@ -16,8 +17,9 @@ from service.arrival import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams, Stats
 from service.errors import DeadlineExceeded, EngineFailed, MrpServeError, ReplicaLost
+from service.link import client as link_client
 from service.link import requests as linked
-from service.link.messages import Call
+from service.link.messages import Alive, Call
 from service.link.requests import LinkedRequests
 from service.link.server import LinkServer
 from service.routing.router import Router
@@ -289,6 +291,34 @@ async def test_requests_go_another_way_while_a_replica_has_no_link(
     assert await ingress.complete(work()) == answer("a")
 
 
+async def test_a_replica_that_hangs_loses_its_calls_and_its_link(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_client, "HUNG_S", 0.6)
+    ingress = await service.ingress()
+    asked = asyncio.create_task(ingress.complete(work("wait")))
+    await asyncio.sleep(1.0)
+    assert not asked.done()  # the replica says that it is alive
+    service.servers["a"]._beating.cancel()
+    with pytest.raises(ReplicaLost):
+        await asked
+    assert ingress._links["a"].lost
+    assert await ingress.complete(work()) == answer("otherwise")
+
+
+async def test_a_replica_without_a_first_word_has_no_link(
+    service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its machine accepts connections for a process that is stopped."""
+    monkeypatch.setattr(linked, "_CONNECT_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as stopped:
+        address = Address("127.0.0.1", stopped.getsockname()[1], "s")
+        ingress = await service.ingress()
+        await ingress.learn([*service.statuses(), Status("b", None, CARD, address)])
+    assert "no link to b" in caplog.text
+    assert await ingress.complete(work()) == answer("otherwise")
+
+
 async def test_without_replicas_requests_go_another_way(service: Service) -> None:
     requests = LinkedRequests(Router(1, by_prefix=False, routed=lambda how: None), service.otherwise, service._note)
     assert await requests.complete(work()) == answer("otherwise")
@@ -357,5 +387,6 @@ async def test_frames_arrive_whole_in_any_pieces(service: Service) -> None:
         found: list[Any] = []
         while len(found) < 4:
             (length,) = struct.unpack("!I", await reader.readexactly(4))
-            found += pickle.loads(await reader.readexactly(length))
+            messages = pickle.loads(await reader.readexactly(length))
+            found += [message for message in messages if not isinstance(message, Alive)]
     assert {(type(one).__name__, one.number) for one in found} == {("Item", 7), ("End", 7), ("Item", 8), ("End", 8)}
