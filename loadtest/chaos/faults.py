@@ -20,7 +20,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -31,20 +30,16 @@ from typing import Any
 
 import httpx
 
-from loadtest.chaos.family import PARTS, Family, part_of
+from loadtest.chaos.program import LOOK_S, PARTS, REPLICAS, Family, Program
 from loadtest.chaos.steady import quiet_run
 from loadtest.generator.protocol import BROKEN_OFF
-from loadtest.harness import ROOT, Outcome, ask, demo_prompts, free_port, ready, report, requests, say
+from loadtest.harness import Outcome, ask, demo_prompts, ready, report, requests, say
 
-REPLICAS, BODIES = 2, 24
+BODIES = 24
 #: seconds: before the first fault, for the service to be well again, and that it must stay well
 _BEFORE_S, _LONGEST_S, _WELL_S = 5.0, 60.0, 4.0
 #: tries of a refused connection, and seconds between two
 _TRIES, _AGAIN_S = 6, 1.0
-#: seconds for the program to end, and for the rest to end behind it
-_EXIT_S, _BEHIND_S = 60.0, 10.0
-_LOOK_S = 0.25
-_RESTART_S = 1.0
 
 SIGNALS = ("term", "int", "group_term", "all_term")
 STOPPED = ("engine", "replica", "ingress", "controller", "raylet")
@@ -78,58 +73,6 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-class Program:
-    """`mrp-serve serve` in a process group of its own. `supervised`: it is started again whenever it ends."""
-
-    def __init__(self, arguments: argparse.Namespace, family: Family) -> None:
-        self._port, self._family, self._supervised = free_port(), family, arguments.supervised
-        self.url = f"http://127.0.0.1:{self._port}"
-        self._flags = [*arguments.flags.split(), "--num-replicas", str(REPLICAS)]
-        self._flags += ["--num-ingresses", str(arguments.ingresses)] if arguments.ingresses > 1 else []
-        self.exits: list[int] = []
-        self._begin()
-
-    def _begin(self) -> None:
-        command = [sys.executable, "-m", "service.cli.main", "serve", "--port", str(self._port), *self._flags]
-        self._process = subprocess.Popen(  # noqa: S603 - our own program
-            command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=sys.stderr, start_new_session=True
-        )
-        self._family.joins(self._process.pid)
-
-    @property
-    def pid(self) -> int:
-        """The program that was started last."""
-        return self._process.pid
-
-    def ended(self) -> bool:
-        """Whether it has ended for good. Starts it again if it is supervised."""
-        if self._process.poll() is None:
-            return False
-        if not self._supervised:
-            return True
-        self.exits.append(self._process.returncode)
-        time.sleep(_RESTART_S)
-        self._begin()
-        return False
-
-    async def end(self) -> dict[str, Any]:
-        """Ends it, and what it leaves behind. Returns how it ended, and the parts that stayed."""
-        by, began = "itself", time.monotonic()
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            if self._process.poll() is None:
-                by = number.name
-                self._process.send_signal(number)
-                with suppress(subprocess.TimeoutExpired):
-                    await asyncio.to_thread(self._process.wait, _EXIT_S)
-        exit_s, behind = time.monotonic() - began, time.monotonic() + _BEHIND_S
-        while self._family.alive and time.monotonic() < behind:
-            await asyncio.sleep(_LOOK_S)
-        stayed = [part_of(pid) for pid in self._family.alive]
-        self._family.end()
-        exits = [*self.exits, self._process.returncode]
-        return {"exit": exits, "ended_by": by, "exit_s": round(exit_s, 1), "stay": stayed}
-
-
 @dataclass
 class Tally:
     """What clients got. `arrivals`: when anybody got a block or an answer."""
@@ -139,6 +82,7 @@ class Tally:
     clear: Counter[str] = field(default_factory=Counter)
     refused: int = 0
     unclear: Counter[str] = field(default_factory=Counter)
+    longest_s: float = 0.0
     arrivals: list[float] = field(default_factory=list)
 
     def count(self, body: dict[str, Any], quiet: Outcome, outcome: Outcome) -> None:
@@ -147,6 +91,7 @@ class Tally:
         if outcome.ok:
             same = (outcome.tokens, outcome.text, outcome.finish) == (quiet.tokens, quiet.text, quiet.finish)
             self.right, self.different = self.right + same, self.different + (not same)
+            self.longest_s = max(self.longest_s, outcome.total_s)
             began = time.monotonic() - outcome.total_s
             self.arrivals += [began + after for after in itertools.accumulate(outcome.gaps)]
         elif outcome.error.startswith("ConnectError"):
@@ -252,7 +197,7 @@ class Run:
             if self._program.ended():
                 gone = gone or now + _WELL_S
                 until = min(until, gone)
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(LOOK_S)
 
     async def _well(self, client: httpx.AsyncClient) -> tuple[bool, bool]:
         """Whether a replica is ready, and whether all are, and all processes run."""
@@ -276,6 +221,7 @@ class Run:
             "unclear": sum(tally.unclear.values()),
             "how": dict(tally.unclear.most_common()),
             "longest_pause_s": tally.longest_pause_s,
+            "longest_answer_s": round(tally.longest_s, 2),
             "back_s": max(0.0, round(self._away - self._fault, 1)),
             "full_again_s": self._recoveries[-1] if len(self._recoveries) == 1 else self._recoveries,
             **ending,

@@ -27,10 +27,11 @@ from service.gateway.failover import Failover
 from service.gateway.http.validation import parse_generate, to_work
 from service.replica import remote as remote_module
 from service.replica.engines import ReplicaEngine
-from service.replica.generator import Generator, start_generator
+from service.replica.generator import Generator
 from service.replica.messages import Alive, Stepped
 from service.replica.metrics import ReplicaMetrics
 from service.replica.remote import RemoteEngine
+from service.replica.starting import start_generator
 from service.settings import Settings
 from service.silence import HUNG_S, LOOK_S
 from service.telemetry.sums import Added

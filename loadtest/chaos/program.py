@@ -1,16 +1,27 @@
-"""The processes of a program, by their part in the service: which live, which are stopped, which stay behind.
+"""`mrp-serve serve` as a user starts it, and its processes by their part in the service: which run, which stay behind.
 
-`faults.py` asks. A process belongs to the family if it or a process that started it was seen under the program, so it
+Used by `faults.py`. A process belongs to the family if it or a process that started it was seen under the program, so it
 stays known when its parents have ended.
 """
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import os
 import signal
+import subprocess
+import sys
+import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from loadtest.harness import ROOT, free_port
+
+REPLICAS = 2
+#: seconds: between two looks, until a supervisor starts a program again, for a program to end, and for the rest behind it
+LOOK_S, _RESTART_S, _EXIT_S, _BEHIND_S = 0.25, 1.0, 60.0, 10.0
 #: how the command lines of a part begin, or of the program of Python that it is
 PARTS = {
     "engine": "service.replica.process",
@@ -68,6 +79,58 @@ class Family:
         for pid in self.alive:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+class Program:
+    """`mrp-serve serve` in a process group of its own. `supervised`: it is started again whenever it ends."""
+
+    def __init__(self, arguments: argparse.Namespace, family: Family) -> None:
+        self._port, self._family, self._supervised = free_port(), family, arguments.supervised
+        self.url = f"http://127.0.0.1:{self._port}"
+        self._flags = [*arguments.flags.split(), "--num-replicas", str(REPLICAS)]
+        self._flags += ["--num-ingresses", str(arguments.ingresses)] if arguments.ingresses > 1 else []
+        self.exits: list[int] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        command = [sys.executable, "-m", "service.cli.main", "serve", "--port", str(self._port), *self._flags]
+        self._process = subprocess.Popen(  # noqa: S603 - our own program
+            command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=sys.stderr, start_new_session=True
+        )
+        self._family.joins(self._process.pid)
+
+    @property
+    def pid(self) -> int:
+        """The program that was started last."""
+        return self._process.pid
+
+    def ended(self) -> bool:
+        """Whether it has ended for good. Starts it again if it is supervised."""
+        if self._process.poll() is None:
+            return False
+        if not self._supervised:
+            return True
+        self.exits.append(self._process.returncode)
+        time.sleep(_RESTART_S)
+        self._begin()
+        return False
+
+    async def end(self) -> dict[str, Any]:
+        """Ends it, and what it leaves behind. Returns how it ended, and the parts that stayed."""
+        by, began = "itself", time.monotonic()
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if self._process.poll() is None:
+                by = number.name
+                self._process.send_signal(number)
+                with suppress(subprocess.TimeoutExpired):
+                    await asyncio.to_thread(self._process.wait, _EXIT_S)
+        exit_s, behind = time.monotonic() - began, time.monotonic() + _BEHIND_S
+        while self._family.alive and time.monotonic() < behind:
+            await asyncio.sleep(LOOK_S)
+        stayed = [part_of(pid) for pid in self._family.alive]
+        self._family.end()
+        exits = [*self.exits, self._process.returncode]
+        return {"exit": exits, "ended_by": by, "exit_s": round(exit_s, 1), "stay": stayed}
 
 
 def part_of(pid: int) -> str:
