@@ -1,6 +1,6 @@
 """`mrp-serve serve` as a user starts it, and its processes by their part in the service: which run, which stay behind.
 
-Used by `faults.py`. A process belongs to the family if it or a process that started it was seen under the program, so it
+Used by `faults.py`. A process belongs to the family if it, or one that started it, was seen under the program. So it
 stays known when its parents have ended.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 from loadtest.harness import ROOT, free_port
 
 REPLICAS = 2
-#: seconds: between two looks, until a supervisor starts a program again, for a program to end, and for the rest behind it
+#: seconds: between two looks, until a supervisor starts a program again, for a program and for the rest to end
 LOOK_S, _RESTART_S, _EXIT_S, _BEHIND_S = 0.25, 1.0, 60.0, 10.0
 #: how the command lines of a part begin, or of the program of Python that it is
 PARTS = {
