@@ -1,21 +1,31 @@
 """The time of a request's arrival at its ingress, in a form that is correct on machines with different clocks.
 
-An `Arrival` is a moment of one process's monotonic clock. Pickling stores the seconds that have passed since that
-moment. Unpickling subtracts them from the other process's clock. Two clocks are therefore never compared. Ray Serve
-pickles a request when it sends it to a replica: the wait for a replica counts, the transfer does not.
+An `Arrival` is a moment of one process's monotonic clock. The seconds that have passed since that moment are sent. The
+receiver subtracts them from its own clock. Two clocks are therefore never compared. A request is encoded when it is
+sent to a replica: the wait for a replica counts, the transfer does not.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
 class Arrival:
     """A moment. `at`: seconds of this process's monotonic clock."""
 
-    at: float
+    __slots__ = ("at",)
+
+    def __init__(self, at: float) -> None:
+        self.at = at
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Arrival) and self.at == other.at
+
+    def __hash__(self) -> int:
+        return hash(self.at)
+
+    def __repr__(self) -> str:
+        return f"Arrival({self.at})"
 
     @classmethod
     def now(cls) -> Arrival:

@@ -1,36 +1,64 @@
 """Messages between two processes of this program, over a connection. Both ends inherit from `Frames`.
 
-A frame is its length (4 bytes) and its content: pickled lists of messages, and what else the ends agree on. All
-messages of one turn of the event loop travel in one frame, so the blocks of many answers cost one write and one
-wake-up.
+A frame is its length (4 bytes) and its content: messages, by the codec that both ends agree on. All messages of one
+turn of the event loop travel together, so the blocks of many answers cost one write and one wake-up.
 
-Unpickling runs code of the sender's choice. A link's server unpickles only what comes after its secret
-(`link/server.py`).
+Connections that another user or machine can reach take `MessagePack` (`messagepack.py`). Only a pair of sockets that
+two processes have inherited may take `Pickled` (`pickling.py`), which runs code of the sender's choice.
 """
 
 from __future__ import annotations
 
 import asyncio
-import pickle
+import logging
 import socket
 import struct
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, cast
+
+_log = logging.getLogger(__name__)
 
 _LENGTH = struct.Struct("!I")
+#: bytes: the longest frame; a frame with several messages is no longer than the other
+LONGEST, _TOGETHER = 1 << 28, 1 << 20
 #: seconds without a sign of the other side's machine after which the connection is lost
 _SILENCE_S = 8
 _PROBES = 3
 
 
+class Malformed(Exception):
+    """What came is no message. It tells the kind of the problem and no content."""
+
+
+class Unsendable(Exception):
+    """A message cannot be sent. Nothing was."""
+
+
+class Codec(Protocol):
+    """How messages become the content of frames."""
+
+    def encode(self, message: object) -> bytes:
+        """A message. It may raise Unsendable."""
+
+    def content(self, messages: Sequence[bytes]) -> bytes:
+        """The content of a frame with these messages."""
+
+    def decode(self, content: bytes) -> list[Any]:
+        """The messages of a frame. Malformed for all else."""
+
+
 class Frames(asyncio.Protocol):
-    """One end of a connection. Subclasses get every frame by `received`, and the end by `connection_lost`."""
+    """One end of a connection. Subclasses get every frame by `received`, and the end by `connection_lost`.
+
+    `longest`: bytes; a longer frame, or Malformed raised by `received`, ends the connection with a line in the log.
+    """
 
     _transport: asyncio.Transport
 
-    def __init__(self) -> None:
+    def __init__(self, codec: Codec, longest: int = LONGEST) -> None:
+        self.codec, self.longest = codec, longest
         self._buffer = bytearray()
-        self._unsent: list[Any] = []
+        self._unsent: list[bytes] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keeps the transport. A machine that falls silent loses its connections."""
@@ -42,39 +70,52 @@ class Frames(asyncio.Protocol):
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
             end = _LENGTH.size + _LENGTH.unpack_from(self._buffer)[0]
-            self.announced(end - _LENGTH.size)
+            if end - _LENGTH.size > self.longest:
+                self.refuse(f"a frame has {end - _LENGTH.size} bytes, allowed are {self.longest}")
+                return
             if len(self._buffer) < end:
                 return
             content = bytes(self._buffer[_LENGTH.size : end])
             del self._buffer[:end]
-            self.received(content)
-
-    def announced(self, length: int) -> None:
-        """A frame of so many bytes comes."""
+            try:
+                self.received(content)
+            except Malformed as error:
+                self.refuse(str(error))
 
     def received(self, content: bytes) -> None:
-        """A frame has come."""
+        """A frame has come. Malformed if it may not."""
         raise NotImplementedError
+
+    def refuse(self, why: str) -> None:
+        """Ends the connection at once."""
+        _log.warning("a connection with %s ends: %s", self._transport.get_extra_info("peername"), why)
+        self.cut()
+
+    def cut(self) -> None:
+        """Ends the connection at once, whatever else has come."""
+        self._buffer.clear()
+        self._transport.abort()
 
     def write(self, content: bytes) -> None:
         """Sends one frame."""
         self._transport.write(framed(content))
 
     def send(self, message: object) -> None:
-        """Sends a message at the end of this turn of the event loop. Dropped if the connection is closed by then."""
+        """Sends a message at the end of this turn of the event loop. Dropped if the connection is closed by then.
+
+        Raises Unsendable, and sends nothing then.
+        """
+        encoded = self.codec.encode(message)
+        if len(encoded) >= LONGEST:
+            raise Unsendable(f"a message has {len(encoded)} bytes, allowed are less than {LONGEST}")
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
-        self._unsent.append(message)
+        self._unsent.append(encoded)
 
     def _flush(self) -> None:
         messages, self._unsent = self._unsent, []
         if messages and not self._transport.is_closing():
-            self.write(content_of(messages))
-
-
-def content_of(messages: Sequence[object]) -> bytes:
-    """The content of a frame with these messages."""
-    return pickle.dumps(messages, protocol=pickle.HIGHEST_PROTOCOL)
+            self._transport.write(b"".join(framed(self.codec.content(some)) for some in _together(messages)))
 
 
 def framed(content: bytes) -> bytes:
@@ -82,10 +123,16 @@ def framed(content: bytes) -> bytes:
     return _LENGTH.pack(len(content)) + content
 
 
-def messages_of(content: bytes) -> list[Any]:
-    """The messages of a frame from a trusted sender."""
-    messages: list[Any] = pickle.loads(content)  # noqa: S301 - from the other half of this program
-    return messages
+def _together(messages: list[bytes]) -> Iterator[list[bytes]]:
+    """The messages of each frame, in their order."""
+    some, size = list[bytes](), 0
+    for message in messages:
+        if some and size + len(message) > _TOGETHER:
+            yield some
+            some, size = [], 0
+        some.append(message)
+        size += len(message)
+    yield some
 
 
 def _notice_silence(connection: socket.socket) -> None:

@@ -1,18 +1,46 @@
-"""Data that crosses between processes often.
+"""Messages as pickles, for pairs of sockets that a process and its child have inherited. No others may take them.
 
-Python pickles a frozen dataclass with slots by walking over its fields, on both sides. It names each class by its
-module, which the other side imports again. Both take longer than all else that is done to a small message.
+A pickle runs code of its sender's choice, who is the other half of this program here. What others can reach takes
+`messagepack.py`.
+
+Some data crosses often. Python pickles a frozen dataclass with slots by walking over its fields, on both sides. It
+names each class by its module, which the other side imports again. Both take longer than all else that is done to a
+small message.
 """
 
 from __future__ import annotations
 
 import copyreg
-from collections.abc import Callable
+import io
+import pickle
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from operator import attrgetter
 from typing import Any, TypeVar
 
 _T = TypeVar("_T", bound=type[Any])
+
+
+class Pickled:
+    """A codec of frames (`frames.py`)."""
+
+    def encode(self, message: object) -> bytes:
+        """A message."""
+        return pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+
+    def content(self, messages: Sequence[bytes]) -> bytes:
+        """The content of a frame with these messages."""
+        return b"".join(messages)
+
+    def decode(self, content: bytes) -> list[Any]:
+        """The messages of a frame."""
+        unread, messages = io.BytesIO(content), []
+        while unread.tell() < len(content):
+            messages.append(pickle.load(unread))  # noqa: S301 - from the other half of this program
+        return messages
+
+
+PICKLED = Pickled()
 
 #: the extension codes of pickle (PEP 307) that are for private use
 _CODES = range(240, 256)

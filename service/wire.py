@@ -1,41 +1,41 @@
-"""The data that crosses between an ingress and a replica: frozen, picklable dataclasses.
+"""The data that crosses between an ingress and a replica: frozen values.
 
 The ingress sends `Work`. A replica returns `Answer | Failure`, or a stream of `Chunk`s, with `Progress` between them
 on request. The stream ends with an `Ending`, in the last chunk or by itself, or with a `Failure`. Times in statistics
 count from the arrival at the ingress.
+
+`Data` crosses links (`link/messages.py`); the dataclasses cross by Ray alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 from service.arrival import Arrival
 from service.constraints.constraint import Constraint
+from service.data import Data, Private
+from service.decode.block import StepKind
 from service.decode.knobs import KnobValue
-from service.decode.params import ModeParams
+from service.decode.modes import Mode
+from service.decode.score import Score
 from service.engine.request import FinishReason, SamplingParams, Stats
 from service.errors import DeadlineExceeded, MrpServeError
 from service.fair_queue import DEFAULT_PRIORITY
-from service.pickling import numbered, sent_often
 from service.quality.presets import Presets
 from service.text.piece import Likely, TokenPiece
 from service.text.tools.thinking import Thinking
 
 
-@sent_often
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(Data, frozen=True):
     """The client's request that a `Work` comes from: its id in log lines, and its trace as W3C headers."""
 
     request_id: str = ""
     trace: tuple[tuple[str, str], ...] = ()
 
 
-@sent_often
-@dataclass(frozen=True, slots=True)
-class Weights:
+class Weights(Data, frozen=True):
     """Which weights answer. `model`: a folder or a hub name.
 
     `version`: 0 for those that a replica starts with; it grows with every exchange. `base`: the setting `model`;
@@ -66,47 +66,40 @@ class Exchanged:
     error: MrpServeError | None = None
 
 
-@sent_often
-@dataclass(frozen=True, slots=True)
-class Resume:
+class Resume(Data, frozen=True):
     """The blocks of an answer that other replicas have delivered: their tokens, number and statistics.
 
     `version`: of the weights that decoded them. No others may continue them.
     """
 
-    token_ids: tuple[int, ...] = field(default=(), repr=False)
+    token_ids: Private[tuple[int, ...]] = ()
     num_blocks: int = 0
     stats: Stats = Stats()
     version: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Scoring:
+class Scoring(Data, frozen=True):
     """What is asked of the places of a pinned text: tokens as texts or ids, and `likeliest` of the likeliest tokens.
 
     `mark`: the text that stands for a place; None: the place is behind the text. In token ids a place is -1.
     """
 
-    labels: tuple[str, ...] = field(default=(), repr=False)
+    labels: Private[tuple[str, ...]] = ()
     label_token_ids: tuple[int, ...] = ()
-    mark: str | None = field(default=None, repr=False)
+    mark: Private[str | None] = None
     likeliest: int = 0
     most_places: int = 32
 
 
-@dataclass(frozen=True, slots=True)
-class PlaceScores:
+class PlaceScores(Data, frozen=True):
     """What was found at a place. `position`: the tokens before it. `labels`: in the order of the question."""
 
     position: int
-    labels: tuple[Likely, ...] = field(repr=False)
-    likeliest: tuple[Likely, ...] = field(repr=False)
+    labels: Private[tuple[Likely, ...]]
+    likeliest: Private[tuple[Likely, ...]]
 
 
-@numbered(246)
-@sent_often
-@dataclass(frozen=True, slots=True)
-class Work:
+class Work(Data, frozen=True):
     """One validated request. Exactly one of `text`, `token_ids`, `messages` is set.
 
     `repr` leaves out the prompt and the answer, since it may get into a log.
@@ -126,18 +119,18 @@ class Work:
     """
 
     request_id: str
-    params: ModeParams
+    params: Mode | Score
     sampling: SamplingParams
     max_new_tokens: int
     timeout_s: float
     arrived: Arrival
-    text: str | None = field(default=None, repr=False)
-    token_ids: tuple[int, ...] | None = field(default=None, repr=False)
-    messages: tuple[Mapping[str, Any], ...] | None = field(default=None, repr=False)
+    text: Private[str | None] = None
+    token_ids: Private[tuple[int, ...] | None] = None
+    messages: Private[tuple[Mapping[str, Any], ...] | None] = None
     origin: Origin = Origin()
     weights: Weights | None = None
     quality: str = ""
-    stop: tuple[str, ...] = field(default=(), repr=False)
+    stop: Private[tuple[str, ...]] = ()
     stop_token_ids: frozenset[int] = frozenset()
     ignore_eos: bool = False
     return_trace: bool = False
@@ -154,7 +147,7 @@ class Work:
     shorten: bool = False
     top_logprobs: int = 0
     scoring: Scoring | None = None
-    tools: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    tools: Private[tuple[Mapping[str, Any], ...]] = ()
     think: bool | None = None
 
 
@@ -173,10 +166,7 @@ def too_late(work: Work) -> DeadlineExceeded:
     return DeadlineExceeded(f"timeout_s is {work.timeout_s}, {what}", param="timeout_s")
 
 
-@numbered(244)
-@sent_often
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(Data, frozen=True, tag=3):
     """The end of an answer: its finish reason, token counts and statistics.
 
     `constraint_met`: whether the answer satisfies the request's constraint; None without one. `stop_text`: the text of
@@ -188,13 +178,10 @@ class Ending:
     completion_tokens: int
     stats: Stats
     constraint_met: bool | None = None
-    stop_text: str | None = field(default=None, repr=False)
+    stop_text: Private[str | None] = None
 
 
-@numbered(243)
-@sent_often
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(Data, frozen=True, tag=2):
     """One finished block: the text and tokens it adds, the statistics so far, and its history on request.
 
     The last chunk carries the `ending`, so the receiver of the whole answer knows that it is complete. Every other
@@ -203,19 +190,28 @@ class Chunk:
     """
 
     index: int
-    text: str = field(repr=False)
-    token_ids: tuple[int, ...] = field(repr=False)
+    text: Private[str]
+    token_ids: Private[tuple[int, ...]]
     stats: Stats
-    trace: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    trace: Private[tuple[TraceStep, ...]] = ()
     ending: Ending | None = None
-    pieces: tuple[TokenPiece, ...] = field(default=(), repr=False)
+    pieces: Private[tuple[TokenPiece, ...]] = ()
     prompt_tokens: int = 0
     version: int = 0
 
 
-@sent_often
-@dataclass(frozen=True, slots=True)
-class Progress:
+class TraceStep(TypedDict):
+    """One step of a block as JSON. Positions are relative to the block. Picks: position, token, confidence."""
+
+    block: int
+    kind: StepKind
+    revealed: list[tuple[int, int, float]]
+    revoked: list[int]
+    drafted: list[tuple[int, int, float]]
+    accepted: int
+
+
+class Progress(Data, frozen=True, tag=1):
     """New steps of the block with this index, for a work with `stream_steps`. The block's chunk comes after them.
 
     `first`: the number of the first of these steps in its block. When another replica decodes a block again, its steps
@@ -225,28 +221,24 @@ class Progress:
 
     index: int
     first: int
-    steps: tuple[Mapping[str, Any], ...] = field(repr=False)
-    texts: Mapping[int, str] = field(repr=False)
+    steps: Private[tuple[TraceStep, ...]]
+    texts: Private[Mapping[int, str]]
     prompt_positions: int
     total_s: float
 
 
-@numbered(245)
-@sent_often
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Data, frozen=True, tag=5):
     """A whole answer: the text and tokens of all its chunks, in order. `places`: those of a work with `scoring`."""
 
-    text: str = field(repr=False)
-    token_ids: tuple[int, ...] = field(repr=False)
+    text: Private[str]
+    token_ids: Private[tuple[int, ...]]
     ending: Ending
-    trace: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
-    pieces: tuple[TokenPiece, ...] = field(default=(), repr=False)
-    places: tuple[PlaceScores, ...] = field(default=(), repr=False)
+    trace: Private[tuple[TraceStep, ...]] = ()
+    pieces: Private[tuple[TokenPiece, ...]] = ()
+    places: Private[tuple[PlaceScores, ...]] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Data, frozen=True, tag=4):
     """The request failed with `error`, which the ingress sends to the client."""
 
     error: MrpServeError

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from msgspec import structs
 
+from service.decode.knobs import knobs_in
 from service.decode.modes import MODES, Speculative
 from service.demo import CHECKPOINT
 from service.engine import Parts
@@ -116,12 +117,12 @@ def test_the_readme_has_150_lines_at_most() -> None:
 
 def test_every_mode_stands_in_the_readme_with_its_knobs() -> None:
     found = {row[0]: row[1] for row in rows(README, "Modes")}
-    assert found == {f"`{name}`": ", ".join(f"`{f.name}`" for f in fields(params)) for name, params in MODES.items()}
+    assert found == {f"`{name}`": ", ".join(f"`{knob}`" for knob in knobs_in(params)) for name, params in MODES.items()}
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_has_a_section_with_its_knobs_and_their_defaults(mode: str) -> None:
-    defaults = {f"`{field.name}`": field.default for field in fields(MODES[mode])}
+    defaults = {f"`{field.name}`": field.default for field in structs.fields(MODES[mode])}
     assert f"\n## `{mode}`\n" in MODES_PAGE
     written = {row[0]: row[2] for row in rows(MODES_PAGE, f"`{mode}`")} if defaults else {}
     assert list(written) == list(defaults) or mode == Speculative.mode

@@ -13,6 +13,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from msgspec import structs
+
 from service.admission.bill import Bill, Job
 from service.admission.demand import Demand, Load
 from service.admission.keys import ApiKey
@@ -116,7 +118,7 @@ class AdmissionController:
         salt = work.cache_salt if self._keys_share else key.salted(work.cache_salt)
         if (work.tenant, work.weight, work.cache_salt) == (key.name, key.weight, salt):  # no key is configured
             return work
-        return replace(work, tenant=key.name, weight=key.weight, cache_salt=salt)
+        return structs.replace(work, tenant=key.name, weight=key.weight, cache_salt=salt)
 
     async def _enter(self, work: Work, on_wait: Callable[[], None]) -> None:
         try:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+
+from msgspec.structs import asdict
 
 from service.decode.modes import Speculative
 from service.decode.params import ModeParams
@@ -37,7 +39,7 @@ class Plan:
     @property
     def name(self) -> str:
         """Such as `speculative mrp_steps=4`."""
-        given = {knob.name: getattr(self.params, knob.name) for knob in fields(self.params)}
+        given = asdict(self.params)
         knobs = [f"{name}={value}" for name, value in given.items() if value is not None]
         return " ".join([self.params.mode, *knobs])
 

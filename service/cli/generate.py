@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import secrets
-from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from msgspec.structs import asdict
 
 from service.cli.knobs import Knobs, with_knobs
 from service.cli.options import Attention, BlockSize, Device, Dtype, Model, Ranks, Threads, ranks_of, use_threads

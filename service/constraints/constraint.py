@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
+from service.data import Data, Private
 from service.errors import InvalidRequest
 
 Kind = Literal["json", "regex", "choice", "grammar", "calls"]
@@ -23,8 +24,7 @@ MAX_DEPTH = 64
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
-@dataclass(frozen=True, slots=True)
-class Lead:
+class Lead(Data, frozen=True):
     """A text that comes before what is constrained: from `begin` up to and with `end`, then `gap`.
 
     `begun`: it always comes, and the prompt has its beginning. Else it may come.
@@ -55,8 +55,7 @@ class ToolCallForm:
     tail: str
 
 
-@dataclass(frozen=True, slots=True)
-class Constraint:
+class Constraint(Data, frozen=True):
     """What a whole answer must be. `source`: a schema or a list of texts as JSON, a pattern, a grammar.
 
     `param`: the field of the request, which errors name. `lead`: what may come before it. `content`: what an answer
@@ -64,7 +63,7 @@ class Constraint:
     """
 
     kind: Kind
-    source: str = field(repr=False)
+    source: Private[str]
     param: str
     lead: Lead | None = None
     content: Constraint | None = None

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits
 from llguidance.gbnf_to_lark import any_to_lark
+from msgspec.structs import replace
 
 from service.constraints.calls import JSON_OPTIONS, calls_grammar, with_lead
 from service.constraints.constraint import Constraint, Kind

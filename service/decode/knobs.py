@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
-from types import MappingProxyType
-from typing import Any, Final
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final, get_type_hints
 
 from service.errors import InvalidRequest
 
@@ -17,8 +17,6 @@ from service.errors import InvalidRequest
 AUTO: Final = "auto"
 
 KnobValue = int | float | str
-
-_KNOB = "knob"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,15 +63,11 @@ class Knob:
         return f"allowed is {self.least:g} or more"
 
 
-def knob(definition: Knob, default: Any) -> Any:
-    """A field of a mode's class. A default of None means that the knob is not set."""
-    return field(default=default, metadata=MappingProxyType({_KNOB: definition}))
-
-
+@lru_cache
 def knobs_in(mode: type[Any]) -> Mapping[str, Knob]:
-    """The knobs of a mode's class, by name."""
-    made: tuple[Field[Any], ...] = fields(mode)
-    return {one.name: one.metadata[_KNOB] for one in made}
+    """The knobs of a mode's class, by name: its fields are `Annotated` with them. A default of None: it is not set."""
+    hints = get_type_hints(mode, include_extras=True)
+    return {name: hints[name].__metadata__[0] for name in mode.__struct_fields__}
 
 
 TOKENS_PER_STEP = Knob(int, "tokens revealed per step, at most the block size", least=1, in_block=True)

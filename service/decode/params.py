@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import ClassVar
+
+from msgspec import Struct
 
 from service.decode.canvas import Canvas
 from service.decode.knobs import knobs_in
@@ -12,9 +12,11 @@ from service.decode.policy import Decoding, Evaluate
 from service.decode.rules import Rule
 
 
-@dataclass(frozen=True, slots=True)
-class ModeParams(ABC):
-    """The base of all modes. `mode`: its name. `served_without_mrp`: whether a checkpoint without MRP can serve it."""
+class ModeParams(Struct, frozen=True, array_like=True, tag=str.lower):
+    """The base of all modes. `mode`: its name. `served_without_mrp`: whether a checkpoint without MRP can serve it.
+
+    Between processes its class's name in small letters stands for a mode (msgspec's tag).
+    """
 
     mode: ClassVar[str]
     served_without_mrp: ClassVar[bool] = True
@@ -30,13 +32,13 @@ class ModeParams(ABC):
         return False
 
     @property
-    @abstractmethod
     def rule(self) -> Rule:
         """The rule that chooses what a forward of the backbone reveals."""
+        raise NotImplementedError
 
-    @abstractmethod
     def decode(self, canvas: Canvas) -> Decoding:
         """The policy: decodes the canvas's block and asks for forwards (policy.py)."""
+        raise NotImplementedError
 
     def check(self, block_size: int) -> None:
         """InvalidRequest if a knob is out of range for this block size."""
@@ -45,8 +47,7 @@ class ModeParams(ABC):
                 knob.check(name, value, block_size)
 
 
-@dataclass(frozen=True, slots=True)
-class RuleParams(ModeParams):
+class RuleParams(ModeParams, frozen=True):
     """A mode that consists of a rule only. `speculative` gives the same output in fewer forwards."""
 
     def decode(self, canvas: Canvas) -> Decoding:

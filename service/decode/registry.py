@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from typing import Any
+
+from msgspec.structs import asdict
 
 from service.decode.knobs import AUTO, KnobValue, knobs_in
-from service.decode.modes import MODES, Direct, Speculative
+from service.decode.modes import MODES, Direct, Mode, Speculative
 from service.decode.params import ModeParams
 from service.errors import InvalidRequest
 
 
-def make_params(mode: str, knobs: Mapping[str, KnobValue]) -> ModeParams:
+def make_params(mode: str, knobs: Mapping[str, KnobValue]) -> Mode:
     """The params of a mode by name. InvalidRequest for an unknown mode, or for a knob that the mode does not use."""
     if mode not in MODES:
         raise InvalidRequest(f"mode is {mode!r}, allowed are {', '.join(MODES)}", param="mode")
@@ -19,7 +21,8 @@ def make_params(mode: str, knobs: Mapping[str, KnobValue]) -> ModeParams:
     for knob in knobs:
         if knob not in used:
             raise InvalidRequest(f"mode {mode!r} does not use {knob}; {these_knobs(used)}", param=knob)
-    return MODES[mode](**knobs)
+    values: dict[str, Any] = dict(knobs)
+    return MODES[mode](**values)
 
 
 def these_knobs(used: Iterable[str]) -> str:

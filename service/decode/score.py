@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from service.decode.canvas import Canvas
@@ -11,8 +10,7 @@ from service.decode.policy import Decoding
 from service.decode.rules import Leftmost, Rule
 
 
-@dataclass(frozen=True, slots=True)
-class Score(ModeParams):
+class Score(ModeParams, frozen=True):
     """Read the masked places of the prompt. Not a mode that a request may name."""
 
     mode: ClassVar[str] = "score"

@@ -1,13 +1,16 @@
 """The input and output of the engine: requests, block events, statistics.
 
-These are frozen, picklable dataclasses, used from the scheduler to the API.
+These are frozen values, used from the scheduler to the API.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from msgspec.structs import replace
+
+from service.data import Data
 from service.decode.block import Known, Step
 from service.decode.guide import GrammarSource
 from service.decode.modes import Static
@@ -23,9 +26,7 @@ MAX_SEED = 2**63 - 1
 
 
 @numbered(253)
-@sent_often
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
+class SamplingParams(Data, frozen=True):
     """How a token is drawn. Temperature 0 is greedy; `top_k` 0 and `top_p` 1 filter nothing.
 
     The noise depends only on (seed, absolute position, tokens revealed in the block, token id).
@@ -113,9 +114,7 @@ class GenerationRequest:
 
 
 @numbered(248)
-@sent_often
-@dataclass(frozen=True, slots=True)
-class Forwards:
+class Forwards(Data, frozen=True):
     """The number of forwards of each kind in which a request had a row.
 
     A commit that shares a forward with a denoise or verify row of its own request is not counted.
@@ -138,9 +137,7 @@ class Forwards:
 
 
 @numbered(247)
-@sent_often
-@dataclass(frozen=True, slots=True)
-class Stats:
+class Stats(Data, frozen=True):
     """The statistics of one request so far. Times are in seconds since submission.
 
     `mrp_steps`: as requested, or as chosen by `auto`; None for modes that have none.

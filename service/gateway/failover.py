@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from dataclasses import replace
 from typing import TypeVar
+
+from msgspec.structs import replace
 
 from service.errors import (
     EngineFailed,

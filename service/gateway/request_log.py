@@ -10,9 +10,10 @@ import logging
 import time
 from collections.abc import Awaitable
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.gateway.failover import Failover

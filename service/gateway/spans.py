@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 from fastapi.telemetry import TelemetryConfig
+from msgspec.structs import asdict
 from opentelemetry import trace
 
 from service.telemetry.tracing import Tracing

@@ -1,17 +1,17 @@
-"""What an ingress and a replica tell each other over a link."""
+"""What an ingress and a replica tell each other over a link. Types that neither may send are refused."""
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal
 
-from service.pickling import numbered
+from service.data import Data
+from service.messagepack import MessagePack
 from service.wire import Answer, Chunk, Ending, Failure, Progress, Work
 
 Method = Literal["complete", "count", "stream"]
 
 
-@numbered(242)
-class Call(NamedTuple):
+class Call(Data, frozen=True, tag=1):
     """An ingress asks. `number`: by which both sides name the call."""
 
     number: int
@@ -19,14 +19,13 @@ class Call(NamedTuple):
     work: Work
 
 
-class Cancel(NamedTuple):
+class Cancel(Data, frozen=True, tag=2):
     """An ingress needs nothing more of a call."""
 
     number: int
 
 
-@numbered(240)
-class Item(NamedTuple):
+class Item(Data, frozen=True, tag=3):
     """A part of an answer, or all of it. `others`: requests of other ingresses that the replica has."""
 
     number: int
@@ -34,25 +33,26 @@ class Item(NamedTuple):
     others: int
 
 
-@numbered(241)
-class End(NamedTuple):
+class End(Data, frozen=True, tag=4):
     """A call has no further items."""
 
     number: int
 
 
-class Refused(NamedTuple):
+class Refused(Data, frozen=True, tag=5):
     """A call came after the replica had begun to leave. Nothing was decoded."""
 
     number: int
 
 
-class Alive(NamedTuple):
-    """The replica runs. The first message of every link, then one whenever nothing else is to be said."""
-
-
-class Leaving(NamedTuple):
+class Leaving(Data, frozen=True, tag=6):
     """The replica takes no further calls and finishes those it has."""
 
 
-Message = Call | Cancel | Item | End | Refused | Alive | Leaving
+class Alive(Data, frozen=True, tag=7):
+    """The replica runs. Says so when nothing else is to be said."""
+
+
+#: the codecs of the two ends, by what comes there
+AT_REPLICA = MessagePack(Call | Cancel)
+AT_INGRESS = MessagePack(Item | End | Refused | Leaving | Alive)

@@ -10,7 +10,8 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any, Protocol, TypeVar, cast
 
-from service.link.client import Asked, Elsewhere, Link
+from service.frames import Unsendable
+from service.link.client import Asked, Elsewhere, Impostor, Link
 from service.link.messages import Method
 from service.link.server import Replica
 from service.routing.router import Router
@@ -18,8 +19,8 @@ from service.wire import Address, Answer, Failure, Items, Status, Work, patience
 
 _log = logging.getLogger(__name__)
 
-#: seconds to connect and to hear of the replica, and seconds until the next try
-_CONNECT_S = 1.0
+#: seconds to connect and to see the replica's proof, and seconds until the next try
+_OPEN_S = 2.0
 _AGAIN_S = 10.0
 
 _T = TypeVar("_T")
@@ -29,7 +30,7 @@ class Requests(Replica, Protocol):
     """A way to the replicas: answers as one of them does. Every method may raise an MrpServeError."""
 
     async def learn(self, statuses: Sequence[Status]) -> None:
-        """Hears of the replicas that answer."""
+        """Hears of the replicas that have answered just now. An older address may be another program's."""
 
 
 class LinkedRequests:
@@ -52,6 +53,7 @@ class LinkedRequests:
         self._clock = clock
         self._links: dict[str, Link] = {}
         self._not_before: dict[str, float] = {}
+        self._impostors: set[Address] = set()
         self._learning = asyncio.Lock()
 
     async def complete(self, work: Work) -> Answer | Failure:
@@ -85,9 +87,14 @@ class LinkedRequests:
             asked.end()
 
     async def _begin(self, method: Method, work: Work) -> tuple[Asked, Any] | None:
-        """The call and its first item. None if no replica is linked."""
+        """The call and its first item. None if no replica is linked, or the work cannot be sent by a link."""
         while (name := self._router.choose(work)) is not None:
-            asked = self._links[name].ask(method, work, partial(self._router.ended, name))
+            ended = partial(self._router.ended, name)
+            try:
+                asked = self._links[name].ask(method, work, ended)
+            except Unsendable:  # such as an integer beyond 64 bits in a tool's schema
+                ended()
+                return None
             try:
                 async with asyncio.timeout(patience_s(work)):
                     return asked, await asked.next()
@@ -108,6 +115,7 @@ class LinkedRequests:
         async with self._learning:
             wanted = {status.replica: status.address for status in statuses if status.failure is None}
             self._links = {name: link for name, link in self._links.items() if not link.lost}
+            self._impostors.intersection_update(wanted.values())
             await asyncio.gather(*(self._open(name, wanted[name]) for name in wanted.keys() - self._links.keys()))
             linked = [name for name in wanted if name in self._links and self._links[name].usable]
             if not wanted.keys() <= self._links.keys():
@@ -116,13 +124,16 @@ class LinkedRequests:
             self._linked(len(linked))
 
     async def _open(self, name: str, address: Address | None) -> None:
-        if address is None or self._clock() < self._not_before.get(name, 0.0):
+        if address is None or address in self._impostors or self._clock() < self._not_before.get(name, 0.0):
             return
+        where = f"{address.host} port {address.port}"
         try:
-            async with asyncio.timeout(_CONNECT_S):
+            async with asyncio.timeout(_OPEN_S):
                 told = partial(self._router.others, name)
                 self._links[name] = await Link.open(address, partial(self._router.remove, name), told)
+        except Impostor as error:
+            self._impostors.add(address)
+            _log.error("%s is not %s: %s. Nothing was sent there; it is not used again", where, name, error)
         except (OSError, TimeoutError) as error:
-            where = f"{address.host} port {address.port}"
             _log.warning("no link to %s at %s (%r): requests go by Serve's handles", name, where, error)
             self._not_before[name] = self._clock() + _AGAIN_S

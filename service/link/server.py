@@ -1,21 +1,33 @@
-"""The replica's end of links: it answers the calls of all ingresses that know its secret."""
+"""The replica's end of links: it answers the calls of all ingresses that prove that they know its secret.
+
+Anybody who can reach the port may connect. So what is not proven is short, soon ended and limited in number.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import hmac
+import logging
 import secrets
+import time
 from contextlib import aclosing
 from typing import Any, Protocol
 
 from service.errors import MrpServeError
-from service.frames import Frames, messages_of
-from service.link.messages import Alive, Call, Cancel, End, Item, Leaving, Refused
+from service.frames import LONGEST, Frames, Malformed
+from service.link.messages import AT_REPLICA, Alive, Call, End, Item, Leaving, Refused
+from service.link.proof import NONCE, is_proof, make_nonce, make_proof
 from service.silence import BEAT_S
 from service.telemetry.faults import unexpected_error
 from service.wire import Address, Answer, Failure, Items, Work
 
-_SECRET_LENGTH = 64
+_log = logging.getLogger(__name__)
+
+#: bytes of a secret
+_SECRET = 32
+#: seconds in which a connection must prove itself, and the most that have not
+_PROVEN_S, _UNPROVEN = 5.0, 64
+#: seconds between two lines of the log about connections that were not proven
+_NOTED_S = 60.0
 
 
 class Replica(Protocol):
@@ -41,6 +53,8 @@ class LinkServer:
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
         self._connections: set[_Connection] = set()
+        self._unproven: dict[_Connection, None] = {}  # the oldest first
+        self._noted, self._refused = -_NOTED_S, 0
         self._idle = asyncio.Event()
         self._idle.set()
         self.leaving = False
@@ -51,7 +65,7 @@ class LinkServer:
         server = cls(replica)
         server._listening = await asyncio.get_running_loop().create_server(lambda: _Connection(server), host, 0)
         port = server._listening.sockets[0].getsockname()[1]
-        server.address = Address(host, port, secrets.token_hex(_SECRET_LENGTH // 2))
+        server.address = Address(host, port, secrets.token_hex(_SECRET))
         server._beating = asyncio.create_task(server._beat())
         return server
 
@@ -64,6 +78,8 @@ class LinkServer:
         """Tells all ingresses, and waits at most `patience_s` until every call has ended. Then it ends the others."""
         self.leaving = True
         self._listening.close()
+        for connection in list(self._unproven):
+            connection.cut()
         for connection in self._connections:
             connection.send(Leaving())
         try:
@@ -75,17 +91,29 @@ class LinkServer:
         for connection in list(self._connections):
             connection.end()
 
-    def knows(self, secret: bytes) -> bool:
-        """Whether this is its secret."""
-        return hmac.compare_digest(secret, self.address.secret.encode())
+    def came(self, connection: _Connection) -> None:
+        """Somebody has connected. Where too many have, the oldest makes room: an ingress proves itself at once."""
+        if len(self._unproven) >= _UNPROVEN:
+            oldest = next(iter(self._unproven))
+            del self._unproven[oldest]
+            oldest.refuse(f"{_UNPROVEN} others came after it")
+        self._unproven[connection] = None
 
     def joined(self, connection: _Connection) -> None:
-        """An ingress has shown the secret."""
+        """It is an ingress."""
+        del self._unproven[connection]
         self._connections.add(connection)
-        connection.send(Alive())
+
+    def refused(self, host: object, why: str) -> None:
+        """A connection was not proven. The first of a minute is named in the log, the others are counted."""
+        self._refused += 1
+        if time.monotonic() >= self._noted + _NOTED_S:
+            _log.warning("%d connections, the last of %s, did not prove to be ingresses: %s", self._refused, host, why)
+            self._noted, self._refused = time.monotonic(), 0
 
     def left(self, connection: _Connection) -> None:
-        """An ingress is gone."""
+        """A connection has ended."""
+        self._unproven.pop(connection, None)
         self._connections.discard(connection)
         self.changed()
 
@@ -124,35 +152,61 @@ class _Connection(Frames):
     """The link of one ingress. `calls`: its calls in progress, by their numbers."""
 
     def __init__(self, server: LinkServer) -> None:
-        super().__init__()
+        super().__init__(AT_REPLICA, longest=NONCE)
         self._server = server
-        self._trusted = False
+        self._wanted: bytes | None = None  # the ingress's proof
+        self._deadline: asyncio.TimerHandle | None = None  # until it is proven
         self.calls: dict[int, asyncio.Task[None]] = {}
 
-    def announced(self, length: int) -> None:
-        """Ends a connection that sends more than a secret before it is trusted."""
-        if not self._trusted and length > _SECRET_LENGTH:
-            self._transport.abort()
-            self._buffer.clear()
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Gives the connection a little time to prove itself."""
+        super().connection_made(transport)
+        self._server.came(self)
+        why = f"no proof came within {_PROVEN_S:g} s"
+        self._deadline = asyncio.get_running_loop().call_later(_PROVEN_S, self.refuse, why)
 
     def received(self, content: bytes) -> None:
-        """Checks the secret, then begins or cancels calls."""
-        if not self._trusted:
-            self._trusted = self._server.knows(content)
-            if not self._trusted:
-                self._transport.abort()
-                self._buffer.clear()
-                return
-            self._server.joined(self)
+        """Answers the nonce, checks the proof, then begins or cancels calls."""
+        if self._deadline is not None:
+            self._prove(content)
             return
-        for message in messages_of(content):
+        for message in self.codec.decode(content):
             if isinstance(message, Call):
                 self._begin(message)
-            elif isinstance(message, Cancel) and (task := self.calls.get(message.number)):
+            elif task := self.calls.get(message.number):
                 task.cancel()
+
+    def _prove(self, content: bytes) -> None:
+        secret = self._server.address.secret
+        if self._wanted is None:
+            if len(content) != NONCE:
+                raise Malformed("it does not begin as a link does")
+            nonce = make_nonce()
+            self._wanted = make_proof(secret, "ingress", content, nonce)
+            self.write(nonce + make_proof(secret, "replica", content, nonce))
+        elif not is_proof(content, self._wanted):
+            raise Malformed("it does not know the secret")
+        else:
+            self._server.joined(self)
+            self.longest = LONGEST
+            self._proven()
+
+    def _proven(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def refuse(self, why: str) -> None:
+        """Ends the connection at once."""
+        if self._deadline is None:
+            super().refuse(why)
+            return
+        self._server.refused(self._transport.get_extra_info("peername"), why)
+        self.cut()
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002 - the signature is asyncio's
         """Cancels all calls of the ingress."""
+        self._proven()
         for task in self.calls.values():
             task.cancel()
         self._server.left(self)

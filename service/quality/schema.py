@@ -6,11 +6,11 @@ as one of version 2 (`versions.py`).
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
+from msgspec.structs import asdict
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from service.decode.knobs import KnobValue

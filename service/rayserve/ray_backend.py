@@ -115,15 +115,16 @@ class RayBackend:
         """One status for every replica that answers.
 
         If none does: Asleep if the service is scaled to zero, else NotReady with Serve's reason. One replica that hangs
-        blocks the answers of all. Until Serve has removed it, the last statuses are returned.
+        blocks the answers of all. Until Serve has removed it, the last statuses are returned, and no links are opened.
         """
         try:
             self._statuses = await _of_all(self._asked, "status", Status)
-            self._last_words = "" if self._statuses else self._last_words
+            if self._statuses:
+                self._last_words = ""
+                await self._requests.learn(self._statuses)
         except TimeoutError:
             _log.warning("a replica does not answer within %s s", _CONTROL_S)
         if self._statuses:
-            await self._requests.learn(self._statuses)
             return self._statuses
         self._card, handle = None, self._asked
         if self._may_sleep and await asyncio.to_thread(is_asleep, handle.app_name, handle.deployment_name):

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from service.decode.block import Pick, Step
 from service.engine.request import BlockEvent, BlockProgress
+from service.wire import TraceStep
 
 
-def trace_steps(event: BlockEvent | BlockProgress) -> tuple[Mapping[str, Any], ...]:
+def trace_steps(event: BlockEvent | BlockProgress) -> tuple[TraceStep, ...]:
     """The steps of an event's block."""
     return tuple(_step(event.index, step) for step in event.steps)
 
 
-def _step(block: int, step: Step) -> Mapping[str, Any]:
+def _step(block: int, step: Step) -> TraceStep:
     return {
         "block": block,
         "kind": step.kind,

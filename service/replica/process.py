@@ -26,8 +26,9 @@ from service.engine.responsive import keep_responsive
 from service.engine.streams import Item
 from service.engine.thread import EngineThread
 from service.errors import MrpServeError
-from service.frames import Frames, content_of, framed, messages_of
+from service.frames import Frames, framed
 from service.model.options import set_threads
+from service.pickling import PICKLED
 from service.replica.core import Core, load_core
 from service.replica.messages import (
     Abort,
@@ -66,7 +67,7 @@ class _Out:
 
     def send(self, message: object) -> None:
         """Waits until all of it is sent. If the replica is gone, this process ends."""
-        left = memoryview(framed(content_of([message])))
+        left = memoryview(framed(PICKLED.encode(message)))
         with self._sending:
             while left:
                 try:
@@ -118,7 +119,7 @@ class EngineProcess(Frames):
     """What the process does with the messages that come. `end`: its socket."""
 
     def __init__(self, end: socket.socket) -> None:
-        super().__init__()
+        super().__init__(PICKLED)
         self._out = _Out(end)
         self._steps = _Steps(self._out.send)
         self._core: Core
@@ -127,7 +128,7 @@ class EngineProcess(Frames):
 
     def received(self, content: bytes) -> None:
         """Obeys the messages in their order. Those that take time are obeyed beside others."""
-        for message in messages_of(content):
+        for message in self.codec.decode(content):
             if isinstance(message, Submit):
                 self._submit(message.request)
             elif isinstance(message, Abort):

@@ -25,8 +25,9 @@ from service.engine.request import BlockEvent, BlockProgress, GenerationRequest
 from service.engine.streams import Streams
 from service.engine.validation import validate
 from service.errors import EngineFailed, InvalidRequest, MrpServeError, ReplicaLost, ReplicaStopping
-from service.frames import Frames, messages_of
+from service.frames import Frames
 from service.parallel.child import start_child
+from service.pickling import PICKLED
 from service.replica.engines import Served
 from service.replica.messages import (
     Abort,
@@ -73,7 +74,7 @@ class RemoteEngine(Frames):
         stall_timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__()
+        super().__init__(PICKLED)
         self._process, self._count = process, count
         self._stall_timeout_s, self._clock = stall_timeout_s, clock
         self._streams = Streams(self._submit, self._cancel)
@@ -190,7 +191,7 @@ class RemoteEngine(Frames):
     def received(self, content: bytes) -> None:
         """Handles the messages of the engine's process."""
         self._silence.heard()
-        for message in messages_of(content):
+        for message in self.codec.decode(content):
             if isinstance(message, Alive):
                 continue
             self._heard = self._clock()

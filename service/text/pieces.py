@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import zip_longest
 from typing import Final
 
+from msgspec.structs import replace
 from tokenizers import Tokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 

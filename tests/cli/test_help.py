@@ -2,7 +2,6 @@
 
 import inspect
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -25,9 +24,9 @@ def helps(command):
     }
 
 
-@pytest.mark.parametrize("knob", sorted({field.name for params in MODES.values() for field in fields(params)}))
+@pytest.mark.parametrize("knob", sorted({name for params in MODES.values() for name in knobs_in(params)}))
 def test_a_knobs_help_begins_with_the_modes_that_use_it(knob):
-    users = [mode for mode, params in MODES.items() if knob in {field.name for field in fields(params)}]
+    users = [mode for mode, params in MODES.items() if knob in knobs_in(params)]
     assert set(helps(generate.command)[knob].partition(":")[0].split(", ")) == set(users)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import jsonschema
 import pytest
+from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from service.constraints.constraint import CallTexts, Constraint, Lead, ToolCallForm

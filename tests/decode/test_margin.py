@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
 from math import log
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import asdict, replace
 
 from service.decode.block import MASKED, Block, Known, Pick
 from service.decode.canvas import Canvas

@@ -5,9 +5,10 @@ The small count runs with every `make test`; the full one of the README is
 """
 
 import random
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.demo import CHECKPOINT, heldout_problems
@@ -103,7 +104,7 @@ def differing_by_rule(engine, codec, count, temperature):
         for name, plain in enumerate(RULES):
             mixed.append(replace(one, request_id=f"plain {name} {one.request_id}", params=plain))
             for number, drafted in enumerate(BY_RULE):
-                params = replace(drafted, verify=plain.mode, **asdict(plain))
+                params = structs.replace(drafted, verify=plain.mode, **structs.asdict(plain))
                 mixed.append(replace(one, request_id=f"{number} {name} {one.request_id}", params=params))
         mixed.append(replace(one, request_id=f"beside {one.request_id}", params=rng.choice(COMPANIONS)))
     rng.shuffle(mixed)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
+from msgspec import structs
 
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.decode.params import ModeParams, RuleParams
@@ -150,7 +151,7 @@ def drafted(rng: random.Random, plain: RuleParams, block_size: int) -> Speculati
     """`speculative` whose output is that of `plain`: a chain or a tree of any size, with and without MRP."""
     tree = rng.random() < 0.7
     steps, states = rng.randint(0 if tree else 1, block_size), rng.randint(1, block_size)
-    return Speculative(steps, states if tree else None, verify=plain.mode, **asdict(plain))
+    return Speculative(steps, states if tree else None, verify=plain.mode, **structs.asdict(plain))
 
 
 def some_auto(rng: random.Random, requests: list[GenerationRequest]) -> list[GenerationRequest]:
@@ -159,7 +160,7 @@ def some_auto(rng: random.Random, requests: list[GenerationRequest]) -> list[Gen
 
 
 def automatic(params: ModeParams) -> ModeParams:
-    return replace(params, mrp_steps="auto") if isinstance(params, Speculative) else params
+    return structs.replace(params, mrp_steps="auto") if isinstance(params, Speculative) else params
 
 
 def verified(params: ModeParams) -> ModeParams:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 import torch
+from msgspec import structs
 
 from service.decode.modes import Dynamic, Entropy, Sequential, Speculative, Static
 from service.decode.params import RuleParams
@@ -31,7 +32,7 @@ def requests() -> list[GenerationRequest]:
         prompt = torch.randint(0, 60, (7 + 9 * number,), generator=torch.Generator().manual_seed(number)).tolist()
         plain = request(f"{number} plain", prompt, rule, 26, sampling=SamplingParams(0.7 * (number % 2), seed=number))
         for name, steps, drafts in (("tree", 0, 6), ("auto", "auto", None)):
-            drafted = Speculative(steps, drafts, verify=rule.mode, **asdict(rule))
+            drafted = Speculative(steps, drafts, verify=rule.mode, **structs.asdict(rule))
             found.append(replace(plain, request_id=f"{number} {name}", params=drafted))
         found.append(plain)
     return found

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cache
 
 import pytest
 import torch
+from msgspec import structs
 
 from service.constraints.constraint import Constraint
 from service.decode.modes import Dynamic, Sequential, Speculative, Static
@@ -131,7 +132,7 @@ def lax_requests(seed: int, checkpoint: Checkpoint, count: int) -> list[Generati
         plain = rng.choice([Static(), Static(2), Dynamic(0.3), Sequential(), Sequential(1, 6.0)])
         steps, states = rng.choice([(0, 3), (0, 4), (2, None), (3, None), (2, 4), (1, 2)])
         params = Speculative(
-            steps, states, margin=rng.choice([0.2, 0.5, 0.8, 0.95]), verify=plain.mode, **asdict(plain)
+            steps, states, margin=rng.choice([0.2, 0.5, 0.8, 0.95]), verify=plain.mode, **structs.asdict(plain)
         )
         sampling = SamplingParams(rng.choice([0, 0, 0.7, 1.2]), seed=rng.randrange(2**63))
         prompt = tuple(rng.choices(range(500), k=rng.randint(1, 20)))
@@ -269,7 +270,7 @@ def test_with_filters_a_margin_is_not_defined(sampling: SamplingParams) -> None:
     ) as caught:
         engine.submit(GenerationRequest("x", (1, 2), Speculative(2, margin=0.5), sampling))
     assert caught.value.param == "margin"
-    greedy = replace(sampling, temperature=0)
+    greedy = structs.replace(sampling, temperature=0)
     engine.submit(GenerationRequest("greedy", (1, 2), Speculative(2, margin=0.5), greedy))
     engine.submit(GenerationRequest("strict", (1, 2), Speculative(2), sampling))
 

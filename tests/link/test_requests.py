@@ -1,137 +1,26 @@
-"""Requests over links: answers, errors, cancellation, loss, leaving, secrets. Real sockets, doubles of replicas."""
+"""Requests over links: answers, errors, cancellation, loss, leaving. Real sockets, doubles of replicas."""
 
 from __future__ import annotations
 
 import asyncio
-import pickle
 import socket
-import struct
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
-from service.arrival import Arrival
-from service.decode.modes import Static
-from service.engine.request import SamplingParams, Stats
+from service import frames
+from service.engine.request import Stats
 from service.errors import DeadlineExceeded, EngineFailed, MrpServeError, ReplicaLost
 from service.link import client as link_client
 from service.link import requests as linked
-from service.link.messages import Alive, Call
 from service.link.requests import LinkedRequests
-from service.link.server import LinkServer
 from service.routing.router import Router
-from service.wire import Address, Answer, Chunk, Ending, Failure, Items, Status, Work
-from tests.gateway import doubles
+from service.wire import Address, Answer, Chunk, Ending, Failure, Status
 from tests.gateway.helpers import eventually
-
-CARD = replace(doubles.CARD, name="m", places=1)
-
-
-def work(name: str = "id", timeout_s: float = 60.0) -> Work:
-    return Work(name, Static(), SamplingParams(), 4, timeout_s, Arrival.now(), token_ids=(1,))
-
-
-def answer(text: str) -> Answer:
-    return Answer(text, (1,), Ending("length", 1, 1, Stats()))
-
-
-class Replica:
-    """Answers with its name. A work named `wait` waits for ever, `bug` raises, `fail` fails."""
-
-    def __init__(self, name: str) -> None:
-        self.name, self.begun, self.cancelled = name, 0, 0
-        self.may_go_on = asyncio.Event()
-
-    async def complete(self, work: Work) -> Answer | Failure:
-        async with self._counted():
-            await self._act(work)
-            return Failure(EngineFailed("broken")) if work.request_id == "fail" else answer(self.name)
-
-    async def count(self, work: Work) -> int | Failure:
-        return len(work.token_ids or ())
-
-    async def stream(self, work: Work) -> Items:
-        async with self._counted():
-            for index in range(3):
-                yield Chunk(index, self.name, (index,), Stats())
-                await self._act(work)
-            yield Ending("length", 1, 3, Stats())
-
-    @asynccontextmanager
-    async def _counted(self) -> AsyncIterator[None]:
-        self.begun += 1
-        try:
-            yield
-        except (asyncio.CancelledError, GeneratorExit):
-            self.cancelled += 1
-            raise
-
-    async def _act(self, work: Work) -> None:
-        if work.request_id == "wait":
-            await self.may_go_on.wait()
-        if work.request_id == "bug":
-            raise ValueError("a prompt that must not be told")
-
-
-class Otherwise:
-    """The other way to the replicas: notes what goes there."""
-
-    def __init__(self) -> None:
-        self.works: list[Work] = []
-
-    async def complete(self, work: Work) -> Answer | Failure:
-        self.works.append(work)
-        return answer("otherwise")
-
-    async def count(self, work: Work) -> int | Failure:
-        self.works.append(work)
-        return -1
-
-    async def stream(self, work: Work) -> Items:
-        self.works.append(work)
-        yield Ending("length", 1, 0, Stats())
-
-    async def learn(self, statuses: Sequence[Status]) -> None:
-        raise AssertionError("the links learn, not the other way")
-
-
-class Service:
-    """Replicas with their servers, and ingresses that know them."""
-
-    def __init__(self) -> None:
-        self.replicas: dict[str, Replica] = {}
-        self.servers: dict[str, LinkServer] = {}
-        self.otherwise = Otherwise()
-        self.now, self.linked = 0.0, -1
-
-    async def add(self, name: str) -> Replica:
-        self.replicas[name] = replica = Replica(name)
-        self.servers[name] = await LinkServer.start(replica, "127.0.0.1")
-        return replica
-
-    def statuses(self) -> list[Status]:
-        return [Status(name, None, CARD, server.address) for name, server in self.servers.items()]
-
-    async def ingress(self) -> LinkedRequests:
-        router = Router(1, by_prefix=False, routed=lambda how: None)
-        requests = LinkedRequests(router, self.otherwise, self._note, clock=lambda: self.now)
-        await requests.learn(self.statuses())
-        return requests
-
-    def _note(self, linked: int) -> None:
-        self.linked = linked
-
-
-@pytest.fixture
-async def service() -> AsyncIterator[Service]:
-    made = Service()
-    await made.add("a")
-    yield made
-    for server in made.servers.values():
-        await server.close()
+from tests.link.doubles import CARD, Service, answer, work
 
 
 async def test_answers_blocks_and_counts_come_through(service: Service) -> None:
@@ -310,7 +199,7 @@ async def test_a_replica_without_a_first_word_has_no_link(
     service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Its machine accepts connections for a process that is stopped."""
-    monkeypatch.setattr(linked, "_CONNECT_S", 0.05)
+    monkeypatch.setattr(linked, "_OPEN_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as stopped:
         address = Address("127.0.0.1", stopped.getsockname()[1], "s")
         ingress = await service.ingress()
@@ -346,47 +235,35 @@ async def test_two_questions_at_once_open_one_link(service: Service) -> None:
     assert len(service.servers["a"]._connections) == 1
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [
-        struct.pack("!I", 64) + b"0" * 64,
-        struct.pack("!I", 65),
-        struct.pack("!I", 2**32 - 1) + b"0" * 100,
-        struct.pack("!I", 0),
-        struct.pack("!I", 5) + b"wrong" + struct.pack("!I", 5) + b"again",
-    ],
-)
-async def test_nothing_is_unpickled_before_the_secret(
-    service: Service, sent: bytes, monkeypatch: pytest.MonkeyPatch
+async def test_what_a_link_cannot_carry_goes_another_way(service: Service) -> None:
+    ingress, deep = await service.ingress(), list[Any]()
+    for _ in range(200):
+        deep = [deep]
+    for schema in ({"maximum": 2**64}, {"enum": ["\ud800"]}, {"enum": deep}):
+        assert await ingress.complete(structs.replace(work(), tools=(schema,))) == answer("otherwise")
+    assert await ingress.complete(work()) == answer("a")
+    assert ingress._router._loads.now() == {"a": 0}
+
+
+async def test_what_a_replica_cannot_send_fails_that_request_alone(service: Service) -> None:
+    ingress = await service.ingress()
+    service.replicas["a"].name = "half a character: \ud800"
+    failed = await ingress.complete(work())
+    assert isinstance(failed, Failure)
+    assert type(failed.error) is MrpServeError
+    assert await ingress.count(work()) == 1
+
+
+async def test_messages_of_one_turn_travel_together_unless_they_are_long(
+    service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def never(*_: Any) -> Any:
-        raise AssertionError("unpickled")
-
-    monkeypatch.setattr(pickle, "loads", never)
-    address = service.servers["a"].address
-    reader, writer = await asyncio.open_connection(address.host, address.port)
-    call = pickle.dumps([Call(0, "complete", work())])
-    writer.write(sent + struct.pack("!I", len(call)) + call)
-    with pytest.raises((ConnectionResetError, asyncio.IncompleteReadError)):
-        await reader.readexactly(1)
-    writer.close()
-    assert service.replicas["a"].begun == 0
-    assert address.secret not in repr(address)
-
-
-async def test_frames_arrive_whole_in_any_pieces(service: Service) -> None:
-    address = service.servers["a"].address
-    reader, writer = await asyncio.open_connection(address.host, address.port)
-    calls = pickle.dumps([Call(7, "complete", work()), Call(8, "count", work())])
-    stream = b"".join(struct.pack("!I", len(one)) + one for one in (address.secret.encode(), calls))
-    async with AsyncExitStack() as stack:
-        stack.callback(writer.close)
-        for byte in stream:
-            writer.write(bytes([byte]))
-            await writer.drain()
-        found: list[Any] = []
-        while len(found) < 4:
-            (length,) = struct.unpack("!I", await reader.readexactly(4))
-            messages = pickle.loads(await reader.readexactly(length))
-            found += [message for message in messages if not isinstance(message, Alive)]
-    assert {(type(one).__name__, one.number) for one in found} == {("Item", 7), ("End", 7), ("Item", 8), ("End", 8)}
+    sent: list[int] = []
+    monkeypatch.setattr(
+        frames, "framed", lambda content, framed=frames.framed: sent.append(len(content)) or framed(content)
+    )
+    ingress = await service.ingress()
+    long = [structs.replace(work(), text="x" * 400_000, token_ids=None) for _ in range(4)]
+    sent.clear()
+    assert await asyncio.gather(*(ingress.complete(one) for one in [*long, work(), work()])) == [answer("a")] * 6
+    calls = [length for length in sent if length > 100_000]
+    assert [length // 400_000 for length in calls] == [2, 2]

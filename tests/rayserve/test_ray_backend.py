@@ -10,6 +10,7 @@ from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
+from msgspec import structs
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
@@ -288,7 +289,7 @@ async def test_requests_do_not_wait_for_a_replica_that_hangs(clock: Clock, monke
 async def test_the_time_limit_counts_from_the_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
     """A continued request has no more time than its first attempt had."""
     monkeypatch.setattr(wire, "_GRACE_S", 0.0)
-    begun = replace(work(60.0), arrived=Arrival.ago(61.0), resume=Resume((1,), 1))
+    begun = structs.replace(work(60.0), arrived=Arrival.ago(61.0), resume=Resume((1,), 1))
     with pytest.raises(DeadlineExceeded, match="no replica continued in time"):
         await anext(backend(Handle(None)).stream(begun))
 

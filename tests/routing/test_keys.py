@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from service.arrival import Arrival
 from service.decode.modes import Static

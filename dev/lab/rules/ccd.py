@@ -8,21 +8,18 @@ one to `width` (published: 5). The paper's mean over past distributions is not i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from dev.lab.rules.method import COUNT, Choose, Method, Reveal
 from service.decode.block import Block, Pick
-from service.decode.knobs import knob
 from service.decode.policy import Reading
 
 
-@dataclass(frozen=True, slots=True)
-class Coherent(Reveal):
+class Coherent(Reveal, frozen=True):
     """The candidates on which two forwards agree, or the most confident position."""
 
     mode: ClassVar[str] = "ccd"
-    width: int = knob(COUNT, 5)
+    width: Annotated[int, COUNT] = 5
 
     def begin(self, block: Block) -> Choose:  # noqa: ARG002 - nothing is known of it yet
         """Remembers the candidates of the last forward with their tokens."""

@@ -7,27 +7,24 @@ there: by the same rule (`sure` 0), or only while its picks' confidence is above
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import takewhile
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from dev.lab.rules.method import COUNT, NUMBER, Method
 from service.decode.block import Pick
 from service.decode.canvas import Canvas
-from service.decode.knobs import knob
 from service.decode.params import ModeParams
 from service.decode.policy import Decoding, Evaluate, Reading, Refine
 from service.decode.rules import Leftmost, Rule
 
 
-@dataclass(frozen=True, slots=True)
-class DirectInOrder(ModeParams):
+class DirectInOrder(ModeParams, frozen=True):
     """A forward of the backbone, then `mrp_steps` of MRP."""
 
     mode: ClassVar[str] = "direct-in-order"
-    mrp_steps: int = knob(COUNT, 1)
-    entropy_bound: float = knob(NUMBER, 0.1)
-    sure: float = knob(NUMBER, 0.0)
+    mrp_steps: Annotated[int, COUNT] = 1
+    entropy_bound: Annotated[float, NUMBER] = 0.1
+    sure: Annotated[float, NUMBER] = 0.0
 
     @property
     def needs_mrp(self) -> bool:

@@ -7,25 +7,22 @@ in successive steps, and all that are left in the last. Both count the steps of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from dev.lab.rules.method import COUNT, NUMBER, Choose, Method, Reveal
 from service.decode.block import Block, Pick
-from service.decode.knobs import knob
 from service.decode.policy import Reading
 
 #: the end token of the demo
 _END = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Eoser(Reveal):
+class Eoser(Reveal, frozen=True):
     """`tokens_per_step` positions a step, the most confident first, end tokens later."""
 
     mode: ClassVar[str] = "eoser"
-    gamma: float = knob(NUMBER, 0.4)
-    tokens_per_step: int = knob(COUNT, 1)
+    gamma: Annotated[float, NUMBER] = 0.4
+    tokens_per_step: Annotated[int, COUNT] = 1
 
     def begin(self, block: Block) -> Choose:
         """Counts the steps of the block."""
@@ -40,12 +37,11 @@ class Eoser(Reveal):
         return choose
 
 
-@dataclass(frozen=True, slots=True)
-class Ascending(Reveal):
+class Ascending(Reveal, frozen=True):
     """1, 2, 4, … positions, the most confident first. `gamma` 1: end tokens are not held back."""
 
     mode: ClassVar[str] = "ass"
-    gamma: float = knob(NUMBER, 1.0)
+    gamma: Annotated[float, NUMBER] = 1.0
 
     def begin(self, block: Block) -> Choose:
         """Counts the steps of the block."""

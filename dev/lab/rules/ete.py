@@ -8,23 +8,20 @@ confident ones. Decoding across blocks is not built: block-causal SDAR reads no 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from dev.lab.rules.method import COUNT, NUMBER, Choose, Method, Reveal
 from service.decode.block import Block, Pick
-from service.decode.knobs import knob
 from service.decode.policy import Reading
 from service.decode.rules import LowestEntropy, Rule
 
 
-@dataclass(frozen=True, slots=True)
-class Explore(Reveal):
+class Explore(Reveal, frozen=True):
     """All above `threshold` and the `explore` most uncertain positions; at least the most uncertain."""
 
     mode: ClassVar[str] = "ete"
-    threshold: float = knob(NUMBER, 0.9)
-    explore: int = knob(COUNT, 0)
+    threshold: Annotated[float, NUMBER] = 0.9
+    explore: Annotated[int, COUNT] = 0
 
     @property
     def rule(self) -> Rule:

@@ -7,12 +7,11 @@ The n surest positions are revealed for the largest n with (n + 1)(1 - p) < fact
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from dev.lab.rules.method import NUMBER, Choose, Method, Reveal
 from service.decode.block import Block, Pick
-from service.decode.knobs import Knob, knob
+from service.decode.knobs import Knob
 from service.decode.policy import Reading
 
 
@@ -24,14 +23,13 @@ _ORDERS: Mapping[str, Callable[[Sequence[Pick]], Sequence[Pick]]] = {"any": _sur
 _ORDER = Knob(str, "the order in which positions are tried", choices=tuple(_ORDERS))
 
 
-@dataclass(frozen=True, slots=True)
-class Factor(Reveal):
+class Factor(Reveal, frozen=True):
     """As many of the surest positions as the factor allows. `spared`: how many doubtful ones are not counted."""
 
     mode: ClassVar[str] = "factor"
-    factor: float = knob(NUMBER, 1.0)
-    order: str = knob(_ORDER, "any")
-    spared: int = knob(Knob(int, "doubtful positions that are not counted", least=0), 0)
+    factor: Annotated[float, NUMBER] = 1.0
+    order: Annotated[str, _ORDER] = "any"
+    spared: Annotated[int, Knob(int, "doubtful positions that are not counted", least=0)] = 0
 
     def begin(self, block: Block) -> Choose:  # noqa: ARG002 - nothing is remembered
         """Each reading by itself."""

@@ -8,15 +8,14 @@ All verify against `static`, so all give its answers.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 from dev.lab.rules.method import Method
 from service.decode.block import Pick
 from service.decode.canvas import Canvas
 from service.decode.drafting import Draft, Drafting
-from service.decode.knobs import THRESHOLD, Knob, knob
+from service.decode.knobs import THRESHOLD, Knob
 from service.decode.modes.speculative import _walk
 from service.decode.params import ModeParams
 from service.decode.policy import Decoding, Evaluate, Query, Reading, Refine
@@ -75,16 +74,15 @@ _FIRST = Knob(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Chained(ModeParams):
+class Chained(ModeParams, frozen=True):
     """`speculative` with a chain of `drafts` states whose first draft comes from `first`."""
 
     mode: ClassVar[str] = "chain"
     #: what was seen, if somebody wants it; `first_drafts.py` does
     seen: ClassVar[list[FirstDraft]] = []
-    drafts: int = knob(Knob(int, "states of the chain", least=1, in_block=True), 4)
-    first: str = knob(_FIRST, "stale")
-    sure: float = knob(THRESHOLD, 0.9)
+    drafts: Annotated[int, Knob(int, "states of the chain", least=1, in_block=True)] = 4
+    first: Annotated[str, _FIRST] = "stale"
+    sure: Annotated[float, THRESHOLD] = 0.9
 
     @property
     def needs_mrp(self) -> bool:
@@ -127,8 +125,7 @@ class Chained(ModeParams):
         return {state: Draft(number, picks) for number, (state, picks) in enumerate(drafts.items(), 1)}
 
 
-@dataclass(frozen=True, slots=True)
-class Watched(Chained):
+class Watched(Chained, frozen=True):
     """`static`, which notes at every state what both sources would have drafted and what was right."""
 
     mode: ClassVar[str] = "watched"

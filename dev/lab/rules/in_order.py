@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from dev.lab.rules.method import NUMBER, Choose, Method, Reveal
 from dev.lab.rules.orders import ORDER, ORDERS
 from service.decode.block import Block, Pick
-from service.decode.knobs import knob
 from service.decode.policy import Reading
 
 
-@dataclass(frozen=True, slots=True)
-class Confident(Reveal):
+class Confident(Reveal, frozen=True):
     """As `dynamic`, in an order."""
 
     mode: ClassVar[str] = "confident"
-    threshold: float = knob(NUMBER, 0.9)
-    order: str = knob(ORDER, "left-but-one")
+    threshold: Annotated[float, NUMBER] = 0.9
+    order: Annotated[str, ORDER] = "left-but-one"
 
     def begin(self, block: Block) -> Choose:  # noqa: ARG002 - nothing is remembered
         """Each reading by itself."""
@@ -28,12 +25,11 @@ class Confident(Reveal):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Doubts(Reveal):
+class Doubts(Reveal, frozen=True):
     """The leftmost positions whose doubts, 1 - confidence, less the largest, sum up to `bound` at most."""
 
     mode: ClassVar[str] = "doubts"
-    bound: float = knob(NUMBER, 0.1)
+    bound: Annotated[float, NUMBER] = 0.1
 
     def begin(self, block: Block) -> Choose:  # noqa: ARG002 - nothing is remembered
         """Each reading by itself."""

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 
@@ -22,7 +22,7 @@ from dev.lab.rules.compare import requests_of
 from dev.lab.rules.harness import tasks_of
 from dev.lab.rules.judged_remask import backbone_each, backbone_in_turn, mrp_each, mrp_in_turn, mrp_together
 from service.decode.canvas import Canvas
-from service.decode.knobs import THRESHOLD, knob
+from service.decode.knobs import THRESHOLD
 from service.decode.params import ModeParams
 from service.decode.policy import Decoding, Evaluate
 from service.decode.rules import Above, Rule
@@ -53,14 +53,13 @@ class Judged:
     only_best: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Watched(ModeParams):
+class Watched(ModeParams, frozen=True):
     """`remask`, which asks all judges."""
 
     mode: ClassVar[str] = "watched-remask"
     likeliest: ClassVar[int] = 8
     seen: ClassVar[list[Judged]] = []
-    threshold: float = knob(THRESHOLD, 0.3)
+    threshold: Annotated[float, THRESHOLD] = 0.3
 
     @property
     def needs_mrp(self) -> bool:

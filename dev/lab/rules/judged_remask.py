@@ -8,14 +8,13 @@ MRP, so they cost what they save: they show what a perfect judge would reach. No
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
 from math import exp
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 from dev.lab.rules.method import Method
 from service.decode.block import Block, Pick
 from service.decode.canvas import Canvas
-from service.decode.knobs import THRESHOLD, Knob, knob
+from service.decode.knobs import THRESHOLD, Knob
 from service.decode.params import ModeParams
 from service.decode.policy import Decoding, Evaluate, Query, Reading, Refine
 from service.decode.rules import Above, Rule
@@ -104,8 +103,7 @@ _DECIDE = Knob(str, "below: probability below the doubt; best: another token is 
 _ORDER = Knob(str, "of the fresh tokens, for judges that take turns", choices=("sure", "left"))
 
 
-@dataclass(frozen=True, slots=True)
-class JudgedRemask(ModeParams):
+class JudgedRemask(ModeParams, frozen=True):
     """Reveals above `threshold`; then `judge` takes back tokens: of probability below `doubt`, or not the likeliest.
 
     At least one token stays, the likeliest by the judge.
@@ -113,11 +111,11 @@ class JudgedRemask(ModeParams):
 
     mode: ClassVar[str] = "judged-remask"
     likeliest: ClassVar[int] = 8
-    threshold: float = knob(THRESHOLD, 0.3)
-    doubt: float | None = knob(THRESHOLD, None)
-    judge: str = knob(_JUDGE, "mrp_together")
-    decide: str = knob(_DECIDE, "below")
-    order: str = knob(_ORDER, "sure")
+    threshold: Annotated[float, THRESHOLD] = 0.3
+    doubt: Annotated[float | None, THRESHOLD] = None
+    judge: Annotated[str, _JUDGE] = "mrp_together"
+    decide: Annotated[str, _DECIDE] = "below"
+    order: Annotated[str, _ORDER] = "sure"
 
     @property
     def needs_mrp(self) -> bool:

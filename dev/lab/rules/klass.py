@@ -10,26 +10,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from dev.lab.rules.method import COUNT, NUMBER, Choose, Method, Reveal
 from service.decode.block import Block, Pick
-from service.decode.knobs import knob
 from service.decode.policy import Reading
 
 _LEAST = 1e-12
 
 
-@dataclass(frozen=True, slots=True)
-class Klass(Reveal):
+class Klass(Reveal, frozen=True):
     """Confidence above `threshold`, and `length` divergences below `divergence` (nats)."""
 
     mode: ClassVar[str] = "klass"
     likeliest: ClassVar[int] = 16
-    threshold: float = knob(NUMBER, 0.9)
-    divergence: float = knob(NUMBER, 0.01)
-    length: int = knob(COUNT, 2)
+    threshold: Annotated[float, NUMBER] = 0.9
+    divergence: Annotated[float, NUMBER] = 0.01
+    length: Annotated[int, COUNT] = 2
 
     def begin(self, block: Block) -> Choose:  # noqa: ARG002 - nothing is known of it yet
         """Remembers the last reading of each position, and for how long it has been stable."""

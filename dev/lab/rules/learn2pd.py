@@ -14,14 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dev.lab.rules.method import Method
 from service.decode.block import Pick
-from service.decode.knobs import THRESHOLD, Knob, knob
+from service.decode.knobs import THRESHOLD, Knob
 from service.decode.params import RuleParams
 from service.decode.policy import Reading
 from service.decode.rules import Leading
@@ -73,13 +73,12 @@ class Filtered:
         return tuple(pick for pick in reading.picks if final[pick.position] or pick == surest)
 
 
-@dataclass(frozen=True, slots=True)
-class Learn2pd(RuleParams):
+class Learn2pd(RuleParams, frozen=True):
     """Reveals what the filter finds final with a probability above `threshold`."""
 
     mode: ClassVar[str] = "learn2pd"
-    threshold: float = knob(THRESHOLD, 0.9)
-    kind: str = knob(Knob(str, "the filter's features", choices=FEATURES), "paper")
+    threshold: Annotated[float, THRESHOLD] = 0.9
+    kind: Annotated[str, Knob(str, "the filter's features", choices=FEATURES)] = "paper"
 
     @property
     def rule(self) -> Filtered:  # type: ignore[override]  # a rule of the lab is none of `Rule`

@@ -12,7 +12,6 @@ import argparse
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -38,8 +37,7 @@ _HIDDEN, _RATE, _EPOCHS, _ROWS = 64, 3e-3, 60, 512
 Example = tuple[dict[str, Vector], list[int]]
 
 
-@dataclass(frozen=True, slots=True)
-class Greedy(ModeParams):
+class Greedy(ModeParams, frozen=True):
     """Decodes as `static`, then again extremely greedily; keeps what it saw in `examples`."""
 
     mode: ClassVar[str] = "learn2pd-data"

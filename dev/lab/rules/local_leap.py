@@ -6,23 +6,20 @@ position at most `radius` from an anchor is revealed from `relaxed` on, any othe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from dev.lab.rules.method import COUNT, NUMBER, Choose, Method, Reveal
 from service.decode.block import Block, Pick
-from service.decode.knobs import knob
 from service.decode.policy import Reading
 
 
-@dataclass(frozen=True, slots=True)
-class LocalLeap(Reveal):
+class LocalLeap(Reveal, frozen=True):
     """The most confident position, and all that reach the threshold of their place."""
 
     mode: ClassVar[str] = "local-leap"
-    threshold: float = knob(NUMBER, 0.9)
-    relaxed: float = knob(NUMBER, 0.75)
-    radius: int = knob(COUNT, 4)
+    threshold: Annotated[float, NUMBER] = 0.9
+    relaxed: Annotated[float, NUMBER] = 0.75
+    radius: Annotated[int, COUNT] = 4
 
     def begin(self, block: Block) -> Choose:  # noqa: ARG002 - nothing is remembered
         """Each reading by itself."""

@@ -6,24 +6,21 @@ reading. Here a position is revealed if its gap in probability is above `thresho
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from dev.lab.rules.gaps import probability_gap
 from dev.lab.rules.method import NUMBER, Choose, Method, Reveal
 from dev.lab.rules.orders import ORDER, ORDERS
 from service.decode.block import Block
-from service.decode.knobs import knob
 
 
-@dataclass(frozen=True, slots=True)
-class Margin(Reveal):
+class Margin(Reveal, frozen=True):
     """Every position whose gap is above `threshold`; if there is none, that with the widest."""
 
     mode: ClassVar[str] = "margin"
     likeliest: ClassVar[int] = 2
-    threshold: float = knob(NUMBER, 0.7)
-    order: str = knob(ORDER, "any")
+    threshold: Annotated[float, NUMBER] = 0.7
+    order: Annotated[str, ORDER] = "any"
 
     def begin(self, block: Block) -> Choose:  # noqa: ARG002 - nothing is remembered
         """Each reading by itself."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from service.decode.block import Block, Pick
@@ -34,8 +33,7 @@ class Method(NamedTuple):
     tried: tuple[ModeParams, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Reveal(ModeParams):
+class Reveal(ModeParams, frozen=True):
     """A method that reveals what it chooses of each reading, and may remember the readings of the block.
 
     `likeliest`: the tokens of each position whose log-probabilities it needs (`Pick.known`).

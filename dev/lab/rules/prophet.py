@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from dev.lab.rules.gaps import mean_logit_gap
 from dev.lab.rules.method import NUMBER, Choose, Method, Reveal
 from service.decode.block import Block, Pick
-from service.decode.knobs import Knob, knob
+from service.decode.knobs import Knob
 from service.decode.policy import Reading
 from service.decode.rules import Leftmost, MostConfident, Rule
 
@@ -26,8 +25,7 @@ BASES: Mapping[str, Rule] = {"static": MostConfident(1), "sequential": Leftmost(
 BASE = Knob(str, "what decodes until the commitment", choices=tuple(BASES))
 
 
-@dataclass(frozen=True, slots=True)
-class Committing(Reveal):
+class Committing(Reveal, frozen=True):
     """Decodes by `base` until the mean gap reaches the threshold of the progress."""
 
     likeliest: ClassVar[int] = 2
@@ -53,15 +51,14 @@ class Committing(Reveal):
         return choose
 
 
-@dataclass(frozen=True, slots=True)
-class Prophet(Committing):
+class Prophet(Committing, frozen=True):
     """A threshold in three steps."""
 
     mode: ClassVar[str] = "prophet"
-    early: float = knob(NUMBER, 7.5)
-    middle: float = knob(NUMBER, 5.0)
-    late: float = knob(NUMBER, 2.5)
-    base: str = knob(BASE, "static")
+    early: Annotated[float, NUMBER] = 7.5
+    middle: Annotated[float, NUMBER] = 5.0
+    late: Annotated[float, NUMBER] = 2.5
+    base: Annotated[str, BASE] = "static"
 
     def threshold(self, progress: float) -> float:
         """Thirds, as published."""
@@ -79,15 +76,14 @@ _CURVES: Mapping[str, Callable[[float], float]] = {
 _CURVE = Knob(str, "how the threshold falls", choices=tuple(_CURVES))
 
 
-@dataclass(frozen=True, slots=True)
-class SchED(Committing):
+class SchED(Committing, frozen=True):
     """A threshold along a curve."""
 
     mode: ClassVar[str] = "sched"
-    high: float = knob(NUMBER, 7.5)
-    low: float = knob(NUMBER, 2.5)
-    curve: str = knob(_CURVE, "cosine")
-    base: str = knob(BASE, "static")
+    high: Annotated[float, NUMBER] = 7.5
+    low: Annotated[float, NUMBER] = 2.5
+    curve: Annotated[str, _CURVE] = "cosine"
+    base: Annotated[str, BASE] = "static"
 
     def threshold(self, progress: float) -> float:
         """From `high` to `low`."""

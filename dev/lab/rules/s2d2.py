@@ -13,16 +13,15 @@ the masks behind it in sight. That is one row a position, and exactly what `sequ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import exp, log
 from operator import mul
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from dev.lab.rules.method import Method
 from service.decode.block import Block, Pick
 from service.decode.canvas import Canvas
-from service.decode.knobs import Knob, knob
+from service.decode.knobs import Knob
 from service.decode.params import ModeParams
 from service.decode.policy import Decoding, Evaluate, Reading
 from service.decode.rules import Leftmost, Rule
@@ -32,14 +31,13 @@ _COST = Knob(float, "tokens that a verification must be expected to gain; 0: it 
 _BETA = Knob(float, "how fast the estimated acceptance falls with entropy", least=0)
 
 
-@dataclass(frozen=True, slots=True)
-class S2d2(ModeParams):
+class S2d2(ModeParams, frozen=True):
     """Drafts by the last reading, verified from left to right, at most `span` of them at once."""
 
     mode: ClassVar[str] = "s2d2"
-    span: int = knob(Knob(int, "most positions verified at once", least=1, in_block=True), 16)
-    cost: float = knob(_COST, 0.0)
-    beta: float = knob(_BETA, 1.0)
+    span: Annotated[int, Knob(int, "most positions verified at once", least=1, in_block=True)] = 16
+    cost: Annotated[float, _COST] = 0.0
+    beta: Annotated[float, _BETA] = 1.0
 
     @property
     def rule(self) -> Rule:

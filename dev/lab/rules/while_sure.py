@@ -7,14 +7,13 @@ Published (MRP paper, arXiv 2605.18817) are a fixed number of picks, the surest 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import takewhile
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from dev.lab.rules.method import Method
 from service.decode.block import Pick
 from service.decode.canvas import Canvas
-from service.decode.knobs import ENTROPY_BOUND, THRESHOLD, Knob, knob
+from service.decode.knobs import ENTROPY_BOUND, THRESHOLD, Knob
 from service.decode.params import ModeParams
 from service.decode.policy import Decoding, Evaluate, Reading, Refine
 from service.decode.rules import Above, Leftmost, MostConfident, Rule
@@ -39,14 +38,13 @@ def _then_mrp(canvas: Canvas, rule: Rule, steps: int, sure: Callable[[Reading], 
             canvas.reveal("mrp", picks)
 
 
-@dataclass(frozen=True, slots=True)
-class DirectWhileSure(ModeParams):
+class DirectWhileSure(ModeParams, frozen=True):
     """`direct` that goes on with MRP's picks only while they are surer than `threshold`, at most `mrp_steps` times."""
 
     mode: ClassVar[str] = "direct-while-sure"
-    mrp_steps: int = knob(_STEPS, 4)
-    threshold: float = knob(THRESHOLD, 0.9)
-    left: int = knob(Knob(int, "1: from left to right", least=0, most=1), 0)
+    mrp_steps: Annotated[int, _STEPS] = 4
+    threshold: Annotated[float, THRESHOLD] = 0.9
+    left: Annotated[int, Knob(int, "1: from left to right", least=0, most=1)] = 0
 
     @property
     def needs_mrp(self) -> bool:
@@ -68,17 +66,16 @@ class DirectWhileSure(ModeParams):
         return _then_mrp(canvas, self.rule, self.mrp_steps, sure)
 
 
-@dataclass(frozen=True, slots=True)
-class SureInOrder(ModeParams):
+class SureInOrder(ModeParams, frozen=True):
     """`sequential` with a bound; then MRP adds the leading picks surer than `threshold`, at most `mrp_steps` times.
 
     Unlike a forward of the backbone, one of MRP may add nothing: it never has to guess.
     """
 
     mode: ClassVar[str] = "sure-in-order"
-    mrp_steps: int = knob(_STEPS, 1)
-    threshold: float = knob(THRESHOLD, 0.9)
-    entropy_bound: float = knob(ENTROPY_BOUND, 0.1)
+    mrp_steps: Annotated[int, _STEPS] = 1
+    threshold: Annotated[float, THRESHOLD] = 0.9
+    entropy_bound: Annotated[float, ENTROPY_BOUND] = 0.1
 
     @property
     def needs_mrp(self) -> bool:
@@ -99,8 +96,7 @@ class SureInOrder(ModeParams):
         return _then_mrp(canvas, self.rule, self.mrp_steps, sure)
 
 
-@dataclass(frozen=True, slots=True)
-class HoldBack(ModeParams):
+class HoldBack(ModeParams, frozen=True):
     """`remask` turned round: what is doubtful stays masked, and MRP decides about it with the sure tokens in place.
 
     The backbone reveals above `threshold`, at least one. MRP then reveals above `mrp_threshold`, perhaps none, at most
@@ -108,9 +104,9 @@ class HoldBack(ModeParams):
     """
 
     mode: ClassVar[str] = "hold-back"
-    threshold: float = knob(THRESHOLD, 0.9)
-    mrp_threshold: float = knob(THRESHOLD, 0.9)
-    mrp_steps: int = knob(_STEPS, 1)
+    threshold: Annotated[float, THRESHOLD] = 0.9
+    mrp_threshold: Annotated[float, THRESHOLD] = 0.9
+    mrp_steps: Annotated[int, _STEPS] = 1
 
     @property
     def needs_mrp(self) -> bool:
@@ -131,13 +127,12 @@ class HoldBack(ModeParams):
         return _then_mrp(canvas, self.rule, self.mrp_steps, sure)
 
 
-@dataclass(frozen=True, slots=True)
-class RemaskInOrder(ModeParams):
+class RemaskInOrder(ModeParams, frozen=True):
     """`sequential` with a loose bound; then MRP judges, and all from the first doubtful token on is masked again."""
 
     mode: ClassVar[str] = "remask-in-order"
-    entropy_bound: float = knob(ENTROPY_BOUND, 1.0)
-    doubt: float = knob(THRESHOLD, 0.3)
+    entropy_bound: Annotated[float, ENTROPY_BOUND] = 1.0
+    doubt: Annotated[float, THRESHOLD] = 0.3
 
     @property
     def needs_mrp(self) -> bool:

@@ -10,13 +10,11 @@ token on the canvas.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from dev.lab.rules.method import NUMBER, Method
 from service.decode.block import Pick
 from service.decode.canvas import Canvas
-from service.decode.knobs import knob
 from service.decode.params import ModeParams
 from service.decode.policy import Decoding, Evaluate, Reading
 from service.decode.rules import Above, Rule
@@ -25,13 +23,12 @@ from service.decode.rules import Above, Rule
 _SHARE, _LEAST, _MOST = 0.7, 5, 20
 
 
-@dataclass(frozen=True, slots=True)
-class Wino(ModeParams):
+class Wino(ModeParams, frozen=True):
     """Reveal above `wide`, take back below `narrow` (at least 0.5)."""
 
     mode: ClassVar[str] = "wino"
-    wide: float = knob(NUMBER, 0.6)
-    narrow: float = knob(NUMBER, 0.9)
+    wide: Annotated[float, NUMBER] = 0.6
+    narrow: Annotated[float, NUMBER] = 0.9
 
     @property
     def rule(self) -> Rule:

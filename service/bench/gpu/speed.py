@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 
 import torch
+from msgspec import structs
 
 from service.bench.floor import measure_rates
 from service.bench.gpu.extent import Extent
@@ -97,7 +98,7 @@ def _row(plan: PlanAtLoad, static: PlanAtLoad) -> dict[str, object]:
     return {
         "concurrency": plan.concurrency,
         "plan": plan.params.mode,
-        "knobs": {name: value for name, value in asdict(plan.params).items() if value is not None},
+        "knobs": {name: value for name, value in structs.asdict(plan.params).items() if value is not None},
         "tokens_per_forward": plan.tokens_per_forward,
         "tokens_per_s": tokens / sum(sample.wall_s for sample in plan.samples),
         "times_static": faster,

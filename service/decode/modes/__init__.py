@@ -1,6 +1,7 @@
 """The modes, one per file. A new mode needs a file here and a line below; API, program and documents follow."""
 
 from collections.abc import Mapping
+from typing import get_args
 
 from service.decode.knobs import Knob, knobs_in
 from service.decode.modes.direct import Direct
@@ -10,20 +11,14 @@ from service.decode.modes.remask import Remask
 from service.decode.modes.sequential import Sequential
 from service.decode.modes.speculative import VERIFIED, Speculative
 from service.decode.modes.static import Static
-from service.decode.params import ModeParams
 
-_ALL: tuple[type[ModeParams], ...] = (
-    Static,
-    Dynamic,
-    Sequential,
-    Entropy,
-    Direct,
-    Speculative,
-    Remask,
-)
+#: the params of any mode
+Mode = Static | Dynamic | Sequential | Entropy | Direct | Speculative | Remask
+
+_ALL: tuple[type[Mode], ...] = get_args(Mode)
 
 #: mode name -> its class
-MODES: Mapping[str, type[ModeParams]] = {mode.mode: mode for mode in _ALL}
+MODES: Mapping[str, type[Mode]] = {mode.mode: mode for mode in _ALL}
 
 #: knob name -> its values in all modes. If modes differ, the last one counts: `speculative` allows all of `direct`'s.
 KNOBS: Mapping[str, Knob] = {name: knob for mode in _ALL for name, knob in knobs_in(mode).items()}
@@ -35,6 +30,7 @@ __all__ = [
     "Direct",
     "Dynamic",
     "Entropy",
+    "Mode",
     "Remask",
     "Sequential",
     "Speculative",

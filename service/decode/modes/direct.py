@@ -1,10 +1,9 @@
 """`direct`: one backbone pick, then MRP picks without verification (MRP paper, direct decoding)."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from service.decode.canvas import Canvas
-from service.decode.knobs import Knob, knob
+from service.decode.knobs import Knob
 from service.decode.params import ModeParams
 from service.decode.policy import Decoding, Evaluate, Refine
 from service.decode.rules import MostConfident, Rule
@@ -12,13 +11,12 @@ from service.decode.rules import MostConfident, Rule
 _MRP_STEPS = Knob(int, "MRP picks per backbone forward; default: the checkpoint's", least=1, in_block=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Direct(ModeParams):
+class Direct(ModeParams, frozen=True):
     """One pick of the backbone, then `mrp_steps` unverified picks of MRP."""
 
     mode: ClassVar[str] = "direct"
     served_without_mrp: ClassVar[bool] = False
-    mrp_steps: int = knob(_MRP_STEPS, 1)
+    mrp_steps: Annotated[int, _MRP_STEPS] = 1
 
     @property
     def needs_mrp(self) -> bool:

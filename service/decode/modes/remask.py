@@ -1,23 +1,21 @@
 """`remask`: MRP checks the tokens that `dynamic` reveals and may mask them again (MRP paper, remasking)."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from service.decode.block import Pick
 from service.decode.canvas import Canvas
-from service.decode.knobs import THRESHOLD, knob
+from service.decode.knobs import THRESHOLD
 from service.decode.params import ModeParams
 from service.decode.policy import Decoding, Evaluate, Refine
 from service.decode.rules import Above, Rule
 
 
-@dataclass(frozen=True, slots=True)
-class Remask(ModeParams):
+class Remask(ModeParams, frozen=True):
     """Dynamic, then MRP masks new tokens again if their corrected probability is < `threshold`."""
 
     mode: ClassVar[str] = "remask"
     served_without_mrp: ClassVar[bool] = False
-    threshold: float = knob(THRESHOLD, 0.9)
+    threshold: Annotated[float, THRESHOLD] = 0.9
 
     @property
     def needs_mrp(self) -> bool:

@@ -1,20 +1,18 @@
 """`sequential`: reveals from left to right (`sequential` of SDAR's generate.py), optionally with EB-Sampler's bound."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from service.decode.knobs import ENTROPY_BOUND, TOKENS_PER_STEP, knob
+from service.decode.knobs import ENTROPY_BOUND, TOKENS_PER_STEP
 from service.decode.params import RuleParams
 from service.decode.rules import Leftmost, Rule
 
 
-@dataclass(frozen=True, slots=True)
-class Sequential(RuleParams):
+class Sequential(RuleParams, frozen=True):
     """Reveal the `tokens_per_step` leftmost positions of every forward, and more of them as `entropy_bound` allows."""
 
     mode: ClassVar[str] = "sequential"
-    tokens_per_step: int = knob(TOKENS_PER_STEP, 1)
-    entropy_bound: float = knob(ENTROPY_BOUND, 0.0)
+    tokens_per_step: Annotated[int, TOKENS_PER_STEP] = 1
+    entropy_bound: Annotated[float, ENTROPY_BOUND] = 0.0
 
     @property
     def rule(self) -> Rule:

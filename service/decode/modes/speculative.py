@@ -15,15 +15,16 @@ change the output.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
+
+from msgspec.structs import force_setattr
 
 from service.decode.block import Block, Pick, Step, make
 from service.decode.canvas import Canvas
 from service.decode.draft_budget import DraftBudget
 from service.decode.drafting import Drafting, Drafts, chain
-from service.decode.knobs import AUTO, ENTROPY_BOUND, THRESHOLD, TOKENS_PER_STEP, Knob, knob, knobs_in
+from service.decode.knobs import AUTO, ENTROPY_BOUND, THRESHOLD, TOKENS_PER_STEP, Knob, knobs_in
 from service.decode.margin import LIKELIEST, Near
 from service.decode.modes.dynamic import Dynamic
 from service.decode.modes.entropy import Entropy
@@ -69,8 +70,7 @@ _MARGIN = Knob(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Speculative(ModeParams):
+class Speculative(ModeParams, frozen=True):
     """Drafts, verified by one backbone forward. Without a `margin` the output is that of the mode `verify` names.
 
     `verify`: static, dynamic, sequential or entropy; its knobs may be given, too. Default: dynamic if a threshold is
@@ -85,18 +85,18 @@ class Speculative(ModeParams):
     """
 
     mode: ClassVar[str] = "speculative"
-    mrp_steps: int | Literal["auto"] = knob(_MRP_STEPS, AUTO)
-    max_drafts: int | None = knob(_MAX_DRAFTS, None)
-    tokens_per_step: int | None = knob(TOKENS_PER_STEP, None)
-    threshold: float | None = knob(THRESHOLD, None)
-    entropy_bound: float | None = knob(ENTROPY_BOUND, None)
-    verify: str | None = knob(_VERIFY, None)
-    margin: float | None = knob(_MARGIN, None)
+    mrp_steps: Annotated[int | Literal["auto"], _MRP_STEPS] = AUTO
+    max_drafts: Annotated[int | None, _MAX_DRAFTS] = None
+    tokens_per_step: Annotated[int | None, TOKENS_PER_STEP] = None
+    threshold: Annotated[float | None, THRESHOLD] = None
+    entropy_bound: Annotated[float | None, ENTROPY_BOUND] = None
+    verify: Annotated[str | None, _VERIFY] = None
+    margin: Annotated[float | None, _MARGIN] = None
 
     def __post_init__(self) -> None:
         """Sets `verify` if it is not the default, so that the knobs shown to users are those that run."""
         if self.verify is None and self.threshold is not None:
-            object.__setattr__(self, "verify", Dynamic.mode)
+            force_setattr(self, "verify", Dynamic.mode)
 
     @property
     def needs_mrp(self) -> bool:

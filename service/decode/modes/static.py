@@ -1,19 +1,17 @@
 """`static`: a fixed number of tokens a forward (`low_confidence_static` of SDAR's generate.py)."""
 
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from service.decode.knobs import TOKENS_PER_STEP, knob
+from service.decode.knobs import TOKENS_PER_STEP
 from service.decode.params import RuleParams
 from service.decode.rules import MostConfident, Rule
 
 
-@dataclass(frozen=True, slots=True)
-class Static(RuleParams):
+class Static(RuleParams, frozen=True):
     """Reveal the `tokens_per_step` most confident positions of every forward."""
 
     mode: ClassVar[str] = "static"
-    tokens_per_step: int = knob(TOKENS_PER_STEP, 1)
+    tokens_per_step: Annotated[int, TOKENS_PER_STEP] = 1
 
     @property
     def rule(self) -> Rule:

@@ -6,8 +6,10 @@ The validation of POST /generate parses the fields that both APIs share.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec.structs import replace
 
 from service.errors import InvalidRequest
 from service.gateway.anthropic.fields import FIELDS

@@ -5,8 +5,9 @@ A route makes a `ToolUse` of its own fields and asks `with_tools` for the work a
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal
+
+from msgspec.structs import replace
 
 from service.constraints.constraint import CallTexts, Constraint, Lead, ToolCallForm
 from service.errors import InvalidRequest

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from msgspec import structs
+
 from service.engine.request import MAX_SEED
 from service.errors import InvalidRequest
 from service.gateway.http.tools import with_tools
@@ -95,7 +97,7 @@ def plan_chat(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) 
     if limits:
         shared["max_new_tokens"] = limits.pop()
     work = shared_work({**shared, "messages": _ANY_CHAT}, card, timeout_limit_s, MAX_TEMPERATURE)
-    work = replace(work, messages=for_template(request.messages))
+    work = structs.replace(work, messages=for_template(request.messages))
     wanted, param = think(request.reasoning_effort, request.chat_template_kwargs)
     work, reading = with_tools(work, card, tool_use(request), think=wanted, think_param=param)
     plan = _plan(request, [work], [""], (request.top_logprobs or 0) if request.logprobs else None)
@@ -136,8 +138,8 @@ def _prompt(prompt: Prompt) -> dict[str, Any]:
 
 def _with_prompt(work: Work, prompt: Prompt) -> Work:
     if isinstance(prompt, str):
-        return replace(work, text=prompt, token_ids=None)
-    return replace(work, text=None, token_ids=prompt)
+        return structs.replace(work, text=prompt, token_ids=None)
+    return structs.replace(work, text=None, token_ids=prompt)
 
 
 def _plan(request: OpenAiRequest, works: list[Work], echoes: list[str], alternatives: int | None) -> ParsedRequest:
@@ -153,10 +155,10 @@ def _plan(request: OpenAiRequest, works: list[Work], echoes: list[str], alternat
 
 def _nth(work: Work, index: int, alternatives: int | None) -> Work:
     named = alternatives is not None
-    return replace(
+    return structs.replace(
         work,
         request_id=secrets.token_hex(12),
-        sampling=replace(work.sampling, seed=(work.sampling.seed + index) % (MAX_SEED + 1)),
+        sampling=structs.replace(work.sampling, seed=(work.sampling.seed + index) % (MAX_SEED + 1)),
         return_trace=named or work.return_trace,
         return_pieces=named,
         top_logprobs=alternatives or 0,

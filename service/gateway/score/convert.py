@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
+
+from msgspec.structs import replace
 
 from service.decode.score import Score
 from service.engine.request import SamplingParams

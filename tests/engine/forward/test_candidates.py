@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from service.decode.block import MASKED, Block
@@ -119,7 +119,7 @@ def test_lists_and_whole_rows_share_a_forward() -> None:
     """Static beside speculative and remask, each as it would be alone."""
     checkpoint = load_checkpoint(GOLDEN / "sdar-mrp-random-a")
     mixed = [
-        request(f"{params.mode}{seed}", [seed, 6, 7], params, 8, sampling=replace(SAMPLINGS[1], seed=seed))
+        request(f"{params.mode}{seed}", [seed, 6, 7], params, 8, sampling=structs.replace(SAMPLINGS[1], seed=seed))
         for seed in range(4)
         for params in (Static(), Speculative(2), Remask(0.3))
     ]

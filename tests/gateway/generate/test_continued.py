@@ -6,10 +6,10 @@ import asyncio
 import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from service.arrival import Arrival
 from service.decode.modes import Static

@@ -22,9 +22,9 @@ from service.engine import BlockEvent, GenerationRequest, Parts
 from service.engine.forward.runner import Runner
 from service.engine.request import Asked
 from service.errors import CheckpointError, EngineFailed, InvalidRequest, ReplicaLost, ReplicaStopping
-from service.frames import content_of
 from service.gateway.failover import Failover
 from service.gateway.http.validation import parse_generate, to_work
+from service.pickling import PICKLED
 from service.replica import remote as remote_module
 from service.replica.engines import ReplicaEngine
 from service.replica.generator import Generator
@@ -316,7 +316,7 @@ class TestEnds:
         engine._asked[0] = asyncio.get_running_loop().create_future()  # compiles a grammar, or reads weights
         assert stands_still(50.0) is None
         assert str(stands_still(5.0)).endswith("allowed are 60")
-        engine.received(content_of([Alive()]))
+        engine.received(PICKLED.content([PICKLED.encode(Alive())]))
         engine._asked.clear()
         assert stands_still(HUNG_S) is None
 

@@ -7,11 +7,11 @@ import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
+from msgspec.structs import replace
 from starlette.types import Message, Send
 
 from service.gateway.failover import Failover

@@ -1,0 +1,79 @@
+"""Messages as MessagePack, decoded strictly by their types. Nothing that comes can run code or make another type.
+
+An error crosses as the name of its class, one of `service/errors.py`, and its fields. An `Arrival` crosses as the
+seconds since. All else is `Data` (`data.py`), plain values and named tuples.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from service import errors
+from service.arrival import Arrival
+from service.errors import MrpServeError
+from service.frames import Malformed, Unsendable
+
+#: the errors that may cross, by name
+_ERRORS: dict[str, type[MrpServeError]] = {
+    name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, MrpServeError)
+}
+#: an error's name, message, `param` and `retry_after`
+_Error = tuple[str, str, str | None, float | None]
+
+_MANY = struct.Struct("!BI")
+
+
+class MessagePack:
+    """A codec of frames (`frames.py`). `receives`: what may come, a union of types."""
+
+    def __init__(self, receives: Any) -> None:
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
+        self._decoder = msgspec.msgpack.Decoder(list[receives], dec_hook=_made)
+
+    def encode(self, message: object) -> bytes:
+        """A message. Unsendable if it has what MessagePack has not: integers beyond 64 bits, halves of characters."""
+        try:
+            return self._encoder.encode(message)
+        except (OverflowError, UnicodeEncodeError, RecursionError, TypeError, ValueError) as error:
+            raise Unsendable(f"a message cannot be encoded: {type(error).__name__}") from error
+
+    def content(self, messages: Sequence[bytes]) -> bytes:
+        """The content of a frame with these messages."""
+        count = len(messages)
+        return (bytes((0x90 | count,)) if count < 16 else _MANY.pack(0xDD, count)) + b"".join(messages)
+
+    def decode(self, content: bytes) -> list[Any]:
+        """The messages of a frame. Malformed for all else."""
+        try:
+            messages: list[Any] = self._decoder.decode(content)
+        except Exception as error:  # noqa: BLE001 - whatever a value's own checks raise: the sender had no such message
+            raise Malformed(f"{len(content)} bytes are no message: {type(error).__name__}") from None
+        return messages
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, MrpServeError):
+        name = next(kind.__name__ for kind in type(value).__mro__ if _ERRORS.get(kind.__name__) is kind)
+        return name, _whole(value.message), value.param and _whole(value.param), value.retry_after
+    if isinstance(value, Arrival):
+        return value.waited_s()
+    raise TypeError(f"a {type(value).__name__} cannot be sent")
+
+
+def _whole(text: str) -> str:
+    """The text without halves of characters, which an error may quote."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def _made(kind: type[Any], value: Any) -> Any:
+    if kind is MrpServeError:
+        name, message, param, retry_after = msgspec.convert(value, _Error)
+        return _ERRORS[name](message, param=param, retry_after=retry_after)
+    if kind is Arrival and isinstance(value, float) and math.isfinite(value):
+        return Arrival.ago(value)
+    raise ValueError(f"a {kind.__name__} has not come")

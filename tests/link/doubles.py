@@ -1,0 +1,115 @@
+"""Doubles of replicas with the real server of links, and ingresses that know them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from service.arrival import Arrival
+from service.decode.modes import Static
+from service.engine.request import SamplingParams, Stats
+from service.errors import EngineFailed
+from service.link.requests import LinkedRequests
+from service.link.server import LinkServer
+from service.routing.router import Router
+from service.wire import Answer, Chunk, Ending, Failure, Items, Status, Work
+from tests.gateway import doubles
+
+CARD = replace(doubles.CARD, name="m", places=1)
+
+
+def work(name: str = "id", timeout_s: float = 60.0) -> Work:
+    return Work(name, Static(), SamplingParams(), 4, timeout_s, Arrival.now(), token_ids=(1,))
+
+
+def answer(text: str) -> Answer:
+    return Answer(text, (1,), Ending("length", 1, 1, Stats()))
+
+
+class Replica:
+    """Answers with its name. A work named `wait` waits for ever, `bug` raises, `fail` fails."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.begun, self.cancelled = name, 0, 0
+        self.may_go_on = asyncio.Event()
+
+    async def complete(self, work: Work) -> Answer | Failure:
+        async with self._counted():
+            await self._act(work)
+            return Failure(EngineFailed("broken")) if work.request_id == "fail" else answer(self.name)
+
+    async def count(self, work: Work) -> int | Failure:
+        return len(work.token_ids or ())
+
+    async def stream(self, work: Work) -> Items:
+        async with self._counted():
+            for index in range(3):
+                yield Chunk(index, self.name, (index,), Stats())
+                await self._act(work)
+            yield Ending("length", 1, 3, Stats())
+
+    @asynccontextmanager
+    async def _counted(self) -> AsyncIterator[None]:
+        self.begun += 1
+        try:
+            yield
+        except (asyncio.CancelledError, GeneratorExit):
+            self.cancelled += 1
+            raise
+
+    async def _act(self, work: Work) -> None:
+        if work.request_id == "wait":
+            await self.may_go_on.wait()
+        if work.request_id == "bug":
+            raise ValueError("a prompt that must not be told")
+
+
+class Otherwise:
+    """The other way to the replicas: notes what goes there."""
+
+    def __init__(self) -> None:
+        self.works: list[Work] = []
+
+    async def complete(self, work: Work) -> Answer | Failure:
+        self.works.append(work)
+        return answer("otherwise")
+
+    async def count(self, work: Work) -> int | Failure:
+        self.works.append(work)
+        return -1
+
+    async def stream(self, work: Work) -> Items:
+        self.works.append(work)
+        yield Ending("length", 1, 0, Stats())
+
+    async def learn(self, statuses: Sequence[Status]) -> None:
+        raise AssertionError("the links learn, not the other way")
+
+
+class Service:
+    """Replicas with their servers, and ingresses that know them."""
+
+    def __init__(self) -> None:
+        self.replicas: dict[str, Replica] = {}
+        self.servers: dict[str, LinkServer] = {}
+        self.otherwise = Otherwise()
+        self.now, self.linked = 0.0, -1
+
+    async def add(self, name: str) -> Replica:
+        self.replicas[name] = replica = Replica(name)
+        self.servers[name] = await LinkServer.start(replica, "127.0.0.1")
+        return replica
+
+    def statuses(self) -> list[Status]:
+        return [Status(name, None, CARD, server.address) for name, server in self.servers.items()]
+
+    async def ingress(self) -> LinkedRequests:
+        router = Router(1, by_prefix=False, routed=lambda how: None)
+        requests = LinkedRequests(router, self.otherwise, self._note, clock=lambda: self.now)
+        await requests.learn(self.statuses())
+        return requests
+
+    def _note(self, linked: int) -> None:
+        self.linked = linked

@@ -1,0 +1,317 @@
+"""Links and those who are not of this service: taken ports, wrong secrets, silence, crowds, too much, garbage."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from service.errors import ReplicaLost
+from service.frames import LONGEST, framed
+from service.link import requests as linked
+from service.link import server as served
+from service.link.messages import AT_INGRESS, Call, Cancel, End
+from service.link.proof import NONCE, make_nonce, make_proof
+from service.wire import Address, Status
+from tests.gateway.helpers import eventually
+from tests.link.doubles import CARD, Service, answer, work
+
+Taker = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Bomb:
+    """Unpickling it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.path,)
+
+
+async def frame(reader: asyncio.StreamReader) -> bytes:
+    (length,) = struct.unpack("!I", await reader.readexactly(4))
+    return await reader.readexactly(length)
+
+
+@asynccontextmanager
+async def taken(taker: Taker) -> AsyncIterator[Status]:
+    """The status of a replica whose port another program has taken."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await taker(reader, writer)
+            seen.append(await reader.read())  # what an ingress sends to it
+        finally:
+            writer.close()
+
+    seen: list[bytes] = []
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with listening:
+        port = listening.sockets[0].getsockname()[1]
+        yield Status("b", None, CARD, Address("127.0.0.1", port, "secret"))
+        await eventually(lambda: bool(seen))
+        assert seen == [b""] * len(seen)  # after the nonce nothing
+
+
+# --- whoever has a replica's port --------------------------------------------------------------------
+
+
+async def answers_garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await frame(reader)
+    writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+async def sends_a_wrong_proof(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    nonce = await frame(reader)
+    writer.write(framed(nonce + make_proof("another", "replica", nonce, nonce)))
+
+
+async def sends_the_nonce_back(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    nonce = await frame(reader)
+    writer.write(framed(nonce + nonce))
+
+
+async def replays(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Sends what the replica has sent on an earlier connection."""
+    await frame(reader)
+    nonces = bytes(NONCE), make_nonce()
+    writer.write(framed(nonces[1] + make_proof("secret", "replica", *nonces)))
+
+
+async def shows_an_ingresss_proof(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    nonces = await frame(reader), make_nonce()
+    writer.write(framed(nonces[1] + make_proof("secret", "ingress", *nonces)))
+
+
+@pytest.mark.parametrize(
+    "taker", [answers_garbage, sends_a_wrong_proof, sends_the_nonce_back, replays, shows_an_ingresss_proof]
+)
+async def test_a_taken_port_is_noticed_once_and_not_used(
+    service: Service, caplog: pytest.LogCaptureFixture, taker: Taker
+) -> None:
+    ingress = await service.ingress()
+    async with taken(taker) as status:
+        for _ in range(3):
+            await ingress.learn([*service.statuses(), status])
+            service.now += 60.0
+        assert caplog.text.count("is not b: ") == 1
+        assert "secret" not in caplog.text.replace("the replica's secret", "")
+        assert await ingress.complete(work()) == answer("otherwise")
+    moved = replace(status, address=service.servers["a"].address)
+    await ingress.learn([*service.statuses(), moved])
+    assert service.linked == 2
+
+
+async def test_a_pickle_of_who_took_a_port_makes_nothing(service: Service, tmp_path: Path) -> None:
+    bomb = tmp_path / "made"
+
+    async def bombs(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await frame(reader)
+        writer.write(framed(pickle.dumps([Bomb(bomb)])))
+
+    ingress = await service.ingress()
+    async with taken(bombs) as status:
+        await ingress.learn([*service.statuses(), status])
+    assert not bomb.exists()
+    pickle.loads(pickle.dumps(Bomb(bomb)))
+    assert bomb.exists()  # it would have
+
+
+async def test_a_silent_taker_is_left_and_tried_again_later(
+    service: Service, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await frame(reader)
+
+    monkeypatch.setattr(linked, "_OPEN_S", 0.05)
+    ingress = await service.ingress()
+    async with taken(silent) as status:
+        for _ in range(3):
+            await ingress.learn([*service.statuses(), status])
+        assert caplog.text.count("no link to b") == 1
+
+
+@asynccontextmanager
+async def impostor_that_knows(secret: str, sends: bytes) -> AsyncIterator[Status]:
+    """The status of a replica that proves itself and then sends these bytes."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonces = await frame(reader), make_nonce()
+        writer.write(framed(nonces[1] + make_proof(secret, "replica", *nonces)))
+        await frame(reader)
+        await frame(reader)  # a call
+        writer.write(sends)
+        await reader.read()
+        writer.close()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with listening:
+        yield Status("b", None, CARD, Address("127.0.0.1", listening.sockets[0].getsockname()[1], secret))
+
+
+@pytest.mark.parametrize(
+    "sends",
+    [
+        framed(b"\xc1"),
+        framed(AT_INGRESS.content([AT_INGRESS.encode(Cancel(0))])),  # not for a replica to send
+        struct.pack("!I", LONGEST + 1),
+    ],
+    ids=["garbage", "unknown", "long"],
+)
+async def test_a_proven_replica_that_sends_no_message_loses_its_link_alone(
+    service: Service, caplog: pytest.LogCaptureFixture, sends: bytes
+) -> None:
+    ingress = await service.ingress()
+    async with impostor_that_knows("secret", sends) as status:
+        await ingress.learn([status])
+        with pytest.raises(ReplicaLost):
+            await ingress.complete(work())
+        assert caplog.text.count("a connection with ") == 1
+        await ingress.learn(service.statuses())
+        assert await ingress.complete(work()) == answer("a")
+
+
+# --- whoever connects to a replica -------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def connected(service: Service) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    address = service.servers["a"].address
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+async def proven(service: Service, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    nonce, secret = make_nonce(), service.servers["a"].address.secret
+    writer.write(framed(nonce))
+    answered = await frame(reader)
+    assert answered[NONCE:] == make_proof(secret, "replica", nonce, answered[:NONCE])
+    writer.write(framed(make_proof(secret, "ingress", nonce, answered[:NONCE])))
+
+
+async def ended(reader: asyncio.StreamReader) -> bool:
+    try:
+        async with asyncio.timeout(5):
+            return not await reader.read()
+    except ConnectionError:
+        return True
+
+
+CALL = framed(AT_INGRESS.content([AT_INGRESS.encode(Call(0, "complete", work()))]))
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        framed(b"0" * 64) + CALL,
+        framed(b"") + CALL,
+        framed(b"wrong") + framed(b"again"),
+        struct.pack("!I", NONCE + 1),
+        struct.pack("!I", 2**32 - 1) + b"0" * 100,
+        CALL,
+    ],
+)
+async def test_who_does_not_begin_as_a_link_is_ended_and_begins_nothing(
+    service: Service, sent: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        async with connected(service) as (reader, writer):
+            writer.write(sent)
+            assert await ended(reader)
+    assert service.replicas["a"].begun == 0
+    assert caplog.text.count("did not prove") == 1
+    assert not service.servers["a"]._unproven
+
+
+async def test_a_wrong_secret_begins_nothing_and_the_secret_is_never_sent(service: Service) -> None:
+    async with connected(service) as (reader, writer):
+        nonce, address = make_nonce(), service.servers["a"].address
+        writer.write(framed(nonce))
+        answered = await frame(reader)
+        writer.write(framed(make_proof("another", "ingress", nonce, answered[:NONCE])) + CALL)
+        assert await ended(reader)
+        assert address.secret.encode() not in answered
+        assert bytes.fromhex(address.secret) not in answered
+    assert service.replicas["a"].begun == 0
+    assert address.secret not in repr(address)
+
+
+async def test_the_replicas_own_proof_is_none_of_an_ingress(service: Service) -> None:
+    async with connected(service) as (reader, writer):
+        writer.write(framed(make_nonce()))
+        answered = await frame(reader)
+        writer.write(framed(answered[NONCE:]) + CALL)
+        assert await ended(reader)
+    assert service.replicas["a"].begun == 0
+
+
+async def test_a_pickle_of_an_ingress_makes_nothing(service: Service, tmp_path: Path) -> None:
+    bomb = framed(pickle.dumps([Bomb(tmp_path / "made")]))
+    async with connected(service) as (reader, writer):
+        writer.write(bomb)
+        assert await ended(reader)
+    async with connected(service) as (reader, writer):
+        await proven(service, reader, writer)
+        writer.write(bomb)
+        assert await ended(reader)
+    assert not list(tmp_path.iterdir())
+
+
+async def test_a_malformed_message_of_an_ingress_ends_its_link_alone(
+    service: Service, caplog: pytest.LogCaptureFixture
+) -> None:
+    ingress = await service.ingress()
+    other = asyncio.create_task(ingress.complete(work("wait")))
+    async with connected(service) as (reader, writer):
+        await proven(service, reader, writer)
+        writer.write(framed(AT_INGRESS.content([AT_INGRESS.encode(End(0))])))  # not for an ingress to send
+        assert await ended(reader)
+    assert caplog.text.count("a connection with ") == 1
+    service.replicas["a"].may_go_on.set()
+    assert await other == answer("a")
+
+
+async def test_who_is_silent_is_ended(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served, "_PROVEN_S", 0.05)
+    async with connected(service) as (silent, _), connected(service) as (half, writer), connected(service) as other:
+        await proven(service, *other)
+        writer.write(framed(make_nonce()))
+        await frame(half)
+        assert await ended(silent)
+        assert await ended(half)
+        other[1].write(CALL)
+        assert b"a" in await frame(other[0])
+
+
+async def test_a_crowd_keeps_no_ingress_out(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(served, "_UNPROVEN", 3)
+    address = service.servers["a"].address
+    crowd = [await asyncio.open_connection(address.host, address.port) for _ in range(20)]
+    await eventually(lambda: len(service.servers["a"]._unproven) == 3)
+    assert await (await service.ingress()).complete(work()) == answer("a")
+    assert [await ended(reader) for reader, _ in crowd[:17]] == [True] * 17
+    for _, writer in crowd:
+        writer.close()
+
+
+async def test_frames_arrive_whole_in_any_pieces(service: Service) -> None:
+    async with connected(service) as (reader, writer):
+        await proven(service, reader, writer)
+        calls = [Call(7, "complete", work()), Call(8, "count", work())]
+        for byte in framed(AT_INGRESS.content([AT_INGRESS.encode(call) for call in calls])):
+            writer.write(bytes([byte]))
+            await writer.drain()
+        found = []
+        while len(found) < 4:
+            found += AT_INGRESS.decode(await frame(reader))
+    assert {(type(item).__name__, item.number) for item in found} == {("Item", 7), ("End", 7), ("Item", 8), ("End", 8)}
