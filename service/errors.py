@@ -20,6 +20,7 @@ MrpServeError
 ├── Quarantined            422  the engines of two replicas stopped while they had the request
 ├── NotReady               503  the server is loading or draining, or has no replica
 │   ├── Asleep             503  the service is scaled to zero; a request that waits starts a replica
+│   ├── IngressLost        503  the ingress died before the answer was complete; only behind Serve's proxies
 │   ├── ReplicaLost        503  the replica died before the answer was complete
 │   ├── ReplicaStopping    503  the replica or its engine is stopping; another replica can take the request
 │   └── WeightsBehind      503  the replica has older weights than may answer; another one can take the request
@@ -194,6 +195,12 @@ class ReplicaLost(NotReady):
     """The replica died before the answer was complete."""
 
     code = "replica_lost"
+
+
+class IngressLost(NotReady):
+    """The ingress died before the answer was complete. Serve's proxies send it."""
+
+    code = "ingress_lost"
 
 
 class ReplicaStopping(NotReady):

@@ -3,10 +3,10 @@
     RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=service.hooks:proxy_middleware
     autoscaling_policy: {policy_function: "service.hooks:autoscaling_policy"}
 
-Serve's proxies and controller import this module, so it must not import torch or FastAPI.
+Serve's proxies and controller import this module, so it must not import torch.
 """
 
-from service.gateway.http.middleware import proxy_middleware
+from service.gateway.proxied import proxy_middleware
 from service.rayserve.scaling import policy as autoscaling_policy
 
 __all__ = ["autoscaling_policy", "proxy_middleware"]

@@ -18,6 +18,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "service.arrival": (),
     "service.fair_queue": (),
     "service.frames": (),
+    "service.silence": (),
     "service.pickling": (),
     "service.data": (),
     "service.messagepack": ("service.frames", "service.arrival", "service.errors"),
@@ -66,6 +67,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.data",
         "service.frames",
         "service.messagepack",
+        "service.silence",
         "service.routing",
         "service.wire",
         "service.telemetry",
@@ -74,6 +76,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "service.admission": ("service.wire", "service.fair_queue", "service.settings", "service.errors"),
     "service.replica": (
         "service.frames",
+        "service.silence",
         "service.pickling",
         "service.wire",
         "service.telemetry",
@@ -161,7 +164,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.settings",
         "service.errors",
     ),
-    "service.hooks": ("service.gateway.http.middleware", "service.rayserve.scaling"),
+    "service.hooks": ("service.gateway.proxied", "service.rayserve.scaling"),
     "service.app": ("service.rayserve", "service.routing", "service.settings"),
     "service.library": ("service.constraints", "service.text", "service.engine", "service.decode", "service.model"),
     "service.bench": (

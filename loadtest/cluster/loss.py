@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from loadtest.chaos.kill import Tally, load, quiet_run
+from loadtest.chaos.steady import Tally, load, quiet_run
 from loadtest.cluster.nodes import Nodes, deployed, replicas_by_state
 from loadtest.harness import demo_prompts, metrics, percentile, ready, report, requests, say
 

@@ -20,17 +20,17 @@ from service.admission.demand import FEWEST
 from service.admission.keys import KeyRing
 from service.errors import Asleep, MrpServeError, Unauthorized
 from service.gateway.admin import admin_router
-from service.gateway.anthropic.errors import anthropic_error
 from service.gateway.anthropic.routes import anthropic_router
 from service.gateway.anthropic.shapes import AnthropicErrorAnswer
 from service.gateway.availability import Availability
 from service.gateway.backend import Backend, serving
 from service.gateway.draining import DrainGate, Draining
+from service.gateway.errors import error_writer
 from service.gateway.exchange import WeightsExchange
 from service.gateway.exposition import CONTENT_TYPE, expose
 from service.gateway.failover import REASONS, Failover
-from service.gateway.http.answers import Health, Live, answer_json, error_json
-from service.gateway.http.errors import Write, install_error_handlers
+from service.gateway.http.answers import Health, Live, answer_json
+from service.gateway.http.errors import install_error_handlers
 from service.gateway.http.middleware import BodyLimit, RequestId, given_key
 from service.gateway.http.models import Models, models_json
 from service.gateway.http.openapi import ANTHROPIC, DECODING, OPENAI, OPERATION, documented, errors, generate_docs
@@ -38,7 +38,6 @@ from service.gateway.http.responses import JsonAnswer
 from service.gateway.http.routes import locked
 from service.gateway.http.streams import Exchange, event_stream, first_of
 from service.gateway.http.validation import parse_generate, parse_json, to_work
-from service.gateway.openai.errors import openai_error
 from service.gateway.openai.responses.routes import responses_router
 from service.gateway.openai.routes import openai_router
 from service.gateway.openai.shapes import OpenAiErrorAnswer
@@ -96,7 +95,7 @@ class Ingress:
     def app(self, *, answers_request_id: bool) -> ASGIApp:
         """The application. `answers_request_id`: whether it sends X-Request-Id. Under Serve, the proxies send it."""
         app = documented(telemetry(self._tracing), OpenAiErrorAnswer, AnthropicErrorAnswer)
-        install_error_handlers(app, self._count_rejected, _error_writer)
+        install_error_handlers(app, self._count_rejected, error_writer)
         self._add_routes(app)
         limited = BodyLimit(app, self._settings.max_body_bytes)
         gate = DrainGate(limited, self.draining, self._count_rejected)
@@ -223,10 +222,3 @@ class Ingress:
 
     def _count_failover(self, error: MrpServeError) -> None:
         self._registry.add("request_failovers_total", reason=error.code)
-
-
-def _error_writer(path: str) -> Write:
-    """The function that writes the errors of a path, errors of the router included."""
-    if path.startswith("/v1/messages"):
-        return anthropic_error
-    return openai_error if path.startswith("/v1/") else error_json

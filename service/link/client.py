@@ -12,6 +12,7 @@ from service.errors import ReplicaLost
 from service.frames import LONGEST, Frames, Malformed, Unsendable
 from service.link.messages import AT_INGRESS, Call, Cancel, End, Item, Leaving, Method, Refused
 from service.link.proof import NONCE, PROOF, is_proof, make_nonce, make_proof
+from service.silence import HUNG_S, LOOK_S, Silence
 from service.wire import Address, Work
 
 #: seconds after which a client may try again
@@ -43,6 +44,8 @@ class Link(Frames):
         self._gone, self._told = gone, told
         self._numbers = count()
         self._calls: dict[int, Asked] = {}
+        self._silence = Silence()
+        self._watching: asyncio.Task[None] | None = None
         self.usable = True
         self.lost = False
 
@@ -62,6 +65,7 @@ class Link(Frames):
         except BaseException:
             self.cut()
             raise
+        self._watching = asyncio.create_task(self._watch())
 
     def ask(self, method: Method, work: Work, ended: Callable[[], None]) -> Asked:
         """Begins a call. `Asked.end` must follow, which calls `ended`. Unsendable if a link cannot carry the work."""
@@ -82,6 +86,7 @@ class Link(Frames):
         if not self._trusted:
             self._check(content)
             return
+        self._silence.heard()
         for message in self.codec.decode(content):
             match message:
                 case Item(number, item, others):
@@ -111,10 +116,18 @@ class Link(Frames):
         if not self._proven.done():
             self._proven.set_exception(error or ConnectionError("it ended before it was proven"))
         self.lost = True
+        if self._watching is not None:
+            self._watching.cancel()
         self._leave()
         calls, self._calls = self._calls, {}
         for asked in calls.values():
             asked.put(ReplicaLost("the replica was lost before the answer was complete", retry_after=_RETRY_S))
+
+    async def _watch(self) -> None:
+        """Gives up a replica that hangs: its calls go on elsewhere."""
+        while self._silence.look() <= HUNG_S:
+            await asyncio.sleep(LOOK_S)
+        self.cut()
 
     def _check(self, content: bytes) -> None:
         nonce, given = content[:NONCE], content[NONCE:]

@@ -49,6 +49,10 @@ class Leaving(Data, frozen=True, tag=6):
     """The replica takes no further calls and finishes those it has."""
 
 
+class Alive(Data, frozen=True, tag=7):
+    """The replica runs. Says so when nothing else is to be said."""
+
+
 #: the codecs of the two ends, by what comes there
 AT_REPLICA = MessagePack(Call | Cancel)
-AT_INGRESS = MessagePack(Item | End | Refused | Leaving)
+AT_INGRESS = MessagePack(Item | End | Refused | Leaving | Alive)

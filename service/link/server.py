@@ -14,8 +14,9 @@ from typing import Any, Protocol
 
 from service.errors import MrpServeError
 from service.frames import LONGEST, Frames, Malformed
-from service.link.messages import AT_REPLICA, Call, End, Item, Leaving, Refused
+from service.link.messages import AT_REPLICA, Alive, Call, End, Item, Leaving, Refused
 from service.link.proof import NONCE, is_proof, make_nonce, make_proof
+from service.silence import BEAT_S
 from service.telemetry.faults import unexpected_error
 from service.wire import Address, Answer, Failure, Items, Work
 
@@ -47,6 +48,7 @@ class LinkServer:
 
     address: Address
     _listening: asyncio.Server
+    _beating: asyncio.Task[None]
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
@@ -64,6 +66,7 @@ class LinkServer:
         server._listening = await asyncio.get_running_loop().create_server(lambda: _Connection(server), host, 0)
         port = server._listening.sockets[0].getsockname()[1]
         server.address = Address(host, port, secrets.token_hex(_SECRET))
+        server._beating = asyncio.create_task(server._beat())
         return server
 
     @property
@@ -84,6 +87,7 @@ class LinkServer:
                 await self._idle.wait()
         except TimeoutError:
             pass
+        self._beating.cancel()
         for connection in list(self._connections):
             connection.end()
 
@@ -116,6 +120,12 @@ class LinkServer:
     def changed(self) -> None:
         """A call has begun or ended."""
         (self._idle.clear if self.calls else self._idle.set)()
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            for connection in self._connections:
+                connection.send(Alive())
 
     async def answer(self, connection: _Connection, call: Call) -> None:
         """Does the work of one call."""

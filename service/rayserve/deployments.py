@@ -51,7 +51,7 @@ class GeneratorDeployment:
             _leave_torch_out()
         from service.engine.responsive import keep_responsive
         from service.link.server import LinkServer
-        from service.replica.generator import start_generator
+        from service.replica.starting import start_generator
         from service.telemetry.logs import install_logs
 
         install_logs(settings)

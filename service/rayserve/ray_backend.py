@@ -20,10 +20,11 @@ from service.wire import Answer, Exchanged, Failure, Items, ModelCard, Snapshot,
 
 _log = logging.getLogger(__name__)
 
-#: seconds: limit of a control call to the replicas; age up to which its answer is fresh; age up to which it is used
+#: seconds: limit of a control call to the replicas; age up to which its answer is fresh; age up to which it is used.
+#: While a replica hangs, a call takes its whole limit, and a link to it two seconds. No request waits for that.
 _CONTROL_S = 3.0
 _FRESH_S = 1.0
-_BELIEVED_S = 3.0
+_BELIEVED_S = 7.0
 #: seconds that reading weights, or waiting for requests to finish, may take
 _EXCHANGE_S = 3600.0
 #: seconds after which a client may try again

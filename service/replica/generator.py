@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from service.decode.block import MASKED
 from service.engine import BlockEvent, BlockProgress, GenerationRequest
@@ -24,11 +24,10 @@ from service.replica.engines import ReplicaEngine
 from service.replica.exchange import Exchange
 from service.replica.metrics import ReplicaMetrics
 from service.replica.reads import Reader
-from service.replica.remote import RemoteEngine
 from service.replica.spans import Timeline, trace_request
 from service.settings import Settings
 from service.telemetry.faults import unexpected_error
-from service.telemetry.tracing import Tracing, start_tracing
+from service.telemetry.tracing import Tracing
 from service.text import TextCodec
 from service.wire import (
     Answer,
@@ -45,9 +44,6 @@ from service.wire import (
     too_late,
 )
 
-if TYPE_CHECKING:
-    from service.engine import Parts
-
 _log = logging.getLogger(__name__)
 
 #: a prompt of at least so many characters is encoded on another thread
@@ -58,32 +54,6 @@ _ENCODERS = 2
 _TOGETHER = 16
 
 _T = TypeVar("_T")
-
-
-async def start_generator(replica: str, settings: Settings, parts: Parts | None = None) -> Generator:
-    """Loads the engine where the setting `engine` says. Raises what loading raises."""
-    if settings.engine == "thread":
-        from service.model.options import set_threads
-
-        set_threads(settings.torch_threads, settings.tensor_parallel_size)
-        return await asyncio.to_thread(load_generator, replica, settings, parts)
-    metrics = ReplicaMetrics()
-    engine = await RemoteEngine.start(settings, metrics.put, parts)
-    try:
-        return Generator(replica, engine, metrics, settings, start_tracing(settings))
-    except BaseException:
-        engine.close()
-        raise
-
-
-def load_generator(replica: str, settings: Settings, parts: Parts | None = None) -> Generator:
-    """Loads the engine into this process. Blocks until the weights are read."""
-    from service.replica.core import load_core
-    from service.replica.local import LocalEngine
-
-    metrics = ReplicaMetrics()
-    engine = LocalEngine(load_core(settings, metrics, parts), settings.stall_timeout_s)
-    return Generator(replica, engine, metrics, settings, start_tracing(settings))
 
 
 class Generator:

@@ -103,6 +103,10 @@ class Stepped(NamedTuple):
     counted: bytes = b""
 
 
+class Alive(NamedTuple):
+    """The process runs. Says so when nothing else is to be said."""
+
+
 class Answered(NamedTuple):
     """What came of an `Ask`. `path`: of fetched weights."""
 

@@ -32,6 +32,7 @@ from service.pickling import PICKLED
 from service.replica.core import Core, load_core
 from service.replica.messages import (
     Abort,
+    Alive,
     Answered,
     Ask,
     Check,
@@ -46,6 +47,7 @@ from service.replica.messages import (
     Unloaded,
 )
 from service.replica.metrics import EngineMetrics
+from service.silence import BEAT_S
 from service.telemetry.faults import unexpected_error
 from service.telemetry.logs import install_logs
 from service.telemetry.sums import Sums
@@ -159,8 +161,15 @@ class EngineProcess(Frames):
         self._steps.thread = EngineThread(self._core.engine, self._steps.deliver, self._core.room, float("inf"))
         self._steps.thread.start()
         self._out.send(Ready(self._core.served))
+        threading.Thread(target=self._beat, name="beat", daemon=True).start()
         if self._core.ranks:
             await self._watch()
+
+    def _beat(self) -> None:
+        """Says that this process runs, on a thread that a long step, or a long compilation, does not hold up."""
+        while True:
+            time.sleep(BEAT_S)
+            self._out.send(Alive())
 
     async def _watch(self) -> None:
         """Tells that a rank is lost, which no step would notice while there is none."""

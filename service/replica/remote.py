@@ -31,6 +31,7 @@ from service.pickling import PICKLED
 from service.replica.engines import Served
 from service.replica.messages import (
     Abort,
+    Alive,
     Answered,
     Ask,
     Check,
@@ -45,6 +46,7 @@ from service.replica.messages import (
     Unloaded,
 )
 from service.settings import Settings
+from service.silence import HUNG_S, LOOK_S, Silence
 from service.telemetry.sums import Added
 from service.tracebacks import kind_and_place
 
@@ -53,8 +55,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-#: seconds between two looks: for counts, and for a step that takes too long
-_WATCH_S = 0.25
 #: seconds for a process whose socket has closed to end, so that its status can be told
 _END_S = 1.0
 
@@ -85,6 +85,7 @@ class RemoteEngine(Frames):
         self._asked: dict[int, asyncio.Future[str]] = {}
         self._ready: asyncio.Future[Served] = asyncio.get_running_loop().create_future()
         self._heard, self._taking, self._closed = clock(), False, False
+        self._silence = Silence(clock)
         self._failure: str | None = None
         self._watching: asyncio.Task[None] | None = None
 
@@ -108,6 +109,7 @@ class RemoteEngine(Frames):
     async def loaded(self) -> None:
         """Waits until the engine takes requests. Called once."""
         self.served = await self._ready
+        self._silence = Silence(self._clock)
         self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     @property
@@ -188,8 +190,11 @@ class RemoteEngine(Frames):
 
     def received(self, content: bytes) -> None:
         """Handles the messages of the engine's process."""
-        self._heard = self._clock()
+        self._silence.heard()
         for message in self.codec.decode(content):
+            if isinstance(message, Alive):
+                continue
+            self._heard = self._clock()
             if isinstance(message, Stepped):
                 self._stepped(message)
             elif isinstance(message, Answered):
@@ -240,15 +245,23 @@ class RemoteEngine(Frames):
     # --- the end -----------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Opens the counts, and ends a process whose step takes too long."""
+        """Opens the counts, and ends a process that stands still, or whose step takes too long."""
         while self._failure is None:
-            await asyncio.sleep(_WATCH_S)
+            await asyncio.sleep(LOOK_S)
             self._open_counts()
-            seconds = self._clock() - self._heard
-            if self._requests and not self._taking and seconds > self._stall_timeout_s:
-                allowed = f"allowed are {self._stall_timeout_s:g}"
-                self._lose(f"the engine's step has taken {seconds:.0f} s, {allowed}")
+            if (why := self._stands_still()) is not None:
+                self._lose(why)
                 self._process.kill()
+
+    def _stands_still(self) -> str | None:
+        """Why the process counts as hung. A tokenizer or weights that it reads may hold up Python for longer."""
+        silent, allowed = self._silence.look(), max(HUNG_S, self._stall_timeout_s) if self._asked else HUNG_S
+        if silent > allowed:
+            return f"the engine's process has been silent for {silent:.0f} s, allowed are {allowed:g}"
+        seconds = self._clock() - self._heard
+        if self._requests and not self._taking and seconds > self._stall_timeout_s:
+            return f"the engine's step has taken {seconds:.0f} s, allowed are {self._stall_timeout_s:g}"
+        return None
 
     def _lose(self, why: str) -> None:
         """Nothing more comes of the process."""

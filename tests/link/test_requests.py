@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from msgspec import structs
 from service import frames
 from service.engine.request import Stats
 from service.errors import DeadlineExceeded, EngineFailed, MrpServeError, ReplicaLost
+from service.link import client as link_client
 from service.link import requests as linked
 from service.link.requests import LinkedRequests
 from service.routing.router import Router
@@ -176,6 +178,34 @@ async def test_requests_go_another_way_while_a_replica_has_no_link(
     assert await ingress.complete(work()) == answer("otherwise")
     await ingress.learn([*service.statuses(), replace(unreachable, failure="broken")])
     assert await ingress.complete(work()) == answer("a")
+
+
+async def test_a_replica_that_hangs_loses_its_calls_and_its_link(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_client, "HUNG_S", 0.6)
+    ingress = await service.ingress()
+    asked = asyncio.create_task(ingress.complete(work("wait")))
+    await asyncio.sleep(1.0)
+    assert not asked.done()  # the replica says that it is alive
+    service.servers["a"]._beating.cancel()
+    with pytest.raises(ReplicaLost):
+        await asked
+    assert ingress._links["a"].lost
+    assert await ingress.complete(work()) == answer("otherwise")
+
+
+async def test_a_replica_without_a_first_word_has_no_link(
+    service: Service, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its machine accepts connections for a process that is stopped."""
+    monkeypatch.setattr(linked, "_OPEN_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as stopped:
+        address = Address("127.0.0.1", stopped.getsockname()[1], "s")
+        ingress = await service.ingress()
+        await ingress.learn([*service.statuses(), Status("b", None, CARD, address)])
+    assert "no link to b" in caplog.text
+    assert await ingress.complete(work()) == answer("otherwise")
 
 
 async def test_without_replicas_requests_go_another_way(service: Service) -> None:

@@ -32,6 +32,7 @@ from service.rayserve import ray_backend, serve_state
 from service.rayserve.handles import HandleRequests
 from service.rayserve.ray_backend import RayBackend
 from service.wire import Answer, Chunk, Ending, Exchanged, Failure, Resume, Snapshot, Status, Weights, Work
+from tests.clock import Clock
 from tests.gateway import doubles
 from tests.gateway.helpers import eventually
 
@@ -270,6 +271,21 @@ async def test_what_replicas_said_last_holds_while_one_hangs(monkeypatch: pytest
     requests.learn.assert_awaited_once()  # an address of the last statuses may be another program's by now
     with pytest.raises(NotReady, match="gone"):
         await asked.card()
+
+
+async def test_requests_do_not_wait_for_a_replica_that_hangs(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_backend, "time", SimpleNamespace(monotonic=clock))
+    handle = Handle(control=lambda method: [Status("r0", None, CARD)])
+    asked = backend(handle)
+    assert await asked.card() == CARD
+    hangs = asyncio.Event()
+    monkeypatch.setattr(
+        asked._asked, "broadcast", lambda method: SimpleNamespace(results_async=lambda **_: hangs.wait())
+    )
+    for seconds in (1.0, 3.0, 1.0):  # the answer is old, the call takes all its time, then a link is tried
+        clock.now += seconds
+        async with asyncio.timeout(5):
+            assert await asked.card() == CARD
 
 
 async def test_the_time_limit_counts_from_the_arrival(monkeypatch: pytest.MonkeyPatch) -> None:

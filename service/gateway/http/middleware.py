@@ -7,12 +7,11 @@ import secrets
 from collections.abc import Awaitable
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import BodyTooLarge
 
-_ID = "x-request-id"
+REQUEST_ID = "x-request-id"
 _FOREIGN = re.compile(r"[^A-Za-z0-9._:-]+")
 _MAX_ID = 128
 
@@ -30,12 +29,12 @@ class RequestId:
         """Handles one connection."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        request_id = clean_id(Headers(scope=scope).get(_ID, "")) or secrets.token_hex(8)
+        request_id = _id_of(scope)
         scope["request_id"] = request_id
 
         def send_with_id(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[_ID] = request_id
+                MutableHeaders(scope=message)[REQUEST_ID] = request_id
             return send(message)
 
         return await self._app(scope, receive, send_with_id if self._answer else send)
@@ -48,23 +47,23 @@ def given_key(headers: Headers) -> bytes:
 
 
 class CleanRequestId:
-    """Cleans a client's request id, or removes it, before a server copies it into the response."""
+    """Cleans a client's request id, or makes one, before a server copies it into the response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handles one connection."""
-        if scope["type"] == "http" and (given := Headers(scope=scope).get(_ID)) is not None:
-            others = [(name, value) for name, value in scope["headers"] if name.lower() != _ID.encode()]
-            cleaned = clean_id(given)
-            scope["headers"] = [*others, (_ID.encode(), cleaned.encode())] if cleaned else others
+        if scope["type"] == "http":
+            request_id = _id_of(scope)
+            others = [(name, value) for name, value in scope["headers"] if name.lower() != REQUEST_ID.encode()]
+            scope["headers"] = [*others, (REQUEST_ID.encode(), request_id.encode())]
         await self._app(scope, receive, send)
 
 
-def proxy_middleware() -> list[Middleware]:
-    """The middleware of Serve's proxies. A proxy copies the request's id into the response unchanged."""
-    return [Middleware(CleanRequestId)]
+def _id_of(scope: Scope) -> str:
+    """The client's request id, cleaned, else a new one."""
+    return clean_id(Headers(scope=scope).get(REQUEST_ID, "")) or secrets.token_hex(8)
 
 
 def clean_id(value: str) -> str:

@@ -10,7 +10,8 @@ import pytest
 from starlette.types import ASGIApp
 
 from service.gateway.ingress import Ingress
-from service.replica.generator import Generator, load_generator
+from service.replica.generator import Generator
+from service.replica.starting import load_generator
 from service.settings import Settings
 from tests.gateway.chatting import give_qwen3
 from tests.gateway.conftest import give_template

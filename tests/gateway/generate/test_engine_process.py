@@ -24,14 +24,19 @@ from service.engine.request import Asked
 from service.errors import CheckpointError, EngineFailed, InvalidRequest, ReplicaLost, ReplicaStopping
 from service.gateway.failover import Failover
 from service.gateway.http.validation import parse_generate, to_work
+from service.pickling import PICKLED
+from service.replica import remote as remote_module
 from service.replica.engines import ReplicaEngine
-from service.replica.generator import Generator, start_generator
-from service.replica.messages import Stepped
+from service.replica.generator import Generator
+from service.replica.messages import Alive, Stepped
 from service.replica.metrics import ReplicaMetrics
 from service.replica.remote import RemoteEngine
+from service.replica.starting import start_generator
 from service.settings import Settings
+from service.silence import HUNG_S, LOOK_S
 from service.telemetry.sums import Added
 from service.wire import Chunk
+from tests.clock import Clock
 from tests.engine.helpers import FAIR
 from tests.gateway.conftest import UNMEASURED
 from tests.gateway.generate.helpers import CASES, GENERATE, PROMPT, ask, body, essence, golden_body, problem, streamed
@@ -272,6 +277,48 @@ class TestEnds:
         await eventually(lambda: not alive(engine.pid))
         assert "allowed are 0.5" in str(engine.failure)
         engine.close()
+
+    async def test_a_stopped_process_is_killed_and_its_requests_go_on_elsewhere(
+        self, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(remote_module, "HUNG_S", 1.0)
+        engine = await start(settings, Parts(costs=FAIR, runner=partial(Hanging, 0)))
+        waiting = asyncio.create_task(blocks(engine, request()))
+        await eventually(lambda: bool(engine._requests))
+        os.kill(engine.pid, signal.SIGSTOP)
+        with pytest.raises(ReplicaLost, match=r"the engine's process has been silent for .* s, allowed are 1"):
+            await waiting
+        await eventually(lambda: not alive(engine.pid))
+        assert "silent" in str(engine.failure)
+        engine.close()
+
+    async def test_a_long_step_is_no_silence(self, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+        engine = await start(settings, Parts(costs=FAIR, runner=partial(Hanging, 0)))
+        heard: list[float] = []
+        monkeypatch.setattr(engine._silence, "heard", lambda: heard.append(engine._silence.look()))
+        waiting = asyncio.create_task(blocks(engine, request()))
+        await eventually(lambda: len(heard) > 3)
+        engine.close()
+        with pytest.raises(ReplicaStopping):
+            await waiting
+
+    async def test_only_what_may_hold_up_python_may_be_silent_for_longer(self, clock: Clock) -> None:
+        engine = RemoteEngine(None, lambda added: None, 60.0, clock)  # type: ignore[arg-type]
+
+        def stands_still(seconds: float) -> str | None:
+            for _ in range(round(seconds / LOOK_S)):
+                clock.now += LOOK_S
+                why = engine._stands_still()
+            return why
+
+        assert stands_still(HUNG_S) is None
+        assert str(stands_still(LOOK_S)).endswith("silent for 7 s, allowed are 7")
+        engine._asked[0] = asyncio.get_running_loop().create_future()  # compiles a grammar, or reads weights
+        assert stands_still(50.0) is None
+        assert str(stands_still(5.0)).endswith("allowed are 60")
+        engine.received(PICKLED.content([PICKLED.encode(Alive())]))
+        engine._asked.clear()
+        assert stands_still(HUNG_S) is None
 
     async def test_a_checkpoint_that_cannot_be_loaded(self, settings: Settings, tmp_path: Path) -> None:
         with pytest.raises(CheckpointError):

@@ -8,7 +8,8 @@ from contextlib import aclosing
 
 from service.gateway.failover import Failover
 from service.gateway.http.validation import parse_generate, to_work
-from service.replica.generator import Generator, load_generator
+from service.replica.generator import Generator
+from service.replica.starting import load_generator
 from service.settings import Settings
 from service.wire import Chunk, Items, Work
 from tests.gateway.conftest import UNMEASURED

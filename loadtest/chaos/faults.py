@@ -1,0 +1,265 @@
+"""One fault of a single process under load: what clients get, how long nobody gets anything, and what stays behind.
+
+    tests/loopback python -m loadtest.chaos.faults --kill engine
+    tests/loopback python -m loadtest.chaos.faults --kill replica --times 20 --clients 64
+    tests/loopback python -m loadtest.chaos.faults --stop ingress --seconds 60 --ingresses 2
+    tests/loopback python -m loadtest.chaos.faults --kill driver --supervised
+    tests/loopback python -m loadtest.chaos.faults --all --out faults.jsonl    # the whole table, resumable
+
+The program is started as a user starts it, with two replicas. Clients send requests with fixed seeds, half of them
+streamed, and know the answers from before the fault. A refused connection is tried again a few times. `group` is the
+program's process group, `all` every process. Each run prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from loadtest.chaos.program import LOOK_S, PARTS, REPLICAS, Family, Program
+from loadtest.chaos.steady import quiet_run
+from loadtest.generator.protocol import BROKEN_OFF
+from loadtest.harness import Outcome, ask, demo_prompts, ready, report, requests, say
+
+BODIES = 24
+#: seconds: before the first fault, for the service to be well again, and that it must stay well
+_BEFORE_S, _LONGEST_S, _WELL_S = 5.0, 60.0, 4.0
+#: tries of a refused connection, and seconds between two
+_TRIES, _AGAIN_S = 6, 1.0
+
+SIGNALS = ("term", "int", "group_term", "all_term")
+STOPPED = ("engine", "replica", "ingress", "controller", "raylet")
+TABLE = (
+    *(f"--kill {part}" for part in PARTS if part != "proxy"),
+    *("--kill engine,engine", "--kill replica,replica", "--kill replica,controller", "--kill ingress,replica"),
+    *("--kill ingress --ingresses 2", "--kill ingress,replica --ingresses 2"),
+    *(f"--stop {part} --seconds {s}" for part in STOPPED for s in (5, 20, 60)),
+    *(f"--signal {name}" for name in SIGNALS),
+    *(f"--kill {part} --supervised" for part in ("driver", "gcs", "raylet", "agent", "rtenv")),
+)
+_OURS = re.compile(r"[a-z_]+: ")
+
+
+def parse(words: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kill", metavar="PARTS", help=f"comma-separated, of {', '.join(PARTS)}")
+    parser.add_argument("--stop", metavar="PARTS", help="SIGSTOP, and SIGCONT after --seconds")
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--signal", choices=SIGNALS, help="what a terminal or a supervisor sends")
+    parser.add_argument("--times", type=int, default=1, help="the fault again, once the service is well")
+    parser.add_argument("--ingresses", type=int, default=1)
+    parser.add_argument("--supervised", action="store_true", help="start the program again when it ends")
+    parser.add_argument("--clients", type=int, default=12)
+    parser.add_argument("--tokens", type=int, default=96, help="tokens of every answer")
+    parser.add_argument("--patience-s", type=float, default=30.0, help="how long a client waits for a whole answer")
+    parser.add_argument("--seed", type=int, default=17)
+    parser.add_argument("--flags", default="", help="further flags of `mrp-serve serve`, in one text")
+    parser.add_argument("--all", action="store_true", help="every fault of the table, twice")
+    parser.add_argument("--out", type=Path, help="a file that gets the lines; with --all, its runs are not repeated")
+    return parser.parse_args(words)
+
+
+@dataclass
+class Tally:
+    """What clients got. `arrivals`: when anybody got a block or an answer."""
+
+    right: int = 0
+    different: int = 0
+    clear: Counter[str] = field(default_factory=Counter)
+    refused: int = 0
+    unclear: Counter[str] = field(default_factory=Counter)
+    longest_s: float = 0.0
+    arrivals: list[float] = field(default_factory=list)
+
+    def count(self, body: dict[str, Any], quiet: Outcome, outcome: Outcome) -> None:
+        """Compares an answer with that before the fault, or tells apart how there was none."""
+        kind = "stream" if body["stream"] else "whole"
+        if outcome.ok:
+            same = (outcome.tokens, outcome.text, outcome.finish) == (quiet.tokens, quiet.text, quiet.finish)
+            self.right, self.different = self.right + same, self.different + (not same)
+            self.longest_s = max(self.longest_s, outcome.total_s)
+            began = time.monotonic() - outcome.total_s
+            self.arrivals += [began + after for after in itertools.accumulate(outcome.gaps)]
+        elif outcome.error.startswith("ConnectError"):
+            self.refused += 1
+        elif outcome.status and outcome.error != BROKEN_OFF and _OURS.match(outcome.error):
+            self.clear[f"{outcome.status} {kind} {outcome.error.partition(':')[0]}"] += 1
+        else:
+            self.unclear[f"{outcome.status} {kind} {outcome.error.partition(':')[0][:40]}"] += 1
+
+    @property
+    def longest_pause_s(self) -> float:
+        """The longest time in which nobody got anything."""
+        pairs = itertools.pairwise(sorted(self.arrivals))
+        return round(max((after - before for before, after in pairs), default=0.0), 2)
+
+
+async def patient_ask(client: httpx.AsyncClient, body: dict[str, Any], patience_s: float) -> Outcome:
+    """The outcome of a request whose refused connections are tried again."""
+    for _ in range(_TRIES):
+        try:
+            async with asyncio.timeout(patience_s):
+                outcome = await ask(client, body)
+        except TimeoutError:
+            return Outcome(0, error=f"no answer in {patience_s:g} s")
+        if not outcome.error.startswith("ConnectError"):
+            break
+        await asyncio.sleep(_AGAIN_S)
+    return outcome
+
+
+class Run:
+    """One program, its clients and its fault."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments, self._family, self._tally = arguments, Family(), Tally()
+        self._program = Program(arguments, self._family)
+        self._over = False
+        self._fault = self._unwell = self._away = 0.0
+        self._recoveries: list[float | None] = []
+
+    async def result(self) -> dict[str, Any]:
+        """Does it all. Returns what is reported."""
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=self._arguments.clients)
+        try:
+            async with httpx.AsyncClient(base_url=self._program.url, timeout=None, limits=limits) as client:  # noqa: S113
+                await ready(client, REPLICAS)
+                bodies = requests(BODIES, self._arguments.seed, self._arguments.tokens, demo_prompts())
+                pairs = list(zip(bodies, await quiet_run(client, bodies), strict=True))
+                firsts = [number % BODIES for number in range(self._arguments.clients)]
+                loads = [self._load(client, itertools.cycle(pairs[n:] + pairs[:n])) for n in firsts]
+                await asyncio.gather(self._disturb(client), *loads)
+        finally:
+            self._over = True
+            ending = await self._program.end()
+        return self._told(ending)
+
+    async def _load(self, client: httpx.AsyncClient, pairs: Any) -> None:
+        while not self._over:
+            body, quiet = next(pairs)
+            outcome = await patient_ask(client, body, self._arguments.patience_s)
+            self._tally.count(body, quiet, outcome)
+            if not outcome.ok:
+                await asyncio.sleep(0.2)
+
+    async def _disturb(self, client: httpx.AsyncClient) -> None:
+        for _ in range(self._arguments.times):
+            await self._watch(client, time.monotonic() + _BEFORE_S, settled=False)
+            self._fault = self._unwell = time.monotonic()
+            least_s = await self._strike()
+            await self._watch(client, self._fault + least_s + _LONGEST_S, least_s)
+            well = time.monotonic() - self._unwell >= _WELL_S
+            self._recoveries.append(round(self._unwell - self._fault, 1) if well else None)
+        self._over = True
+
+    async def _strike(self) -> float:
+        """Makes the fault. Returns the seconds that it lasts."""
+        self._family.look()
+        arguments, program = self._arguments, self._program.pid
+        if arguments.signal:
+            number = signal.SIGINT if arguments.signal == "int" else signal.SIGTERM
+            for pid in self._family.alive if arguments.signal == "all_term" else [program]:
+                (os.killpg if arguments.signal == "group_term" else os.kill)(pid, number)
+            return 0.0
+        names = Counter((arguments.kill or arguments.stop).split(","))
+        victims = [pid for part, count in names.items() for pid in self._family.of(part)[:count]]
+        if len(victims) != names.total():
+            raise SystemExit(f"{arguments.kill or arguments.stop}: only {len(victims)} such processes")
+        for pid in victims:
+            os.kill(pid, signal.SIGKILL if arguments.kill else signal.SIGSTOP)
+        if arguments.stop:
+            asyncio.get_running_loop().call_later(arguments.seconds, _go_on, victims)
+        return float(arguments.seconds) if arguments.stop else 0.0
+
+    async def _watch(self, client: httpx.AsyncClient, until: float, least_s: float = 0.0, settled: bool = True) -> None:
+        """Notes when the service was not well, until it has long been so, or has ended."""
+        gone = None
+        while (now := time.monotonic()) < until:
+            healthy, complete = await self._well(client)
+            self._away = self._away if healthy else now
+            self._unwell = self._unwell if healthy and complete else now
+            if settled and now > max(self._unwell, self._fault + least_s) + _WELL_S:
+                return
+            if self._program.ended():
+                gone = gone or now + _WELL_S
+                until = min(until, gone)
+            await asyncio.sleep(LOOK_S)
+
+    async def _well(self, client: httpx.AsyncClient) -> tuple[bool, bool]:
+        """Whether a replica is ready, and whether all are, and all processes run."""
+        self._family.look()
+        counts = {"engine": REPLICAS, "replica": REPLICAS, "ingress": self._arguments.ingresses}
+        running = all(self._family.running(part) == count for part, count in counts.items())
+        try:
+            health = await client.get("/health", timeout=5)
+            replicas = health.json().get("replicas_ready", 0) if health.status_code == 200 else 0
+        except (httpx.TransportError, ValueError):
+            replicas = 0
+        return replicas > 0, running and replicas == REPLICAS
+
+    def _told(self, ending: dict[str, Any]) -> dict[str, Any]:
+        tally = self._tally
+        return {
+            "right": tally.right,
+            "different": tally.different,
+            "clear": dict(tally.clear),
+            "refused": tally.refused,
+            "unclear": sum(tally.unclear.values()),
+            "how": dict(tally.unclear.most_common()),
+            "longest_pause_s": tally.longest_pause_s,
+            "longest_answer_s": round(tally.longest_s, 2),
+            "back_s": max(0.0, round(self._away - self._fault, 1)),
+            "full_again_s": self._recoveries[-1] if len(self._recoveries) == 1 else self._recoveries,
+            **ending,
+        }
+
+
+def _go_on(victims: list[int]) -> None:
+    for pid in victims:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def one_run(words: str, out: Path | None, repeat: int = 0) -> int:
+    """One run of a service of its own. Exit status 1 if an answer differed or a request failed unclearly."""
+    result = {"run": words, "repeat": repeat, **asyncio.run(Run(parse(words.split())).result())}
+    broken = [f"{result['different']} answers differ"] if result["different"] else []
+    broken += [f"{result['unclear']} requests failed unclearly"] if result["unclear"] else []
+    if out:
+        with out.open("a") as file:
+            file.write(json.dumps(result) + "\n")
+    return report("faults", result, broken)
+
+
+def main() -> int:
+    """Runs the faults that are asked for. Returns the exit status."""
+    arguments = parse()
+    if not arguments.all:
+        words = [word for word in sys.argv[1:] if word != "--out" and word != str(arguments.out)]
+        return one_run(" ".join(words), arguments.out)
+    lines = arguments.out.read_text().splitlines() if arguments.out and arguments.out.exists() else []
+    done = {(line["run"], line["repeat"]) for line in map(json.loads, lines)}
+    broken = 0
+    for repeat, words in itertools.product(range(2), TABLE):
+        if (words, repeat) not in done:
+            say(f"faults: {words}")
+            broken |= one_run(words, arguments.out, repeat)
+    return broken
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

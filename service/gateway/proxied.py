@@ -1,0 +1,66 @@
+"""The middleware of Serve's proxies, which stand before the ingresses of a cluster.
+
+A proxy copies a request's id into the response unchanged. When its ingress is lost, a proxy ends the response without
+an error of this service.
+"""
+
+from __future__ import annotations
+
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.errors import IngressLost
+from service.gateway.errors import error_writer
+from service.gateway.http.errors import problem
+from service.gateway.http.middleware import REQUEST_ID, CleanRequestId
+from service.gateway.http.sse import MEDIA_TYPE, frame
+
+#: seconds after which a client may try again
+_RETRY_S = 1.0
+
+
+def proxy_middleware() -> list[Middleware]:
+    """The middleware of Serve's proxies, from the innermost to the outermost."""
+    return [Middleware(LostIngress), Middleware(CleanRequestId)]
+
+
+class LostIngress:
+    """Ends a response that its ingress has not ended: a status that was not sent is 503, a stream ends with `error`."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles one connection."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        response = _Response(send)
+        await self._app(scope, receive, response.send)
+        if response.ended:
+            return None
+        error = IngressLost("the ingress was lost before the answer was complete", retry_after=_RETRY_S)
+        request_id, write = Headers(scope=scope).get(REQUEST_ID, ""), error_writer(scope["path"])
+        if not response.begun:
+            return await problem(error, request_id, {REQUEST_ID: request_id}, write)(scope, receive, send)
+        if response.is_stream:
+            last = frame("error", write(error, request_id))
+            await send({"type": "http.response.body", "body": last, "more_body": False})
+        return None
+
+
+class _Response:
+    """A response on its way: how far it is."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.begun = self.ended = self.is_stream = False
+
+    async def send(self, message: Message) -> None:
+        """Passes a message on."""
+        if message["type"] == "http.response.start":
+            self.begun = True
+            self.is_stream = Headers(raw=message["headers"]).get("content-type", "").startswith(MEDIA_TYPE)
+        elif message["type"] == "http.response.body":
+            self.ended = not message.get("more_body", False)
+        await self._send(message)
