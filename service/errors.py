@@ -40,10 +40,12 @@ class MrpServeError(Exception):
     """Base of all errors of this package. `status`: the HTTP status. `code`: the machine-readable name.
 
     `param`: the field at fault. `retry_after`: seconds after which a client may try again.
+    `cpu_s`: the CPU seconds that the request took by its own fault, beside forwards of the model.
     """
 
     status = 500
     code = "internal_error"
+    cpu_s = 0.0
 
     def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -53,7 +55,8 @@ class MrpServeError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickles the keyword arguments, too, since errors cross processes (Ray)."""
-        return _rebuild, (type(self), self.message, self.param, self.retry_after)
+        state = {"cpu_s": self.cpu_s} if self.cpu_s else None
+        return _rebuild, (type(self), self.message, self.param, self.retry_after), state
 
 
 def _rebuild(kind: type[MrpServeError], message: str, param: str | None, retry_after: float | None) -> MrpServeError:

@@ -8,7 +8,7 @@ imported with the compiler, so an ingress does not load it.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from service.constraints.constraint import Constraint
+from service.constraints.constraint import Constraint, Owner
 
 if TYPE_CHECKING:
     from service.constraints.compiler import Compiler
@@ -20,4 +20,4 @@ else:
         return import_module("service.constraints.compiler").Compiler
 
 
-__all__ = ["Compiler", "Constraint"]
+__all__ = ["Compiler", "Constraint", "Owner"]

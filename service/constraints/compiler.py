@@ -1,92 +1,99 @@
-"""Compiles constraints to grammars: on threads of its own, bounded in time and size, each one once.
+"""Compiles constraints to grammars: after a trial of each, on threads of its own, and each one once.
 
-The replica asks it before a request reaches the engine. A compiled grammar is kept for later requests.
+The replica asks it before a request reaches the engine. A compiled grammar is kept for later requests of its owner.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections import OrderedDict
+from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 
-from service.constraints.constraint import Constraint
+from service.constraints.budget import Reserve
+from service.constraints.constraint import NOBODY, Constraint, Owner
 from service.constraints.grammars import compile_grammar
+from service.constraints.kept import KeptGrammars
 from service.constraints.matcher import CompiledGrammar
+from service.constraints.trials import STACK, Trials
 from service.constraints.vocabulary import Vocabulary
-from service.errors import InvalidRequest, MrpServeError
+from service.errors import ConstraintNotAvailable, InvalidRequest
 
-#: compiled grammars that are kept; each takes less than 100 KiB of memory as a rule
-_KEPT = 256
-_SECONDS = 10.0
-#: The library descends into schemas and rules by recursion. Memory of a stack is taken only as it is used.
-_STACK, _THREADS = 256 * 1024 * 1024, 2
+_THREADS = 2
 
 
 class Compiler:
-    """The grammars of one checkpoint. `vocabulary`: makes its vocabulary, for the first constraint."""
+    """The grammars of one checkpoint, on one event loop. `vocabulary`: makes its vocabulary, for the first constraint.
+
+    A tenant's constraints are compiled one after the other, so one tenant never has all threads.
+    """
 
     def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
         self._make_vocabulary = vocabulary
         self._vocabulary: Vocabulary | None = None
-        self._kept: OrderedDict[Constraint, Future[CompiledGrammar]] = OrderedDict()
+        self._trials: Trials | None = None
+        self._kept = KeptGrammars()
+        self._reserves: defaultdict[str, Reserve] = defaultdict(Reserve)
+        self._turns: dict[str, asyncio.Lock] = {}
         self._lock = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
 
-    async def compile(self, constraint: Constraint) -> CompiledGrammar:
-        """The grammar of a constraint.
+    async def compile(self, constraint: Constraint, owner: Owner = NOBODY) -> CompiledGrammar:
+        """The grammar of a constraint, whose answers take time from their owner's reserve.
 
-        InvalidRequest, which says where, if it is wrong, cannot be satisfied or takes too long to compile.
+        InvalidRequest, which says where, if it is wrong, cannot be satisfied or takes too much to compile.
         ConstraintNotAvailable if this checkpoint cannot constrain answers.
         """
-        waiting = asyncio.wrap_future(self._future(constraint))
-        waiting.add_done_callback(lambda done: done.cancelled() or done.exception())  # it may come too late
-        try:
-            return await asyncio.wait_for(asyncio.shield(waiting), _SECONDS)
-        except MrpServeError as error:
-            raise copy(error) from None  # raising an error extends its traceback, and this one is kept
-        except TimeoutError:
-            raise InvalidRequest(
-                f"{constraint.param} takes more than {_SECONDS:g} s to compile", param=constraint.param
-            ) from None
+        async with self._turns.setdefault(owner.tenant, asyncio.Lock()):
+            if (known := self.kept(constraint, owner)) is not None:
+                return known
+            self._threads = self._threads or _with_deep_stacks()
+            work = asyncio.wrap_future(self._threads.submit(self._compile, constraint))
+            key = (owner.salt, constraint)
+            try:
+                grammar, size = await work
+            except InvalidRequest as error:
+                if not isinstance(error, ConstraintNotAvailable):
+                    refused = copy(error)
+                    refused.cpu_s = 0.0  # the first one has it
+                    self._kept.add(key, owner.tenant, refused)
+                raise
+            self._kept.add(key, owner.tenant, grammar, size)
+            return grammar.within(self._reserves[owner.tenant])
 
-    def kept(self, constraint: Constraint) -> CompiledGrammar:
-        """The grammar of a constraint that was compiled before. Blocks while it is compiled again, if it was dropped.
-
-        Raises what `compile` raises.
-        """
-        return self._future(constraint).result()
+    def kept(self, constraint: Constraint, owner: Owner = NOBODY) -> CompiledGrammar | None:
+        """The grammar of a constraint that was compiled before, None if it was dropped. Raises why it was refused."""
+        kept = self._kept.get((owner.salt, constraint))
+        if isinstance(kept, InvalidRequest):
+            raise copy(kept)  # raising an error extends its traceback, and this one is kept
+        return None if kept is None else kept.within(self._reserves[owner.tenant])
 
     def close(self) -> None:
-        """Ends the threads after what they compile now."""
+        """Ends the threads after what they compile now, and the trials."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._trials is not None:
+            self._trials.close()
 
-    def _compile(self, constraint: Constraint) -> CompiledGrammar:
+    def _compile(self, constraint: Constraint) -> tuple[CompiledGrammar, int]:
         with self._lock:
-            if self._vocabulary is None:
+            if self._vocabulary is None or self._trials is None:
                 self._vocabulary = self._make_vocabulary()
-        return compile_grammar(constraint, self._vocabulary)
-
-    def _future(self, constraint: Constraint) -> Future[CompiledGrammar]:
-        """Called on the event loop's thread only."""
-        future = self._kept.get(constraint)
-        if future is None:
-            if self._threads is None:
-                self._threads = _with_deep_stacks()
-            future = self._kept[constraint] = self._threads.submit(self._compile, constraint)
-        self._kept.move_to_end(constraint)
-        while len(self._kept) > _KEPT:
-            self._kept.popitem(last=False)
-        return future
+                self._trials = Trials(self._vocabulary.definition)
+        cost = self._trials.run(constraint)
+        try:
+            return compile_grammar(constraint, self._vocabulary), cost.kept
+        except InvalidRequest as error:
+            error.cpu_s = cost.cpu_s
+            raise
 
 
 def _with_deep_stacks() -> ThreadPoolExecutor:
     """Threads whose stacks are deep enough for any constraint within the limits."""
     pool = ThreadPoolExecutor(_THREADS, "constraints")
-    before = threading.stack_size(_STACK)
+    before = threading.stack_size(STACK)
     try:
         ready = threading.Barrier(_THREADS + 1)
         for _ in range(_THREADS):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from service.data import Data, Private
 from service.errors import InvalidRequest
@@ -22,6 +22,17 @@ MAX_TOOLS = 256 * 1024
 MAX_DEPTH = 64
 
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose constraint it is. `tenant`: who pays for it. `salt`: only owners of the same salt share its grammar."""
+
+    tenant: str = ""
+    salt: str = ""
+
+
+NOBODY: Final = Owner()
 
 
 class Lead(Data, frozen=True):

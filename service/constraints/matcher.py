@@ -14,35 +14,45 @@ from itertools import takewhile
 import numpy as np
 from llguidance import LLMatcher
 
+from service.constraints.budget import A_SECOND, A_TOKEN, Account, Reserve
 from service.constraints.vocabulary import Bits, Vocabulary
 from service.errors import ConstraintFailed
 
 Tokens = tuple[int, ...]
 
-#: the time that an answer's grammar may take on the engine's thread: at once, and more for every token
-_SECONDS, _SECONDS_A_TOKEN = 1.0, 0.005
-
 
 class CompiledGrammar:
-    """A grammar without errors. `start`: a matcher at its beginning, which is only copied."""
+    """A grammar without errors. `start`: a matcher at its beginning, which is only copied.
 
-    def __init__(self, start: LLMatcher, vocabulary: Vocabulary, param: str) -> None:
-        self._start, self._vocabulary, self._param = start, vocabulary, param
+    `account`: what its answers may take of the engine's thread; None: no limit.
+    """
+
+    def __init__(self, start: LLMatcher, vocabulary: Vocabulary, param: str, account: Account | None = None) -> None:
+        self._start, self._vocabulary, self._param, self._account = start, vocabulary, param, account
+        self._by_reserve: dict[Reserve, CompiledGrammar] = {}
+
+    def within(self, reserve: Reserve) -> CompiledGrammar:
+        """This grammar for answers of a tenant, with one account for all of them."""
+        known = self._by_reserve.get(reserve)
+        if known is None:
+            known = CompiledGrammar(self._start, self._vocabulary, self._param, Account(reserve))
+            self._by_reserve[reserve] = known
+        return known
 
     def open(self) -> OpenGrammar:
         """A grammar at the beginning of an answer."""
-        return OpenGrammar(self._start.deep_copy(), self._vocabulary, self._param)
+        return OpenGrammar(self._start.deep_copy(), self._vocabulary, self._param, self._account)
 
 
 class OpenGrammar:
     """The way of one answer. Implements `decode.guide.Grammar`. `param`: the request's field, for errors."""
 
-    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary, param: str) -> None:
-        self._matcher, self._vocabulary, self._param = matcher, vocabulary, param
+    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary, param: str, account: Account | None = None) -> None:
+        self._matcher, self._vocabulary, self._param, self._account = matcher, vocabulary, param, account
         self._at: Tokens = ()
         self._forced: dict[Tokens, Tokens] = {}
         self._spent = 0.0
-        self._length = 0
+        self._length = self._farthest = 0
 
     def mask(self, tokens: Tokens) -> Bits | None:
         """The tokens that may come next, a bit each. None after an end token."""
@@ -81,14 +91,14 @@ class OpenGrammar:
         """Whether the answer may end here. False where the matcher failed."""
         texts = tuple(takewhile(self._vocabulary.is_text, tokens))
         try:
-            with self._at_state(texts) as matcher:
+            with self._at_state(texts, last=True) as matcher:
                 return matcher.is_accepting()
         except ConstraintFailed:
             return False
 
     def advance(self, tokens: Tokens) -> None:
         """The tokens are final."""
-        with self._at_state(tokens):
+        with self._at_state(tokens, last=True):
             self._at = ()
         self._length += len(tokens)
         self._forced.clear()
@@ -109,16 +119,34 @@ class OpenGrammar:
         return bool(tokens) and tokens[-1] in self._vocabulary.eos
 
     @contextmanager
-    def _at_state(self, tokens: Tokens) -> Iterator[LLMatcher]:
-        """The matcher after the tokens. ConstraintFailed if it cannot go there or fails there, or is too slow."""
+    def _at_state(self, tokens: Tokens, *, last: bool = False) -> Iterator[LLMatcher]:
+        """The matcher after the tokens. ConstraintFailed if it cannot go there or fails there, or time is used up.
+
+        `last`: the answer needs no more of it, so it may take what it takes.
+        """
+        if self._account is not None and self._account.used_up and not last:
+            limits = f"{A_TOKEN * 1000:g} ms a token and {A_SECOND * 1000:g} ms a second"
+            raise self._failed(f"it takes too long, allowed are {limits} of CPU time")
         before = time.thread_time()
-        self._go(tokens)
-        yield self._matcher
-        if self._matcher.is_error():
-            raise self._failed(_first_line(self._matcher.get_error()))
-        self._spent += time.thread_time() - before
-        if self._spent > _SECONDS + _SECONDS_A_TOKEN * (self._length + len(tokens)):
-            raise self._failed("it takes too long to follow")
+        try:
+            self._go(tokens)
+            yield self._matcher
+            if self._matcher.is_error():
+                raise self._failed(_first_line(self._matcher.get_error()))
+        except BaseException as error:
+            if type(error).__name__ == "PanicException":  # of the library; it is no Exception
+                raise self._failed("the library has failed") from None
+            raise
+        finally:
+            self.pay(time.thread_time() - before, self._length + len(tokens))
+
+    def pay(self, seconds: float, length: int) -> None:
+        """Takes CPU seconds off its time, after the time that the tokens up to this length bring."""
+        self._spent += seconds
+        if self._account is not None:
+            self._account.earn(max(0, length - self._farthest))
+            self._account.pay(seconds)
+        self._farthest = max(self._farthest, length)
 
     def _go(self, tokens: Tokens) -> None:
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self._at, tokens, strict=False)))
@@ -130,7 +158,9 @@ class OpenGrammar:
         self._at = tokens
 
     def _failed(self, reason: str) -> ConstraintFailed:
-        return ConstraintFailed(f"{self._param} cannot be followed: {reason}", param=self._param)
+        error = ConstraintFailed(f"{self._param} cannot be followed: {reason}", param=self._param)
+        error.cpu_s = self._spent
+        return error
 
 
 def _first_line(message: str) -> str:

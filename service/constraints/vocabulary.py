@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from service.errors import ConstraintNotAvailable
 
 Bits = NDArray[np.uint8]
+#: the arguments of a `Vocabulary`
+Definition = tuple[str, int, tuple[int, ...]]
 
 
 class Tokenizer(Protocol):
@@ -47,12 +49,14 @@ class Vocabulary:
 
     `marks`: text -> token of the added tokens that are text, such as Qwen3's `<tool_call>`, and that the library takes
     for control tokens because of their form. They come only where a grammar names them.
+    `definition`: what it was made of, for another process.
     """
 
     def __init__(self, tokenizer: str, size: int, eos: Sequence[int]) -> None:
         if not eos:
             raise ConstraintNotAvailable("this checkpoint has no end token, so no constrained answer could end")
         self.eos = tuple(eos)
+        self.definition: Definition = (tokenizer, size, self.eos)
         try:
             self.tokens = LLTokenizer(tokenizer, n_vocab=size, eos_token=list(eos))
         except ValueError as error:

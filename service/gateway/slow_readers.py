@@ -150,4 +150,3 @@ class Relay:
 
     def _lost(self, why: str) -> SlowReader:
         return SlowReader(f"the stream {why}")
-

@@ -14,6 +14,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import TypeVar
 
+from service.constraints import Owner
 from service.decode.block import MASKED
 from service.engine import BlockEvent, BlockProgress, GenerationRequest
 from service.engine.request import Asked, Stats
@@ -157,7 +158,8 @@ class Generator:
     async def _decode(self, work: Work, together: int) -> AsyncGenerator[Progress | Chunk | Ending]:
         self._exchange.admit(work)
         prompt = await self._encode(work)
-        grammar = None if work.constraint is None else await self._engine.compile(work.constraint)
+        owner = Owner(work.tenant, work.cache_salt)
+        grammar = None if work.constraint is None else await self._engine.compile(work.constraint, owner)
         waited_s = work.arrived.waited_s()
         request = replace(self._request(work, prompt, waited_s), grammar=grammar, together=together)
         pieces = self._codec.pieces() if work.return_pieces else None

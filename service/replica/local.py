@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
-from service.constraints import Constraint
+from service.constraints import Constraint, Owner
 from service.decode.guide import GrammarSource
 from service.engine import BlockEvent, BlockProgress, EngineState, EngineWorker, GenerationRequest
 from service.replica.core import Core
@@ -40,9 +40,9 @@ class LocalEngine:
         """See `EngineWorker.generate`."""
         return self._worker.generate(request)
 
-    async def compile(self, constraint: Constraint) -> GrammarSource:
+    async def compile(self, constraint: Constraint, owner: Owner) -> GrammarSource:
         """See `Compiler.compile`."""
-        return await self._core.compiler.compile(constraint)
+        return await self._core.compiler.compile(constraint, owner)
 
     async def check(self, model: str) -> None:
         """On another thread, since it reads files."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from service.constraints import Constraint
+from service.constraints import Constraint, Owner
 from service.decode.guide import Grammar
 from service.engine import EngineState, GenerationRequest
 from service.engine.streams import Item
@@ -44,6 +44,7 @@ class Compile(NamedTuple):
     """To be compiled, for requests that come."""
 
     constraint: Constraint
+    owner: Owner
 
 
 class Check(NamedTuple):
@@ -120,6 +121,7 @@ class KeptGrammar:
     """A grammar that the engine's process has compiled. Implements `GrammarSource` for requests on their way there."""
 
     constraint: Constraint
+    owner: Owner
 
     def open(self) -> Grammar:
         """Only the compiled grammar can be opened."""

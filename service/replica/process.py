@@ -25,7 +25,7 @@ from service.engine import BlockEvent, GenerationRequest, StepReport
 from service.engine.responsive import keep_responsive
 from service.engine.streams import Item
 from service.engine.thread import EngineThread
-from service.errors import MrpServeError
+from service.errors import MrpServeError, ReplicaStopping
 from service.frames import Frames, framed
 from service.model.options import set_threads
 from service.pickling import PICKLED
@@ -180,7 +180,12 @@ class EngineProcess(Frames):
     def _submit(self, request: GenerationRequest) -> None:
         try:
             if isinstance(request.grammar, KeptGrammar):
-                request = replace(request, grammar=self._core.compiler.kept(request.grammar.constraint))
+                known = self._core.compiler.kept(request.grammar.constraint, request.grammar.owner)
+                if known is None:
+                    raise ReplicaStopping(
+                        "the constraint's grammar was dropped; send the request again", retry_after=1.0
+                    )
+                request = replace(request, grammar=known)
             self._steps.thread.submit(request)
         except MrpServeError as error:
             state = self._steps.thread.state()
@@ -199,7 +204,7 @@ class EngineProcess(Frames):
 
     async def _do(self, what: Compile | Check | Fetch | Take) -> str:
         if isinstance(what, Compile):
-            await self._core.compiler.compile(what.constraint)
+            await self._core.compiler.compile(what.constraint, what.owner)
         elif isinstance(what, Check):
             await asyncio.to_thread(self._core.check, what.model)
         elif isinstance(what, Fetch):

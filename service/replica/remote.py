@@ -18,7 +18,7 @@ from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from service.constraints import Constraint
+from service.constraints import Constraint, Owner
 from service.decode.guide import GrammarSource
 from service.engine.observer import EngineState
 from service.engine.request import BlockEvent, BlockProgress, GenerationRequest
@@ -153,10 +153,10 @@ class RemoteEngine(Frames):
 
     # --- grammars and weights ----------------------------------------------------------------------
 
-    async def compile(self, constraint: Constraint) -> GrammarSource:
+    async def compile(self, constraint: Constraint, owner: Owner) -> GrammarSource:
         """Compiled and kept in the engine's process."""
-        await self._ask(Compile(constraint))
-        return KeptGrammar(constraint)
+        await self._ask(Compile(constraint, owner))
+        return KeptGrammar(constraint, owner)
 
     async def check(self, model: str) -> None:
         """See `ReplicaEngine.check`."""

@@ -1,23 +1,37 @@
-"""Compiling is done once for equal constraints, on other threads, and never for ever."""
+"""Compiling is done once for an owner's equal constraints, on other threads, and only of what a trial has passed."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 
 import pytest
 
-from service.constraints import compiler as module
+from service.constraints import kept as kept_module
 from service.constraints.compiler import Compiler
-from service.constraints.constraint import Constraint
+from service.constraints.constraint import Constraint, Owner
+from service.constraints.kept import KeptGrammars
+from service.constraints.trials import Cost, Trials
 from service.constraints.vocabulary import Vocabulary
 from service.errors import ConstraintNotAvailable, InvalidRequest
-from tests.constraints.checkpoints import DEMO, vocabulary
+from tests.constraints.checkpoints import DEMO, compiled, vocabulary
 
 DIGITS = Constraint.regex("[0-9]+")
+ANN, BOB = Owner("ann", "3:ann"), Owner("bob", "3:bob")
 
 
-async def test_equal_constraints_are_compiled_once() -> None:
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
+    """One without trials, which have tests of their own."""
+    monkeypatch.setattr(Trials, "run", lambda *_: Cost(0.25, 2**20))
+    compiler = Compiler(lambda: vocabulary(DEMO))
+    yield compiler
+    compiler.close()
+
+
+async def test_equal_constraints_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Trials, "run", lambda *_: Cost(0.25, 2**20))
     made: list[int] = []
 
     def make() -> Vocabulary:
@@ -27,47 +41,82 @@ async def test_equal_constraints_are_compiled_once() -> None:
     compiler = Compiler(make)
     one, other = await asyncio.gather(compiler.compile(DIGITS), compiler.compile(Constraint.regex("[0-9]+")))
     assert one is other
+    assert compiler.kept(DIGITS) is one
     assert await compiler.compile(Constraint.regex("[a-z]")) is not one
     assert len(made) == 1
     assert made[0] != threading.get_ident()
     compiler.close()
 
 
-async def test_errors_are_kept_too_and_raised_anew() -> None:
-    compiler = Compiler(lambda: vocabulary(DEMO))
-    errors = []
+async def test_owners_share_a_grammar_only_with_the_same_salt(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one could tell by the time that it takes whether another one uses a constraint."""
+    tried: list[Constraint] = []
+    monkeypatch.setattr(Trials, "run", lambda _, constraint: tried.append(constraint) or Cost(0.0, 0))
+    await compiler.compile(DIGITS, ANN)
+    assert compiler.kept(DIGITS, BOB) is None
+    await compiler.compile(DIGITS, BOB)
+    assert len(tried) == 2
+    await compiler.compile(DIGITS, Owner("carl", BOB.salt))
+    assert len(tried) == 2
+
+
+async def test_errors_are_kept_too_and_raised_anew_and_cost_once(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*_: object) -> Cost:
+        error = InvalidRequest("regex cannot be used", param="regex")
+        error.cpu_s = 1.5
+        tried.append(error)
+        raise error
+
+    tried: list[InvalidRequest] = []
+    monkeypatch.setattr(Trials, "run", run)
+    costs = []
     for _ in range(2):
-        with pytest.raises(InvalidRequest) as caught:
-            await compiler.compile(Constraint.regex("("))
-        errors.append(caught.value)
-    assert errors[0] is not errors[1]
-    assert errors[0].message == errors[1].message
-    compiler.close()
+        with pytest.raises(InvalidRequest, match="regex cannot be used") as caught:
+            await compiler.compile(DIGITS, ANN)
+        costs.append(caught.value.cpu_s)
+    assert costs == [1.5, 0.0]
+    assert len(tried) == 1
 
 
-async def test_only_the_last_ones_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_KEPT", 2)
-    compiler = Compiler(lambda: vocabulary(DEMO))
-    first = await compiler.compile(DIGITS)
-    for pattern in ("a", "b"):
-        await compiler.compile(Constraint.regex(pattern))
-    assert await compiler.compile(DIGITS) is not first
-    compiler.close()
-
-
-async def test_who_waits_too_long_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_SECONDS", 0.01)
+async def test_one_tenant_never_has_all_threads(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
 
-    def make() -> Vocabulary:
-        assert go.wait(60)
-        return vocabulary(DEMO)
+    def run(_: Trials, constraint: Constraint) -> Cost:
+        assert constraint is DIGITS or go.wait(60)
+        return Cost(0.0, 0)
 
-    compiler = Compiler(make)
-    with pytest.raises(InvalidRequest, match=r"regex takes more than 0.01 s to compile"):
-        await compiler.compile(DIGITS)
+    monkeypatch.setattr(Trials, "run", run)
+    bombs = [asyncio.ensure_future(compiler.compile(Constraint.regex(f"a{{{n}}}"), ANN)) for n in range(1, 5)]
+    await asyncio.sleep(0)
+    assert await compiler.compile(DIGITS, BOB)
+    assert not any(bomb.done() for bomb in bombs)
     go.set()
-    compiler.close()
+    await asyncio.gather(*bombs)
+
+
+def test_grammars_are_kept_by_their_memory_and_a_tenant_has_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_module, "_SHARE", 2 * 2**20)
+    monkeypatch.setattr(kept_module, "_BYTES", 3 * 2**20)
+    kept, grammar = KeptGrammars(), compiled(DEMO, DIGITS)
+    kept.add("of bob", "bob", grammar, 2**20)
+    for key in ("first", "second", "third"):
+        kept.add(key, "ann", grammar, 2**20)
+    assert [key for key in ("of bob", "first", "second", "third") if kept.get(key)] == ["of bob", "second", "third"]
+    kept.add("of carl", "carl", grammar, 2**20)
+    assert [key for key in ("of bob", "second", "third", "of carl") if kept.get(key)] == ["second", "third", "of carl"]
+
+
+def test_a_refusal_is_kept_for_a_minute() -> None:
+    now = [0.0]
+    kept = KeptGrammars(lambda: now[0])
+    kept.add("wrong", "ann", InvalidRequest("wrong"))
+    assert kept.get("wrong")
+    now[0] = 61.0
+    assert kept.get("wrong") is None
 
 
 async def test_a_checkpoint_without_bytes_says_so_every_time() -> None:

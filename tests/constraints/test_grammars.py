@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -117,15 +118,20 @@ HOSTILE: dict[str, Constraint] = {
 }
 
 
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[Compiler]:
+    compiler = Compiler(lambda: vocabulary(DEMO))
+    yield compiler
+    compiler.close()
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.timeout(60)
-async def test_hostile_constraints_are_refused_or_followed(name: str) -> None:
+async def test_hostile_constraints_are_refused_or_followed(name: str, compiler: Compiler) -> None:
     """The process lives on, and an answer ends or is ended. Slow machines may take long, but not for ever."""
-    compiler = Compiler(lambda: vocabulary(DEMO))
     with suppress(InvalidRequest, ConstraintFailed):
         grammar = await compiler.compile(HOSTILE[name])
         walk(grammar.open(), random.Random(name), 100)
-    compiler.close()
 
 
 def walk(grammar: OpenGrammar, rng: random.Random, most: int) -> tuple[int, ...]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import time
 
 import numpy as np
 import pytest
 
+from service.constraints.budget import A_TOKEN, RESERVE, Account, Reserve
 from service.constraints.constraint import Constraint
+from service.constraints.grammars import compile_grammar
 from service.constraints.matcher import OpenGrammar
 from service.errors import ConstraintFailed
 from tests.constraints.checkpoints import DEMO, NAMES, compiled, text_of, tokenizer, vocabulary
@@ -84,10 +87,73 @@ def test_tokens_that_the_grammar_refuses_are_an_error(numbers: OpenGrammar) -> N
     assert not numbers.complete(ids("3"))  # a matcher that failed stays so, quietly
 
 
-def test_an_answer_that_takes_too_long_is_ended(numbers: OpenGrammar, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.constraints.matcher._SECONDS", -1.0)
-    with pytest.raises(ConstraintFailed, match="takes too long"):
+#: every further mask takes longer than the one before it
+AMBIGUOUS = Constraint.grammar(
+    "start: e\ne: "
+    + " | ".join(f"e x{n} e" for n in range(60))
+    + ' | "a"\n'
+    + "\n".join(f'x{n}: "a"?' for n in range(60))
+)
+
+
+def test_answers_that_take_too_long_are_ended_with_their_cost() -> None:
+    """All answers of a tenant together have one budget, and another tenant its own. `used`: by all, in CPU seconds."""
+    now = 0.0
+    grammar, reserve = compiled(DEMO, NUMBERS), Reserve(lambda: now)
+    one, other = grammar.within(reserve).open(), grammar.within(reserve).open()
+    free = grammar.within(Reserve(lambda: now)).open()
+    one.mask(())
+    one.pay(RESERVE + 1.0, 0)
+    for opened in (one, other):
+        with pytest.raises(ConstraintFailed, match="takes too long, allowed are 3 ms a token and 50 ms a second"):
+            opened.mask(())
+    assert not other.complete(())  # what its end needs is not refused
+    assert free.mask(()) is not None
+    with pytest.raises(ConstraintFailed) as caught:
+        one.mask(())
+    assert caught.value.cpu_s > RESERVE
+    now = 3600.0
+    assert other.mask(()) is not None
+
+
+def test_an_ambiguous_grammar_ends_before_it_holds_others_up() -> None:
+    """64 answers of it together take less than one alone took before."""
+    grammar = compile_grammar(AMBIGUOUS, vocabulary(DEMO)).within(Reserve(lambda: 0.0))
+    began, failed = time.thread_time(), 0
+    answers = [grammar.open() for _ in range(64)]
+    for length in range(1, 40):
+        for answer in answers:
+            try:
+                answer.mask(ids("a" * length))
+            except ConstraintFailed:
+                failed += 1
+    assert failed > 64
+    assert time.thread_time() - began < 2 * (RESERVE + 40 * A_TOKEN)
+
+
+def test_a_failure_of_the_library_ends_the_answer_only(numbers: OpenGrammar, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its panics are no `Exception`, and would end the engine's thread."""
+    panic = type("PanicException", (BaseException,), {})
+
+    class Panics:
+        def compute_bitmask(self) -> bytes:
+            raise panic("the prompt")
+
+    monkeypatch.setattr(numbers, "_matcher", Panics())
+    with pytest.raises(ConstraintFailed, match="the library has failed"):
         numbers.mask(())
+
+
+def test_tokens_bring_time_up_to_a_limit() -> None:
+    reserve = Reserve(lambda: 0.0)
+    account = Account(reserve)
+    account.earn(10**6)
+    account.pay(0.05)
+    assert not account.used_up
+    account.pay(RESERVE)
+    assert account.used_up
+    account.earn(1)
+    assert not account.used_up
 
 
 @pytest.mark.parametrize("name", NAMES)
