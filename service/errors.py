@@ -33,25 +33,34 @@ MrpServeError
 
 from __future__ import annotations
 
+#: characters of a message and of a field's name; what a client sent may stand in both
+MAX_MESSAGE = 4000
+_MAX_PARAM = 200
+
 
 class MrpServeError(Exception):
     """Base of all errors of this package. `status`: the HTTP status. `code`: the machine-readable name.
 
-    `param`: the field at fault. `retry_after`: seconds after which a client may try again.
+    `param`: the field at fault. `retry_after`: seconds after which a client may try again. Long texts
+    are cut.
     """
 
     status = 500
     code = "internal_error"
 
     def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
+        self.message = _cut(message, MAX_MESSAGE)
+        super().__init__(self.message)
+        self.param = None if param is None else _cut(param, _MAX_PARAM)
         self.retry_after = retry_after
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickles the keyword arguments, too, since errors cross processes (Ray)."""
         return _rebuild, (type(self), self.message, self.param, self.retry_after)
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[:length]}…"
 
 
 def _rebuild(kind: type[MrpServeError], message: str, param: str | None, retry_after: float | None) -> MrpServeError:

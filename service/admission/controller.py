@@ -80,6 +80,14 @@ class AdmissionController:
         """Ends all waiting requests with `error` if there are no places."""
         self._slots.turn_away(error)
 
+    def knock(self, key: ApiKey) -> None:
+        """RateLimited if the key may send no request at all now."""
+        self._limits.check(key, 0.0)
+
+    def refused(self, key: ApiKey) -> None:
+        """Counts a request of the key that was refused before it could be admitted."""
+        self._limits.count_request(key.name)
+
     def admit(self, visit: Visit, works: Sequence[Work]) -> Admission:
         """Accepts a request. RateLimited or QueueFull if it is refused."""
         key = visit.key

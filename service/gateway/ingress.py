@@ -6,7 +6,8 @@ gives it Serve's handles; tests give it a generator in the same process.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -189,19 +190,32 @@ class Ingress:
 
     # --- admission ---------------------------------------------------------------------------------
 
-    def _authorize(self, request: Request) -> None:
-        """Stores the request's API key in its state. Unauthorized if the key is missing or not configured."""
+    @contextmanager
+    def _authorize(self, request: Request) -> Iterator[None]:
+        """Stores the request's API key in its state. Unauthorized if the key is missing or not configured.
+
+        RateLimited before the body is read, if the key may send none. What is refused before admission counts, too.
+        """
         given = given_key(request.headers)
         key = self._keys.find(given)
         if key is None:
             raise Unauthorized(f"the API key is {'wrong' if given else 'missing'}; send `Authorization: Bearer <key>`")
-        request.state.api_key = key
+        request.state.api_key, request.state.admitted = key, False
+        if request.method == "POST":
+            self._admission.knock(key)
+        try:
+            yield
+        except MrpServeError as error:
+            if request.method == "POST" and error.status < 429 and not request.state.admitted:
+                self._admission.refused(key)
+            raise
 
     async def _admit(self, request: Request, works: Sequence[Work]) -> Admission:
         """Admits the request, or raises the error of the admission controller."""
         client = request.client.host if request.client else ""
         visit = Visit(request.state.api_key, client, request.url.path, await request.body())
         admission = self._admission.admit(visit, works)
+        request.state.admitted = True
         for work in works:
             if work.quality:
                 self._registry.add("request_quality_total", quality=work.quality, plan=Plan.of(work.params).name)
