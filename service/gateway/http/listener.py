@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import uvicorn
 from starlette.types import ASGIApp
 
+from service.gateway.http.guarded import GuardedProtocol
 from service.gateway.http.leaving import EndWhenLeft
 
 #: seconds for which a connection without requests stays open, as at Serve's proxies
@@ -38,6 +39,8 @@ class Listener:
         bound = bind(host, port)
         config = uvicorn.Config(
             EndWhenLeft(app),
+            http=GuardedProtocol,
+            ws="none",
             lifespan="off",
             log_config=None,
             log_level="critical",

@@ -11,6 +11,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.errors import BodyTooLarge
+from service.gateway.http.guarded import guard_uvicorn
 
 _ID = "x-request-id"
 _FOREIGN = re.compile(r"[^A-Za-z0-9._:-]+")
@@ -63,7 +64,11 @@ class CleanRequestId:
 
 
 def proxy_middleware() -> list[Middleware]:
-    """The middleware of Serve's proxies. A proxy copies the request's id into the response unchanged."""
+    """The middleware of Serve's proxies. A proxy copies the request's id into the response unchanged.
+
+    A proxy calls this before it makes its server, which then has our protocol.
+    """
+    guard_uvicorn()
     return [Middleware(CleanRequestId)]
 
 

@@ -51,7 +51,9 @@ def lists(schema: Any) -> Iterator[Mapping[str, Any]]:
     if isinstance(schema, Mapping):
         if schema.get("type") == "list":
             yield schema
-        schema = [value for name, value in schema.items() if name not in {"metadata", "cls", "json_schema_input_schema"}]
+        schema = [
+            value for name, value in schema.items() if name not in {"metadata", "cls", "json_schema_input_schema"}
+        ]
     if isinstance(schema, (list, tuple)):
         for part in schema:
             yield from lists(part)
