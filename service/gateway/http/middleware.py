@@ -1,4 +1,4 @@
-"""ASGI middleware before all routes: the request's id and the limit of its body. Also reads the API key."""
+"""ASGI middleware before all routes: the request's id, the limit of its body, its origin. Also reads the API key."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _MAX_ID = 128
 class RequestId:
     """Gives every request an id in `scope["request_id"]`. An id that the client sent is kept.
 
-    `answer`: whether the response carries the id, too. False under Ray Serve, whose proxies add it.
+    `answer`: whether the response carries the id, too. False under Ray Serve, whose proxies add it. Every response
+    also tells browsers to believe its content type.
     """
 
     def __init__(self, app: ASGIApp, answer: bool) -> None:
@@ -34,12 +35,15 @@ class RequestId:
         request_id = clean_id(Headers(scope=scope).get(_ID, "")) or secrets.token_hex(8)
         scope["request_id"] = request_id
 
-        def send_with_id(message: Message) -> Awaitable[None]:
+        def send_with_headers(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[_ID] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-content-type-options"] = "nosniff"
+                if self._answer:
+                    headers[_ID] = request_id
             return send(message)
 
-        return await self._app(scope, receive, send_with_id if self._answer else send)
+        return await self._app(scope, receive, send_with_headers)
 
 
 def given_key(headers: Headers) -> bytes:
