@@ -9,6 +9,7 @@ MrpServeError
 │   ├── WeightsRefused     422  weights cannot take the place of those that are served; the old ones stay
 │   └── PromptTooLong      422  prompt + max_new_tokens over the model's length or the KV cache
 ├── Unauthorized           401  an API key is required and missing or wrong
+├── Forbidden              403  a page of another site asks a service without API keys
 ├── UnknownModel           404  the request names a model that is not served
 ├── WeightsConflict        409  newer weights already answer, or came in between
 ├── BodyTooLarge           413  the request body is over the limit
@@ -118,6 +119,13 @@ class Unauthorized(MrpServeError):
 
     status = 401
     code = "unauthorized"
+
+
+class Forbidden(MrpServeError):
+    """A browser sends the request for a page of another site, or to another name than this server's."""
+
+    status = 403
+    code = "forbidden"
 
 
 class UnknownModel(MrpServeError):

@@ -35,6 +35,7 @@ from service.gateway.http.errors import Write, install_error_handlers
 from service.gateway.http.middleware import BodyLimit, RequestId, given_key
 from service.gateway.http.models import Models, models_json
 from service.gateway.http.openapi import ANTHROPIC, DECODING, OPENAI, OPERATION, documented, errors, generate_docs
+from service.gateway.http.origin import OriginGate
 from service.gateway.http.responses import JsonAnswer
 from service.gateway.http.routes import locked
 from service.gateway.http.streams import Exchange, event_stream, first_of
@@ -48,6 +49,7 @@ from service.gateway.playground.routes import playground_routes
 from service.gateway.request_log import LoggedAnswers, RequestLog, current_record
 from service.gateway.score.routes import score_router
 from service.gateway.spans import telemetry
+from service.gateway.throttled import Throttled
 from service.gateway.upstream import Upstream
 from service.quality.load import SteadyLoad
 from service.quality.schema import Plan
@@ -92,6 +94,7 @@ class Ingress:
         self.draining = Draining()
         answers = LoggedAnswers(replicas, settings.model_name)
         self._answers = PlacedAnswers(answers, self._admission, self._availability, self.draining)
+        self._statuses, self._page = Throttled(backend.statuses), Throttled(self._exposed)
 
     def app(self, *, answers_request_id: bool) -> ASGIApp:
         """The application. `answers_request_id`: whether it sends X-Request-Id. Under Serve, the proxies send it."""
@@ -100,7 +103,15 @@ class Ingress:
         self._add_routes(app)
         limited = BodyLimit(app, self._settings.max_body_bytes)
         gate = DrainGate(limited, self.draining, self._count_rejected)
-        return RequestId(RequestLog(gate), answer=answers_request_id)
+        return RequestId(RequestLog(self._guarded(gate)), answer=answers_request_id)
+
+    def _guarded(self, app: ASGIApp) -> ASGIApp:
+        """Without API keys, not for pages of other sites. Serve's proxies listen elsewhere than `host` says."""
+        if self._keys.configured:
+            return app
+        return OriginGate(
+            app, self._count_rejected, self._settings.host if self._settings.listener == "ingress" else None
+        )
 
     @property
     def replicas_wanted(self) -> float:
@@ -179,14 +190,17 @@ class Ingress:
     async def _health(self) -> Response:
         self.draining.check()
         try:
-            statuses = await self._backend.statuses()
+            statuses = await self._statuses()
             self._availability.learn(serving(statuses))
         except Asleep:  # healthy: load balancers must still send requests here, only a request starts a replica
             statuses = []
         return JsonAnswer({"status": "ok", "replicas_ready": sum(status.failure is None for status in statuses)})
 
     async def _metrics(self) -> Response:
-        return Response(expose(*await self._backend.snapshots(self.snapshot())), media_type=CONTENT_TYPE)
+        return Response(await self._page(), media_type=CONTENT_TYPE)
+
+    async def _exposed(self) -> bytes:
+        return expose(*await self._backend.snapshots(self.snapshot()))
 
     # --- admission ---------------------------------------------------------------------------------
 
