@@ -1,4 +1,4 @@
-"""Links from strangers: what they put into the form, the request and the code to copy. The page's modules run in Node."""
+"""Links from strangers: what they put into the form, the request and the snippets. The modules run in Node."""
 
 from __future__ import annotations
 
