@@ -81,8 +81,8 @@ class AdmissionController:
         self._slots.turn_away(error)
 
     def knock(self, key: ApiKey) -> None:
-        """RateLimited if the key may send no request at all now."""
-        self._limits.check(key, 0.0)
+        """RateLimited if the key has no request left now. Its tokens are checked when the request's own are known."""
+        self._limits.check(replace(key, tokens_per_minute=None), 0.0)
 
     def refused(self, key: ApiKey) -> None:
         """Counts a request of the key that was refused before it could be admitted."""
