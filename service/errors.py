@@ -9,6 +9,7 @@ MrpServeError
 │   ├── WeightsRefused     422  weights cannot take the place of those that are served; the old ones stay
 │   └── PromptTooLong      422  prompt + max_new_tokens over the model's length or the KV cache
 ├── Unauthorized           401  an API key is required and missing or wrong
+├── Forbidden              403  a page of another site asks a service without API keys
 ├── UnknownModel           404  the request names a model that is not served
 ├── WeightsConflict        409  newer weights already answer, or came in between
 ├── SlowReader             408  the client read its stream too slowly
@@ -35,11 +36,15 @@ MrpServeError
 
 from __future__ import annotations
 
+#: characters of a message and of a field's name; what a client sent may stand in both
+MAX_MESSAGE = 4000
+_MAX_PARAM = 200
+
 
 class MrpServeError(Exception):
     """Base of all errors of this package. `status`: the HTTP status. `code`: the machine-readable name.
 
-    `param`: the field at fault. `retry_after`: seconds after which a client may try again.
+    `param`: the field at fault. `retry_after`: seconds after which a client may try again. Long texts are cut.
     `cpu_s`: the CPU seconds that the request took by its own fault, beside forwards of the model.
     """
 
@@ -48,15 +53,19 @@ class MrpServeError(Exception):
     cpu_s = 0.0
 
     def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
+        self.message = _cut(message, MAX_MESSAGE)
+        super().__init__(self.message)
+        self.param = None if param is None else _cut(param, _MAX_PARAM)
         self.retry_after = retry_after
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickles the keyword arguments, too, since errors cross processes (Ray)."""
         state = {"cpu_s": self.cpu_s} if self.cpu_s else None
         return _rebuild, (type(self), self.message, self.param, self.retry_after), state
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[:length]}…"
 
 
 def _rebuild(kind: type[MrpServeError], message: str, param: str | None, retry_after: float | None) -> MrpServeError:
@@ -114,6 +123,13 @@ class Unauthorized(MrpServeError):
 
     status = 401
     code = "unauthorized"
+
+
+class Forbidden(MrpServeError):
+    """A browser sends the request for a page of another site, or to another name than this server's."""
+
+    status = 403
+    code = "forbidden"
 
 
 class UnknownModel(MrpServeError):

@@ -24,6 +24,8 @@ from service.errors import SettingsError
 
 PREFIX = "MRP_SERVE_"
 
+#: letters of an unknown name that are compared with the known ones
+_COMPARED = 80
 #: the beginning of a hashed API key
 DIGEST = "sha256:"
 
@@ -298,7 +300,7 @@ def places_of(max_running: int) -> int:
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of an error about an unknown name: the nearest known name, or all known names."""
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name[:_COMPARED], known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
 
 

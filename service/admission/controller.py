@@ -84,11 +84,11 @@ class AdmissionController:
         self._slots.turn_away(error)
 
     def check_requests(self, key: ApiKey) -> None:
-        """RateLimited if the key may send no request now. Called before the body is read, which costs time."""
-        self._limits.check(key)
+        """RateLimited if the key has no request left now. Its tokens are checked when the request's own are known."""
+        self._limits.check(replace(key, tokens_per_minute=None))
 
     def refused(self, key: ApiKey) -> None:
-        """Counts a request whose body was refused (422), which `admit` never sees."""
+        """Counts a request whose body was refused (413, 422), which `admit` never sees."""
         self._limits.count_request(key)
 
     def admit(self, visit: Visit, works: Sequence[Work]) -> Admission:

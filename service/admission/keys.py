@@ -74,6 +74,11 @@ class KeyRing:
         """The keys of those who may exchange weights."""
         return cls(_named(settings.admin_keys))
 
+    @property
+    def configured(self) -> bool:
+        """Whether there are keys."""
+        return bool(self._keys)
+
     def find(self, given: bytes) -> ApiKey | None:
         """The key that `given` is; None if it is not known. The anonymous key if none are configured.
 

@@ -108,7 +108,9 @@ class _Routes:
 def _parse(body: dict[str, Any]) -> ExchangeRequest:
     for name in body:
         if name not in ExchangeRequest.model_fields:
-            raise InvalidRequest(f"{name!r} is not a field; {nearest(name, ExchangeRequest.model_fields)}", param=name)
+            raise InvalidRequest(
+                f"{name[:80]!r} is not a field; {nearest(name, ExchangeRequest.model_fields)}", param=name
+            )
     if "model" not in body:
         raise InvalidRequest("model is missing", param="model")
     try:

@@ -6,7 +6,8 @@ gives it Serve's handles; tests give it a generator in the same process.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -34,6 +35,7 @@ from service.gateway.http.errors import install_error_handlers
 from service.gateway.http.middleware import BodyLimit, RequestId, given_key
 from service.gateway.http.models import Models, models_json
 from service.gateway.http.openapi import ANTHROPIC, DECODING, OPENAI, OPERATION, documented, errors, generate_docs
+from service.gateway.http.origin import OriginGate
 from service.gateway.http.responses import JsonAnswer
 from service.gateway.http.routes import locked
 from service.gateway.http.streams import Exchange, event_stream, first_of
@@ -46,6 +48,7 @@ from service.gateway.playground.routes import playground_routes
 from service.gateway.request_log import LoggedAnswers, RequestLog, current_record
 from service.gateway.score.routes import score_router
 from service.gateway.spans import telemetry
+from service.gateway.throttled import Throttled
 from service.gateway.upstream import Upstream
 from service.quality.load import SteadyLoad
 from service.quality.schema import Plan
@@ -91,6 +94,7 @@ class Ingress:
         self.draining = Draining()
         answers = LoggedAnswers(replicas, settings.model_name)
         self._answers = PlacedAnswers(answers, self._admission, self._availability, self.draining)
+        self._statuses, self._page = Throttled(backend.statuses), Throttled(self._exposed)
 
     def app(self, *, answers_request_id: bool) -> ASGIApp:
         """The application. `answers_request_id`: whether it sends X-Request-Id. Under Serve, the proxies send it."""
@@ -99,7 +103,15 @@ class Ingress:
         self._add_routes(app)
         limited = BodyLimit(app, self._settings.max_body_bytes)
         gate = DrainGate(limited, self.draining, self._count_rejected)
-        return RequestId(RequestLog(gate), answer=answers_request_id)
+        return RequestId(RequestLog(self._guarded(gate)), answer=answers_request_id)
+
+    def _guarded(self, app: ASGIApp) -> ASGIApp:
+        """Without API keys, not for pages of other sites. Serve's proxies listen elsewhere than `host` says."""
+        if self._keys.configured:
+            return app
+        return OriginGate(
+            app, self._count_rejected, self._settings.host if self._settings.listener == "ingress" else None
+        )
 
     @property
     def replicas_wanted(self) -> float:
@@ -178,30 +190,46 @@ class Ingress:
     async def _health(self) -> Response:
         self.draining.check()
         try:
-            statuses = await self._backend.statuses()
+            statuses = await self._statuses()
             self._availability.learn(serving(statuses))
         except Asleep:  # healthy: load balancers must still send requests here, only a request starts a replica
             statuses = []
         return JsonAnswer({"status": "ok", "replicas_ready": sum(status.failure is None for status in statuses)})
 
     async def _metrics(self) -> Response:
-        return Response(expose(*await self._backend.snapshots(self.snapshot())), media_type=CONTENT_TYPE)
+        return Response(await self._page(), media_type=CONTENT_TYPE)
+
+    async def _exposed(self) -> bytes:
+        return expose(*await self._backend.snapshots(self.snapshot()))
 
     # --- admission ---------------------------------------------------------------------------------
 
-    def _authorize(self, request: Request) -> None:
-        """Stores the request's API key in its state. Unauthorized if the key is missing or not configured."""
+    @contextmanager
+    def _authorize(self, request: Request) -> Iterator[None]:
+        """Stores the request's API key in its state. Unauthorized if the key is missing or not configured.
+
+        RateLimited before the body is read, if the key may send none. What is refused before admission counts, too.
+        """
         given = given_key(request.headers)
         key = self._keys.find(given)
         if key is None:
             raise Unauthorized(f"the API key is {'wrong' if given else 'missing'}; send `Authorization: Bearer <key>`")
-        request.state.api_key = key
+        request.state.api_key, request.state.admitted = key, False
+        if request.method == "POST":
+            self._admission.check_requests(key)
+        try:
+            yield
+        except MrpServeError as error:
+            if request.method == "POST" and error.status < 429 and not request.state.admitted:
+                self._admission.refused(key)
+            raise
 
     async def _admit(self, request: Request, works: Sequence[Work]) -> Admission:
         """Admits the request, or raises the error of the admission controller."""
         client = request.client.host if request.client else ""
         visit = Visit(request.state.api_key, client, request.url.path, await request.body())
         admission = self._admission.admit(visit, works)
+        request.state.admitted = True
         for work in works:
             if work.quality:
                 self._registry.add("request_quality_total", quality=work.quality, plan=Plan.of(work.params).name)

@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.errors import IngressLost
 from service.gateway.errors import error_writer
 from service.gateway.http.errors import problem
+from service.gateway.http.guarded import guard_uvicorn
 from service.gateway.http.middleware import REQUEST_ID, CleanRequestId
 from service.gateway.http.sse import MEDIA_TYPE, frame
 
@@ -21,7 +22,11 @@ _RETRY_S = 1.0
 
 
 def proxy_middleware() -> list[Middleware]:
-    """The middleware of Serve's proxies, from the innermost to the outermost."""
+    """The middleware of Serve's proxies, from the innermost to the outermost.
+
+    A proxy calls this before it makes its server, which then has our protocol.
+    """
+    guard_uvicorn()
     return [Middleware(LostIngress), Middleware(CleanRequestId)]
 
 

@@ -21,8 +21,12 @@ _FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", "README.md")
 
 def resolve(name: str | Path) -> Path:
     """The local folder of a checkpoint; a hub name is downloaded (or found in the local hub cache)."""
-    path = Path(name).expanduser()
-    if path.is_dir():
+    try:
+        path = Path(name).expanduser()
+        is_folder = path.is_dir()
+    except (OSError, RuntimeError, ValueError) as error:  # no such user, a NUL
+        raise CheckpointError(f"{str(name)!r} is no path of a folder: {error}") from error
+    if is_folder:
         return path
     if str(name).count("/") != 1 or str(name).startswith((".", "/", "~")):
         raise CheckpointError(f"{str(name)!r} is neither a folder nor a hub name such as 'owner/model'")
@@ -38,7 +42,7 @@ def resolve(name: str | Path) -> Path:
 def read_config(path: Path) -> dict[str, Any]:
     """The parsed config.json of a checkpoint folder, its family checked."""
     try:
-        raw = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        raw = _parsed(path / "config.json")
     except FileNotFoundError:
         raise CheckpointError(f"{path} has no config.json") from None
     except (OSError, ValueError) as error:
@@ -50,6 +54,16 @@ def read_config(path: Path) -> dict[str, Any]:
     return raw | {"eos_token_id": _end_tokens(path, raw)}
 
 
+def _parsed(file: Path) -> Any:
+    """The JSON of a file. A pipe, which could be waited for without end, is no file."""
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} is no file")
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def _end_tokens(path: Path, raw: Mapping[str, Any]) -> list[int] | int | None:
     """config.json's end tokens and generation_config.json's: chat checkpoints name their turn's end only there."""
     own = raw.get("eos_token_id")
@@ -57,7 +71,7 @@ def _end_tokens(path: Path, raw: Mapping[str, Any]) -> list[int] | int | None:
     if not file.is_file():
         return own
     try:
-        more = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id")
+        more = _parsed(file).get("eos_token_id")
     except (OSError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
     lists = [[] if value is None else value if isinstance(value, list) else [value] for value in (own, more)]
@@ -84,7 +98,7 @@ def weight_files(path: Path) -> list[Path]:
     index = path / "model.safetensors.index.json"
     if index.is_file():
         try:
-            shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            shards = sorted(set(_parsed(index)["weight_map"].values()))
             files = [path / Path(shard).name for shard in shards]
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             expected = "`weight_map` with a file for every weight is expected in JSON"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from service.errors import CheckpointError
 from service.model import MrpConfig, parse_config
 from service.model.config import ExpertsConfig
+from service.model.files import read_config, resolve
 from tests.tiny import EXPERTS, GOLDEN, GOLDEN_NAMES, tiny_config
 
 
@@ -141,6 +144,14 @@ def test_an_optional_number_is_checked_too(key: str, value: object) -> None:
         ({"num_mrp_heads": 2}, "num_mrp_heads is 2, only 1 is supported"),
         ({"mrp_default_steps": 5}, "mrp_default_steps is 5, allowed are 1 to 4"),
         ({"mrp_default_steps": 0}, "mrp_default_steps is 0, allowed are 1 to 4"),
+        ({"num_hidden_layers": 20000}, "num_hidden_layers is 20000, supported are up to 1024"),
+        ({"rms_norm_eps": "nan"}, "rms_norm_eps is 'nan', expected a positive number"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps is -1.0"),
+        ({"rope_theta": "inf"}, "rope_theta is 'inf'"),
+        ({"rope_theta": float("inf")}, "rope_theta is inf"),
+        ({"rope_theta": True}, "rope_theta is True"),
+        ({"mrp_scale": "1"}, "mrp_scale is '1'"),
         ({"eos_token_id": "end"}, "eos_token_id is 'end', expected an integer or a list of integers"),
         ({"eos_token_id": [1, "2"]}, r"eos_token_id is \[1, '2'\], expected an integer or a list"),
     ],
@@ -204,3 +215,21 @@ def test_experts_that_are_not_supported_are_said(changes: dict[str, Any], messag
 def test_configs_are_frozen() -> None:
     with pytest.raises(FrozenInstanceError):
         parse_config(tiny_config()).block_size = 8  # type: ignore[misc]
+
+
+def test_a_pipe_is_no_config(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(CheckpointError, match=r"has no config\.json"):
+        read_config(tmp_path)
+
+
+def test_a_config_that_is_nested_too_deeply(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000, "utf-8")
+    with pytest.raises(CheckpointError, match=r"config\.json cannot be read: it is nested too deeply"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/x", "a\0b", "x" * 5000])
+def test_what_is_no_path(name: str) -> None:
+    with pytest.raises(CheckpointError):
+        resolve(name)

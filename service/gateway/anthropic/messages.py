@@ -55,7 +55,9 @@ class ToolUseBlock(_Block):
     input: dict[str, Any]
 
 
-Texts = Annotated[list[TextBlock], BeforeValidator(_blocks_of, json_schema_input_type=str | list[TextBlock])]
+Texts = Annotated[
+    list[TextBlock], Field(fail_fast=True), BeforeValidator(_blocks_of, json_schema_input_type=str | list[TextBlock])
+]
 
 
 class ToolResultBlock(_Block):
@@ -83,7 +85,9 @@ class MessageParam(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     role: Literal["user", "assistant", "system"]
-    content: Annotated[list[Block], BeforeValidator(_blocks_of, json_schema_input_type=str | list[Block])]
+    content: Annotated[
+        list[Block], Field(fail_fast=True), BeforeValidator(_blocks_of, json_schema_input_type=str | list[Block])
+    ]
 
 
 def text_of(texts: Sequence[TextBlock]) -> str:

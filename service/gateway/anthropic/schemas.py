@@ -38,7 +38,7 @@ class Prompted(OfApi):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     model: str = Field(description="as GET /v1/models names it")
-    messages: Annotated[list[MessageParam], Field(min_length=1)] = Field(
+    messages: Annotated[list[MessageParam], Field(min_length=1, fail_fast=True)] = Field(
         description="the last one is not an assistant's"
     )
     system: Texts = Field([], description="a text or blocks of text")

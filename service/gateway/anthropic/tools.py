@@ -51,7 +51,7 @@ class ThinkingParam(BaseModel):
     type: Literal["enabled", "adaptive", "disabled"]
 
 
-Tools = Annotated[list[ToolParam], Field(max_length=MAX_TOOLS)]
+Tools = Annotated[list[ToolParam], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
 def tool_use(tools: list[ToolParam], choice: AnyChoice | ToolChoice | None) -> ToolUse | None:

@@ -47,7 +47,9 @@ class ResponseFormat(BaseModel):
 
 
 Regex = Annotated[str, Field(min_length=1, max_length=MAX_REGEX)]
-Choice = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES)]
+Choice = Annotated[
+    list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)
+]
 GrammarText = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR)]
 
 

@@ -66,7 +66,7 @@ class Fields:
                 continue
             if name not in self.no_ops:
                 if strict:
-                    message = f"{name!r} is not a field; {nearest(name, {*own, *self.passed})}"
+                    message = f"{name[:80]!r} is not a field; {nearest(name, {*own, *self.passed})}"
                     raise InvalidRequest(message, param=name)
             elif not any(_same(value, no_op) for no_op in self.no_ops[name]):
                 raise InvalidRequest(_not_served(name, value, self.no_ops[name]), param=name)

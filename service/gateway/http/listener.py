@@ -9,44 +9,14 @@ from contextlib import contextmanager
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from service.gateway.http.guarded import GuardedProtocol
 from service.gateway.http.leaving import EndWhenLeft
-from service.gateway.http.write_limit import WriteLimit
 
 #: seconds for which a connection without requests stays open, as at Serve's proxies
 _KEEP_ALIVE_S = 90
 #: connections that wait until they are accepted
 _BACKLOG = 2048
-
-
-class _Protocol(HttpToolsProtocol):
-    """Ends a connection whose client does not read, in an answer or after it."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
-        super().connection_made(transport)
-        self._limit = WriteLimit(transport)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._limit.resumed()
-        super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._limit.paused()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._limit.resumed()
-
-    def timeout_keep_alive_handler(self) -> None:
-        super().timeout_keep_alive_handler()
-        self._limit.closing()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self.transport.is_closing():
-            self._limit.closing()
 
 
 class _Server(uvicorn.Server):
@@ -69,7 +39,8 @@ class Listener:
         bound = bind(host, port)
         config = uvicorn.Config(
             EndWhenLeft(app),
-            http=_Protocol,
+            http=GuardedProtocol,
+            ws="none",
             lifespan="off",
             log_config=None,
             log_level="critical",

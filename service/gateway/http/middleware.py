@@ -1,4 +1,4 @@
-"""ASGI middleware before all routes: the request's id and the limit of its body. Also reads the API key."""
+"""ASGI middleware before all routes: the request's id, the limit of its body, its origin. Also reads the API key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _MAX_ID = 128
 class RequestId:
     """Gives every request an id in `scope["request_id"]`. An id that the client sent is kept.
 
-    `answer`: whether the response carries the id, too. False under Ray Serve, whose proxies add it.
+    `answer`: whether the response carries the id, too. False under Ray Serve, whose proxies add it. Every response
+    also tells browsers to believe its content type.
     """
 
     def __init__(self, app: ASGIApp, answer: bool) -> None:
@@ -32,12 +33,15 @@ class RequestId:
         request_id = _id_of(scope)
         scope["request_id"] = request_id
 
-        def send_with_id(message: Message) -> Awaitable[None]:
+        def send_with_headers(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+                headers = MutableHeaders(scope=message)
+                headers["x-content-type-options"] = "nosniff"
+                if self._answer:
+                    headers[REQUEST_ID] = request_id
             return send(message)
 
-        return await self._app(scope, receive, send_with_id if self._answer else send)
+        return await self._app(scope, receive, send_with_headers)
 
 
 def given_key(headers: Headers) -> bytes:

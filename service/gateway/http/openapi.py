@@ -1,7 +1,6 @@
-"""The documentation at /docs and /openapi.json: bodies, answers and examples of every route.
+"""The documentation of every route: bodies, answers and examples. `docs_page.py` shows it at /docs.
 
-`validation.py` parses the bodies, not FastAPI, so this module adds their schema. The application also serves the
-page's scripts and styles, so the page works without internet access.
+`validation.py` parses the bodies, not FastAPI, so this module adds their schema.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 from fastapi.telemetry import TelemetryConfig
-from fastapi_offline import FastAPIOffline
 from pydantic import BaseModel
 
 from service.gateway.http.answers import BlockFrame, Done, ErrorAnswer, GenerateAnswer, StepFrame
+from service.gateway.http.docs_page import docs_routes
 from service.gateway.http.schemas import EXAMPLES, GENERATE, GenerateDefault, GenerateQuality
 
 #: the headings of the page
@@ -46,16 +45,16 @@ def documented(telemetry: TelemetryConfig, *error_models: type[BaseModel]) -> Fa
 
     `error_models`: the models that routes give to `errors`, besides ErrorAnswer.
     """
-    app = FastAPIOffline(
+    app = FastAPI(
         title="mrp-serve",
         description="Block-diffusion language models with Multi-token Residual Prediction.",
+        openapi_url=None,
+        docs_url=None,
         redoc_url=None,
-        static_url="/docs/static",
-        swagger_ui_parameters={"defaultModelsExpandDepth": 0, "validatorUrl": None},
+        redirect_slashes=False,
         telemetry=telemetry,
     )
-    of_routes = app.openapi
-    app.openapi = lambda: _with_models(of_routes(), error_models)  # type: ignore[method-assign]
+    app.router.routes.extend(docs_routes(app.title, lambda: _with_models(app.openapi(), error_models)))
     return app
 
 

@@ -7,6 +7,7 @@ FastAPI's search for parameters and dependencies is a tenth of the ingress's tim
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractContextManager
 from inspect import signature
 from typing import Any
 
@@ -17,8 +18,8 @@ from fastapi.routing import APIRoute
 from service.errors import MrpServeError
 from service.gateway.http.errors import Count
 
-#: raises Unauthorized for a request without a valid API key
-Authorize = Callable[[Request], None]
+#: raises Unauthorized for a request without a valid API key. The request is answered within the context
+Authorize = Callable[[Request], AbstractContextManager[None]]
 _Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
@@ -34,8 +35,8 @@ def locked(authorize: Authorize) -> type[APIRoute]:
             handle: _Handler = self.endpoint if direct else super().get_route_handler()
 
             async def authorized(request: Request) -> Response:
-                authorize(request)
-                return await handle(request)
+                with authorize(request):
+                    return await handle(request)
 
             return authorized
 

@@ -42,7 +42,7 @@ MAX_CACHE_KEY = 512
 MAX_NEW_TOKENS = 2**31 - 1  # longer than any model; bounds the numbers in error messages
 
 StopText = Annotated[str, Field(min_length=1)]
-_Stops = Annotated[list[StopText], Field(max_length=MAX_STOPS)]
+_Stops = Annotated[list[StopText], Field(max_length=MAX_STOPS, fail_fast=True)]
 StopTexts = Annotated[
     _Stops,
     BeforeValidator(
@@ -98,10 +98,10 @@ class GenerateCommon(BaseModel):
     )
 
     prompt: Annotated[str, Field(min_length=1)] | None = Field(None, description="text to be continued")
-    prompt_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = Field(
+    prompt_token_ids: Annotated[list[TokenId], Field(min_length=1, fail_fast=True)] | None = Field(
         None, description="prompt as token ids"
     )
-    messages: Annotated[list[Message], Field(min_length=1)] | None = Field(None, description="a chat")
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = Field(None, description="a chat")
     model: str | None = Field(None, description="name of the served model, as in GET /v1/models")
     max_new_tokens: int = Field(256, ge=1, le=MAX_NEW_TOKENS, description="at most the model's length less the prompt")
     temperature: float = Field(0.0, ge=0, le=100, description="0 is greedy")
@@ -109,7 +109,7 @@ class GenerateCommon(BaseModel):
     top_k: int = Field(0, ge=0, description="0: off")
     seed: int | None = Field(None, ge=0, le=MAX_SEED, description="default: random; the answer contains it")
     stop: StopTexts | None = Field(None, description="one to 16 texts that end the answer; not returned")
-    stop_token_ids: list[Annotated[int, Field(ge=0)]] = Field(
+    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)] = Field(
         [], max_length=1024, description="ids that end the answer"
     )
     ignore_eos: bool = Field(False, description="continue after the checkpoint's end token")

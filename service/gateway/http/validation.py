@@ -24,7 +24,10 @@ from service.gateway.http.schemas import GENERATE, REQUESTS, GenerateCommon, Gen
 from service.settings import nearest
 from service.wire import ModelCard, Work
 
+#: characters of a value or a name, and problems, that an error shows
 _SHOWN = 80
+_EXPLAINED = 10
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
 
 
 class OfApi(BaseModel):
@@ -154,10 +157,12 @@ def _plan(request: GenerateCommon, card: ModelCard) -> tuple[str, dict[str, Any]
 
 
 def explain(problems: Sequence[Any]) -> InvalidRequest:
-    """Pydantic's errors as one InvalidRequest. `param` is the first field at fault."""
-    explained = [_explain(problem) for problem in problems]
-    message = "; ".join(dict.fromkeys(message for _, message in explained))
-    return InvalidRequest(message, param=explained[0][0])
+    """The first of pydantic's errors, and the number of the others. `param` is the first field at fault."""
+    explained = [_explain(problem) for problem in problems[:_EXPLAINED]]
+    messages = list(dict.fromkeys(message for _, message in explained))
+    if len(problems) > _EXPLAINED:
+        messages.append(f"and {len(problems) - _EXPLAINED} more")
+    return InvalidRequest("; ".join(messages), param=explained[0][0])
 
 
 def _explain(problem: Mapping[str, Any]) -> tuple[str | None, str]:
@@ -173,7 +178,7 @@ def _explain(problem: Mapping[str, Any]) -> tuple[str | None, str]:
 
 
 def _unknown(place: Sequence[str | int], mode: str | None) -> str:
-    name = str(place[-1])
+    name = str(place[-1])[:_SHOWN]
     if len(place) > 1:
         owners = [_OWNERS[part] for part in place[:-1] if part in _OWNERS]
         if not owners:
@@ -189,9 +194,13 @@ def _unknown(place: Sequence[str | int], mode: str | None) -> str:
 
 
 def _show(value: object) -> str:
-    """A received value as JSON, cut to a readable length."""
+    """A received value as JSON, cut to a readable length. What is cut is not written."""
+    text = ""
     try:
-        text = json.dumps(value, ensure_ascii=False)
+        for part in _ENCODER.iterencode(value):
+            text += part
+            if len(text) > _SHOWN:
+                break
     except (TypeError, ValueError):
         text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

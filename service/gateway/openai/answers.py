@@ -6,6 +6,7 @@ seed. `trace` is added on request. A time-out has OpenAI's finish reason `length
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,9 +31,12 @@ class Writer:
         name = dialect.id_prefix + plan.choices[0].work.request_id
         self._head = {"id": name, "created": int(time.time()), "model": plan.model}
 
-    def answer(self, answers: Sequence[Answer]) -> Json:
-        """The whole answer. `answers`: one per choice."""
-        choices = [self._choice(choice, answer) for choice, answer in zip(self._plan.choices, answers, strict=True)]
+    async def answer(self, answers: Sequence[Answer]) -> Json:
+        """The whole answer. `answers`: one per choice. Lets others run after each: log-probabilities are long."""
+        choices = list[Json]()
+        for choice, answer in zip(self._plan.choices, answers, strict=True):
+            choices.append(self._choice(choice, answer))
+            await asyncio.sleep(0)
         endings = {choice.index: answer.ending for choice, answer in zip(self._plan.choices, answers, strict=True)}
         return {**self._head, "object": self._dialect.whole, "choices": choices, "usage": self._usage(endings)}
 

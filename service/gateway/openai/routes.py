@@ -64,7 +64,7 @@ class _Routes:
             answers = await all_of(self._complete(choice.work, admitted.bill) for choice in plan.choices)
         except MrpServeError as error:
             raise in_openai_terms(error) from error
-        return JsonAnswer(writer.answer(answers))
+        return JsonAnswer(await writer.answer(answers))
 
     async def _stream(self, plan: ParsedRequest, bill: Bill, writer: Writer, request_id: str) -> Response:
         items = await started(merged([self._upstream.stream(choice.work, bill) for choice in plan.choices]))

@@ -92,8 +92,10 @@ class CompletionRequest(OpenAiRequest):
 class ChatRequest(OpenAiRequest):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
-    tools: list[ToolSpec] = Field([], max_length=MAX_TOOLS, description="functions that the model may call")
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    tools: Annotated[list[ToolSpec], Field(fail_fast=True)] = Field(
+        [], max_length=MAX_TOOLS, description="functions that the model may call"
+    )
     tool_choice: ToolChoice = Field("auto", description="whether and which tools are called")
     parallel_tool_calls: bool = Field(True, description="whether an answer may have several calls")
     reasoning_effort: Effort | None = Field(

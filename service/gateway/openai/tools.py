@@ -54,7 +54,7 @@ class AllowedTools(_Strict):
     """Some of the tools. `mode`: whether one of them must be called."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1)]
+    tools: Annotated[list[NamedTool], Field(min_length=1, fail_fast=True)]
 
 
 class AllowedChoice(_Strict):

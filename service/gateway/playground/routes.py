@@ -7,6 +7,7 @@ style, and no text that becomes markup. Addresses in the page are relative, so i
 from __future__ import annotations
 
 import hashlib
+import re
 from functools import cache
 from pathlib import Path
 
@@ -42,7 +43,9 @@ HEADERS = {
 
 def playground_routes() -> list[Route]:
     """`/` and `/playground/<file>` for every file of the page."""
-    return [Route("/", _index), *(Route(f"/playground/{name}", _file) for name in files() if name != _INDEX)]
+    index = Route("/", _index)
+    index.path_regex = re.compile("^/?$")  # behind a prefix also without the slash
+    return [index, *(Route(f"/playground/{name}", _file) for name in files() if name != _INDEX)]
 
 
 @cache
@@ -53,6 +56,8 @@ def files() -> dict[str, bytes]:
 
 
 async def _index(request: Request) -> Response:
+    if not request.url.path.endswith("/"):  # the page's addresses are relative
+        return Response(status_code=307, headers={**HEADERS, "Location": f"{request.scope['root_path']}/"})
     return _answer(request, _INDEX)
 
 

@@ -28,10 +28,10 @@ def _listed(value: object) -> object:
 
 Labels = Annotated[
     list[Annotated[str, Field(min_length=1)]],
-    Field(min_length=1, max_length=MAX_LABELS),
+    Field(min_length=1, max_length=MAX_LABELS, fail_fast=True),
     BeforeValidator(_listed),
 ]
-LabelIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_LABELS)]
+LabelIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_LABELS, fail_fast=True)]
 Mark = Annotated[str, Field(min_length=1, max_length=64)]
 
 
@@ -51,17 +51,17 @@ class ScoreItem(Questions):
     model_config = ConfigDict(**_FORM, json_schema_extra={"oneOf": _ONE_PROMPT})
 
     prompt: Annotated[str, Field(min_length=1)] | None = Field(None, description="a text")
-    prompt_token_ids: Annotated[list[TokenId | None], Field(min_length=1)] | None = Field(
+    prompt_token_ids: Annotated[list[TokenId | None], Field(min_length=1, fail_fast=True)] | None = Field(
         None, description="token ids; null stands for a place"
     )
-    messages: Annotated[list[Message], Field(min_length=1)] | None = Field(None, description="a chat")
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = Field(None, description="a chat")
 
 
 class ScoreRequest(Questions, OfApi):
     """POST /v1/score."""
 
     model: str = Field(description="as GET /v1/models names it")
-    items: Annotated[list[ScoreItem], Field(min_length=1, max_length=MAX_ITEMS)]
+    items: Annotated[list[ScoreItem], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
     top_logprobs: int = Field(0, ge=0, le=MAX_LIKELIEST, description="so many of the likeliest tokens of each place")
     normalize: bool = Field(True, description="`scores` are shares among the labels; false: probabilities")
     timeout_s: float | None = Field(None, gt=0, description="default and maximum: the server's limit")

@@ -7,6 +7,7 @@ as inclusionAI's trainer merges them, a weight for each projection of all expert
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -105,9 +106,8 @@ def _merged(experts: ExpertsConfig, parameter: str) -> Layout:
 
 def _experts(raw: Mapping[str, Any]) -> ExpertsConfig:
     number, per_token = qwen3.positive(raw, "num_experts"), qwen3.positive(raw, "num_experts_per_tok")
-    groups = GroupsConfig(
-        qwen3.positive(raw, "n_group"), qwen3.positive(raw, "topk_group"), float(raw["routed_scaling_factor"])
-    )
+    scale = qwen3.number("routed_scaling_factor", raw["routed_scaling_factor"], -math.inf)
+    groups = GroupsConfig(qwen3.positive(raw, "n_group"), qwen3.positive(raw, "topk_group"), scale)
     if number % groups.number or number < 2 * groups.number:
         raise CheckpointError(
             f"config.json: n_group is {groups.number}, expected a divisor of the {number} experts that leaves at least "

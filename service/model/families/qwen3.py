@@ -5,6 +5,7 @@ The keys are Qwen3's, SDAR's `block_size` and `mask_token_id`, and SDAR-MRP's `n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ DEFAULT_BLOCK_SIZE = 4
 DEFAULT_MASK_TOKEN_ID = 151669
 
 _KEYS = Cut(0, keys=True)
+_MOST_LAYERS = 1024
 
 
 def read_config(raw: Mapping[str, Any], block_size: int | None, experts: ExpertsConfig | None = None) -> ModelConfig:
@@ -41,7 +43,7 @@ def read_config(raw: Mapping[str, Any], block_size: int | None, experts: Experts
         vocab_size=vocab,
         hidden_size=hidden,
         intermediate_size=positive(raw, "intermediate_size"),
-        num_layers=positive(raw, "num_hidden_layers"),
+        num_layers=_layers(raw),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
@@ -50,7 +52,7 @@ def read_config(raw: Mapping[str, Any], block_size: int | None, experts: Experts
         eos_token_ids=_token_ids(raw.get("eos_token_id")),
         max_positions=optional(raw, "max_position_embeddings", 32768),
         rope_theta=_rope_theta(raw),
-        rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=number("rms_norm_eps", raw.get("rms_norm_eps", 1e-6)),
         tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
         mrp=_mrp(raw, block),
         experts=experts,
@@ -107,7 +109,7 @@ def _mrp(raw: Mapping[str, Any], block_size: int) -> MrpConfig | None:
     return MrpConfig(
         num_layers=layers,
         residual=bool(raw.get("mrp_residual", True)),
-        scale=float(raw.get("mrp_scale", 1.0)),
+        scale=number("mrp_scale", raw.get("mrp_scale", 1.0), -math.inf),
         default_steps=steps,
     )
 
@@ -127,7 +129,23 @@ def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
 
 def _rope_theta(raw: Mapping[str, Any]) -> float:
     parameters = raw.get("rope_parameters") or {}
-    return float(raw.get("rope_theta") or parameters.get("rope_theta") or 10000.0)
+    return number("rope_theta", raw.get("rope_theta") or parameters.get("rope_theta") or 10000.0)
+
+
+def _layers(raw: Mapping[str, Any]) -> int:
+    """The number of layers, in a range whose network is soon made."""
+    layers = positive(raw, "num_hidden_layers")
+    if layers > _MOST_LAYERS:
+        raise CheckpointError(f"config.json: num_hidden_layers is {layers}, supported are up to {_MOST_LAYERS}")
+    return layers
+
+
+def number(key: str, value: object, above: float = 0.0) -> float:
+    """A number that is finite and above `above`. A text is none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not above < value < math.inf:
+        kind = "positive" if above == 0 else "finite"
+        raise CheckpointError(f"config.json: {key} is {value!r}, expected a {kind} number")
+    return float(value)
 
 
 def positive(raw: Mapping[str, Any], key: str) -> int:

@@ -30,7 +30,9 @@ def _parts_of(content: object) -> object:
     return [{"type": "input_text", "text": content}] if isinstance(content, str) else content
 
 
-Parts = Annotated[list[Part], BeforeValidator(_parts_of, json_schema_input_type=str | list[Part])]
+Parts = Annotated[
+    list[Part], Field(fail_fast=True), BeforeValidator(_parts_of, json_schema_input_type=str | list[Part])
+]
 
 
 class MessageItem(_Item):
@@ -69,7 +71,7 @@ class ReasoningItem(_Item):
     """What the model thought before. Summaries are ignored."""
 
     type: Literal["reasoning"]
-    content: list[ThoughtPart] | None = None
+    content: Annotated[list[ThoughtPart], Field(fail_fast=True)] | None = None
 
 
 def _with_type(item: object) -> object:

@@ -40,7 +40,7 @@ class AllowedTools(_Strict):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1)]
+    tools: Annotated[list[NamedTool], Field(min_length=1, fail_fast=True)]
 
 
 class PlainFormat(_Strict):
@@ -87,16 +87,18 @@ class ResponsesRequest(OfApi):
     model: str = Field(description="as GET /v1/models names it")
     input: Annotated[
         list[Item],
-        Field(min_length=1),
+        Field(min_length=1, fail_fast=True),
         BeforeValidator(_items_of, json_schema_input_type=str | Annotated[list[Item], Field(min_length=1)]),
     ] = Field(description="a text, or the items of the whole conversation")
     instructions: str | None = Field(None, description="a system message before all others")
     max_output_tokens: int | None = Field(None, ge=1, le=MAX_NEW_TOKENS, description="default: 256")
     text: TextOptions | None = None
-    tools: list[FunctionTool] = Field([], max_length=MAX_TOOLS)
+    tools: Annotated[list[FunctionTool], Field(fail_fast=True)] = Field([], max_length=MAX_TOOLS)
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools = "auto"
     parallel_tool_calls: bool = True
     reasoning: Reasoning | None = None
-    include: list[Literal["reasoning.encrypted_content"]] = Field([], description="changes nothing")
+    include: Annotated[list[Literal["reasoning.encrypted_content"]], Field(fail_fast=True)] = Field(
+        [], description="changes nothing"
+    )
     metadata: dict[str, str] = Field({}, description="is in the answer again")
     stream: bool = Field(False, description="server-sent events as OpenAI's client reads them")

@@ -15,7 +15,7 @@ function python(body, { url, locked }) {
   return `${locked ? "import os\n\n" : ""}import httpx
 
 answer = httpx.post(
-    ${JSON.stringify(`${url}generate`)},
+    ${literal(`${url}generate`, 4)},
     json=${literal(body, 4)}${key},
     timeout=120,
 )
@@ -27,17 +27,17 @@ function openai(body, { url, locked, model }) {
   const chat = body.messages !== undefined;
   const extra = Object.fromEntries(Object.entries(body).filter(([name]) => !KNOWN.has(name)));
   const lines = [
-    `    model=${JSON.stringify(model)},`,
+    `    model=${literal(model, 4)},`,
     chat ? `    messages=${literal(body.messages, 4)},` : `    prompt=${literal(body.prompt, 4)},`,
-    `    max_tokens=${body.max_new_tokens},`,
-    `    temperature=${body.temperature},`,
-    `    seed=${body.seed},`,
+    `    max_tokens=${literal(body.max_new_tokens, 4)},`,
+    `    temperature=${literal(body.temperature, 4)},`,
+    `    seed=${literal(body.seed, 4)},`,
     `    extra_body=${literal(extra, 4)},`,
   ];
   const key = locked ? `os.environ["MRP_SERVE_KEY"]` : `"none"`;
   return `${locked ? "import os\n\n" : ""}import openai
 
-client = openai.OpenAI(base_url=${JSON.stringify(`${url}v1`)}, api_key=${key})
+client = openai.OpenAI(base_url=${literal(`${url}v1`, 4)}, api_key=${key})
 answer = client.${chat ? "chat." : ""}completions.create(
 ${lines.join("\n")}
 )
@@ -51,7 +51,7 @@ const quoted = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
 function literal(value, indent) {
   const pad = " ".repeat(indent + 4), end = " ".repeat(indent);
   if (Array.isArray(value)) return `[${value.map((one) => literal(one, indent)).join(", ")}]`;
-  if (value === null) return "None";
+  if (value === null || value === undefined || Number.isNaN(value)) return "None";
   if (typeof value === "boolean") return value ? "True" : "False";
   if (typeof value !== "object") return JSON.stringify(value);
   const rows = Object.entries(value).map(([name, one]) => `${JSON.stringify(name)}: ${literal(one, indent + 4)}`);

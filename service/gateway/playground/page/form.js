@@ -41,7 +41,7 @@ export class Form {
     const { kind, prompt, seed, temperature, tokens } = this.state;
     const asked = kind === "chat" ? { messages: [{ role: "user", content: prompt }] } : { prompt };
     const known = Object.entries({ seed, temperature, max_new_tokens: tokens }).filter(([, text]) => text !== "");
-    return { ...asked, ...fields(plan), ...Object.fromEntries(known.map(([name, text]) => [name, Number(text)])) };
+    return { ...fields(plan), ...asked, ...Object.fromEntries(known.map(([name, text]) => [name, Number(text)])) };
   }
 
   #picker(plan, number) {

@@ -12,7 +12,7 @@ export function linkTo(form) {
 export function linked(model) {
   const fields = new URLSearchParams(location.hash.slice(1));
   if (!fields.has("prompt")) return null;
-  const plans = fields.getAll("plan").map(parsed).filter((plan) => valid(plan, model)).slice(0, 2);
+  const plans = fields.getAll("plan").map((text) => known(parsed(text), model)).filter((plan) => plan !== null).slice(0, 2);
   const text = (name) => fields.get(name) ?? "";
   return { kind: text("kind") === "plain" ? "plain" : "chat", prompt: text("prompt"), seed: text("seed"), temperature: text("temperature"), tokens: text("tokens"), plans };
 }
@@ -25,8 +25,14 @@ function parsed(text) {
   }
 }
 
-function valid(plan, model) {
-  if (plan === null || typeof plan !== "object") return false;
-  if (plan.quality !== undefined) return Object.hasOwn(model.quality.presets, plan.quality);
-  return model.modes.includes(plan.mode) && typeof (plan.knobs ?? {}) === "object";
+/** A plan of a link without what this server's model does not know; null if nothing is left. */
+function known(plan, model) {
+  if (plan === null || typeof plan !== "object") return null;
+  if (plan.quality !== undefined) return Object.hasOwn(model.quality.presets, plan.quality) ? { quality: plan.quality } : null;
+  if (!model.modes.includes(plan.mode)) return null;
+  const limits = model.mode_info[plan.mode].knobs;
+  const knobs = Object.entries(plan.knobs ?? {}).filter(([name, value]) => Object.hasOwn(limits, name) && allowed(value, limits[name]));
+  return { mode: plan.mode, knobs: Object.fromEntries(knobs) };
 }
+
+const allowed = (value, knob) => knob.choices.includes(value) || (knob.type !== "string" && Number.isFinite(value));

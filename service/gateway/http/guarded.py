@@ -1,0 +1,203 @@
+"""uvicorn's HTTP protocol with limits on what a client may do before, and while, it sends a request.
+
+A head is bounded in bytes, fields and time. A body must go on coming. The number of connections is bounded: those
+without a request make room. `listener.py` uses this protocol, and `guard_uvicorn` gives it to
+Serve's proxies. It knows no routes and no keys.
+"""
+
+from __future__ import annotations
+
+import resource
+import secrets
+from asyncio import AbstractEventLoop, Transport
+from functools import cache
+from typing import Any, Final, cast
+
+from pydantic_core import to_json
+from uvicorn.config import HTTP_PROTOCOLS, Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from service.gateway.http.write_limit import WriteLimit
+
+#: bytes of a head with its request line, and its fields. A chunked body's ends and extensions are bounded alike
+MAX_HEAD: Final = 64 * 1024
+MAX_FIELDS: Final = 128
+#: seconds for a whole head, from the connection or its first byte on
+HEAD_S: Final = 10.0
+#: seconds without a byte of a body
+BODY_S: Final = 30.0
+#: connections of a process, and files that it may open besides
+MAX_CONNECTIONS: Final = 16384
+_OTHER_FILES: Final = 256
+#: of the connections without a request, the share that ends when there are too many
+_MAKING_ROOM: Final = 1 / 16
+#: bytes that are dropped after a refusal, and seconds for which a refused client may read
+_DROPPED: Final = 1024 * 1024
+_LAST_WORDS_S: Final = 1.0
+#: seconds between two looks at a connection
+_LOOK_S: Final = 5.0
+
+_CODES: Final = {400: "invalid_http", 408: "request_timeout", 431: "head_too_large", 503: "too_many_connections"}
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection. `_unread`: bytes since the last end of a head or part of a body.
+
+    Two times: `since` the connection is without a request, and the last byte came (`_heard`).
+    """
+
+    _limit: WriteLimit
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._unread = 0
+        self._refused = False
+        self._refusal = (400, "this is no HTTP/1.1 request")
+        self.since = self._heard = self.loop.time()
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        """Makes room for the connection, or refuses it."""
+        super().connection_made(transport)
+        self._limit = WriteLimit(transport)
+        if len(self.connections) > max_connections() and not self._make_room():
+            self._refuse(503, "too many connections are open, all with requests")
+        self.loop.call_later(_LOOK_S, self._look)
+
+    def data_received(self, data: bytes) -> None:
+        """Gives uvicorn the data, in pieces that no head may exceed."""
+        self._heard = self.loop.time()
+        if self.timeout_keep_alive_task is not None:  # the connection was idle
+            self.since = self._heard
+        while data and not self._refused and not self.transport.is_closing():
+            if (room := MAX_HEAD - self._unread) <= 0:
+                self._refuse(431, f"the head has more than {MAX_HEAD} bytes")
+            else:
+                piece, data = data[:room], data[room:]
+                self._unread += len(piece)
+                super().data_received(piece)
+        if self._refused:
+            self._drop(len(data))
+
+    def _drop(self, size: int) -> None:
+        """Takes what still comes after a refusal, but not for ever. Else the system would take the refusal back."""
+        self._unread += size
+        if self._unread > _DROPPED:
+            self.transport.close()
+
+    def on_headers_complete(self) -> None:
+        """As uvicorn's, for a head that has few fields."""
+        self._unread = 0
+        if len(self.headers) > MAX_FIELDS:
+            self._refusal = (431, f"the head has {len(self.headers)} fields, allowed are {MAX_FIELDS}")
+            raise ValueError  # the parser stops, and uvicorn refuses
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """As uvicorn's."""
+        self._unread = 0
+        super().on_body(body)
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's own words
+        """Called by uvicorn when the parser has stopped."""
+        self._refuse(*self._refusal)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is being answered."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and not cycle.response_complete
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Ends the connection, with an answer unless one has begun. What the client sends meanwhile is dropped."""
+        begun = self.busy and self.cycle.response_started
+        if self.busy:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if begun or self.transport.is_closing():
+            self.transport.close()
+            return
+        self._refused, self._unread = True, 0
+        self.transport.write(_answer(status, message))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(_LAST_WORDS_S, self.transport.close)
+
+    def _look(self) -> None:
+        """Ends the connection if its client has been too slow. Looks again later."""
+        if self not in self.connections or self._refused:  # the connection is lost, or soon will be
+            return
+        now = self.loop.time()
+        if self.busy:
+            if self.cycle.more_body and not self.flow.read_paused and now - self._heard > BODY_S:
+                self._refuse(408, f"no byte of the body came for {BODY_S:g} s")
+        elif self.timeout_keep_alive_task is None and now - self.since > HEAD_S:
+            if self._unread:
+                self._refuse(408, f"the head took more than {HEAD_S:g} s")
+            else:
+                self.transport.close()
+        self.loop.call_later(_LOOK_S, self._look)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """As uvicorn's."""
+        self._limit.resumed()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """As uvicorn's. The client has something to take."""
+        super().pause_writing()
+        self._limit.paused()
+
+    def resume_writing(self) -> None:
+        """As uvicorn's. The client has taken much."""
+        super().resume_writing()
+        self._limit.resumed()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """As uvicorn's."""
+        super().timeout_keep_alive_handler()
+        self._limit.closing()
+
+    def on_response_complete(self) -> None:
+        """As uvicorn's. What is left of an answer must be taken before the connection closes."""
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._limit.closing()
+
+    def _make_room(self) -> bool:
+        """Ends the connections that have been without a request for longest. False if there are none."""
+        others = [cast(GuardedProtocol, one) for one in self.connections if one is not self]
+        idle = sorted((one for one in others if not one.busy), key=lambda one: (one.cycle is not None, one.since))
+        for one in idle[: 1 + int(len(idle) * _MAKING_ROOM)]:
+            one.transport.close()
+        return bool(idle)
+
+
+def guard_uvicorn() -> None:
+    """Makes this the protocol of every server of this process whose configuration names none.
+
+    For Serve's proxies, which have no option for it.
+    """
+    HTTP_PROTOCOLS["auto"] = f"{__name__}:{GuardedProtocol.__name__}"
+
+
+@cache
+def max_connections() -> int:
+    """What the limit of open files leaves, at most MAX_CONNECTIONS."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MAX_CONNECTIONS if files == resource.RLIM_INFINITY else max(16, min(MAX_CONNECTIONS, files - _OTHER_FILES))
+
+
+def _answer(status: int, message: str) -> bytes:
+    """An error as all routes send it."""
+    request_id = secrets.token_hex(8)
+    detail = {"code": _CODES[status], "message": message, "param": None, "request_id": request_id}
+    body = to_json({"error": detail})
+    head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nx-request-id: {request_id}\r\n"
+    return STATUS_LINE[status] + head.encode() + b"connection: close\r\n\r\n" + body

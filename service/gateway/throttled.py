@@ -1,0 +1,40 @@
+"""Values that cost much and may be asked for by anybody: /health and /metrics ask every replica."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final, Generic, TypeVar
+
+_T = TypeVar("_T")
+
+#: values a second, and those that may be made at once after a pause
+_RATE: Final = 10.0
+_BURST: Final = 20
+
+
+class Throttled(Generic[_T]):
+    """Makes a new value for whoever asks, but at most 10 a second. Above that, the last value is the answer.
+
+    Whoever asks while a value is being made gets that one. `clock`: seconds.
+    """
+
+    def __init__(self, make: Callable[[], Awaitable[_T]], clock: Callable[[], float] = time.monotonic) -> None:
+        self._make, self._clock = make, clock
+        self._last: asyncio.Future[_T] | None = None
+        self._due = clock()
+
+    async def __call__(self) -> _T:
+        """The value, or its error."""
+        if self._last is None or (self._last.done() and self._may()):
+            self._last = asyncio.ensure_future(self._make())
+        return await asyncio.shield(self._last)
+
+    def _may(self) -> bool:
+        now = self._clock()
+        due = max(self._due, now)
+        if due > now + _BURST / _RATE:
+            return False
+        self._due = due + 1 / _RATE
+        return True

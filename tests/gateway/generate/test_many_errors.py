@@ -1,0 +1,122 @@
+"""Bodies with thousands of wrong values: short answers, little work, and they count as requests of their key."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from service.errors import MAX_MESSAGE, InvalidRequest
+from service.gateway.anthropic.schemas import CountRequest, MessagesRequest
+from service.gateway.http.schemas import REQUESTS, GenerateQuality
+from service.gateway.http.validation import parse_generate
+from service.gateway.openai.responses.schemas import ResponsesRequest
+from service.gateway.openai.schemas import ChatRequest, CompletionRequest
+from service.gateway.score.schemas import ScoreRequest
+from tests.gateway.doubles import Scripted
+from tests.gateway.generate.helpers import GENERATE, problem
+from tests.gateway.helpers import over
+
+MODELS = [*REQUESTS.values(), GenerateQuality, ChatRequest, CompletionRequest, ResponsesRequest]
+MODELS += [MessagesRequest, CountRequest, ScoreRequest]
+MANY = 5000
+WRONG = [1] * MANY
+NAMES = {f"k{number}": 1 for number in range(MANY)}
+CALLING = {"model": "golden", "max_tokens": 4}
+BODIES: list[tuple[str, dict[str, Any]]] = [
+    (GENERATE, {"messages": WRONG}),
+    (GENERATE, {"prompt": "a", **NAMES}),
+    (GENERATE, {"prompt": "a", "n" * 100_000: 1}),
+    (GENERATE, {"prompt": "a", "response_format": {"type": "text", **NAMES}}),
+    (GENERATE, {"prompt_token_ids": ["a"] * MANY}),
+    ("/v1/completions", {"model": "m" * 100_000, "prompt": "a"}),
+    ("/v1/chat/completions", {**CALLING, "messages": WRONG, "n" * 100_000: 1}),
+    ("/v1/chat/completions", {**CALLING, "messages": [{"role": "assistant", "tool_calls": WRONG}]}),
+    ("/v1/responses", {"model": "golden", "input": [{"role": "user", "content": WRONG}], "include": WRONG}),
+    ("/v1/responses", {"model": "golden", "input": "a", "metadata": NAMES}),
+    ("/v1/messages", {**CALLING, "messages": [{"role": "user", "content": WRONG}], "system": WRONG}),
+    ("/v1/score", {"model": "golden", "items": [{"messages": WRONG}, {"prompt_token_ids": ["a"] * MANY}]}),
+]
+
+
+def lists(schema: Any) -> Iterator[Mapping[str, Any]]:
+    """The lists of one of pydantic's schemas."""
+    if isinstance(schema, Mapping):
+        if schema.get("type") == "list":
+            yield schema
+        schema = [
+            value for name, value in schema.items() if name not in {"metadata", "cls", "json_schema_input_schema"}
+        ]
+    if isinstance(schema, (list, tuple)):
+        for part in schema:
+            yield from lists(part)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_first_wrong_item_ends_the_reading_of_its_list(model: type[BaseModel]) -> None:
+    assert [one for one in lists(model.__pydantic_core_schema__) if not one.get("fail_fast")] == []
+
+
+@pytest.mark.parametrize(("path", "body"), BODIES)
+async def test_few_are_told(path: str, body: dict[str, Any]) -> None:
+    async with over(Scripted()) as http:
+        response = await http.post(path, json=body)
+    assert response.status_code in {400, 404, 422}
+    assert len(response.content) < 1.1 * MAX_MESSAGE + 200
+    assert response.json()["error"]["message"]
+
+
+async def test_the_others_are_counted() -> None:
+    async with over(Scripted()) as http:
+        detail = problem(await http.post(GENERATE, json={"prompt": "a", **NAMES}), 422)
+    assert detail["message"].count("'k") == 10
+    assert detail["message"].endswith(f"; and {MANY - 10} more")
+
+
+def test_wrong_fields_beside_a_wrong_list_are_told() -> None:
+    with pytest.raises(InvalidRequest, match=r"messages\.1 is 2: .*top_p is 7: .*stop_token_ids\.0"):
+        parse_generate({"messages": [MESSAGE, 2, 3], "top_p": 7, "stop_token_ids": [-1]}, "static")
+
+
+MESSAGE = {"role": "user", "content": "a"}
+
+
+@pytest.fixture
+def limited(tmp_path: Path) -> httpx.AsyncClient:
+    """A client with a key of 3 requests a minute."""
+    path = tmp_path / "keys.yaml"
+    digest = hashlib.sha256(b"secret").hexdigest()
+    path.write_text(yaml.safe_dump([{"name": "a", "sha256": digest, "requests_per_minute": 3}]), "utf-8")
+    http = over(Scripted(), api_keys_file=path)
+    http.headers["X-API-Key"] = "secret"
+    return http
+
+
+@pytest.mark.parametrize(
+    "path", [GENERATE, "/v1/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/v1/score"]
+)
+@pytest.mark.parametrize("content", [b"{", b'{"mode": 1}', b" " * 2**21], ids=["json", "fields", "size"])
+async def test_what_is_refused_counts_as_a_request(limited: httpx.AsyncClient, path: str, content: bytes) -> None:
+    async with limited as http:
+        statuses = [(await http.post(path, content=content)).status_code for _ in range(4)]
+        listed = await http.get("/v1/models")
+    assert (len({*statuses[:3]}), statuses[3]) == (1, 429)
+    assert listed.status_code == 200
+
+
+async def test_a_refused_request_is_not_read_when_the_limit_is_reached(limited: httpx.AsyncClient) -> None:
+    async def unread() -> Any:
+        raise AssertionError("the body was read")
+        yield b""
+
+    async with limited as http:
+        for _ in range(3):
+            await http.post(GENERATE, content=json.dumps(WRONG))
+        assert (await http.post(GENERATE, content=unread())).status_code == 429

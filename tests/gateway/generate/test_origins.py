@@ -1,0 +1,89 @@
+"""Pages of other sites that ask a service without API keys; redirects; headers for browsers."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from tests.gateway.doubles import Scripted
+from tests.gateway.generate.helpers import GENERATE, problem
+from tests.gateway.helpers import over
+
+BAD = b"{"  # a body that is read gets 422
+
+
+async def status(http: httpx.AsyncClient, **headers: str) -> int:
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    return (await http.post(GENERATE, content=BAD, headers=names)).status_code
+
+
+@pytest.mark.parametrize(
+    ("headers", "expected"),
+    [
+        ({}, 422),
+        ({"Origin": "http://test"}, 422),
+        ({"Origin": "http://evil.example", "Sec_Fetch_Site": "same-origin"}, 422),
+        ({"Sec_Fetch_Site": "none"}, 422),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Origin": "http://test:81"}, 403),
+        ({"Origin": "http://test", "Sec_Fetch_Site": "cross-site"}, 403),
+        ({"Sec_Fetch_Site": "same-site"}, 403),
+    ],
+)
+async def test_pages_of_other_sites_may_not_post(headers: dict[str, str], expected: int) -> None:
+    async with over(Scripted()) as http:
+        assert await status(http, **headers) == expected
+        assert (await http.get("/live", headers={"Origin": "http://evil.example"})).status_code == 200
+    async with over(Scripted(), api_keys=("secret",)) as http:
+        assert await status(http, X_API_Key="secret", **headers) == 422
+
+
+@pytest.mark.parametrize(
+    ("host", "name", "expected"),
+    [
+        *(("127.0.0.1", name, 422) for name in ("localhost:8000", "127.0.0.1", "[::1]:8000", "10.0.0.7:8000", "")),
+        *(("localhost", name, 422) for name in ("LOCALHOST", "app.localhost")),
+        *(("127.0.0.1", name, 403) for name in ("evil.example", "evil.example:8000", "localhost.evil.example", "[x")),
+        *(("0.0.0.0", name, 422) for name in ("myserver:8000", "mrp-serve.default.svc")),
+    ],
+)
+async def test_on_loopback_other_names_are_refused(host: str, name: str, expected: int) -> None:
+    async with over(Scripted(), host=host, listener="ingress") as http:
+        assert await status(http, Host=name) == expected
+
+
+async def test_the_refusal_says_what_to_do() -> None:
+    async with over(Scripted(), listener="ingress") as http:
+        response = await http.post(GENERATE, content=BAD, headers={"Host": "evil.example"})
+    detail = problem(response, 403)
+    assert detail["code"] == "forbidden"
+    assert "'evil.example'" in detail["message"]
+    assert "set `api_keys`" in detail["message"]
+
+
+async def test_serves_proxies_take_any_name() -> None:
+    async with over(Scripted()) as http:
+        assert await status(http, Host="mrp-serve.default.svc:8000") == 422
+
+
+@pytest.mark.parametrize("path", ["/generate/", "/v1/models/", "/docs/", "/live/"])
+async def test_nobody_is_sent_elsewhere(path: str) -> None:
+    async with over(Scripted()) as http:
+        assert (await http.get(path)).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/", "/docs", "/docs/static/swagger-ui.css", "/openapi.json", "/live", "/nope"])
+async def test_browsers_believe_the_content_type(path: str) -> None:
+    async with over(Scripted()) as http:
+        assert (await http.get(path)).headers["x-content-type-options"] == "nosniff"
+
+
+async def test_the_documentation_stands_in_no_frame_and_runs_its_own_scripts_only() -> None:
+    async with over(Scripted()) as http:
+        policy = (await http.get("/docs")).headers["content-security-policy"]
+    assert "frame-ancestors 'none'" in policy
+    [scripts] = [part.split()[1:] for part in policy.split("; ") if part.startswith("script-src")]
+    assert scripts[0] == "'self'"
+    assert scripts[1].startswith("'sha256-")
+    assert len(scripts) == 2

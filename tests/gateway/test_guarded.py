@@ -1,0 +1,212 @@
+"""Heads and bodies without end, slow clients and too many connections, over real connections."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
+from uvicorn.config import HTTP_PROTOCOLS
+
+from service import hooks
+from service.gateway.http import guarded, write_limit
+from service.gateway.http.guarded import MAX_FIELDS, MAX_HEAD
+from service.gateway.http.listener import Listener
+
+BEGUN = b"POST / HTTP/1.1\r\nHost: x\r\n"
+CHUNKED = BEGUN + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+class Echo:
+    """Answers with the body, or for ever."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            if scope["path"] == "/endless":
+                await send({"type": "http.response.start", "status": 200, "headers": []})
+                while not await request.is_disconnected():
+                    await send({"type": "http.response.body", "body": b"x" * 65536, "more_body": True})
+            await PlainTextResponse(await request.body())(scope, receive, send)
+        except ClientDisconnect:
+            pass
+        finally:
+            self.ended.set()
+
+
+@pytest.fixture
+def app() -> Echo:
+    return Echo()
+
+
+@pytest.fixture
+async def port(app: Echo, unused_tcp_port: int) -> AsyncIterator[int]:
+    listener = await Listener.start(app, "127.0.0.1", unused_tcp_port)
+    yield unused_tcp_port
+    await listener.close(1.0)
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All waits are short."""
+    for name in ("HEAD_S", "BODY_S", "_LOOK_S"):
+        monkeypatch.setattr(guarded, name, 0.05)
+    monkeypatch.setattr(write_limit, "LIMIT_S", 0.05)
+
+
+async def sent(port: int, *parts: bytes) -> bytes:
+    """What comes back for these bytes, until the server ends the connection."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0)
+        async with asyncio.timeout(20):
+            return await reader.read()
+    finally:
+        writer.close()
+
+
+def error(answer: bytes, status: int) -> dict[str, Any]:
+    """The error of an answer, which ends its connection."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status), answer
+    assert b"connection: close" in head
+    detail: dict[str, Any] = json.loads(body)["error"]
+    assert detail.keys() == {"code", "message", "param", "request_id"}
+    assert f"x-request-id: {detail['request_id']}".encode() in head
+    return detail
+
+
+async def answers(port: int) -> None:
+    """The server answers others."""
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+        assert (await http.post("/", content=b"hello")).text == "hello"
+
+
+class TestHeads:
+    @pytest.mark.parametrize(
+        "head",
+        [
+            [b"GET /" + b"p" * MAX_HEAD],
+            [BEGUN + b"X: ", *[b"y" * 1000] * 70],
+            [BEGUN, *[b"X: y\r\n" * 200] * 70],
+            [CHUNKED + b"1;e=", *[b"y" * 1000] * 70],
+            [CHUNKED + b"1\r\na\r\n0\r\nX: ", *[b"y" * 1000] * 70],
+        ],
+        ids=["path", "value", "fields", "extension", "trailer"],
+    )
+    async def test_that_do_not_end(self, port: int, head: list[bytes]) -> None:
+        detail = error(await sent(port, *head), 431)
+        assert detail["code"] == "head_too_large"
+        assert str(MAX_HEAD) in detail["message"]
+        await answers(port)
+
+    async def test_whoever_does_not_stop_is_cut(self, port: int) -> None:
+        with pytest.raises(ConnectionError):
+            await sent(port, BEGUN + b"X: ", *[b"y" * 65536] * 500)
+        await answers(port)
+
+    async def test_that_end_and_are_large(self, port: int) -> None:
+        error(await sent(port, BEGUN + b"X: " + b"y" * MAX_HEAD + b"\r\n\r\n"), 431)
+
+    async def test_of_many_fields(self, port: int) -> None:
+        allowed = b"".join(b"X-%d: y\r\n" % number for number in range(MAX_FIELDS - 3))
+        last = b"Content-Length: 0\r\nConnection: close\r\n\r\n"
+        assert (await sent(port, BEGUN + allowed + last)).startswith(b"HTTP/1.1 200")
+        detail = error(await sent(port, BEGUN + allowed + b"Y: z\r\n" + last), 431)
+        assert detail["message"] == f"the head has {MAX_FIELDS + 1} fields, allowed are {MAX_FIELDS}"
+
+    async def test_that_are_none(self, port: int) -> None:
+        assert error(await sent(port, b"\x16\x03\x01\x02\x00\r\n\r\n"), 400)["code"] == "invalid_http"
+
+    async def test_bodies_of_any_length_are_no_heads(self, port: int) -> None:
+        content = bytes(3 * MAX_HEAD)
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+            for _ in range(3):
+                assert (await http.post("/", content=content)).content == content
+
+    async def test_many_requests_at_once(self, port: int) -> None:
+        request = BEGUN + b"Content-Length: 1\r\n\r\na"
+        last = BEGUN + b"Content-Length: 1\r\nConnection: close\r\n\r\na"
+        assert (await sent(port, request * 3000 + last)).count(b"HTTP/1.1 200") == 3001
+
+
+@pytest.mark.usefixtures("hasty")
+class TestSlowClients:
+    async def test_who_sends_nothing(self, port: int) -> None:
+        assert await sent(port) == b""
+
+    @pytest.mark.parametrize("before", [b"", BEGUN + b"Content-Length: 0\r\n\r\n"], ids=["first", "second"])
+    async def test_who_does_not_end_a_head(self, port: int, before: bytes) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        if before:
+            writer.write(before)
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        writer.write(BEGUN)
+        async with asyncio.timeout(20):
+            assert error(await reader.read(), 408)["message"] == "the head took more than 0.05 s"
+        writer.close()
+
+    async def test_who_does_not_end_a_body(self, port: int, app: Echo) -> None:
+        answer = await sent(port, BEGUN + b"Content-Length: 9\r\n\r\nabc")
+        assert error(answer, 408)["message"] == "no byte of the body came for 0.05 s"
+        await app.ended.wait()
+
+    async def test_who_takes_nothing_of_an_answer(self, port: int, app: Echo) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+        writer.write(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
+        async with asyncio.timeout(20):
+            await app.ended.wait()
+        writer.close()
+
+
+class TestManyConnections:
+    @pytest.fixture(autouse=True)
+    def few(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(guarded, "max_connections", lambda: 8)
+
+    async def test_those_without_a_request_make_room(self, port: int) -> None:
+        idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
+        await answers(port)
+        async with asyncio.timeout(20):
+            assert await idle[0][0].read() == b""  # the oldest one
+        idle[-1][1].write(BEGUN + b"Content-Length: 0\r\n\r\n")
+        assert (await idle[-1][0].read(9)) == b"HTTP/1.1 "
+        for _, writer in idle:
+            writer.close()
+
+    async def test_those_with_a_request_stay(self, port: int) -> None:
+        busy = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
+        for reader, writer in busy:
+            writer.write(b"GET /endless HTTP/1.1\r\nHost: x\r\n\r\n")
+            await reader.read(1)
+        assert error(await sent(port), 503)["code"] == "too_many_connections"
+        for _, writer in busy:
+            writer.close()
+
+
+def test_serves_proxies_have_it(monkeypatch: pytest.MonkeyPatch, app: Echo) -> None:
+    monkeypatch.setitem(HTTP_PROTOCOLS, "auto", HTTP_PROTOCOLS["auto"])  # for the tests after this one
+    hooks.proxy_middleware()
+    config = uvicorn.Config(app)
+    config.load()
+    assert config.http_protocol_class is guarded.GuardedProtocol
+
+
+def test_a_small_limit_of_open_files_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    for files, most in ((64, 16), (1024, 768), (2**20, 16384), (resource.RLIM_INFINITY, 16384)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, files=files: (files, files))
+        assert guarded.max_connections.__wrapped__() == most
