@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from service.cli import private
 from service.errors import SettingsError
 from service.settings import Settings
 
@@ -42,7 +43,8 @@ _ENVIRONMENT = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "service.hooks:proxy_middleware",
     "RAY_worker_niceness": "0",  # Ray's default, 15, lets everything else on the machine go before the service
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_AUTH_MODE": "token",  # replicas listen on all addresses and refuse clients without the token
+    # Ray takes 127.0.0.1 for the address of the network card otherwise, and listens there (ray#26293)
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
 #: Variables for this program only. Serve kills a proxy that does not answer three checks of its start. The default of
 #: 5 s per check is too short for a proxy that starts beside replicas on a busy machine.
@@ -65,7 +67,7 @@ def begin(settings: Settings, num_cpus: int | None = None) -> Future[None]:
     The future is done when Serve's proxy has started, or holds the error if it has not. No proxy is started for an
     ingress that listens itself.
     """
-    for name, value in (_ENVIRONMENT | _STARTING).items():
+    for name, value in (_ENVIRONMENT | _STARTING | private.token()).items():
         os.environ.setdefault(name, value)
     talkative = settings.log_level == "debug" and settings.log_format == "text"
     with _imported("service.app"), _named("Ray"):
