@@ -1,7 +1,7 @@
 """Starts Ray and Serve on this machine for one service, deploys it, and stops them.
 
-The ingress or Serve's proxy listens on the address of the settings. Ray's own ports are on loopback, except one port
-per replica, which requires Ray's token (docs/security.md). This module prints nothing.
+The ingress or Serve's proxy listens on the address of the settings. All other ports are on loopback and require Ray's
+token, but for three that show metrics (docs/security.md). This module prints nothing.
 """
 
 from __future__ import annotations
@@ -43,12 +43,16 @@ _ENVIRONMENT = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "service.hooks:proxy_middleware",
     "RAY_worker_niceness": "0",  # Ray's default, 15, lets everything else on the machine go before the service
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Ray takes 127.0.0.1 for the address of the network card otherwise, and listens there (ray#26293)
+    "RAY_AUTH_MODE": "token",  # Ray refuses clients without the token
+}
+#: variables for this program only
+_STARTING = {
+    # Serve kills a proxy that does not answer three checks of its start. The default of 5 s per check is too short for
+    # a proxy that starts beside replicas on a busy machine.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",
+    # Ray makes 127.0.0.1 the address of the network card otherwise, and listens there (ray#26293).
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
-#: Variables for this program only. Serve kills a proxy that does not answer three checks of its start. The default of
-#: 5 s per check is too short for a proxy that starts beside replicas on a busy machine.
-_STARTING = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20"}
 
 
 def start(settings: Settings, num_cpus: int | None = None) -> None:

@@ -23,7 +23,7 @@ _OTHERS, _OTHERS_WRITE = stat.S_IRWXG | stat.S_IRWXO, stat.S_IWOTH
 
 
 def token() -> dict[str, str]:
-    """The variables with which Ray asks for a token: the user's own, else a new one that no file holds.
+    """The variable of a new token for Ray, which no file holds. Empty if the user's own token is to be used.
 
     SettingsError if others could have it.
     """
@@ -34,11 +34,11 @@ def token() -> dict[str, str]:
             "allowed is token: unset RAY_AUTH_MODE"
         )
     if os.environ.get("RAY_AUTH_TOKEN"):
-        return {"RAY_AUTH_MODE": "token"}
+        return {}
     if path := os.environ.get("RAY_AUTH_TOKEN_PATH"):
         _refuse_open_token(Path(path))
-        return {"RAY_AUTH_MODE": "token"}
-    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        return {}
+    return {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 def _refuse_open_token(file: Path) -> None:

@@ -1,7 +1,7 @@
 """Watches what a service on one machine needs, on threads of its own.
 
-`Needed` tells of the end of a process without which Ray cannot heal itself. Serve replaces all other processes once they
-have ended; `Silence` ends an ingress that has stopped to answer.
+`Needed` tells of the end of a process without which Ray cannot heal itself. Serve replaces all other processes once
+they have ended. `Silence` ends an ingress that has stopped to answer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def needed(session: int) -> dict[int, tuple[str, Stat]]:
     agents = {
         pid: ("an agent of Ray's raylet", one)
         for pid, one in seen.items()
-        if one.parent == latest["raylet"] and "agent" in command_line(pid)
+        if one.parent == latest["raylet"] and "agent" in command_line(pid).lower()
     }
     return agents | heads  # an agent is named, though the raylet soon ends, too
 
