@@ -33,7 +33,7 @@ def test_only_the_service_listens_to_others(visitor, house):
 
 
 def test_replicas_ask_for_rays_token(visitor, house):
-    refusals = {replica: 0 for replica in (*processes_of(house, "Generator"), *processes_of(house, "Ingress"))}
+    refusals = dict.fromkeys((*processes_of(house, "Generator"), *processes_of(house, "Ingress")), 0)
     for replica in refusals:
         for port in ports(replica, public=False):
             with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, pytest.raises(grpc.RpcError) as refused:
