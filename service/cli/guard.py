@@ -27,6 +27,7 @@ from service.errors import MrpServeError
 _PR_SET_CHILD_SUBREAPER = 36
 #: seconds for which further signals count as the first: `timeout` signals its child and then the group
 _SAME_S = 0.5
+_HOUR_S = 3600.0
 #: seconds that killed processes may take to end
 _KILL_S = 10.0
 
@@ -98,17 +99,21 @@ def _wait(child: int, order: socket.socket, asking: set[signal.Signals], patienc
     """The exit status. Returns when the child has ended, at a second signal, or `patience_s` after the first one."""
     asked_at: float | None = None
     while True:
-        left = 3600.0 if asked_at is None else asked_at + patience_s - time.monotonic()
-        seen = signal.sigtimedwait(asking | {signal.SIGCHLD}, max(0.0, left))
-        if seen is not None and seen.si_signo == signal.SIGCHLD:
-            if (status := _reap().get(child)) is not None:
-                return _status(status, asked_at is not None)
-        elif seen is not None and asked_at is None:
+        left = _HOUR_S if asked_at is None else max(0.0, asked_at + patience_s - time.monotonic())
+        seen = signal.sigtimedwait(asking | {signal.SIGCHLD}, left)
+        if seen is None:
+            if asked_at is not None:
+                _say(f"the service did not end within {patience_s:g} s; it is killed")
+                return Exit.ENDED
+        elif seen.si_signo == signal.SIGCHLD:
+            if (code := _reap().get(child)) is not None:
+                return _status(code, asked_at is not None)
+        elif asked_at is None:
             asked_at = time.monotonic()
             with suppress(OSError):
                 order.send(b".")
-        elif asked_at is not None and not time.monotonic() < asked_at + (_SAME_S if seen else patience_s):
-            _say("the service is killed" if seen else f"the service did not end within {patience_s:g} s; it is killed")
+        elif time.monotonic() > asked_at + _SAME_S:
+            _say("the service is killed")
             return Exit.ENDED
 
 

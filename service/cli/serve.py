@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 #: seconds that the end may take beyond draining
 _END_S = 15.0
+#: seconds until the program has noticed that requests are taken
+_READY_S = 1.0
 #: seconds for requests in progress, and for all of the end, when Ray cannot go on
 _LOST_DRAIN_S, _LOST_END_S = 3.0, 4.0
 
@@ -69,6 +71,7 @@ def _serve(settings: Settings, started: float, folder: Path, order: Order) -> in
 
 async def _until(end: _End, settings: Settings, started: float) -> Exit:
     """Says that the service is ready. Returns when it has ended and drained."""
+    end.serving.set()
     await draining.prepare()
     if settings.listener == "ingress":
         Silence(settings.host, settings.port, _say).start()
@@ -81,13 +84,13 @@ async def _until(end: _End, settings: Settings, started: float) -> Exit:
 
 
 class _End:
-    """Why the service ends. Before `wait` is called there are no requests, so it ends at once."""
+    """Why the service ends. A service that has not started yet has no requests, so it ends at once."""
 
     def __init__(self, folder: Path, drain_s: float) -> None:
         self._drain_s = drain_s
         self._logs = folder / "ray" / "session_latest" / "logs"
         self._statuses: SimpleQueue[Exit] = SimpleQueue()
-        self._serving = False
+        self.serving = threading.Event()
 
     def asked(self) -> None:
         """By a signal."""
@@ -104,11 +107,10 @@ class _End:
 
     def wait(self) -> Exit:
         """Returns the exit status when the service is to end."""
-        self._serving = True
         return self._statuses.get()
 
     def _end(self, status: Exit) -> None:
-        if not self._serving:
+        if not self.serving.wait(_READY_S):
             os._exit(status)
         self._statuses.put(status)
 
