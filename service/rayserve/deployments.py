@@ -13,6 +13,7 @@ import os
 import sys
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -226,8 +227,7 @@ def _keep_serve_on_loopback() -> None:
     address = ray.util.get_node_ip_address()
     if address != "127.0.0.1":
         return
-    from ray.serve._private import replica
-
+    replica: Any = import_module("ray.serve._private.replica")
     add = replica.add_port_to_grpc_server
     replica.add_port_to_grpc_server = lambda server, where: add(server, where.replace("[::]", address))
 

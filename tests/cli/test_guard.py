@@ -46,6 +46,7 @@ class Program:
             text=True,
             start_new_session=True,
         )
+        assert self.process.stdout is not None
         self.session = int(self.process.stdout.readline())
 
     def ends(self) -> tuple[int, str, str]:
