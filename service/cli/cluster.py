@@ -1,7 +1,7 @@
 """Starts Ray and Serve on this machine for one service, deploys it, and stops them.
 
-The ingress or Serve's proxy listens on the address of the settings. Ray's own ports are on loopback, except one port
-per replica, which requires Ray's token (docs/security.md). This module prints nothing.
+The ingress or Serve's proxy listens on the address of the settings. All other ports are on loopback and require Ray's
+token, but for three that show metrics (docs/security.md). This module prints nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from service.cli import private
 from service.errors import SettingsError
 from service.settings import Settings
 
@@ -42,11 +43,16 @@ _ENVIRONMENT = {
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "service.hooks:proxy_middleware",
     "RAY_worker_niceness": "0",  # Ray's default, 15, lets everything else on the machine go before the service
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_AUTH_MODE": "token",  # replicas listen on all addresses and refuse clients without the token
+    "RAY_AUTH_MODE": "token",  # Ray refuses clients without the token
 }
-#: Variables for this program only. Serve kills a proxy that does not answer three checks of its start. The default of
-#: 5 s per check is too short for a proxy that starts beside replicas on a busy machine.
-_STARTING = {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20"}
+#: variables for this program only
+_STARTING = {
+    # Serve kills a proxy that does not answer three checks of its start. The default of 5 s per check is too short for
+    # a proxy that starts beside replicas on a busy machine.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",
+    # Ray makes 127.0.0.1 the address of the network card otherwise, and listens there (ray#26293).
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+}
 
 
 def start(settings: Settings, num_cpus: int | None = None) -> None:
@@ -65,7 +71,7 @@ def begin(settings: Settings, num_cpus: int | None = None) -> Future[None]:
     The future is done when Serve's proxy has started, or holds the error if it has not. No proxy is started for an
     ingress that listens itself.
     """
-    for name, value in (_ENVIRONMENT | _STARTING).items():
+    for name, value in (_ENVIRONMENT | _STARTING | private.token()).items():
         os.environ.setdefault(name, value)
     talkative = settings.log_level == "debug" and settings.log_format == "text"
     with _imported("service.app"), _named("Ray"):

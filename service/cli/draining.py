@@ -8,9 +8,13 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from service.cli.cluster import APPLICATION
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
 
 #: seconds between two queries for the requests in progress
 _POLL_S = 0.1
@@ -18,6 +22,22 @@ _POLL_S = 0.1
 _CONTROL_S = 5.0
 #: seconds for the last bytes of answers to pass Serve's proxy
 _SETTLE_S = 0.2
+
+
+async def prepare() -> None:
+    """Learns from Serve's controller where the ingresses are, which it may not be able to tell at the end.
+
+    The event loop must be that of `drain`, and run until then.
+    """
+    with suppress(TimeoutError):
+        await _ask_ingresses("check_health")
+
+
+@cache
+def _ingresses() -> DeploymentHandle[Any]:
+    from ray import serve
+
+    return serve.get_app_handle(APPLICATION)
 
 
 async def drain(timeout_s: float) -> bool:
@@ -54,16 +74,7 @@ async def _busy() -> bool:
 
 
 async def _ask_ingresses(method: str) -> list[Any]:
-    """The answers of all ingresses. Empty if none runs yet."""
-    import ray
-    from ray import serve
-    from ray.serve.exceptions import RayServeException
-
-    if not ray.is_initialized():
-        return []
-    try:
-        response = serve.get_app_handle(APPLICATION).broadcast(method)
-        answers = await response.results_async(timeout_s=_CONTROL_S, return_exceptions=True)
-    except RayServeException:
-        return []
+    """The answers of all ingresses."""
+    response = _ingresses().broadcast(method)
+    answers = await response.results_async(timeout_s=_CONTROL_S, return_exceptions=True)
     return [answer for answer in answers if not isinstance(answer, Exception)]

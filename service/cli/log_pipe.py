@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import threading
 from pathlib import Path
 from types import TracebackType
@@ -18,11 +17,12 @@ _END = b"\0\n"
 
 
 class LogPipe:
-    """A named pipe at `path`, which may be written to while the context is open."""
+    """A named pipe at `path`, which may be written to while the context is open. `folder`: of this user alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "log"
 
     def __enter__(self) -> LogPipe:
-        self._folder = tempfile.TemporaryDirectory(prefix="mrp-serve-")
-        self.path = Path(self._folder.name) / "log"
         os.mkfifo(self.path, 0o600)
         # Opened for reading and writing: the pipe then exists before the first writer and stays after the last one.
         self._descriptor = os.open(self.path, os.O_RDWR)
@@ -34,7 +34,7 @@ class LogPipe:
         os.write(self._descriptor, _END)
         self._thread.join()
         os.close(self._descriptor)
-        self._folder.cleanup()
+        self.path.unlink()
 
     def _copy(self) -> None:
         with open(self._descriptor, "rb", closefd=False) as lines:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 
+from service.cli import private
 from service.errors import SettingsError
 from service.settings import Settings
 
 
 def check(settings: Settings) -> None:
     """SettingsError or CheckpointError if the service could not start. Downloads a checkpoint of the hub."""
+    private.token()
     _check_settings(settings)
     _check_device(settings.device)
     _check_attention(settings)

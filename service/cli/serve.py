@@ -8,24 +8,31 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
-import signal
 import sys
 import threading
 import time
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, get_args
 
 import typer
 
-from service.cli import cluster, preflight
-from service.cli.draining import drain
+from service.cli import cluster, draining, preflight, private
+from service.cli.guard import Exit, Order, guarded
 from service.cli.log_pipe import LogPipe
+from service.cli.watch import Needed, Silence, needed
 from service.settings import Settings
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+#: seconds that the end may take beyond draining
+_END_S = 15.0
+#: seconds until the program has noticed that requests are taken
+_READY_S = 1.0
+#: seconds for requests in progress, and for all of the end, when Ray cannot go on
+_LOST_DRAIN_S, _LOST_END_S = 3.0, 4.0
 
 
 def command(**given: Any) -> None:
@@ -34,55 +41,82 @@ def command(**given: Any) -> None:
 
 
 def run(settings: Settings) -> None:
-    """Starts the service and prints its address. Returns after SIGINT or SIGTERM, when the service has drained."""
+    """Starts the service and prints its address. Exits when it has ended; `Exit` says with which status."""
     started = time.monotonic()
     settings = settings.on_one_machine()
     preflight.check(settings)
+    for warning in private.check_files(settings):
+        _say(f"warning: {warning}")
     _say(f"loading {settings.model_name} …")
-    with LogPipe() as pipe:
+    folder = private.RunFolder()
+    serve = partial(_serve, settings, started, folder.path)
+    status = guarded(serve, settings.drain_timeout_s + _END_S)
+    if status == Exit.ENDED:
+        folder.remove()
+    sys.exit(status)
+
+
+def _serve(settings: Settings, started: float, folder: Path, order: Order) -> int:
+    """The service's own process, until the service is to end. Returns the exit status."""
+    os.environ["RAY_TMPDIR"] = str(folder)
+    end = _End(folder, settings.drain_timeout_s)
+    order.listen(end.asked)
+    with LogPipe(folder) as pipe:
         shown = settings if settings.log_file else settings.model_copy(update={"log_file": pipe.path})
-        try:
-            _listen_to_signals()
-            proxy = cluster.begin(shown)
-            _listen_to_signals()
-            cluster.deploy(shown, say=_say, proxy=proxy)
-            _say(_ready(settings, time.monotonic() - started))
-            threading.Event().wait()
-        except KeyboardInterrupt:
-            _drain(settings)
-        finally:
-            _ignore_signals()
-            cluster.stop()
+        proxy = cluster.begin(shown)
+        Needed(needed(os.getsid(0)), end.lost).start()
+        cluster.deploy(shown, say=_say, proxy=proxy)
+        return asyncio.run(_until(end, settings, started))
 
 
-def _drain(settings: Settings) -> None:
-    _say(f"shutting down: requests in flight have {settings.drain_timeout_s:g} s; a second signal cuts them …")
-    _listen_to_signals()
-    try:
-        if not asyncio.run(drain(settings.drain_timeout_s)):
-            _say(f"requests were cut after {settings.drain_timeout_s:g} s")
-    except KeyboardInterrupt:
-        _say("requests in flight are cut")
+async def _until(end: _End, settings: Settings, started: float) -> Exit:
+    """Says that the service is ready. Returns when it has ended and drained."""
+    end.serving.set()
+    await draining.prepare()
+    if settings.listener == "ingress":
+        Silence(settings.host, settings.port, _say).start()
+    _say(_ready(settings, time.monotonic() - started))
+    status = await asyncio.to_thread(end.wait)
+    timeout_s = settings.drain_timeout_s if status == Exit.ENDED else min(settings.drain_timeout_s, _LOST_DRAIN_S)
+    if not await draining.drain(timeout_s):
+        _say(f"requests were cut after {timeout_s:g} s")
+    return status
+
+
+class _End:
+    """Why the service ends. A service that has not started yet has no requests, so it ends at once."""
+
+    def __init__(self, folder: Path, drain_s: float) -> None:
+        self._drain_s = drain_s
+        self._logs = folder / "ray" / "session_latest" / "logs"
+        self._statuses: SimpleQueue[Exit] = SimpleQueue()
+        self.serving = threading.Event()
+
+    def asked(self) -> None:
+        """By a signal."""
+        _say(f"shutting down: requests in flight have {self._drain_s:g} s; a second signal cuts them …")
+        self._end(Exit.ENDED)
+
+    def lost(self, process: str) -> None:
+        """By the end of a process, without which Ray cannot go on. Ray may hang then, so the time is limited."""
+        _say(f"{process} has ended, so the service ends; Ray's logs: {self._logs}")
+        deadline = threading.Timer(_LOST_END_S, os._exit, [Exit.LOST])
+        deadline.daemon = True
+        deadline.start()
+        self._end(Exit.LOST)
+
+    def wait(self) -> Exit:
+        """Returns the exit status when the service is to end."""
+        return self._statuses.get()
+
+    def _end(self, status: Exit) -> None:
+        if not self.serving.wait(_READY_S):
+            os._exit(status)
+        self._statuses.put(status)
 
 
 def _say(text: str) -> None:
     print(f"mrp-serve: {text}", file=sys.stderr, flush=True)
-
-
-def _listen_to_signals() -> None:
-    """Makes the next signal raise KeyboardInterrupt. Ray has installed its own handlers."""
-    for number in _SIGNALS:
-        signal.signal(number, _interrupt)
-
-
-def _ignore_signals() -> None:
-    for number in _SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-
-
-def _interrupt(*_: object) -> None:
-    _ignore_signals()
-    raise KeyboardInterrupt
 
 
 def _ready(settings: Settings, seconds: float) -> str:

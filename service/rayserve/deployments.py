@@ -13,6 +13,7 @@ import os
 import sys
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -47,6 +48,7 @@ class GeneratorDeployment:
     parts: Parts | None = None
 
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it
+        _keep_serve_on_loopback()
         if settings.engine == "process" and ray.get_runtime_context().get_actor_id():
             _leave_torch_out()
         from service.engine.responsive import keep_responsive
@@ -126,6 +128,7 @@ class IngressDeployment:
     """The HTTP front. Serve builds the application in every replica by `__serve_build_asgi_app__`."""
 
     async def __init__(self, settings: Settings, generator: DeploymentHandle[Any]) -> None:  # type: ignore[misc]
+        _keep_serve_on_loopback()
         from service.gateway.http import listener
         from service.gateway.ingress import Ingress
         from service.link.requests import LinkedRequests, Requests
@@ -214,6 +217,19 @@ def _leave_torch_out() -> None:
     """
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # how the import system marks what is absent
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+
+
+def _keep_serve_on_loopback() -> None:
+    """Where Ray's node is on loopback, as of `mrp-serve serve`, Serve's port of this process is there, too.
+
+    Serve opens it after the deployment's constructor, on all addresses, and has no setting for it.
+    """
+    address = ray.util.get_node_ip_address()
+    if address != "127.0.0.1":
+        return
+    replica: Any = import_module("ray.serve._private.replica")
+    add = replica.add_port_to_grpc_server
+    replica.add_port_to_grpc_server = lambda server, where: add(server, where.replace("[::]", address))
 
 
 def _replica_name() -> str:

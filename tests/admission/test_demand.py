@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from service.admission.bill import Bill
 from service.admission.controller import AdmissionController, Visit
@@ -97,7 +97,7 @@ class TestRefused:
     def test_at_the_ingress(self, clock: Clock, fields: dict[str, Any]) -> None:
         door = AdmissionController(Settings(), clock)
         door.serves(CARD)
-        giant = replace(request(clock), max_new_tokens=2**31 - 1 if not fields else 57, **fields)
+        giant = structs.replace(request(clock), max_new_tokens=2**31 - 1 if not fields else 57, **fields)
         with pytest.raises(PromptTooLong, match="max_new_tokens") as refusal:
             asyncio.run(self.answer(door, giant))
         assert refusal.value.param == "max_new_tokens"
@@ -106,7 +106,7 @@ class TestRefused:
     def test_what_may_be_shortened_counts_as_much_as_fits(self, clock: Clock) -> None:
         door = AdmissionController(Settings(), clock)
         door.serves(CARD)
-        giant = replace(request(clock), max_new_tokens=2**31 - 1, shorten=True)
+        giant = structs.replace(request(clock), max_new_tokens=2**31 - 1, shorten=True)
         [work] = door.admit(Visit(ApiKey("a"), "", "", b""), [giant]).works
         assert work.max_new_tokens == CARD.max_model_len
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -16,8 +17,8 @@ WRITER = (
 )
 
 
-def test_lines_of_other_processes_come_out_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    with LogPipe() as pipe:
+def test_lines_of_other_processes_come_out_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with LogPipe(tmp_path) as pipe:
         writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(pipe.path), name]) for name in "ab"]
         assert [writer.wait(30) for writer in writers] == [0, 0]
         with pipe.path.open("a") as late:
@@ -28,8 +29,8 @@ def test_lines_of_other_processes_come_out_whole(capsys: pytest.CaptureFixture[s
     assert not pipe.path.exists()
 
 
-def test_nobody_may_write_at_all(capsys: pytest.CaptureFixture[str]) -> None:
-    with LogPipe():
+def test_nobody_may_write_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with LogPipe(tmp_path):
         pass
     assert capsys.readouterr().err == ""
 
@@ -55,10 +56,10 @@ LOGGER = (
 )
 
 
-def test_a_paused_terminal_holds_up_no_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_paused_terminal_holds_up_no_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Paused()
     monkeypatch.setattr(sys, "stderr", terminal)
-    with LogPipe() as pipe:
+    with LogPipe(tmp_path) as pipe:
         replica = subprocess.Popen(
             [sys.executable, "-c", LOGGER, str(pipe.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

@@ -144,7 +144,7 @@ def test_past_its_time_limit_an_answer_is_given_up() -> None:
 
 def test_the_tenant_with_the_most_loses_its_longest() -> None:
     async def script(shop: Shop) -> None:
-        shop.answers._readers = SlowReaders(most_bytes=2200)
+        shop.answers._readers = SlowReaders(most_bytes=1600)
         streams = {name: stream(shop, tenant=name[0]) for name in ("a1", "a2", "a3", "b")}
         for items in streams.values():
             await anext(items)
@@ -153,7 +153,7 @@ def test_the_tenant_with_the_most_loses_its_longest() -> None:
         while shop.door._slots.used:
             await asyncio.sleep(0.5)
             sizes.append(readers.waiting_bytes)
-        assert 1800 < max(sizes) <= 2200
+        assert 1300 < max(sizes) <= 1600
         assert len([item async for item in streams.pop("b")]) == BLOCKS
         lost = 0
         for items in streams.values():

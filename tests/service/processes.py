@@ -38,18 +38,21 @@ def processes_of(service, deployment):
     return [process for process in descendants(service.process.pid) if command(process).startswith(title)]
 
 
-def public_ports(ancestor):
-    """Port -> command of the process that listens on it for others than this machine."""
+def ports(ancestor, public):
+    """Port -> command of the process that listens on it: of a process and its descendants.
+
+    `public`: those for others than this machine, else those on loopback.
+    """
     sockets = {}
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             address, _, port = fields[1].partition(":")
-            if fields[3] == _LISTEN and address not in _LOOPBACK:
+            if fields[3] == _LISTEN and (address not in _LOOPBACK) == public:
                 sockets[f"socket:[{fields[9]}]"] = int(port, 16)
     return {
         sockets[held]: command(process)
-        for process in descendants(ancestor)
+        for process in (ancestor, *descendants(ancestor))
         for held in _held(process)
         if held in sockets
     }

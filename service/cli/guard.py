@@ -1,0 +1,138 @@
+"""Runs a service in a process of its own, takes the signals for it, and leaves none of its processes behind.
+
+The program forks. The child starts Ray and all else in a new session, and blocks the signals that end programs. What
+it starts inherits both. So a signal to every process, as of systemd or a terminal, reaches the program alone, and the
+service drains. The two processes guard each other: whichever ends first, the other kills the whole session.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from enum import IntEnum
+from typing import NoReturn
+
+from service.cli.processes import kill_session
+from service.errors import MrpServeError
+
+#: Orphans become children of the program, which reaps them. Not every process 1 of a container does.
+_PR_SET_CHILD_SUBREAPER = 36
+#: seconds for which further signals count as the first: `timeout` signals its child and then the group
+_SAME_S = 0.5
+_HOUR_S = 3600.0
+#: seconds that killed processes may take to end
+_KILL_S = 10.0
+
+
+class Exit(IntEnum):
+    """What the program's exit status says. 2 is a usage error."""
+
+    ENDED = 0  # by a signal
+    REFUSED = 1  # it could not start
+    LOST = 3  # a process that the service needs has ended
+
+
+class Order:
+    """The child's side. The parent's death ends the session at once."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+
+    def listen(self, ended: Callable[[], None]) -> None:
+        """Calls `ended`, on another thread, when the parent asks for the end."""
+        threading.Thread(target=self._read, args=[ended], name="guard", daemon=True).start()
+
+    def _read(self, ended: Callable[[], None]) -> None:
+        while self._end.recv(1):
+            ended()
+        kill_session(os.getsid(0), _KILL_S)
+        os._exit(Exit.LOST)
+
+
+def guarded(serve: Callable[[Order], int], patience_s: float) -> int:
+    """Runs `serve` in another process. Returns its exit status when it and all that it started have ended.
+
+    `patience_s`: seconds that it may take to end after a signal.
+    """
+    asking = {signal.SIGINT, signal.SIGTERM}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under `nohup`
+        asking.add(signal.SIGHUP)
+    signal.pthread_sigmask(signal.SIG_BLOCK, asking | {signal.SIGCHLD})
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    ours, theirs = socket.socketpair()
+    if not (child := os.fork()):
+        ours.close()
+        _be_the_child(serve, Order(theirs))
+    theirs.close()
+    status = _wait(child, ours, asking, patience_s)
+    if not kill_session(child, _KILL_S):
+        print(f"mrp-serve: some processes of session {child} do not end", file=sys.stderr, flush=True)
+    _reap()
+    return status
+
+
+def _be_the_child(serve: Callable[[Order], int], order: Order) -> NoReturn:
+    os.setsid()
+    os.umask(0o077)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+    status: int = Exit.REFUSED
+    try:
+        status = serve(order)
+    except MrpServeError as error:
+        print(f"mrp-serve: {error.message}", file=sys.stderr)
+    except BaseException:  # noqa: BLE001 - the interpreter would print it, and then wait for Ray's processes
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _wait(child: int, order: socket.socket, asking: set[signal.Signals], patience_s: float) -> int:
+    """The exit status. Returns when the child has ended, at a second signal, or `patience_s` after the first one."""
+    asked_at: float | None = None
+    while True:
+        left = _HOUR_S if asked_at is None else max(0.0, asked_at + patience_s - time.monotonic())
+        seen = signal.sigtimedwait(asking | {signal.SIGCHLD}, left)
+        if seen is None:
+            if asked_at is not None:
+                _say(f"the service did not end within {patience_s:g} s; it is killed")
+                return Exit.ENDED
+        elif seen.si_signo == signal.SIGCHLD:
+            if (code := _reap().get(child)) is not None:
+                return _status(code, asked_at is not None)
+        elif asked_at is None:
+            asked_at = time.monotonic()
+            with suppress(OSError):
+                order.send(b".")
+        elif time.monotonic() > asked_at + _SAME_S:
+            _say("the service is killed")
+            return Exit.ENDED
+
+
+def _reap() -> dict[int, int]:
+    """Exit codes of children that have ended."""
+    codes = {}
+    with suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+            codes[ended[0]] = os.waitstatus_to_exitcode(ended[1])
+    return codes
+
+
+def _status(code: int, asked: bool) -> int:
+    if code >= 0:
+        return code
+    if not asked:
+        _say(f"the process that runs Ray was ended by {signal.Signals(-code).name}, so the service ends")
+    return Exit.ENDED if asked else Exit.LOST
+
+
+def _say(text: str) -> None:
+    print(f"mrp-serve: {text}", file=sys.stderr, flush=True)

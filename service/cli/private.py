@@ -1,0 +1,135 @@
+"""What other users of the machine may not have: Ray's token, the folder of its sockets and logs, files with keys.
+
+`cluster.py` takes the token, `serve.py` the folder, `preflight.py` looks at the files.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from service.errors import SettingsError
+from service.settings import Settings
+
+#: Bytes of a path that a Unix socket can have, and those that Ray adds to its folder: a session's name and a socket's.
+_SOCKET_PATH, _RAYS_PART = 107, len("/ray/session_2026-11-24_17-36-26_123456_4194304/sockets/plasma_store.1")
+_OTHERS, _OTHERS_WRITE = stat.S_IRWXG | stat.S_IRWXO, stat.S_IWOTH
+
+
+def token() -> dict[str, str]:
+    """The variable of a new token for Ray, which no file holds. Empty if the user's own token is to be used.
+
+    SettingsError if others could have it.
+    """
+    mode = os.environ.get("RAY_AUTH_MODE", "token")
+    if mode.lower() != "token":
+        raise SettingsError(
+            f"RAY_AUTH_MODE is {mode!r}, with which other users of this machine could run code as you; "
+            "allowed is token: unset RAY_AUTH_MODE"
+        )
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return {}
+    if path := os.environ.get("RAY_AUTH_TOKEN_PATH"):
+        _refuse_open_token(Path(path))
+        return {}
+    return {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+
+
+def _refuse_open_token(file: Path) -> None:
+    try:
+        mode = file.stat().st_mode
+    except OSError as error:
+        raise SettingsError(f"RAY_AUTH_TOKEN_PATH is {file}, which cannot be read: {error.strerror}") from error
+    if mode & _OTHERS:
+        raise SettingsError(
+            f"RAY_AUTH_TOKEN_PATH is {file}, which others may read (mode {stat.S_IMODE(mode):04o}), and whoever has "
+            f"the token can run code as you; `chmod 600 {file}`"
+        )
+
+
+def check_files(settings: Settings) -> list[str]:
+    """Warnings about files with keys that others may read. SettingsError for one that others may write."""
+    warnings = []
+    for name in ("api_keys_file", "config"):
+        file = getattr(settings, name)
+        mode = file.stat().st_mode if file is not None and file.exists() else 0
+        if mode & _OTHERS_WRITE:
+            raise SettingsError(f"everybody may write {file} ({name}) and so add keys; `chmod 600 {file}`", param=name)
+        if mode & stat.S_IROTH and (name == "api_keys_file" or settings.api_keys or settings.admin_keys):
+            warnings.append(f"others may read {file} ({name}); `chmod 600 {file}`")
+    return warnings
+
+
+class RunFolder:
+    """A new folder of one run, inside the user's folder of all runs. Other users can enter neither.
+
+    The run locks its folder until its last process has ended. So a later run knows what is left over. It removes all
+    of it but the newest, whose logs may say why that run failed.
+    """
+
+    def __init__(self) -> None:
+        base = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir())
+        above = base / f"mrp-{os.geteuid()}"
+        _make_private(above)
+        with _Locked(above):
+            _sweep(above)
+            self.path = Path(tempfile.mkdtemp(dir=above))
+            self._lock = _Locked(self.path)
+        if len(bytes(self.path)) + _RAYS_PART > _SOCKET_PATH:
+            self.remove()
+            raise SettingsError(
+                f"{self.path} is too long for the paths of Ray's sockets ({_SOCKET_PATH} bytes); "
+                "set RAY_TMPDIR to a shorter folder, such as /tmp"
+            )
+
+    def remove(self) -> None:
+        """Nothing is left of the run."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+class _Locked:
+    """A folder that this process, and those that it forks, have locked. BlockingIOError if others have."""
+
+    def __init__(self, folder: Path, wait: bool = True) -> None:
+        self._descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except OSError:
+            os.close(self._descriptor)
+            raise
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+
+def _make_private(folder: Path) -> None:
+    """SettingsError if the folder is there and is not this user's alone."""
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    seen = folder.lstat()
+    if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.geteuid():
+        raise SettingsError(
+            f"{folder} is not a folder of user {os.geteuid()} (its owner is {seen.st_uid}): `sudo rm -r {folder}`, "
+            "or set RAY_TMPDIR to another folder"
+        )
+    if seen.st_mode & _OTHERS:
+        raise SettingsError(f"{folder} is open to others (mode {stat.S_IMODE(seen.st_mode):04o}): `chmod 700 {folder}`")
+
+
+def _sweep(above: Path) -> None:
+    """Removes the folders of runs that have ended, but the newest of them."""
+    over = []
+    for folder in above.iterdir():
+        with suppress(OSError), _Locked(folder, wait=False):
+            over.append(folder)
+    for folder in sorted(over, key=lambda run: run.stat().st_mtime)[:-1]:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,106 @@
+"""The two processes of the program, with real signals: what each does to the other, and what is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from service.cli.guard import Exit
+from service.cli.processes import of_session, stat
+
+#: the child says its session once its own child runs, and ends as the test wants
+PROGRAM = """
+import os, subprocess, sys, threading, time
+from service.cli.guard import guarded
+
+def serve(order):
+    asked = threading.Event()
+    order.listen(asked.set)
+    subprocess.Popen(["sleep", "1000"])
+    print(os.getsid(0), flush=True)
+    if sys.argv[1] == "fails":
+        return 1
+    asked.wait()
+    if sys.argv[1] == "hangs":
+        time.sleep(1000)
+    print("drained", flush=True)
+    return 0
+
+sys.exit(guarded(serve, float(sys.argv[2])))
+"""
+
+
+class Program:
+    """Runs it, in a process group of its own."""
+
+    def __init__(self, kind: str, patience_s: float = 60) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, kind, str(patience_s)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        self.session = int(self.process.stdout.readline())
+
+    def ends(self) -> tuple[int, str, str]:
+        """Its status, and what it said. Nothing of it is left."""
+        out, err = self.process.communicate(timeout=30)
+        deadline = time.monotonic() + 10
+        while of_session(self.session):
+            assert time.monotonic() < deadline, of_session(self.session)
+            time.sleep(0.01)
+        return self.process.returncode, out, err
+
+
+def test_the_status_is_the_services_and_nothing_is_left() -> None:
+    assert Program("fails").ends() == (Exit.REFUSED, "", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_to_every_process_drains(number: int) -> None:
+    program = Program("drains")
+    for pid in of_session(program.session):
+        os.kill(pid, number)
+    os.killpg(program.process.pid, number)
+    assert program.ends() == (Exit.ENDED, "drained\n", "")
+
+
+def test_the_service_is_killed_when_its_time_is_over() -> None:
+    program = Program("hangs", 0.1)
+    program.process.terminate()
+    assert program.ends() == (Exit.ENDED, "", "mrp-serve: the service did not end within 0.1 s; it is killed\n")
+
+
+def test_a_second_signal_kills_the_service() -> None:
+    program = Program("hangs")
+    program.process.terminate()
+    time.sleep(0.6)  # what comes at once counts as the first
+    program.process.send_signal(signal.SIGINT)
+    assert program.ends() == (Exit.ENDED, "", "mrp-serve: the service is killed\n")
+
+
+def test_the_service_is_lost() -> None:
+    program = Program("drains")
+    os.kill(program.session, signal.SIGKILL)
+    said = "mrp-serve: the process that runs Ray was ended by SIGKILL, so the service ends\n"
+    assert program.ends() == (Exit.LOST, "", said)
+
+
+def test_a_killed_program_leaves_nothing_behind() -> None:
+    program = Program("drains")
+    program.process.kill()
+    assert program.ends() == (-signal.SIGKILL, "", "")
+
+
+def test_a_process_that_has_ended_has_no_state() -> None:
+    ended = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # a zombie
+    assert stat(ended.pid) is None
+    ended.wait()

@@ -1,0 +1,102 @@
+"""The watch over Ray's processes and the ingress, with other processes in their place."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from service.cli import watch
+from service.cli.processes import Stat, listener, of_session, stat
+
+#: answers every request, and says its port
+SERVER = """
+import http.server
+class Live(http.server.BaseHTTPRequestHandler):
+    def do_GET(self): self.send_response(200); self.end_headers()
+    def log_message(self, *_): pass
+server = http.server.HTTPServer(("127.0.0.1", 0), Live)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+def seen(name: str, parent: int, started: int) -> Stat:
+    return Stat(name=name, state="S", parent=parent, session=1, cpu=0, started=started)
+
+
+def test_ray_needs_its_latest_heads_and_the_raylets_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = {
+        2: seen("gcs_server", 1, 10),  # of an attempt that was too slow
+        3: seen("gcs_server", 1, 20),
+        4: seen("raylet", 1, 30),
+        5: seen("ray::Dashboard", 4, 40),
+        6: seen("ray::ServeRepli", 4, 50),
+        7: seen("python", 1, 60),
+    }
+    monkeypatch.setattr(watch, "of_session", lambda _: processes)
+    monkeypatch.setattr(watch, "command_line", {5: "ray::DashboardAgent", 6: "ray::ServeReplica"}.get)
+    assert {pid: name for pid, (name, _) in watch.needed(1).items()} == {
+        5: "an agent of Ray's raylet",
+        3: "Ray's gcs_server",
+        4: "Ray's raylet",
+    }
+
+
+def test_the_end_of_a_needed_process_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "_LOOK_S", 0.01)
+    lost: queue.Queue[str] = queue.Queue()
+    process = subprocess.Popen(["sleep", "1000"])
+    now = stat(process.pid)
+    assert now is not None
+    watch.Needed({process.pid: ("the sleeper", now)}, lost.put).start()
+    process.kill()
+    assert lost.get(timeout=30) == f"the sleeper (process {process.pid})"
+    process.wait()
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    for name, seconds in {"_ASK_S": 0.05, "_STOPPED_S": 0.2, "_BUSY_S": 1000.0}.items():
+        monkeypatch.setattr(watch, name, seconds)
+    process = subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process:
+        yield process, int(process.stdout.readline())
+        process.kill()
+
+
+def test_a_stopped_ingress_is_killed(server: tuple[subprocess.Popen[str], int]) -> None:
+    process, port = server
+    said: queue.Queue[str] = queue.Queue()
+    silence = watch.Silence("0.0.0.0", port, said.put)
+    assert silence._answers()
+    os.kill(process.pid, signal.SIGSTOP)
+    silence._wait_or_kill(time.monotonic())
+    assert process.wait(30) == -signal.SIGKILL
+    assert f"so its process {process.pid} is replaced" in said.get_nowait()
+    assert silence._answers(), "nobody listens: Serve starts another one"
+
+
+def test_a_busy_ingress_has_more_time(
+    server: tuple[subprocess.Popen[str], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, port = server
+    ticks = iter(range(1000))
+    monkeypatch.setattr(watch, "stat", lambda _: Stat("python", "R", 1, 1, next(ticks), 1))
+    monkeypatch.setattr(watch.Silence, "_answers", lambda _: next(ticks) > 20)
+    watch.Silence("127.0.0.1", port, print)._wait_or_kill(time.monotonic() - 10)
+    assert process.poll() is None
+
+
+def test_a_port_of_others_is_left_alone(server: tuple[subprocess.Popen[str], int]) -> None:
+    process, port = server
+    assert listener(port, [process.pid]) == process.pid
+    assert process.pid in of_session(os.getsid(0))
+    assert listener(port, [os.getpid()]) is None

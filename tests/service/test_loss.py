@@ -1,0 +1,68 @@
+"""Each process of Ray that nothing replaces is killed: the program ends soon, says why, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from service.cli.guard import Exit
+from service.cli.processes import of_session
+from service.cli.watch import needed
+from tests.service.processes import command, descendants
+from tests.service.running import Service
+
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(900)]
+
+
+@pytest.fixture
+def started(tmp_path):
+    service = Service(tmp_path, "service.cli.main")
+    assert service.becomes_ready(), service.said
+    yield service
+    service.process.kill()
+    service.process.wait()
+
+
+def session_of(service):
+    [own] = [pid for pid in descendants(service.process.pid) if os.getsid(pid) == pid]
+    return own
+
+
+def gone(session, seconds=5.0):
+    """Whether all processes of the session end in time."""
+    deadline = time.monotonic() + seconds
+    while left := of_session(session):
+        if time.monotonic() > deadline:
+            return {pid: command(pid) for pid in left} == {}
+        time.sleep(0.05)
+    return True
+
+
+@pytest.mark.parametrize("victim", ["gcs_server", "raylet", "DashboardAgent", "RuntimeEnvAgent"])
+def test_the_program_ends_with_ray(started, victim):
+    session = session_of(started)
+    [pid] = [pid for pid in needed(session) if victim in command(pid)[:200]]
+    os.kill(pid, signal.SIGKILL)
+    assert started.process.wait(10) == Exit.LOST
+    assert gone(session)
+    assert "has ended, so the service ends; Ray's logs: " in started.said
+
+
+def test_ray_ends_with_the_program(started):
+    session = session_of(started)
+    started.process.kill()
+    assert started.process.wait() == -signal.SIGKILL
+    assert gone(session)
+
+
+@pytest.mark.parametrize("stopped", ["ServeController", "ServeReplica:mrp:Generator"])
+def test_the_program_ends_in_time_though_a_process_is_stopped(started, stopped):
+    session = session_of(started)
+    [pid] = [pid for pid in of_session(session) if stopped in command(pid)]
+    os.kill(pid, signal.SIGSTOP)
+    started.process.terminate()
+    assert started.process.wait(60) == Exit.ENDED
+    assert gone(session)
