@@ -195,7 +195,7 @@ def test_items_are_the_same_for_any_cut(width: int) -> None:
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.json_schema.schema", "required"),
         ({"include": ["message.output_text.logprobs"]}, "include.0", "reasoning.encrypted_content"),
         ({"max_tokens": 5}, "max_tokens", "did you mean"),
-        ({"max_output_tokens": 4000}, "max_output_tokens", "max_output_tokens 4000"),
+        ({"max_output_tokens": 4000}, "max_output_tokens", "max_output_tokens is 4000"),
         ({"temperature": 2.5}, "temperature", "0 to 2"),
         ({"reasoning": {"effort": "high"}}, "reasoning.effort", "does not think"),
     ],
