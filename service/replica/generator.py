@@ -7,11 +7,13 @@ It encodes prompts and decodes answers outside the engine's thread, and keeps th
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 from service.constraints import Owner
@@ -49,8 +51,8 @@ _log = logging.getLogger(__name__)
 
 #: a prompt of at least so many characters is encoded on another thread
 _LONG = 4096
-#: long prompts that are encoded at once: one of 1 MB takes some 80 MB
-_ENCODERS = 2
+#: a prompt of at least so many characters takes memory that the allocator keeps: 1 MB of text some 300 MB
+_HUGE = 128 * 1024
 #: blocks of a whole answer that the event loop takes at once: each wake-up is paid with Python's lock
 _TOGETHER = 16
 
@@ -79,7 +81,7 @@ class Generator:
         self._eos = frozenset(served.config.eos_token_ids)
         self._reader = Reader(self._codec, served.config.mask_token_id, served.config.vocab_size)
         self._exchange = Exchange(replica, make_card(settings, served, self._codec), engine, settings)
-        self._encoders = ThreadPoolExecutor(_ENCODERS, "encode")
+        self._encoder = ThreadPoolExecutor(1, "encode")
         self._in_flight = 0
 
     # --- requests ----------------------------------------------------------------------------------
@@ -200,10 +202,11 @@ class Generator:
         return ending
 
     async def _aside(self, length: int, work: Callable[[], _T]) -> _T:
-        """Runs short work on this thread and long work on a few others, so that the event loop is not blocked."""
+        """Runs short work on this thread, and long work on another one, which bounds its memory."""
         if length < _LONG:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._encoders, work)
+        aside = work if length < _HUGE else partial(_then_give_memory_back, work)
+        return await asyncio.get_running_loop().run_in_executor(self._encoder, aside)
 
     async def _encode(self, work: Work) -> tuple[int, ...]:
         if work.token_ids is not None:
@@ -278,7 +281,7 @@ class Generator:
     def close(self) -> None:
         """Stops the engine. Requests in progress fail with ReplicaStopping."""
         self._engine.close()
-        self._encoders.shutdown(wait=False, cancel_futures=True)
+        self._encoder.shutdown(wait=False, cancel_futures=True)
         if self._tracing:
             self._tracing.close()
 
@@ -291,3 +294,12 @@ def _join(chunks: list[Chunk], ending: Ending) -> Answer:
         tuple(step for chunk in chunks for step in chunk.trace),
         tuple(piece for chunk in chunks for piece in chunk.pieces),
     )
+
+
+def _then_give_memory_back(work: Callable[[], _T]) -> _T:
+    """Does the work and returns freed memory to the system, which glibc does not do by itself."""
+    try:
+        return work()
+    finally:
+        if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+            trim(0)

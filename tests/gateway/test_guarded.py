@@ -209,4 +209,4 @@ def test_serves_proxies_have_it(monkeypatch: pytest.MonkeyPatch, app: Echo) -> N
 def test_a_small_limit_of_open_files_leaves_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     for files, most in ((64, 16), (1024, 768), (2**20, 16384), (resource.RLIM_INFINITY, 16384)):
         monkeypatch.setattr(resource, "getrlimit", lambda _, files=files: (files, files))
-        assert guarded.max_connections.__wrapped__() == most
+        assert guarded.max_connections() == most

@@ -10,7 +10,6 @@ from __future__ import annotations
 import resource
 import secrets
 from asyncio import AbstractEventLoop, Transport
-from functools import cache
 from typing import Any, Final, cast
 
 from pydantic_core import to_json
@@ -187,7 +186,6 @@ def guard_uvicorn() -> None:
     HTTP_PROTOCOLS["auto"] = f"{__name__}:{GuardedProtocol.__name__}"
 
 
-@cache
 def max_connections() -> int:
     """What the limit of open files leaves, at most MAX_CONNECTIONS."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
