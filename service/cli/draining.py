@@ -47,6 +47,8 @@ async def drain(timeout_s: float) -> bool:
         with suppress(TimeoutError):
             await _ask_ingresses("cut")
         await _answered(_CONTROL_S)
+    with suppress(TimeoutError):
+        await _ask_ingresses("stop_listening")
     await asyncio.sleep(_SETTLE_S)
     return in_time
 

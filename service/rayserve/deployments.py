@@ -191,6 +191,11 @@ class IngressDeployment:
         """Ends the requests in progress with an error."""
         self._ingress.draining.cut()
 
+    async def stop_listening(self) -> None:
+        """Refuses new connections, so that none is broken off when the process is killed."""
+        if self._listener is not None:
+            await self._listener.close(_LAST_WORDS_S)
+
     async def __del__(self) -> None:
         if (listener := getattr(self, "_listener", None)) is not None:
             await listener.close(self._patience_s)
