@@ -15,10 +15,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-#: The product of the lengths, in characters. The worst that was found below it takes a tenth of a second.
+#: The product of the lengths, in characters. The worst that was found below it takes a fifth of a second.
 MOST = 4_000_000
 #: what a format counts, and a terminal that is defined elsewhere
 _FORMAT, _IMPORTED = 50, 50
+#: what a schema's pattern counts beside its length, since any text may stand around what it matches
+_SEARCHED = 8
 #: the most names that lead from one to the next
 _DEPTH = 100
 _IGNORE = "%ignore"
@@ -135,7 +137,7 @@ class _Joined:
         if not isinstance(schema, dict):
             return {}
         pattern = schema.get("pattern")
-        length = len(pattern) if isinstance(pattern, str) else 1
+        length = len(pattern) + _SEARCHED if isinstance(pattern, str) else 1
         parts: list[Products] = [
             {_ITSELF: float(length * (_FORMAT if "format" in schema else 1))},
             self._within(schema),

@@ -17,6 +17,7 @@ import sys
 import time
 from collections import Counter
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from service.constraints.constraint import Constraint
 from service.constraints.grammars import compile_grammar
@@ -34,7 +35,7 @@ def pattern(rng: random.Random, length: int) -> str:
     """A pattern of many classes, with at most so many characters; the first eight are always `c`."""
     letters, pairs = rng.sample(_LETTERS, len(_LETTERS)), rng.sample(_PAIRS, len(_PAIRS))
     lowest = rng.randrange(3)
-    form = rng.choice(("[^{}]?", "[^{}]*", "[{}e]?", "(?:[^{}]x)?", "[^{}]{{0,%d}}" % rng.randrange(2, 90)))
+    form = rng.choice(("[^{}]?", "[^{}]*", "[{}e]?", "(?:[^{}]x)?", "[^{}]{{0,40}}"))
     parts = [form.format(one) for one in (*letters, *pairs)]
     if lowest == 1:
         parts = [rng.choice((f"\\p{{{rng.choice(_KINDS)}}}?", part)) for part in parts]
@@ -47,13 +48,17 @@ def pattern(rng: random.Random, length: int) -> str:
 
 def constraint(rng: random.Random) -> tuple[str, Constraint]:
     """One just below the limit, and the name of its form."""
-    form, parts = rng.choice(("&", "& names", "~", "allOf", "patternProperties")), rng.choice((2, 2, 2, 3, 3, 4))
+    form, parts = rng.choice(("&", "& names", "~", "allOf", "patternProperties")), rng.choice((2, 2, 3, 3, 4, 5, 6))
     if form in ("~", "patternProperties"):
         parts = 2
-    length = int(MOST ** (1 / parts)) - (4 if form == "& names" else 2)
+    length = int(MOST ** (1 / parts)) - (10 if form == "allOf" else 4)
     patterns = [pattern(rng, length) for _ in range(parts)]
     if form == "allOf":
-        schema = {"allOf": [{"type": "string", "pattern": f"^{one}$"} for one in patterns]}
+        if parts > 4:
+            patterns = [
+                rng.choice(("[^{}]", "[{}e]", "^([^{}]z)?$", "{}|e")).format(one) for one in rng.sample(_LETTERS, parts)
+            ]
+        schema = {"allOf": [{"type": "string", "pattern": f"^{one}$" if parts < 5 else one} for one in patterns]}
         return f"{form}, {parts}", Constraint.json(schema, "schema")
     whole = pattern(rng, 2 * length - 30)
     if form == "patternProperties":
@@ -62,7 +67,7 @@ def constraint(rng: random.Random) -> tuple[str, Constraint]:
     if form == "~":
         return form, Constraint.grammar(f"start: T\nT: /(?s:.*)/ & ~/{whole}/")
     joined = " & ".join(f"/{one}/" for one in patterns)
-    if form == "&" or parts < 4:
+    if form == "&" or parts != 4:
         return f"&, {parts}", Constraint.grammar(f"start: T\nT: {joined}")
     return "& of names", Constraint.grammar(f'start: T\nA: /{patterns[0]}/ & /{patterns[1]}/\nT: (A "a"?) & (A "b"?)')
 
@@ -89,8 +94,8 @@ def follow(to: Connection, tried: Constraint, seed: int) -> None:
 
 
 def _memory(what: str) -> int:
-    with open("/proc/self/status", encoding="ascii") as lines:
-        return next(int(line.split()[1]) for line in lines if line.startswith(what)) * 1024
+    lines = Path("/proc/self/status").read_text("ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(what)) * 1024
 
 
 def search(seconds: float, seed: int) -> None:
