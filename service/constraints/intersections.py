@@ -164,19 +164,19 @@ class _Joined:
 
     def _target(self, path: str) -> Any:
         """The part of the schema that a reference leads to. ValueError if it is not a plain path."""
-        found = self._root
+        part = self._root
         try:
             start, *names = path.split("/")
             if start != "#":
                 raise KeyError(start)
             for name in names:
                 key = unquote(name).replace("~1", "/").replace("~0", "~")
-                found = found[int(key)] if isinstance(found, list) else found[key]
+                part = part[int(key)] if isinstance(part, list) else part[key]
         except (KeyError, IndexError, ValueError, TypeError):
             raise ValueError(
                 f"$ref is {path!r}, allowed beside several patterns are paths such as #/$defs/name"
             ) from None
-        return found
+        return part
 
 
 def _farther(products: Products, name: str | None) -> Products:

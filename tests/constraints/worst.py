@@ -36,7 +36,7 @@ def pattern(rng: random.Random, length: int) -> str:
     letters, pairs = rng.sample(_LETTERS, len(_LETTERS)), rng.sample(_PAIRS, len(_PAIRS))
     lowest = rng.randrange(3)
     form = rng.choice(("[^{}]?", "[^{}]*", "[{}e]?", "(?:[^{}]x)?", "[^{}]{{0,40}}"))
-    parts = [form.format(one) for one in (*letters, *pairs)]
+    parts = [form.format(text) for text in (*letters, *pairs)]
     if lowest == 1:
         parts = [rng.choice((f"\\p{{{rng.choice(_KINDS)}}}?", part)) for part in parts]
     elif lowest == 2:
@@ -56,9 +56,10 @@ def constraint(rng: random.Random) -> tuple[str, Constraint]:
     if form == "allOf":
         if parts > 4:
             patterns = [
-                rng.choice(("[^{}]", "[{}e]", "^([^{}]z)?$", "{}|e")).format(one) for one in rng.sample(_LETTERS, parts)
+                rng.choice(("[^{}]", "[{}e]", "^([^{}]z)?$", "{}|e")).format(text)
+                for text in rng.sample(_LETTERS, parts)
             ]
-        schema = {"allOf": [{"type": "string", "pattern": f"^{one}$" if parts < 5 else one} for one in patterns]}
+        schema = {"allOf": [{"type": "string", "pattern": f"^{text}$" if parts < 5 else text} for text in patterns]}
         return f"{form}, {parts}", Constraint.json(schema, "schema")
     whole = pattern(rng, 2 * length - 30)
     if form == "patternProperties":
@@ -66,7 +67,7 @@ def constraint(rng: random.Random) -> tuple[str, Constraint]:
         return form, Constraint.json(schema, "schema")
     if form == "~":
         return form, Constraint.grammar(f"start: T\nT: /(?s:.*)/ & ~/{whole}/")
-    joined = " & ".join(f"/{one}/" for one in patterns)
+    joined = " & ".join(f"/{text}/" for text in patterns)
     if form == "&" or parts != 4:
         return f"&, {parts}", Constraint.grammar(f"start: T\nT: {joined}")
     return "& of names", Constraint.grammar(f'start: T\nA: /{patterns[0]}/ & /{patterns[1]}/\nT: (A "a"?) & (A "b"?)')
@@ -105,9 +106,9 @@ def search(seconds: float, seed: int) -> None:
     worst: dict[str, tuple[float, int]] = {}
     vocabulary(DEMO)
     while time.monotonic() < end:
-        form, one = constraint(rng)
+        form, item = constraint(rng)
         here, there = multiprocessing.Pipe(duplex=False)
-        process = multiprocessing.get_context("fork").Process(target=follow, args=(there, one, rng.random()))
+        process = multiprocessing.get_context("fork").Process(target=follow, args=(there, item, rng.random()))
         process.start()
         there.close()
         tried[form] += 1
