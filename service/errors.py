@@ -45,12 +45,10 @@ class MrpServeError(Exception):
     """Base of all errors of this package. `status`: the HTTP status. `code`: the machine-readable name.
 
     `param`: the field at fault. `retry_after`: seconds after which a client may try again. Long texts are cut.
-    `cpu_s`: the CPU seconds that the request took by its own fault, beside forwards of the model.
     """
 
     status = 500
     code = "internal_error"
-    cpu_s = 0.0
 
     def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
         self.message = _cut(message, MAX_MESSAGE)
@@ -60,8 +58,7 @@ class MrpServeError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickles the keyword arguments, too, since errors cross processes (Ray)."""
-        state = {"cpu_s": self.cpu_s} if self.cpu_s else None
-        return _rebuild, (type(self), self.message, self.param, self.retry_after), state
+        return _rebuild, (type(self), self.message, self.param, self.retry_after)
 
 
 def _cut(text: str, length: int) -> str:

@@ -56,9 +56,7 @@ class Compiler:
                 grammar, size = await work
             except InvalidRequest as error:
                 if not isinstance(error, ConstraintNotAvailable):
-                    refused = copy(error)
-                    refused.cpu_s = 0.0  # the first one has it
-                    self._kept.add(key, owner.tenant, refused)
+                    self._kept.add(key, owner.tenant, copy(error))  # without its traceback
                 raise
             self._kept.add(key, owner.tenant, grammar, size)
             return grammar.within(self._reserves[owner.tenant])
@@ -82,12 +80,8 @@ class Compiler:
             if self._vocabulary is None or self._trials is None:
                 self._vocabulary = self._make_vocabulary()
                 self._trials = Trials(self._vocabulary.definition)
-        cost = self._trials.run(constraint)
-        try:
-            return compile_grammar(constraint, self._vocabulary), cost.kept
-        except InvalidRequest as error:
-            error.cpu_s = cost.cpu_s
-            raise
+        size = self._trials.run(constraint)
+        return compile_grammar(constraint, self._vocabulary), size
 
 
 def _with_deep_stacks() -> ThreadPoolExecutor:

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from service.constraints.calls import JSON_OPTIONS, calls_grammar, with_lead
 from service.constraints.constraint import Constraint, Kind
+from service.constraints.intersections import check_grammar, check_schema
 from service.constraints.matcher import CompiledGrammar
 from service.constraints.unsound import simplified, unsound_part
 from service.constraints.vocabulary import Vocabulary
@@ -51,6 +52,10 @@ def _text(constraint: Constraint, vocabulary: Vocabulary) -> str:
     for tool, schema in _schemas(constraint):
         if reason := unsound_part(schema):
             raise _wrong(constraint, _of(tool) + reason)
+        try:
+            check_schema(schema)
+        except ValueError as error:
+            raise _wrong(constraint, f"{_of(tool)}{error}") from None
     content = None
     if constraint.content is not None:
         compile_grammar(constraint.content, vocabulary)  # so its errors are told as its own
@@ -85,7 +90,9 @@ def _choice(source: str) -> str:
 
 
 def _grammar(source: str) -> str:
-    return LLMatcher.grammar_from_lark(any_to_lark(source))
+    text = any_to_lark(source)
+    check_grammar(text)
+    return LLMatcher.grammar_from_lark(text)
 
 
 _GRAMMARS: Mapping[Kind, Callable[[str], str]] = {

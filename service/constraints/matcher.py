@@ -51,7 +51,6 @@ class OpenGrammar:
         self._matcher, self._vocabulary, self._param, self._account = matcher, vocabulary, param, account
         self._at: Tokens = ()
         self._forced: dict[Tokens, Tokens] = {}
-        self._spent = 0.0
         self._length = self._farthest = 0
 
     def mask(self, tokens: Tokens) -> Bits | None:
@@ -142,7 +141,6 @@ class OpenGrammar:
 
     def pay(self, seconds: float, length: int) -> None:
         """Takes CPU seconds off its time, after the time that the tokens up to this length bring."""
-        self._spent += seconds
         if self._account is not None:
             self._account.earn(max(0, length - self._farthest))
             self._account.pay(seconds)
@@ -158,9 +156,7 @@ class OpenGrammar:
         self._at = tokens
 
     def _failed(self, reason: str) -> ConstraintFailed:
-        error = ConstraintFailed(f"{self._param} cannot be followed: {reason}", param=self._param)
-        error.cpu_s = self._spent
-        return error
+        return ConstraintFailed(f"{self._param} cannot be followed: {reason}", param=self._param)
 
 
 def _first_line(message: str) -> str:

@@ -13,13 +13,12 @@ import signal
 import socket
 import sys
 import threading
-import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from service.constraints.constraint import Constraint
 from service.constraints.grammars import compile_grammar
-from service.constraints.trials import CPU_SECONDS, MAX_BYTES, SECONDS, STACK, Cost
+from service.constraints.trials import CPU_SECONDS, MAX_BYTES, SECONDS, STACK
 from service.constraints.vocabulary import Definition, Vocabulary
 from service.errors import InvalidRequest
 
@@ -63,16 +62,15 @@ def _limit() -> None:
 
 def _try(trial: Connection, vocabulary: Vocabulary) -> None:
     constraint: Constraint = trial.recv()
-    before, began = _memory("RssAnon"), time.thread_time()
+    before = _memory("RssAnon")
     try:
         grammar = compile_grammar(constraint, vocabulary)
-        found: Cost | InvalidRequest = Cost(time.thread_time() - began, max(0, _memory("RssAnon") - before))
+        result: int | InvalidRequest = max(0, _memory("RssAnon") - before)
         del grammar
     except InvalidRequest as error:
-        error.cpu_s = time.thread_time() - began
-        found = error
+        result = error
     with contextlib.suppress(OSError):
-        trial.send(found)
+        trial.send(result)
 
 
 def _memory(what: str) -> int:

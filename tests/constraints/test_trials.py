@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 
 import pytest
 
 from service.constraints.constraint import Constraint
-from service.constraints.trials import CPU_SECONDS, Trials
+from service.constraints.trials import MAX_BYTES, Trials
 from service.errors import InvalidRequest
 from tests.constraints.checkpoints import DEMO, vocabulary
 
@@ -20,9 +19,6 @@ BOMBS = {
         {"properties": {f"p{number}": {"type": "integer", "multipleOf": number} for number in PRIMES}}, "form"
     ),
     "common multiples": Constraint.json({"allOf": [{"multipleOf": n} for n in (7, 11, 13, 17, 19, 23)]}, "form"),
-    "an intersection": Constraint.grammar(
-        "start: T\nT: " + " & ".join(f"/(?s:.*)[a-z]{{{number}}}(?s:.*)/" for number in range(3, 60))
-    ),
 }
 
 
@@ -36,21 +32,18 @@ def trials() -> Iterator[Trials]:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "large divisors")) for name in BOMBS]
 )
-def test_what_takes_too_much_is_refused_and_has_its_cost(trials: Trials, name: str) -> None:
-    with pytest.raises(InvalidRequest, match="takes more than 2 s of CPU time, 10 s or 128 MiB to compile") as caught:
+def test_what_takes_too_much_is_refused(trials: Trials, name: str) -> None:
+    with pytest.raises(InvalidRequest, match="takes more than 2 s of CPU time, 10 s or 128 MiB to compile"):
         trials.run(BOMBS[name])
-    assert caught.value.cpu_s == CPU_SECONDS
-    assert pickle.loads(pickle.dumps(caught.value)).cpu_s == CPU_SECONDS
 
 
 def test_a_common_constraint_costs_little_and_an_error_is_told(trials: Trials) -> None:
-    assert trials.run(Constraint.regex("[0-9]+")).cpu_s < CPU_SECONDS / 10
-    with pytest.raises(InvalidRequest, match="regex cannot be used") as caught:
+    assert trials.run(Constraint.regex("[0-9]+")) < MAX_BYTES / 10
+    with pytest.raises(InvalidRequest, match="regex cannot be used"):
         trials.run(Constraint.regex("("))
-    assert 0 < caught.value.cpu_s < CPU_SECONDS
 
 
 def test_a_process_that_has_ended_is_started_again(trials: Trials) -> None:
     trials.run(Constraint.regex("a"))
     trials.close()
-    assert trials.run(Constraint.regex("a"))
+    assert trials.run(Constraint.regex("a")) >= 0

@@ -1,0 +1,207 @@
+"""How far intersections of patterns may multiply: `&` and `~` in grammars, and patterns that a schema joins.
+
+llguidance pairs every class of characters in one part with every class in the others, in one call, before it looks at
+its limits. That may come some tokens into an answer, where no trial sees it. A class takes some five characters, so
+the product of the parts' lengths bounds what a call takes. A complement (`& ~`) does not multiply.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+#: The product of the lengths, in characters. The worst that was found below it takes a fifth of a second.
+MOST = 4_000_000
+#: what a format counts, and a terminal that is defined elsewhere
+_FORMAT, _IMPORTED = 50, 50
+#: what a schema's pattern counts beside its length, since any text may stand around what it matches
+_SEARCHED = 8
+#: the most names that lead from one to the next
+_DEPTH = 100
+_IGNORE = "%ignore"
+_OTHERS = ("additionalProperties", "additionalItems")
+
+#: how far a value is within another one, and its property's name; None: any name
+Place = tuple[int, str | None]
+Products = dict[Place, float]
+#: the value itself, and the names of its properties, which patterns describe, too
+_ITSELF: Place = (0, None)
+_NAMES: Place = (-1, None)
+#: places farther within count as one
+_FARTHEST = 8
+
+_TOKEN = re.compile(
+    r'(?:#|//)[^\n]*|(?P<text>"(?:\\.|[^"\\])*"i?|/(?:\\.|[^/\\])+/[imslux]*|<[^<>\s]+>)|(?P<json>%(?:json|llguidance|regex)\b)'
+    r"|(?P<name>[A-Za-z_][\w-]*|%ignore)|(?P<multiplies>&(?![ \t]*~))|(?P<operator>[&~])|(?P<colon>:)|.",
+    re.DOTALL,
+)
+
+
+def check_grammar(text: str) -> None:
+    """ValueError if a terminal of a grammar in Lark's form multiplies more than it may."""
+    terminals = _Terminals(text)
+    for schema in terminals.schemas:
+        check_schema(schema)
+    if terminals.intersect:
+        for name in filter(_is_terminal, terminals.bodies):
+            _check(terminals.product(name), name)
+
+
+def check_schema(schema: Any) -> None:
+    """ValueError if the patterns that a schema joins for one value multiply more than they may."""
+    text = json.dumps(schema)
+    if '"patternProperties": ' in text or len(re.findall('"(?:pattern|format)": ', text)) > 1:
+        if len(re.findall(r'"\$?id": "', text)) > sum(name in schema for name in ("id", "$id")):
+            raise ValueError("$id is allowed beside several patterns at the root only")
+        try:
+            products = _Joined(schema).products
+        except (TypeError, AttributeError):
+            raise ValueError("a keyword has a value of the wrong type") from None
+        _check(_greatest(products), "a string")
+
+
+def _is_terminal(name: str) -> bool:
+    return name == _IGNORE or name.isupper()
+
+
+def _check(product: float, where: str) -> None:
+    if product > MOST:
+        raise ValueError(f"{where} intersects patterns whose lengths multiply to {product:,.0f}, allowed are {MOST:,}")
+
+
+class _Terminals:
+    """The definitions in a grammar. `schemas`: the values of `%json`. `intersect`: whether there is `&` or `~`."""
+
+    def __init__(self, text: str) -> None:
+        self.bodies: defaultdict[str, list[re.Match[str]]] = defaultdict(list)
+        self.schemas: list[Any] = []
+        self._known: dict[str, float] = {}
+        body, at = self.bodies[""], 0
+        while (token := _TOKEN.match(text, at)) is not None:
+            at = token.end()
+            if token["json"]:
+                start = at + len(text[at:]) - len(text[at:].lstrip())
+                schema, at = json.JSONDecoder().raw_decode(text, start)
+                self.schemas.append(schema)
+            elif token["name"] == _IGNORE:
+                body = self.bodies[_IGNORE]
+            elif token["colon"] and body and body[-1]["name"]:
+                body = self.bodies[body.pop()["name"]]
+            elif token.lastgroup:
+                body.append(token)
+        self.intersect = any(
+            token["multiplies"] or token["operator"] for body in self.bodies.values() for token in body
+        )
+
+    def product(self, name: str, depth: int = 0) -> float:
+        """What the parts of a terminal multiply to at most, wherever its operators stand."""
+        if depth > _DEPTH:
+            return math.inf
+        if name not in self._known:
+            body = self.bodies[name]
+            parts = 1 + sum(bool(token["multiplies"]) for token in body)
+            if any(token["operator"] for token in body):
+                parts = max(2, parts)  # a complement takes the square of its length
+            self._known[name] = _multiplied(sum(self._length(token, depth) for token in body), parts)
+        return self._known[name]
+
+    def _length(self, token: re.Match[str], depth: int) -> float:
+        name = token["name"]
+        if name is None:
+            return len(token["text"] or "")
+        if not _is_terminal(name):
+            return 0  # a rule, which is no part of a terminal
+        return self.product(name, depth + 1) if name in self.bodies else _IMPORTED
+
+
+class _Joined:
+    """What the patterns of a schema multiply to: `products`, by place."""
+
+    def __init__(self, schema: Any) -> None:
+        self._root = schema
+        self._referred: dict[str, Products] = {}
+        before: dict[str, Products] | None = None
+        self.products: Products = {}
+        while self._referred != before and _greatest(self.products) <= MOST:
+            before = dict(self._referred)
+            self.products = self._of(schema)
+            for path in list(self._referred):
+                self._referred[path] = self._of(self._target(path))
+
+    def _of(self, schema: Any) -> Products:
+        if not isinstance(schema, dict):
+            return {}
+        pattern = schema.get("pattern")
+        length = len(pattern) + _SEARCHED if isinstance(pattern, str) else 1
+        parts: list[Products] = [
+            {_ITSELF: float(length * (_FORMAT if "format" in schema else 1))},
+            self._within(schema),
+        ]
+        if isinstance(path := schema.get("$ref"), str):
+            parts.append(self._referred.setdefault(path, {}))
+        parts += [self._of(part) for part in schema.get("allOf", ())]
+        parts += [_largest(self._of(part) for part in schema.get(name, ())) for name in ("anyOf", "oneOf")]
+        return {
+            place: math.prod(max(part.get(place, 1.0), part.get((place[0], None), 1.0)) for part in parts)
+            for place in {place for part in parts for place in part}
+        }
+
+    def _within(self, schema: Mapping[str, Any]) -> Products:
+        """Those of the values within a value, and of the names that it may have beside patterns."""
+        of_names: dict[str, Any] = schema.get("patternProperties", {})
+        several = [*of_names.values(), *schema.get("prefixItems", ())]
+        items = schema.get("items")
+        several += items if isinstance(items, list) else [items]
+        children: list[tuple[str | None, Any]] = [*schema.get("properties", {}).items()]
+        children += [(None, child) for child in (*several, *(schema.get(name) for name in _OTHERS))]
+        names: Products = {_NAMES: _multiplied(len("".join(of_names)), 2)}
+        return _largest([names, *(_farther(self._of(child), name) for name, child in children)])
+
+    def _target(self, path: str) -> Any:
+        """The part of the schema that a reference leads to. ValueError if it is not a plain path."""
+        part = self._root
+        try:
+            start, *names = path.split("/")
+            if start != "#":
+                raise KeyError(start)
+            for name in names:
+                key = unquote(name).replace("~1", "/").replace("~0", "~")
+                part = part[int(key)] if isinstance(part, list) else part[key]
+        except (KeyError, IndexError, ValueError, TypeError):
+            raise ValueError(
+                f"$ref is {path!r}, allowed beside several patterns are paths such as #/$defs/name"
+            ) from None
+        return part
+
+
+def _farther(products: Products, name: str | None) -> Products:
+    """Those of a value as its owner has them, by the name of the property."""
+    return _largest(
+        {place if place == _NAMES else (min(place[0] + 1, _FARTHEST), place[1] if place[0] else name): value}
+        for place, value in products.items()
+    )
+
+
+def _largest(several: Iterable[Products]) -> Products:
+    largest: Products = {}
+    for products in several:
+        for name, value in products.items():
+            largest[name] = max(value, largest.get(name, 1.0))
+    return largest
+
+
+def _greatest(products: Products) -> float:
+    return max(products.values(), default=1.0)
+
+
+def _multiplied(length: float, parts: int) -> float:
+    """The product of the lengths of so many parts, which is largest where they are equally long."""
+    try:
+        return max(length, (length / parts) ** parts)
+    except OverflowError:
+        return math.inf
