@@ -1,0 +1,95 @@
+"""The backbone of the demo's fourth edition: `python -m training.demo.edition4.recipe --out DIR`.
+
+It begins shallow and is made deeper twice, since a shallow one learns most of the task in a fraction of the time. The
+same command goes on from the last state, to the bit on the same machine. DIR/backbone is the result so far, in half
+precision. `mrp-serve train-mrp` makes MRP for it. GLIBC_TUNABLES=glibc.malloc.hugetlb=1 makes it faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import warnings
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+
+from service.demo import CHECKPOINT
+from service.demo.edition4 import check
+from service.model import Backbone, parse_config, save_checkpoint
+from training.demo.backbone import new_backbone
+from training.demo.batches import Batches
+from training.demo.edition4.backbone import RATE, Depth, Watcher, train
+from training.demo.edition4.growth import deeper
+from training.demo.edition4.judge import accuracy
+from training.demo.edition4.tasks import draw
+from training.demo.recipe import shape
+from training.demo.text import Windows, library_files
+from training.demo.tokenizer import save_tokenizer
+from training.state import RunFolder
+
+BLOCK, BATCH = 8, 24
+SIZES = {
+    "block_size": BLOCK, "hidden_size": 96, "intermediate_size": 256, "num_attention_heads": 3,
+    "num_key_value_heads": 1, "head_dim": 32,
+}  # fmt: skip
+#: layers, and the updates with so many
+DEPTHS = ((6, 8000), (12, 8000), (24, 24000))
+_JUDGED = 150
+
+
+class Recipe:
+    """One run in a folder."""
+
+    def __init__(self, out: Path, seed: int) -> None:
+        self._out, self._seed = out, seed
+        self._tokenizer: Tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
+        rng = random.Random(seed)
+        self._problems = [draw(rng, heldout=True).prompt for _ in range(_JUDGED)]
+
+    def run(self) -> None:
+        """Trains all depths, from the last state on."""
+        torch.manual_seed(self._seed)
+        windows = Windows(self._tokenizer, library_files(heldout=False))
+        batches = Batches(self._tokenizer, BLOCK, BATCH, self._seed, windows, draw)
+        backbone, first = new_backbone(parse_config(self.raw(DEPTHS[0][0]))), 0
+        for layers, steps in DEPTHS:
+            backbone = deeper(backbone, parse_config(self.raw(layers)))
+            depth = Depth(layers, first, steps, last=layers == DEPTHS[-1][0])
+            plan = {"seed": self._seed, "sizes": SIZES, "batch": BATCH, "first": first, "rate": RATE}
+            train(backbone, batches, depth, RunFolder(self._out / f"{layers}-layers", plan), self._watcher())
+            first += steps
+
+    def raw(self, layers: int) -> dict[str, Any]:
+        """The config.json of a backbone without MRP."""
+        return {**shape(self._tokenizer), **SIZES, "num_hidden_layers": layers}
+
+    def _watcher(self) -> Watcher:
+        def save(backbone: Backbone) -> None:
+            save_checkpoint(self._out / "backbone", self.raw(len(backbone.layers)), deepcopy(backbone).half(), None)
+            save_tokenizer(self._tokenizer, self._out / "backbone")
+
+        def judge(backbone: Backbone) -> str:
+            right = accuracy(backbone, self._tokenizer, self._problems, BLOCK, check)
+            return f"static {right:.3f} of {len(self._problems)} held-out problems"
+
+        return Watcher(save, judge)
+
+
+def main() -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder for states and the result")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    warnings.filterwarnings("ignore", message="Mismatch dtype")
+    torch.set_num_threads(given.threads)
+    Recipe(given.out, given.seed).run()
+
+
+if __name__ == "__main__":
+    main()
