@@ -62,9 +62,7 @@ class Batches:
         windows = [self._text.draw(rng) for _ in range(num_windows)] if self._text else []
         return self._shuffled(rng, examples, windows)
 
-    def _shuffled(
-        self, rng: random.Random, examples: list[tasks.Example], windows: list[list[int]]
-    ) -> list[Batch]:
+    def _shuffled(self, rng: random.Random, examples: list[tasks.Example], windows: list[list[int]]) -> list[Batch]:
         buckets: dict[tuple[int, int], list[tuple[list[int], int]]] = defaultdict(list)
         buckets[WINDOW // self._block, PROMPT // self._block] += [(window, PROMPT) for window in windows]
         self._tokenizer.encode_special_tokens = True

@@ -140,9 +140,7 @@ def _check_contest(contest: Contest, answer: str) -> bool:
     numbers = {"h": high, "l": low, "e": large - small, "large": large, "small": small}
     facts = {key: [str(number)] for key, number in numbers.items()} | {"W": [first], "L": [second]}
     facts["R"] = [">" if contest.asked == "more" else "<"]
-    return any(
-        _agrees(pattern(verdict + gap).fullmatch(answer), facts) for verdict, gap in product(VERDICTS, GAPS)
-    )
+    return any(_agrees(pattern(verdict + gap).fullmatch(answer), facts) for verdict, gap in product(VERDICTS, GAPS))
 
 
 def _check_code(task: Code, answer: str) -> bool:

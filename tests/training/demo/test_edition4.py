@@ -80,7 +80,7 @@ def test_right_answers_are_accepted(prompt, answer):
         (STORY, RIGHT.replace("k = 2", "k = 3")),  # an outcome unlike its sum
         (STORY, RIGHT.replace("Tom has", "Ann has")),  # another person
         (STORY, RIGHT + " "),  # text behind the end
-        (STORY, RIGHT.split("; then")[0] + ". So Tom has 2 apples."),  # events missing
+        (STORY, RIGHT.split("; then", maxsplit=1)[0] + ". So Tom has 2 apples."),  # events missing
         (STORY, ""),
         (CONTEST, VERDICT.replace("Sam, not Ann", "Ann, not Sam")),  # a verdict unlike its numbers
         (CONTEST, VERDICT.replace("<", ">")),

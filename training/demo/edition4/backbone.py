@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
 
 import torch
@@ -50,6 +51,8 @@ def train(backbone: Backbone, batches: Batches, depth: Depth, folder: RunFolder,
         optimiser.load(state["optimiser"])
     if optimiser.steps >= depth.steps:
         return
+    for layer in backbone.layers:
+        layer.compile(dynamic=True)
     progress = _Progress(backbone, optimiser, folder, watcher)
     for batch in batches.numbered(depth.first + optimiser.steps):
         progress.after(update(backbone, optimiser, batch, depth))
@@ -88,7 +91,7 @@ class _Progress:
             self.save()
             self._saved = now
         if now - self._judged > _JUDGE_SECONDS:
-            self._print(self._watcher.judge(self._backbone))
+            self._print(self._watcher.judge(deepcopy(self._backbone)))  # a copy is not compiled
             self._judged = now
 
     def save(self) -> None:
