@@ -26,7 +26,7 @@ class DenseAttention:
         self._mask = mask
         self.kept: Prefix = {}
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q `[B, T, heads, D]`, k and v `[B, T, kv_heads, D]` -> `[B, T, heads * D]`."""
         k, q = k.to(v.dtype), q.to(v.dtype)
@@ -46,7 +46,7 @@ class BlockAttention:
         self._block = block
         self._prefix = prefix
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q `[B, T, heads, D]`, k and v `[B, T, kv_heads, D]` -> `[B, T, heads * D]`."""
         earlier = [kept.to(v.dtype).transpose(1, 2) for kept in self._prefix[layer]]

@@ -7,7 +7,7 @@ verdicts that refer to each other must match, whichever stands first. It execute
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import permutations, product
 
@@ -32,7 +32,7 @@ from service.demo.edition4.problems import Code, Contest, Story, parse
 from service.demo.grammar import BRACKETS
 
 #: What may stand in a hole.
-Facts = Mapping[str, Iterable[str]]
+Facts = Mapping[str, Collection[str]]
 
 
 def check(prompt: str, answer: str) -> bool:
@@ -130,17 +130,22 @@ def _check_contest(contest: Contest, answer: str) -> bool:
     first, second = contest.ranked
     high, low = (contest.results[name] for name in (first, second))
     if high == low:
-        facts = {"h": [str(high)], "W": contest.results, "L": contest.results}
-        return any(
-            _agrees(match, facts) and match.groupdict().get("W") != match.groupdict().get("L", "")
-            for match in (pattern(tie).fullmatch(answer) for tie in TIES)
-            if match
-        )
+        return _check_tie(contest, answer, str(high))
     small, large = sorted((high, low))
     numbers = {"h": high, "l": low, "e": large - small, "large": large, "small": small}
     facts = {key: [str(number)] for key, number in numbers.items()} | {"W": [first], "L": [second]}
     facts["R"] = [">" if contest.asked == "more" else "<"]
     return any(_agrees(pattern(verdict + gap).fullmatch(answer), facts) for verdict, gap in product(VERDICTS, GAPS))
+
+
+def _check_tie(contest: Contest, answer: str, both: str) -> bool:
+    facts: Facts = {"h": [both], "W": contest.results, "L": contest.results}
+    for tie in TIES:
+        match = pattern(tie).fullmatch(answer)
+        if match and _agrees(match, facts):
+            names = match.groupdict()
+            return "W" not in names or names["W"] != names["L"]
+    return False
 
 
 def _check_code(task: Code, answer: str) -> bool:
