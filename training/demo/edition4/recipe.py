@@ -33,11 +33,11 @@ from training.state import RunFolder
 
 BLOCK, BATCH = 8, 24
 SIZES = {
-    "block_size": BLOCK, "hidden_size": 96, "intermediate_size": 256, "num_attention_heads": 3,
+    "block_size": BLOCK, "hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 2,
     "num_key_value_heads": 1, "head_dim": 32,
 }  # fmt: skip
 #: layers, and the updates with so many
-DEPTHS = ((6, 8000), (12, 8000), (24, 24000))
+DEPTHS = ((7, 8000), (14, 8000), (28, 24000))
 _JUDGED = 150
 
 
