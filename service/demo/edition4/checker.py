@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import permutations, product
+from itertools import product
 
 from service.demo.edition4.grammar import (
     BODIES,
     COMMENTS,
     ENDS,
     FIELDS,
+    FINALS,
     FUNCTIONS,
     GAPS,
     HEADERS,
@@ -24,9 +25,10 @@ from service.demo.edition4.grammar import (
     SEPARATORS,
     TIES,
     VERDICTS,
-    final_patterns,
+    comparisons,
     line_patterns,
     pattern,
+    sums,
 )
 from service.demo.edition4.problems import Code, Contest, Story, parse
 from service.demo.grammar import BRACKETS
@@ -78,7 +80,7 @@ def _ends(story: Story, answer: str, place: _Place) -> Iterator[_Place]:
     """The last places of all ways to read the answer from `place` to its end."""
     if place.events == len(story.events):
         facts = {"r": [str(story.totals[-1])], "A": [story.name], "it": [story.items]}
-        if not place.joined and any(_agrees(regex.fullmatch(answer, place.at), facts) for regex in final_patterns()):
+        if not place.joined and any(_agrees(pattern(final).fullmatch(answer, place.at), facts) for final in FINALS):
             yield place
         return
     for double in (False, True):
@@ -101,29 +103,41 @@ def _lines(story: Story, answer: str, place: _Place, double: bool) -> Iterator[_
 
 
 def _facts(story: Story, place: _Place, double: bool) -> Facts:
-    totals, events = story.totals[place.events :], story.events[place.events :]
-    facts = {
-        "a": [str(totals[0]), *place.letters[-1:]],
-        "S": [events[0][0]],
-        "b": [str(events[0][1])],
+    totals, (sign, number) = story.totals[place.events :], story.events[place.events]
+    lefts = (str(totals[0]), *place.letters[-1:])
+    facts: Facts = {
+        "X": [text for left in lefts for text in sums(left, sign, number)],
         "r": [str(totals[1 + double])],
         "A": [story.name],
         "it": [story.items],
     }
-    return facts | {"m": [str(totals[1])], "T": [events[1][0]], "d": [str(events[1][1])]} if double else facts
+    if not double:
+        return facts
+    return {**facts, "m": [str(totals[1])], "Z": sums(str(totals[1]), *story.events[place.events + 1])}
 
 
 def _check_form(story: Story, answer: str) -> bool:
+    *_, before, result = story.totals
     sign, number = story.events[-1]
-    *_, before, result = map(str, story.totals)
-    facts = {"r": [result], "a": [before], "S": [sign], "b": [str(number)], "A": [story.name], "it": [story.items]}
-    names, things, *rest = FIELDS
-    for separator, header, now in product(SEPARATORS, HEADERS, rest):
-        for fields in permutations((names, things, now)):
-            match = pattern(header + separator.join(fields) + ".").fullmatch(answer)
-            if _agrees(match, facts | {"key": [fields[0].split()[0]]}):
-                return True
+    facts: Facts = {
+        "r": [str(result)], "X": sums(str(before), sign, number), "A": [story.name], "it": [story.items],
+    }  # fmt: skip
+    for header in HEADERS:
+        start = pattern(header).match(answer)
+        if start and _agrees(start, {}) and answer.endswith("."):
+            for separator in SEPARATORS:
+                keys = [_key(field, facts) for field in answer[start.end() : -1].split(separator)]
+                if sorted(map(str, keys)) == sorted(FIELDS) and start.groupdict().get("key", keys[0]) == keys[0]:
+                    return True
     return False
+
+
+def _key(field: str, facts: Facts) -> str | None:
+    """Which field of a form a text is; None for none, or for one that is filled wrongly."""
+    for key, templates in FIELDS.items():
+        if any(_agrees(pattern(template).fullmatch(field), facts) for template in templates):
+            return key
+    return None
 
 
 def _check_contest(contest: Contest, answer: str) -> bool:
@@ -131,10 +145,10 @@ def _check_contest(contest: Contest, answer: str) -> bool:
     high, low = (contest.results[name] for name in (first, second))
     if high == low:
         return _check_tie(contest, answer, str(high))
-    small, large = sorted((high, low))
-    numbers = {"h": high, "l": low, "e": large - small, "large": large, "small": small}
-    facts = {key: [str(number)] for key, number in numbers.items()} | {"W": [first], "L": [second]}
-    facts["R"] = [">" if contest.asked == "more" else "<"]
+    facts: Facts = {
+        "h": [str(high)], "l": [str(low)], "e": [str(abs(high - low))], "W": [first], "L": [second],
+        "Q": comparisons(high, low), "D": sums(str(max(high, low)), "-", min(high, low)),
+    }  # fmt: skip
     return any(_agrees(pattern(verdict + gap).fullmatch(answer), facts) for verdict, gap in product(VERDICTS, GAPS))
 
 

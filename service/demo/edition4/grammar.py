@@ -2,7 +2,7 @@
 
 Templates are texts with `{field}` holes. The same hole twice in a template means the same text twice. An opening
 bracket `{o}` needs its closing bracket `{c}`. Training draws answers from these templates, and `checker.py` accepts
-only these.
+only these. Where there is a choice, the first option is the commonest.
 """
 
 from __future__ import annotations
@@ -11,51 +11,64 @@ from functools import cache
 from itertools import product
 from re import Pattern
 
-from service.demo.grammar import FINALS, ITEMS, LEADS, LETTERS, NAMES, compiled, with_lead
+from service.demo.grammar import ITEMS, LEADS, LETTERS, NAMES, compiled, with_lead
+
+#: Words that may stand in some holes: `E` and `F`, `N` and `M`, `H`, `B`.
+MAKES = ("makes", "is", "gives", "=")
+IS = ("is", "=")
+HENCE = ("so", "hence", "thus")
+AS = ("as", "for", "since")
 
 #: What may follow a line of working: the next line begins anew, with a lead of its own, or goes on in this sentence.
 ENDS = (". ", "; then ")
 
 #: `{n}`: the number of lines of working that follow.
-PLANS = ("", "In {n} lines: ", "{n} to do. ")
+PLANS = ("", "Lines: {n}. ", "{n} to do. ")
 
-#: A line of working: `a S b = r`, remembered as the letter `v`; `A` the name, `it` the things.
+#: A line of working: the sum `X` with its result `r`, remembered as the letter `v`; `A` the name, `it` the things.
 LINES = (
-    "let {v} be {a} {S} {b}, so {v} = {r}",
-    "{v} = {a} {S} {b} = {r}, hence {v} is {r}",
-    "{o}{v}{c} {a} {S} {b} makes {r} {o}/{v}{c}",
-    "we see {a} {S} {b} is {r} {o}{v} = {r}{c}",
-    "{a} {S} {b} gives {r}, keep {r} as {v}",
-    "call it {v}: {a} {S} {b}, so {v} is now {r}",
-    "{A} now has {v} {it}, {v} = {a} {S} {b} = {r}",
-    "{v} = {r}, that is {a} {S} {b}",
+    "{v} {N} {X}, {H} {r}",
+    "{v} {N} {r} {B} {X}",
+    "let {v} be {X}, {H} {v} {N} {r}",
+    "{X} {E} {r} {o}{v}{c}",
+    "{r} {N} {X}, keep {v}",
+    "{o}{v}{c} {X} {E} {r} {o}/{v}{c}",
+    "{A} has {r} {it}, {v} {N} {X}",
+    "call {X} {v}, {H} {v} {N} {r}",
 )
 
-#: Two events in one line: `a S b = m`, then `m T d = r`.
+#: Two events in one line: the sum `X` with its result `m`, then the sum `Z` of `m` with the result `r`.
 DOUBLE_LINES = (
-    "{v} = {r}, that is {m} {T} {d}",
-    "{v} = {r} from {m} {T} {d} with {m} = {a} {S} {b}",
-    "{v} = {a} {S} {b} {T} {d} = {r}",
+    "{v} {N} {r} {B} {Z}",
+    "{v} {N} {Z}, {H} {r}, {m} {M} {X}",
+    "{X} {E} {m}, {Z} {F} {r} {o}{v}{c}",
 )
 
-#: Who of two has more or fewer: `W` with `h`, the other is `L` with `l`; `R` is `>` for more and `<` for fewer.
+FINALS = ("So {A} has {r} {it}.", "The answer {N} {r}.", "{r} {it} in all.", "{A}: {r}!", "{o}{r}{c}")
+
+#: Who of two has more or fewer: `W` with `h`, the other is `L` with `l`; `Q` compares them, `e` is the difference.
 VERDICTS = (
-    "{W}: {h} {R} {l}.",
-    "{W} with {h}, {L} has {l}.",
-    "It is {W}, {h} {R} {l}.",
-    "{W}, not {L}: {h} {R} {l}.",
-    "{h} {R} {l}, so {W}.",
-    "{L} has {l}, {W} has {h}, so it is {W}.",
-    "{W} is at {h} and {L} at {l}.",
-    "By {e} it is {W}, {h} {R} {l}.",
+    "{W}, {Q}.",
+    "It is {W}, {Q}.",
+    "{W} at {h}, {L} at {l}.",
+    "{Q}, {H} {W}.",
+    "{W} not {L}, {Q}.",
+    "By {e} it is {W}, {Q}.",
+    "{L} has {l}, {W} has {h}, {H} {W}.",
+    "{Q} by {e}, {W}.",
 )
-#: What may follow a verdict: the gap `e`.
-GAPS = ("", " The gap is {e}.", " Off by {e}: {large} - {small} = {e}.")
+#: What may follow a verdict; `D`: the difference as a sum.
+GAPS = ("", " The gap {N} {e}.", " Off by {e}, {D}.")
 #: Both have `h`.
-TIES = ("None: {h} = {h}.", "{h} = {h}, so none.", "None, {W} and {L} at {h}.", "Both have {h}.")
+TIES = ("None, {h} {N} {h}.", "Both at {h}.", "None, {W} and {L} at {h}.", "{W} and {L} have {h}.")
 
-FIELDS = ("name {A}", "thing {it}", "now {r}", "now {r} = {a} {S} {b}")
-#: `key`: the word of the first field.
+#: The fields of a form, by their keys; all of them, in any order.
+FIELDS = {
+    "name": ("name {A}", "{A}"),
+    "thing": ("thing {it}", "{it}"),
+    "now": ("now {r}", "now {r} {B} {X}", "{r}"),
+}
+#: `key`: that of the first field.
 HEADERS = ("", "By {key}: ", "{o}{key}{c} ")
 SEPARATORS = (", ", "; ", " / ")
 
@@ -77,17 +90,24 @@ FUNCTIONS = (
     "def {f}({v}): {y} = {body}; return {y}",
 )
 #: `j` becomes `t`; `sum` is the body with the number for the variable.
-COMMENTS = ("", " # {f}({j}) is {t}", " # {sum} = {t}", " # {t}")
+COMMENTS = ("", " # {f}({j}) {N} {t}", " # {sum} {N} {t}", " # {t}")
 
 _LETTER = f"[{''.join(LETTERS)}]"
-_NAME = "|".join(NAMES)
+_SUM = rf"(?:\d|{_LETTER}) (?:\+|-|and|from) (?:\d|{_LETTER})"
+_NAME, _IS, _MAKES = "|".join(NAMES), "|".join(IS), "|".join(MAKES)
 _SORTS = {
     "v": _LETTER,
     "y": _LETTER,
-    "a": rf"(?:\d|{_LETTER})",
-    "S": r"[+\-]",
-    "T": r"[+\-]",
-    "R": "[<>]",
+    "X": _SUM,
+    "Z": _SUM,
+    "D": _SUM,
+    "Q": r"\d (?:>|<|over|under) \d",
+    "E": _MAKES,
+    "F": _MAKES,
+    "N": _IS,
+    "M": _IS,
+    "H": "|".join(HENCE),
+    "B": "|".join(AS),
     "o": r"[(\[{<]",
     "c": r"[)\]}>]",
     "A": _NAME,
@@ -95,8 +115,21 @@ _SORTS = {
     "L": _NAME,
     "it": "|".join(ITEMS),
     "f": "|".join(sorted({*(name for names in BODIES.values() for name in names), *MOVES.values()})),
-    "key": "name|thing|now",
+    "key": "|".join(FIELDS),
 }
+
+
+def sums(left: str, sign: str, right: int) -> tuple[str, ...]:
+    """Every way to write a sum or a difference."""
+    if sign == "+":
+        return f"{left} + {right}", f"{right} + {left}", f"{left} and {right}", f"{right} and {left}"
+    return f"{left} - {right}", f"{right} from {left}"
+
+
+def comparisons(one: int, other: int) -> tuple[str, ...]:
+    """Every way to compare two different numbers."""
+    low, high = sorted((one, other))
+    return f"{high} > {low}", f"{low} < {high}", f"{high} over {low}", f"{low} under {high}"
 
 
 @cache
@@ -112,9 +145,3 @@ def line_patterns(*, double: bool, joined: bool) -> tuple[Pattern[str], ...]:
     if joined:
         return tuple(pattern(line) for line in lines)
     return tuple(pattern(with_lead(lead, line)) for lead, line in product(LEADS, lines))
-
-
-@cache
-def final_patterns() -> tuple[Pattern[str], ...]:
-    """Every way an answer to a story may end."""
-    return tuple(pattern(final) for final in FINALS)

@@ -11,12 +11,12 @@ from service.demo.edition4 import check
 from training.demo.edition4.tasks import answer, draw
 
 STORY = "Tom has 5 apples, gets 3, loses 2, loses 4."
-RIGHT = "In 2 lines: [x] 5 + 3 makes 8 [/x]; then k = 2 from 6 - 4 with 6 = x - 2. So Tom has 2 apples."
+RIGHT = "Lines: 2. [x] 3 and 5 makes 8 [/x]; then k = 4 from 6, so 2, 6 is x - 2. So Tom has 2 apples."
 CONTEST = "Who has fewer: Ann with 1 + 4 or Sam with 8 - 7 + 1?"
-VERDICT = "Sam, not Ann: 2 < 5. Off by 3: 5 - 2 = 3."
+VERDICT = "Sam not Ann, 2 < 5. Off by 3, 2 from 5."
 TIE = "Who has more: Ann with 1 + 4 or Sam with 8 - 3?"
 FORM = "Form: Ben has 9 cards, loses 8."
-FILLED = "(now) now 1 = 9 - 8; name Ben; thing cards."
+FILLED = "(now) now 1 as 9 - 8; name Ben; cards."
 CODE = "Write code in k: 3 to 6."
 DOUBLED = "def mul(k): y = k * 2; return y # 3 * 2 = 6"
 
@@ -52,9 +52,10 @@ def test_an_answer_to_another_problem_or_with_another_sign_is_refused():
     ("prompt", "answer"),
     [
         (STORY, RIGHT),
-        (STORY, "OK so n = 6, that is 8 - 2. Call it x: n - 4, so x is now 2. {answer} 2 {/answer}"),
+        (STORY, "OK so n is 6 since 8 - 2. Call 4 from n x, thus x = 2. {2}"),
+        (STORY, "8 = 3 + 5, keep x. Well, x - 2 makes 6, 6 - 4 gives 2 <w>. Tom: 2!"),
         (CONTEST, VERDICT),
-        (CONTEST, "2 < 5, so Sam."),
+        (CONTEST, "2 under 5, so Sam."),
         (TIE, "None, Sam and Ann at 5."),
         (FORM, FILLED),
         (CODE, DOUBLED),
@@ -70,26 +71,28 @@ def test_right_answers_are_accepted(prompt, answer):
 @pytest.mark.parametrize(
     ("prompt", "answer"),
     [
-        (STORY, RIGHT.replace("2 lines", "3 lines")),  # a plan with another number of lines
+        (STORY, RIGHT.replace("Lines: 2", "Lines: 3")),  # a plan with another number of lines
         (STORY, RIGHT.replace("; then k", ". then k")),  # a sentence without a capital
         (STORY, RIGHT.replace("[/x]", "[/k]")),  # a letter that does not close what was opened
         (STORY, RIGHT.replace("[/x]", "[/x>")),  # brackets that do not match
-        (STORY, RIGHT.replace("k = 2", "x = 2")),  # a letter used twice
+        (STORY, RIGHT.replace("k = 4", "x = 4")),  # a letter used twice
         (STORY, RIGHT.replace("x - 2", "w - 2")),  # a letter never introduced
-        (STORY, RIGHT.replace("from 6", "from 7").replace("with 6", "with 7")),  # arithmetic
-        (STORY, RIGHT.replace("k = 2", "k = 3")),  # an outcome unlike its sum
+        (STORY, RIGHT.replace("from 6", "from 7").replace("7, so 2, 6", "7, so 2, 7")),  # arithmetic
+        (STORY, RIGHT.replace("so 2", "so 3")),  # a result unlike its sum
+        (STORY, RIGHT.replace("4 from 6", "6 from 4")),  # the wrong way round
+        (STORY, RIGHT.replace("3 and 5", "3 and 3")),  # the same number twice
         (STORY, RIGHT.replace("Tom has", "Ann has")),  # another person
         (STORY, RIGHT + " "),  # text behind the end
         (STORY, RIGHT.split("; then", maxsplit=1)[0] + ". So Tom has 2 apples."),  # events missing
         (STORY, ""),
-        (CONTEST, VERDICT.replace("Sam, not Ann", "Ann, not Sam")),  # a verdict unlike its numbers
+        (CONTEST, VERDICT.replace("Sam not Ann", "Ann not Sam")),  # a verdict unlike its numbers
         (CONTEST, VERDICT.replace("<", ">")),
         (CONTEST, VERDICT.replace("by 3", "by 2")),
         (TIE, "None, Ann and Ann at 5."),
-        (TIE, "Ann: 5 > 5."),
+        (TIE, "Ann, 5 > 5."),
         (FORM, FILLED.replace("(now)", "(name)")),  # a header unlike the first field
-        (FORM, FILLED.replace("; thing cards", "; name Ben")),  # a field twice, another missing
-        (FORM, FILLED.replace("; thing", ", thing")),  # two separators
+        (FORM, FILLED.replace("; cards", "; Ben")),  # a field twice, another missing
+        (FORM, FILLED.replace("; cards", ", cards")),  # two separators
         (CODE, DOUBLED.replace("mul", "add")),  # a name unlike the body
         (CODE, DOUBLED.replace("mul", "down")),  # a name unlike what the body does
         (CODE, DOUBLED.replace("k * 2", "y * 2")),  # the wrong variable

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 
-from service.demo import CHECKPOINT
 from service.demo.edition4 import check
 from service.model import Backbone, parse_config, save_checkpoint
 from training.demo.backbone import new_backbone
@@ -28,7 +27,7 @@ from training.demo.edition4.judge import accuracy
 from training.demo.edition4.tasks import draw
 from training.demo.recipe import shape
 from training.demo.text import Windows, library_files
-from training.demo.tokenizer import save_tokenizer
+from training.demo.tokenizer import save_tokenizer, train_tokenizer
 from training.state import RunFolder
 
 BLOCK, BATCH = 8, 24
@@ -46,7 +45,7 @@ class Recipe:
 
     def __init__(self, out: Path, seed: int) -> None:
         self._out, self._seed = out, seed
-        self._tokenizer: Tokenizer = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
+        self._tokenizer = _tokenizer(out, seed)
         rng = random.Random(seed)
         self._problems = [draw(rng, heldout=True).prompt for _ in range(_JUDGED)]
 
@@ -77,6 +76,15 @@ class Recipe:
             return f"static {right:.3f} of {len(self._problems)} held-out problems"
 
         return Watcher(save, judge)
+
+
+def _tokenizer(out: Path, seed: int) -> Tokenizer:
+    """The run's tokenizer, trained on the first call."""
+    file = out / "tokenizer.json"
+    if not file.is_file():
+        save_tokenizer(train_tokenizer(seed, texts=library_files(heldout=False), draw=draw), out)
+    tokenizer: Tokenizer = Tokenizer.from_file(str(file))
+    return tokenizer
 
 
 def main() -> None:

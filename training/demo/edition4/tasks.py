@@ -7,17 +7,25 @@ problems are held out is decided as for the other editions.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from typing import TypeVar
 
 from service.demo import grammar as words
 from service.demo import is_heldout
 from service.demo.edition4 import grammar
 from service.demo.edition4.problems import Code, Contest, Story, parse
-from training.demo.tasks import STEP_SHARES, Example
+from training.demo.tasks import Example
 
 #: shares of stories, forms, contests and code
 SHARES = (0.5, 0.1, 0.25, 0.15)
-REUSE_SHARE, DOUBLE_SHARE, JOINED_SHARE, PLAN_SHARE, COMMENT_SHARE = 0.4, 0.4, 0.2, 0.3, 0.5
-_THREE_TERMS = 0.5
+#: shares of stories with one, two and three events
+EVENT_SHARES = (0.2, 0.4, 0.4)
+REUSE_SHARE, DOUBLE_SHARE, THREE_TERMS_SHARE = 0.4, 0.4, 0.5
+
+_WORDS = {
+    "E": grammar.MAKES, "F": grammar.MAKES, "N": grammar.IS, "M": grammar.IS, "H": grammar.HENCE, "B": grammar.AS,
+}  # fmt: skip
+_T = TypeVar("_T")
 
 
 def draw(rng: random.Random, *, heldout: bool = False) -> Example:
@@ -39,10 +47,15 @@ def answer(rng: random.Random, prompt: str) -> str:
     return _form(rng, task) if task.form else _story(rng, task)
 
 
+def choose(rng: random.Random, options: Sequence[_T]) -> _T:
+    """One of the options. As in language, the n-th is taken with a weight of 1 / n."""
+    return rng.choices(options, [1 / rank for rank in range(1, len(options) + 1)])[0]
+
+
 def _story_prompt(rng: random.Random) -> str:
     total = rng.randint(1, 9)
     prompt = f"{rng.choice(words.NAMES)} has {total} {rng.choice(words.ITEMS)}"
-    for _ in range(rng.choices((1, 2, 3), STEP_SHARES)[0]):
+    for _ in range(rng.choices((1, 2, 3), EVENT_SHARES)[0]):
         change = _change(rng, total)
         total += change
         prompt += f", {words.VERBS['+' if change > 0 else '-']} {abs(change)}"
@@ -65,7 +78,7 @@ def _code_prompt(rng: random.Random) -> str:
 def _sum(rng: random.Random) -> str:
     total = rng.randint(0, 9)
     text = str(total)
-    for _ in range(1 + (rng.random() < _THREE_TERMS)):
+    for _ in range(1 + (rng.random() < THREE_TERMS_SHARE)):
         change = _change(rng, total)
         total += change
         text += f" {'+' if change > 0 else '-'} {abs(change)}"
@@ -78,35 +91,33 @@ def _change(rng: random.Random, total: int) -> int:
 
 
 def _story(rng: random.Random, story: Story) -> str:
-    events, totals, at = story.events, [str(total) for total in story.totals], 0
-    lines, text, letters, joined = 0, "", list[str](), False
+    events, totals = story.events, story.totals
+    at, lines, text, letters, end = 0, 0, "", list[str](), grammar.ENDS[0]
     while at < len(events):
         double = at + 1 < len(events) and rng.random() < DOUBLE_SHARE
-        left = letters[-1] if letters and rng.random() < REUSE_SHARE else totals[at]
+        left = letters[-1] if letters and rng.random() < REUSE_SHARE else str(totals[at])
         letters.append(_letter(rng, letters))
-        fields = {"v": letters[-1], "a": left, "S": events[at][0], "b": events[at][1], "r": totals[at + 1 + double]}
+        fields = {"v": letters[-1], "X": choose(rng, grammar.sums(left, *events[at])), "r": totals[at + 1 + double]}
         if double:
-            fields |= {"m": totals[at + 1], "T": events[at + 1][0], "d": events[at + 1][1]}
-        line = rng.choice(grammar.DOUBLE_LINES if double else grammar.LINES)
-        if not joined:
+            fields |= {"m": totals[at + 1], "Z": choose(rng, grammar.sums(str(totals[at + 1]), *events[at + 1]))}
+        line = choose(rng, grammar.DOUBLE_LINES if double else grammar.LINES)
+        if end == grammar.ENDS[0]:
             line = words.with_lead(rng.choices(words.LEADS, words.LEAD_WEIGHTS)[0], line)
         at, lines = at + 1 + double, lines + 1
-        joined = at < len(events) and rng.random() < JOINED_SHARE
-        text += _fill(rng, line + grammar.ENDS[joined], fields | {"A": story.name, "it": story.items})
-    plan = rng.choice(grammar.PLANS[1:]) if rng.random() < PLAN_SHARE else ""
-    final = _fill(rng, rng.choice(words.FINALS), {"r": totals[-1], "A": story.name, "it": story.items})
-    return plan.format(n=lines) + text + final
+        end = choose(rng, grammar.ENDS) if at < len(events) else grammar.ENDS[0]
+        text += _fill(rng, line + end, fields | {"A": story.name, "it": story.items})
+    plan = choose(rng, grammar.PLANS).format(n=lines)
+    final = _fill(rng, choose(rng, grammar.FINALS), {"r": totals[-1], "A": story.name, "it": story.items})
+    return plan + text + final
 
 
 def _form(rng: random.Random, story: Story) -> str:
-    sign, number = story.events[-1]
-    names, things, *rest = grammar.FIELDS
-    fields = [names, things, rng.choice(rest)]
-    rng.shuffle(fields)
-    text = rng.choice(grammar.HEADERS) + rng.choice(grammar.SEPARATORS).join(fields) + "."
     *_, before, result = story.totals
-    facts = {"r": result, "a": before, "S": sign, "b": number, "A": story.name, "it": story.items}
-    return _fill(rng, text, facts | {"key": fields[0].split()[0]})
+    keys = rng.sample(list(grammar.FIELDS), len(grammar.FIELDS))
+    fields = choose(rng, grammar.SEPARATORS).join(choose(rng, grammar.FIELDS[key]) for key in keys)
+    total = choose(rng, grammar.sums(str(before), *story.events[-1]))
+    facts = {"r": result, "X": total, "A": story.name, "it": story.items, "key": keys[0]}
+    return _fill(rng, choose(rng, grammar.HEADERS) + fields + ".", facts)
 
 
 def _contest(rng: random.Random, contest: Contest) -> str:
@@ -114,22 +125,23 @@ def _contest(rng: random.Random, contest: Contest) -> str:
     high, low = (contest.results[name] for name in names)
     if high == low:
         rng.shuffle(names)
-    small, large = sorted((high, low))
-    facts = {"W": names[0], "L": names[1], "h": high, "l": low, "e": large - small, "large": large, "small": small}
-    facts["R"] = ">" if contest.asked == "more" else "<"
-    text = rng.choice(grammar.TIES) if high == low else rng.choice(grammar.VERDICTS) + rng.choice(grammar.GAPS)
-    return _fill(rng, text, facts)
+        return _fill(rng, choose(rng, grammar.TIES), {"W": names[0], "L": names[1], "h": high})
+    facts = {
+        "W": names[0], "L": names[1], "h": high, "l": low, "e": abs(high - low),
+        "Q": choose(rng, grammar.comparisons(high, low)),
+        "D": choose(rng, grammar.sums(str(max(high, low)), "-", min(high, low))),
+    }  # fmt: skip
+    return _fill(rng, choose(rng, grammar.VERDICTS) + choose(rng, grammar.GAPS), facts)
 
 
 def _code(rng: random.Random, task: Code) -> str:
-    body, k = rng.choice(_bodies(task))
+    body, k = choose(rng, _bodies(task))
     move = grammar.MOVES[(task.t > task.j) - (task.t < task.j)]
-    template = rng.choice(grammar.FUNCTIONS)
-    if rng.random() < COMMENT_SHARE:
-        template += rng.choice(grammar.COMMENTS[1:])
+    template = choose(rng, grammar.FUNCTIONS) + choose(rng, grammar.COMMENTS)
     fields = {"v": task.v, "y": _letter(rng, [task.v]), "k": k, "j": task.j, "t": task.t}
     written = {"body": body.format(**fields), "sum": body.format(**(fields | {"v": task.j}))}
-    return template.format(f=rng.choice((*grammar.BODIES[body], move)), **fields, **written)
+    name = choose(rng, (*grammar.BODIES[body], move))
+    return template.format(f=name, N=choose(rng, grammar.IS), **fields, **written)
 
 
 def _bodies(task: Code) -> list[tuple[str, int]]:
@@ -143,10 +155,10 @@ def _bodies(task: Code) -> list[tuple[str, int]]:
 
 
 def _letter(rng: random.Random, used: list[str]) -> str:
-    free = [pair for pair in zip(words.LETTERS, words.LETTER_WEIGHTS, strict=True) if pair[0] not in used]
-    return rng.choices([letter for letter, _ in free], [weight for _, weight in free])[0]
+    return choose(rng, [letter for letter in words.LETTERS if letter not in used])
 
 
 def _fill(rng: random.Random, template: str, fields: dict[str, object]) -> str:
-    opening, closing = rng.choice(words.BRACKETS)
-    return template.format(**fields, o=opening, c=closing)
+    opening, closing = choose(rng, words.BRACKETS)
+    drawn = {hole: choose(rng, options) for hole, options in _WORDS.items()}
+    return template.format(**fields, **drawn, o=opening, c=closing)
