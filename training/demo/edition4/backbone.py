@@ -51,8 +51,6 @@ def train(backbone: Backbone, batches: Batches, depth: Depth, folder: RunFolder,
         optimiser.load(state["optimiser"])
     if optimiser.steps >= depth.steps:
         return
-    for layer in backbone.layers:
-        layer.compile(dynamic=True)
     progress = _Progress(backbone, optimiser, folder, watcher)
     for batch in batches.numbered(depth.first + optimiser.steps):
         progress.after(update(backbone, optimiser, batch, depth))
