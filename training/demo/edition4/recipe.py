@@ -1,8 +1,8 @@
-"""The backbone of the demo's fourth edition: `python -m training.demo.edition4.recipe --out DIR`.
+"""The demo's fourth edition: `python -m training.demo.edition4.recipe --out DIR`.
 
-It begins shallow and is made deeper twice, since a shallow one learns most of the task in a fraction of the time. The
-same command goes on from the last state, to the bit on the same machine. DIR/backbone is the result so far, in half
-precision. `mrp-serve train-mrp` makes MRP for it. GLIBC_TUNABLES=glibc.malloc.hugetlb=1 makes it faster.
+The backbone begins shallow and is made deeper twice, since a shallow one learns most of the task in a fraction of the
+time. The same command goes on from the last state, to the bit on the same machine. DIR/backbone is the backbone so far,
+DIR/mrp/demo the result, in half precision. GLIBC_TUNABLES=glibc.malloc.hugetlb=1 makes it faster.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from training.demo.batches import Batches
 from training.demo.edition4.backbone import RATE, Depth, Watcher, train
 from training.demo.edition4.growth import deeper
 from training.demo.edition4.judge import accuracy
+from training.demo.edition4.mrp import MrpRun
 from training.demo.edition4.tasks import draw
 from training.demo.recipe import shape
 from training.demo.text import Windows, library_files
@@ -50,7 +51,7 @@ class Recipe:
         self._problems = [draw(rng, heldout=True).prompt for _ in range(_JUDGED)]
 
     def run(self) -> None:
-        """Trains all depths, from the last state on."""
+        """Trains all depths, then MRP, from the last state on."""
         torch.manual_seed(self._seed)
         windows = Windows(self._tokenizer, library_files(heldout=False))
         batches = Batches(self._tokenizer, BLOCK, BATCH, self._seed, windows, draw)
@@ -63,6 +64,7 @@ class Recipe:
             plan = {"seed": self._seed, "sizes": SIZES, "batch": BATCH, "first": first, "rate": RATE}
             train(backbone, batches, depth, RunFolder(self._out / f"{layers}-layers", plan), self._watcher())
             first += steps
+        MrpRun(self._out / "backbone", self._out / "mrp").run()
 
     def raw(self, layers: int) -> dict[str, Any]:
         """The config.json of a backbone without MRP."""
