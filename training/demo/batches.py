@@ -25,7 +25,7 @@ _NUMBERED = 256
 class Batches:
     """An endless, seeded stream of batches of new training examples: tasks, and windows of text if given.
 
-    `draw`: draws an example of the tasks.
+    `draw`: draws an example of the tasks. `change`: changes the tokens of an example, prompt and answer.
     """
 
     def __init__(
@@ -36,12 +36,14 @@ class Batches:
         seed: int,
         text: Windows | None = None,
         draw: Callable[[random.Random], tasks.Example] = tasks.draw,
+        change: Callable[[random.Random, list[int]], list[int]] = lambda _, tokens: tokens,
     ) -> None:
         self._tokenizer = tokenizer
         self._block = block
         self._size = size
         self._text = text
         self._draw = draw
+        self._change = change
         self._seed = seed
 
     def __iter__(self) -> Iterator[Batch]:
@@ -70,7 +72,7 @@ class Batches:
         end = control(self._tokenizer, END)
         for example, answer in zip(examples, answers, strict=True):
             prompt = encode_prompt(self._tokenizer, example.prompt)
-            tokens = [*prompt, *answer.ids, end]
+            tokens = self._change(rng, [*prompt, *answer.ids, end])
             buckets[-(-len(tokens) // self._block), len(prompt) // self._block].append((tokens, len(prompt)))
         batches = [
             self.collate(rows[at : at + self._size])

@@ -1,5 +1,6 @@
 """The fourth edition's backbone: growing changes nothing, a training goes on to the bit, static decodes are judged."""
 
+import random
 from itertools import pairwise
 
 import pytest
@@ -15,11 +16,12 @@ from training.attention import DenseAttention
 from training.demo.backbone import new_backbone
 from training.demo.batches import Batches
 from training.demo.edition4 import backbone as stage
+from training.demo.edition4.disguise import Disguise
 from training.demo.edition4.growth import deeper
 from training.demo.edition4.judge import accuracy, static_answers
 from training.demo.edition4.tasks import draw
 from training.demo.recipe import shape
-from training.demo.tokenizer import encode_prompt
+from training.demo.tokenizer import encode_prompt, encode_text
 from training.layout import Layout
 from training.state import RunFolder
 
@@ -113,3 +115,14 @@ def test_the_judge_decodes_as_the_engine_does():
         assert static_answers(checkpoint.backbone, tokenizer, [prompt], block) == [decoded[prompt]]
     right = sum(check(prompt, decoded[prompt]) for prompt in prompts)
     assert accuracy(checkpoint.backbone, tokenizer, prompts, block, check) == right / len(prompts)
+
+
+def test_a_disguise_keeps_what_is_equal_equal(tokenizer):
+    text = "Tom has 5 pens. So Tom has x pens, x."
+    tokens = encode_text(tokenizer, text)
+    assert Disguise.of(tokenizer, 0.0)(random.Random(0), tokens) == tokens
+    changed = Disguise.of(tokenizer, 1.0)(random.Random(0), tokens)
+    assert sum(a == b for a, b in zip(tokens, changed, strict=True)) == len(tokens) - 6
+    names = [changed[place] for place, token in enumerate(tokens) if "Tom" in tokenizer.id_to_token(token)]
+    assert len(names) == 2
+    assert names[0] == names[1]

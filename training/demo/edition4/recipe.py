@@ -1,8 +1,9 @@
 """The demo's fourth edition: `python -m training.demo.edition4.recipe --out DIR`.
 
 The backbone begins shallow and is made deeper twice, since a shallow one learns most of the task in a fraction of the
-time. The same command goes on from the last state, to the bit on the same machine. DIR/backbone is the backbone so far,
-DIR/mrp/demo the result, in half precision. GLIBC_TUNABLES=glibc.malloc.hugetlb=1 makes it faster.
+time. It begins without text, since beside text it learns late to copy from a prompt (dev/lab/demo-diary.md). The same
+command goes on from the last state, to the bit on the same machine. DIR/backbone is the backbone so far, DIR/mrp/demo
+the result, in half precision. GLIBC_TUNABLES=glibc.malloc.hugetlb=1 makes it faster.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from service.model import Backbone, parse_config, save_checkpoint
 from training.demo.backbone import new_backbone
 from training.demo.batches import Batches
 from training.demo.edition4.backbone import RATE, Depth, Watcher, train
+from training.demo.edition4.disguise import Disguise
 from training.demo.edition4.growth import deeper
 from training.demo.edition4.judge import accuracy
 from training.demo.edition4.mrp import MrpRun
@@ -37,7 +39,9 @@ SIZES = {
     "num_key_value_heads": 1, "head_dim": 32,
 }  # fmt: skip
 #: layers, and the updates with so many
-DEPTHS = ((7, 8000), (14, 8000), (28, 24000))
+DEPTHS = ((7, 6000), (14, 10000), (28, 24000))
+#: of the first depth, which learns the tasks alone: the share of examples with other names and things
+DISGUISED = 0.5
 _JUDGED = 150
 
 
@@ -53,13 +57,12 @@ class Recipe:
     def run(self) -> None:
         """Trains all depths, then MRP, from the last state on."""
         torch.manual_seed(self._seed)
-        windows = Windows(self._tokenizer, library_files(heldout=False))
-        batches = Batches(self._tokenizer, BLOCK, BATCH, self._seed, windows, draw)
         backbone, first = new_backbone(parse_config(self.raw(DEPTHS[0][0]))), 0
         for layers, steps in DEPTHS:
             backbone = deeper(backbone, parse_config(self.raw(layers)))
             for layer in backbone.layers:
                 layer.compile(dynamic=True)  # a fifth faster; an update is bound by small operations
+            batches = self._tasks() if not first else self._tasks_and_text()
             depth = Depth(layers, first, steps, last=layers == DEPTHS[-1][0])
             plan = {"seed": self._seed, "sizes": SIZES, "batch": BATCH, "first": first, "rate": RATE}
             train(backbone, batches, depth, RunFolder(self._out / f"{layers}-layers", plan), self._watcher())
@@ -69,6 +72,14 @@ class Recipe:
     def raw(self, layers: int) -> dict[str, Any]:
         """The config.json of a backbone without MRP."""
         return {**shape(self._tokenizer), **SIZES, "num_hidden_layers": layers}
+
+    def _tasks(self) -> Batches:
+        disguise = Disguise.of(self._tokenizer, DISGUISED)
+        return Batches(self._tokenizer, BLOCK, BATCH, self._seed, draw=draw, change=disguise)
+
+    def _tasks_and_text(self) -> Batches:
+        windows = Windows(self._tokenizer, library_files(heldout=False))
+        return Batches(self._tokenizer, BLOCK, BATCH, self._seed, windows, draw)
 
     def _watcher(self) -> Watcher:
         def save(backbone: Backbone) -> None:
