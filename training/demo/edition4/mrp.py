@@ -94,14 +94,17 @@ class _Keeper:
 
     def __init__(self, folder: RunFolder, mrp: Mrp, optimiser: Optimiser, progress: Steps) -> None:
         self._folder, self._mrp, self._optimiser, self.progress = folder, mrp, optimiser, progress
-        self._saved = time.monotonic()
+        self._saved, self._sums = time.monotonic(), torch.zeros(2)
 
     def after(self, report: Report) -> None:
         """Comes after every update."""
         self.progress.done = report.step
         self._folder.log(report)
+        self._sums += torch.tensor([report.chain, report.revision]) / _LOG_EVERY
         if report.step % _LOG_EVERY == 0:
-            print(f"mrp  step {report.step}  {report.chain:.4f}  revision {report.revision:.4f}", flush=True)
+            chain, revision = self._sums.tolist()
+            print(f"mrp  step {report.step}  {chain:.4f}  revision {revision:.4f}", flush=True)
+            self._sums = torch.zeros(2)
         if time.monotonic() - self._saved > _SAVE_SECONDS:
             self.save()
             self._saved = time.monotonic()
