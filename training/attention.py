@@ -1,7 +1,7 @@
 """Attention for training: the `Attend` that is passed to the model's layers.
 
 A row consists of a clean sequence and of copies with masks (layout.py). The clean part is computed once. All copies,
-and all applications of MRP to them, use its keys and values.
+and all applications of MRP to them, use its keys and values. Layers may be compiled; attention is slower if it is.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class DenseAttention:
         self._mask = mask
         self.kept: Prefix = {}
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q `[B, T, heads, D]`, k and v `[B, T, kv_heads, D]` -> `[B, T, heads * D]`."""
         k, q = k.to(v.dtype), q.to(v.dtype)
@@ -45,6 +46,7 @@ class BlockAttention:
         self._block = block
         self._prefix = prefix
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q `[B, T, heads, D]`, k and v `[B, T, kv_heads, D]` -> `[B, T, heads * D]`."""
         earlier = [kept.to(v.dtype).transpose(1, 2) for kept in self._prefix[layer]]

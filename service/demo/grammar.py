@@ -8,6 +8,7 @@ only these.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache
 
 NAMES = ("Tom", "Ann", "Ben", "Mia", "Sam")
@@ -77,7 +78,15 @@ def with_lead(lead: str, template: str) -> str:
 
 @cache
 def pattern(template: str) -> re.Pattern[str]:
-    """The regular expression of a template. The second use of a hole refers back to the first."""
+    """The regular expression of a template."""
+    return compiled(template, _FIELDS)
+
+
+def compiled(template: str, fields: Mapping[str, str]) -> re.Pattern[str]:
+    """The regular expression of a template. The second use of a hole refers back to the first.
+
+    `fields`: what may stand in a hole, as regular expressions; a digit in all others.
+    """
     seen: set[str] = set()
     parts: list[str] = []
     for index, piece in enumerate(re.split(r"\{(\w+)\}", template)):
@@ -87,7 +96,7 @@ def pattern(template: str) -> re.Pattern[str]:
             parts.append(f"(?P={piece})")
         else:
             seen.add(piece)
-            parts.append(f"(?P<{piece}>{_FIELDS.get(piece, '[0-9]')})")
+            parts.append(f"(?P<{piece}>{fields.get(piece, '[0-9]')})")
     return re.compile("".join(parts))
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import count
 
 from tokenizers import Tokenizer
 
@@ -17,26 +18,53 @@ from training.layout import Layout
 #: the share of examples that are windows of text
 TEXT_SHARE = 0.35
 _DRAWN_AT_ONCE = 8192
+#: batches of a pool that a numbered stream uses; a pool has more, whose number varies
+_NUMBERED = 256
 
 
 class Batches:
-    """An endless, seeded stream of batches of new training examples: tasks, and windows of text if given."""
+    """An endless, seeded stream of batches of new training examples: tasks, and windows of text if given.
 
-    def __init__(self, tokenizer: Tokenizer, block: int, size: int, seed: int, text: Windows | None = None) -> None:
+    `draw`: draws an example of the tasks. `change`: changes the tokens of an example, prompt and answer.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        block: int,
+        size: int,
+        seed: int,
+        text: Windows | None = None,
+        draw: Callable[[random.Random], tasks.Example] = tasks.draw,
+        change: Callable[[random.Random, list[int]], list[int]] = lambda _, tokens: tokens,
+    ) -> None:
         self._tokenizer = tokenizer
         self._block = block
         self._size = size
         self._text = text
-        self._rng = random.Random(seed)
+        self._draw = draw
+        self._change = change
+        self._seed = seed
 
     def __iter__(self) -> Iterator[Batch]:
+        rng = random.Random(self._seed)
         while True:
-            num_windows = round(_DRAWN_AT_ONCE * TEXT_SHARE) if self._text else 0
-            examples = [tasks.draw(self._rng) for _ in range(_DRAWN_AT_ONCE - num_windows)]
-            windows = [self._text.draw(self._rng) for _ in range(num_windows)] if self._text else []
-            yield from self._shuffled(examples, windows)
+            yield from self._pool(rng)
 
-    def _shuffled(self, examples: list[tasks.Example], windows: list[list[int]]) -> list[Batch]:
+    def numbered(self, first: int) -> Iterator[Batch]:
+        """The batches from number `first` on, each a function of its number and the seed."""
+        pool, place = divmod(first, _NUMBERED)
+        for number in count(pool):
+            yield from self._pool(random.Random(f"{self._seed}/{number}"))[place:_NUMBERED]
+            place = 0
+
+    def _pool(self, rng: random.Random) -> list[Batch]:
+        num_windows = round(_DRAWN_AT_ONCE * TEXT_SHARE) if self._text else 0
+        examples = [self._draw(rng) for _ in range(_DRAWN_AT_ONCE - num_windows)]
+        windows = [self._text.draw(rng) for _ in range(num_windows)] if self._text else []
+        return self._shuffled(rng, examples, windows)
+
+    def _shuffled(self, rng: random.Random, examples: list[tasks.Example], windows: list[list[int]]) -> list[Batch]:
         buckets: dict[tuple[int, int], list[tuple[list[int], int]]] = defaultdict(list)
         buckets[WINDOW // self._block, PROMPT // self._block] += [(window, PROMPT) for window in windows]
         self._tokenizer.encode_special_tokens = True
@@ -44,14 +72,14 @@ class Batches:
         end = control(self._tokenizer, END)
         for example, answer in zip(examples, answers, strict=True):
             prompt = encode_prompt(self._tokenizer, example.prompt)
-            tokens = [*prompt, *answer.ids, end]
+            tokens = self._change(rng, [*prompt, *answer.ids, end])
             buckets[-(-len(tokens) // self._block), len(prompt) // self._block].append((tokens, len(prompt)))
         batches = [
             self.collate(rows[at : at + self._size])
             for rows in buckets.values()
             for at in range(0, len(rows) - self._size + 1, self._size)
         ]
-        self._rng.shuffle(batches)
+        rng.shuffle(batches)
         return batches
 
     def collate(self, rows: list[tuple[list[int], int]]) -> Batch:

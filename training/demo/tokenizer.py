@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain
 from pathlib import Path
 
@@ -32,8 +32,13 @@ CHAT_TEMPLATE = (
 )
 
 
-def train_tokenizer(seed: int = 0, examples: int = 20000, texts: Iterable[str] = ()) -> Tokenizer:
-    """Learns the vocabulary from the training side of the tasks and from `texts`."""
+def train_tokenizer(
+    seed: int = 0,
+    examples: int = 20000,
+    texts: Iterable[str] = (),
+    draw: Callable[[random.Random], tasks.Example] = tasks.draw,
+) -> Tokenizer:
+    """Learns the vocabulary from the training side of the tasks, which `draw` draws, and from `texts`."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -49,7 +54,7 @@ def train_tokenizer(seed: int = 0, examples: int = 20000, texts: Iterable[str] =
         show_progress=False,
     )
     rng = random.Random(seed)
-    drawn = (tasks.draw(rng) for _ in range(examples))
+    drawn = (draw(rng) for _ in range(examples))
     written = (text for example in drawn for text in (example.prompt, example.answer))
     tokenizer.train_from_iterator(chain(written, texts), trainer)
     return tokenizer

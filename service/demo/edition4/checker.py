@@ -1,0 +1,186 @@
+"""The strict checker of the fourth edition: whether a text is a right and coherent answer to a problem.
+
+It checks the grammar (spaces and capitals, too), the arithmetic, and coherence: letters, brackets, names, counts and
+verdicts that refer to each other must match, whichever stands first. It executes no code of the answer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+
+from service.demo.edition4.grammar import (
+    BODIES,
+    COMMENTS,
+    ENDS,
+    FIELDS,
+    FINALS,
+    FUNCTIONS,
+    GAPS,
+    HEADERS,
+    MOVES,
+    PLANS,
+    SEPARATORS,
+    TIES,
+    VERDICTS,
+    comparisons,
+    line_patterns,
+    pattern,
+    sums,
+)
+from service.demo.edition4.problems import Code, Contest, Story, parse
+from service.demo.grammar import BRACKETS
+
+#: What may stand in a hole.
+Facts = Mapping[str, Collection[str]]
+
+
+def check(prompt: str, answer: str) -> bool:
+    """Whether `answer` is a right answer, to the letter, to the problem `prompt`."""
+    task = parse(prompt)
+    if isinstance(task, Contest):
+        return _check_contest(task, answer)
+    if isinstance(task, Code):
+        return _check_code(task, answer)
+    return _check_form(task, answer) if task.form else _check_story(task, answer)
+
+
+def _agrees(match: re.Match[str] | None, facts: Facts) -> bool:
+    if match is None:
+        return False
+    found = match.groupdict()
+    brackets = "o" not in found or (found["o"], found["c"]) in BRACKETS
+    return brackets and all(found[key] in values for key, values in facts.items() if key in found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A place between two lines of working: `events` and `letters` so far. `joined`: in the middle of a sentence."""
+
+    at: int
+    events: int
+    letters: tuple[str, ...]
+    lines: int = 0
+    joined: bool = False
+
+
+def _check_story(story: Story, answer: str) -> bool:
+    for plan in PLANS:
+        start = pattern(plan).match(answer)
+        if start:
+            counts = [place.lines for place in _ends(story, answer, _Place(start.end(), 0, ()))]
+            if any(start.groupdict().get("n", str(count)) == str(count) for count in counts):
+                return True
+    return False
+
+
+def _ends(story: Story, answer: str, place: _Place) -> Iterator[_Place]:
+    """The last places of all ways to read the answer from `place` to its end."""
+    if place.events == len(story.events):
+        facts = {"r": [str(story.totals[-1])], "A": [story.name], "it": [story.items]}
+        if not place.joined and any(_agrees(pattern(final).fullmatch(answer, place.at), facts) for final in FINALS):
+            yield place
+        return
+    for double in (False, True):
+        if place.events + double < len(story.events):
+            for following in _lines(story, answer, place, double):
+                yield from _ends(story, answer, following)
+
+
+def _lines(story: Story, answer: str, place: _Place, double: bool) -> Iterator[_Place]:
+    """The places behind the next line."""
+    facts = _facts(story, place, double)
+    for regex in line_patterns(double=double, joined=place.joined):
+        match = regex.match(answer, place.at)
+        if match and _agrees(match, facts) and match["v"] not in place.letters:
+            for end in ENDS:
+                if answer.startswith(end, match.end()):
+                    letters, joined = (*place.letters, match["v"]), end != ENDS[0]
+                    after = place.events + 1 + double
+                    yield _Place(match.end() + len(end), after, letters, place.lines + 1, joined)
+
+
+def _facts(story: Story, place: _Place, double: bool) -> Facts:
+    totals, (sign, number) = story.totals[place.events :], story.events[place.events]
+    lefts = (str(totals[0]), *place.letters[-1:])
+    facts: Facts = {
+        "X": [text for left in lefts for text in sums(left, sign, number)],
+        "r": [str(totals[1 + double])],
+        "A": [story.name],
+        "it": [story.items],
+    }
+    if not double:
+        return facts
+    return {**facts, "m": [str(totals[1])], "Z": sums(str(totals[1]), *story.events[place.events + 1])}
+
+
+def _check_form(story: Story, answer: str) -> bool:
+    *_, before, result = story.totals
+    sign, number = story.events[-1]
+    facts: Facts = {
+        "r": [str(result)], "X": sums(str(before), sign, number), "A": [story.name], "it": [story.items],
+    }  # fmt: skip
+    for header in HEADERS:
+        start = pattern(header).match(answer)
+        if start and _agrees(start, {}) and answer.endswith("."):
+            for separator in SEPARATORS:
+                keys = [_key(field, facts) for field in answer[start.end() : -1].split(separator)]
+                if sorted(map(str, keys)) == sorted(FIELDS) and start.groupdict().get("key", keys[0]) == keys[0]:
+                    return True
+    return False
+
+
+def _key(field: str, facts: Facts) -> str | None:
+    """Which field of a form a text is; None for none, or for one that is filled wrongly."""
+    for key, templates in FIELDS.items():
+        if any(_agrees(pattern(template).fullmatch(field), facts) for template in templates):
+            return key
+    return None
+
+
+def _check_contest(contest: Contest, answer: str) -> bool:
+    first, second = contest.ranked
+    high, low = (contest.results[name] for name in (first, second))
+    if high == low:
+        return _check_tie(contest, answer, str(high))
+    facts: Facts = {
+        "h": [str(high)], "l": [str(low)], "e": [str(abs(high - low))], "W": [first], "L": [second],
+        "Q": comparisons(high, low), "D": sums(str(max(high, low)), "-", min(high, low)),
+    }  # fmt: skip
+    return any(_agrees(pattern(verdict + gap).fullmatch(answer), facts) for verdict, gap in product(VERDICTS, GAPS))
+
+
+def _check_tie(contest: Contest, answer: str, both: str) -> bool:
+    facts: Facts = {"h": [both], "W": contest.results, "L": contest.results}
+    for tie in TIES:
+        match = pattern(tie).fullmatch(answer)
+        if match and _agrees(match, facts):
+            names = match.groupdict()
+            return "W" not in names or names["W"] != names["L"]
+    return False
+
+
+def _check_code(task: Code, answer: str) -> bool:
+    move = MOVES[(task.t > task.j) - (task.t < task.j)]
+    for body, function, comment in product(BODIES, FUNCTIONS, COMMENTS):
+        text = (function + comment).format_map(_Holes(body=body, sum=body.replace("{v}", "{j}")))
+        match = pattern(text).fullmatch(answer)
+        facts = {"v": [task.v], "j": [str(task.j)], "t": [str(task.t)], "f": [*BODIES[body], move]}
+        if match and _agrees(match, facts) and match.groupdict().get("y") != task.v:
+            return _value(body, task.j, int(match["k"])) == task.t
+    return False
+
+
+class _Holes(dict[str, str]):
+    """Fills some holes of a template and leaves the others."""
+
+    def __missing__(self, key: str) -> str:
+        return f"{{{key}}}"
+
+
+def _value(body: str, j: int, k: int) -> int:
+    if "*" in body:
+        return j * k
+    return j + k if "+" in body else j - k if body.startswith("{v}") else k - j

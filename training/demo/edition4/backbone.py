@@ -1,0 +1,101 @@
+"""Trains a backbone of one depth: states from which it goes on to the bit, a log, now and then a judgement."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from service.model import Backbone
+from training.batch import Batch
+from training.demo.backbone import backbone_loss
+from training.demo.batches import Batches
+from training.optim import Optimiser, Schedule
+from training.state import RunFolder
+
+RATE = 4e-3
+_LOG_EVERY, _SAVE_SECONDS, _JUDGE_SECONDS = 100, 240, 1500
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """A part of a training. `first`: updates before it. `steps`: its own updates.
+
+    `last`: the learning rate falls in its second half; before, it is constant.
+    """
+
+    layers: int
+    first: int
+    steps: int
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Watcher:
+    """Callbacks. `save`: the backbone at every state. `judge`: a judgement of it, as a line of text."""
+
+    save: Callable[[Backbone], None]
+    judge: Callable[[Backbone], str]
+
+
+def train(backbone: Backbone, batches: Batches, depth: Depth, folder: RunFolder, watcher: Watcher) -> None:
+    """Makes the updates of a depth that are not made yet."""
+    optimiser = Optimiser(backbone.named_parameters(), Schedule(RATE, flat=0.5))
+    if state := folder.load("cpu"):
+        backbone.load_state_dict(state["backbone"])
+        optimiser.load(state["optimiser"])
+    if optimiser.steps >= depth.steps:
+        return
+    progress = _Progress(backbone, optimiser, folder, watcher)
+    for batch in batches.numbered(depth.first + optimiser.steps):
+        progress.after(update(backbone, optimiser, batch, depth))
+        if optimiser.steps == depth.steps:
+            break
+    progress.save()
+
+
+def update(backbone: Backbone, optimiser: Optimiser, batch: Batch, depth: Depth) -> Tensor:
+    """One update. Its random numbers come from its number. Returns the loss."""
+    name = f"backbone/{depth.first + optimiser.steps}"
+    torch.manual_seed(int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest()))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = backbone_loss(backbone, batch)
+    optimiser.step(loss, optimiser.steps / depth.steps if depth.last else 0.0)
+    return loss.detach()
+
+
+class _Progress:
+    """Saves, logs and judges from time to time. None of it changes the training."""
+
+    def __init__(self, backbone: Backbone, optimiser: Optimiser, folder: RunFolder, watcher: Watcher) -> None:
+        self._backbone, self._optimiser, self._folder, self._watcher = backbone, optimiser, folder, watcher
+        self._sum, self._began = torch.zeros(()), time.process_time()
+        self._saved = self._judged = time.monotonic()
+
+    def after(self, loss: Tensor) -> None:
+        """Comes after every update."""
+        self._sum += loss
+        steps, now = self._optimiser.steps, time.monotonic()
+        if steps % _LOG_EVERY == 0:
+            seconds = (time.process_time() - self._began) / _LOG_EVERY
+            self._print(f"loss {self._sum.item() / _LOG_EVERY:.4f}  {seconds:.3f} CPU s an update")
+            self._sum, self._began = torch.zeros(()), time.process_time()
+        if now - self._saved > _SAVE_SECONDS:
+            self.save()
+            self._saved = now
+        if now - self._judged > _JUDGE_SECONDS:
+            self._print(self._watcher.judge(deepcopy(self._backbone)))  # a copy is not compiled
+            self._judged = now
+
+    def save(self) -> None:
+        """Writes a state."""
+        self._folder.save({"backbone": self._backbone.state_dict(), "optimiser": self._optimiser.state()})
+        self._watcher.save(self._backbone)
+
+    def _print(self, text: str) -> None:
+        print(f"{len(self._backbone.layers)} layers  step {self._optimiser.steps}  {text}", flush=True)

@@ -1,0 +1,118 @@
+"""The demo's fourth edition: `python -m training.demo.edition4.recipe --out DIR`.
+
+The backbone begins shallow and is made deeper twice, since a shallow one learns most of the task in a fraction of the
+time. It begins without text, since beside text it learns late to copy from a prompt (dev/lab/demo-diary.md). The same
+command goes on from the last state, to the bit on the same machine. DIR/backbone is the backbone so far, DIR/mrp/demo
+the result, in half precision. GLIBC_TUNABLES=glibc.malloc.hugetlb=1 makes it faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import warnings
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+
+from service.demo.edition4 import check
+from service.model import Backbone, parse_config, save_checkpoint
+from training.demo.backbone import new_backbone
+from training.demo.batches import Batches
+from training.demo.edition4.backbone import RATE, Depth, Watcher, train
+from training.demo.edition4.disguise import Disguise
+from training.demo.edition4.growth import deeper
+from training.demo.edition4.judge import accuracy
+from training.demo.edition4.mrp import MrpRun
+from training.demo.edition4.tasks import draw
+from training.demo.recipe import shape
+from training.demo.text import Windows, library_files
+from training.demo.tokenizer import save_tokenizer, train_tokenizer
+from training.state import RunFolder
+
+BLOCK, BATCH = 8, 24
+SIZES = {
+    "block_size": BLOCK, "hidden_size": 64, "intermediate_size": 192, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 32,
+}  # fmt: skip
+#: layers, and the updates with so many
+DEPTHS = ((7, 6000), (14, 10000), (28, 24000))
+#: of the first depth, which learns the tasks alone: the share of examples with other names and things
+DISGUISED = 0.5
+_JUDGED = 150
+
+
+class Recipe:
+    """One run in a folder."""
+
+    def __init__(self, out: Path, seed: int) -> None:
+        self._out, self._seed = out, seed
+        self._tokenizer = _tokenizer(out, seed)
+        rng = random.Random(seed)
+        self._problems = [draw(rng, heldout=True).prompt for _ in range(_JUDGED)]
+
+    def run(self) -> None:
+        """Trains all depths, then MRP, from the last state on."""
+        torch.manual_seed(self._seed)
+        backbone, first = new_backbone(parse_config(self.raw(DEPTHS[0][0]))), 0
+        for layers, steps in DEPTHS:
+            backbone = deeper(backbone, parse_config(self.raw(layers)))
+            for layer in backbone.layers:
+                layer.compile(dynamic=True)  # a fifth faster; an update is bound by small operations
+            batches = self._tasks() if not first else self._tasks_and_text()
+            depth = Depth(layers, first, steps, last=layers == DEPTHS[-1][0])
+            plan = {"seed": self._seed, "sizes": SIZES, "batch": BATCH, "first": first, "rate": RATE}
+            train(backbone, batches, depth, RunFolder(self._out / f"{layers}-layers", plan), self._watcher())
+            first += steps
+        MrpRun(self._out / "backbone", self._out / "mrp").run()
+
+    def raw(self, layers: int) -> dict[str, Any]:
+        """The config.json of a backbone without MRP."""
+        return {**shape(self._tokenizer), **SIZES, "num_hidden_layers": layers}
+
+    def _tasks(self) -> Batches:
+        disguise = Disguise.of(self._tokenizer, DISGUISED)
+        return Batches(self._tokenizer, BLOCK, BATCH, self._seed, draw=draw, change=disguise)
+
+    def _tasks_and_text(self) -> Batches:
+        windows = Windows(self._tokenizer, library_files(heldout=False))
+        return Batches(self._tokenizer, BLOCK, BATCH, self._seed, windows, draw)
+
+    def _watcher(self) -> Watcher:
+        def save(backbone: Backbone) -> None:
+            save_checkpoint(self._out / "backbone", self.raw(len(backbone.layers)), deepcopy(backbone).half(), None)
+            save_tokenizer(self._tokenizer, self._out / "backbone")
+
+        def judge(backbone: Backbone) -> str:
+            right = accuracy(backbone, self._tokenizer, self._problems, BLOCK, check)
+            return f"static {right:.3f} of {len(self._problems)} held-out problems"
+
+        return Watcher(save, judge)
+
+
+def _tokenizer(out: Path, seed: int) -> Tokenizer:
+    """The run's tokenizer, trained on the first call."""
+    file = out / "tokenizer.json"
+    if not file.is_file():
+        save_tokenizer(train_tokenizer(seed, texts=library_files(heldout=False), draw=draw), out)
+    tokenizer: Tokenizer = Tokenizer.from_file(str(file))
+    return tokenizer
+
+
+def main() -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder for states and the result")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    warnings.filterwarnings("ignore", message="Mismatch dtype")
+    torch.set_num_threads(given.threads)
+    Recipe(given.out, given.seed).run()
+
+
+if __name__ == "__main__":
+    main()

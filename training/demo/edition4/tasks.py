@@ -1,0 +1,164 @@
+"""Draws problems and their answers in the language of the fourth edition (`service/demo/edition4`).
+
+Every answer draws a new phrasing, and the rest of the answer must agree with it, also what stands before. Which
+problems are held out is decided as for the other editions.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import TypeVar
+
+from service.demo import grammar as words
+from service.demo import is_heldout
+from service.demo.edition4 import grammar
+from service.demo.edition4.problems import Code, Contest, Story, parse
+from training.demo.tasks import Example
+
+#: shares of stories, forms, contests and code
+SHARES = (0.5, 0.1, 0.25, 0.15)
+#: shares of stories with one, two and three events
+EVENT_SHARES = (0.2, 0.4, 0.4)
+REUSE_SHARE, DOUBLE_SHARE, THREE_TERMS_SHARE = 0.4, 0.4, 0.5
+
+_WORDS = {
+    "E": grammar.MAKES, "F": grammar.MAKES, "N": grammar.IS, "M": grammar.IS, "H": grammar.HENCE, "B": grammar.AS,
+}  # fmt: skip
+_T = TypeVar("_T")
+
+
+def draw(rng: random.Random, *, heldout: bool = False) -> Example:
+    """One example from the training side of the split, or from the held-out side."""
+    kinds = (_story_prompt, _form_prompt, _contest_prompt, _code_prompt)
+    while True:
+        prompt = rng.choices(kinds, SHARES)[0](rng)
+        if is_heldout(prompt) == heldout:
+            return Example(prompt, answer(rng, prompt))
+
+
+def answer(rng: random.Random, prompt: str) -> str:
+    """One of the right answers to a problem. ValueError for a text that is not a problem."""
+    task = parse(prompt)
+    if isinstance(task, Contest):
+        return _contest(rng, task)
+    if isinstance(task, Code):
+        return _code(rng, task)
+    return _form(rng, task) if task.form else _story(rng, task)
+
+
+def choose(rng: random.Random, options: Sequence[_T]) -> _T:
+    """One of the options. As in language, the n-th is taken with a weight of 1 / n."""
+    return rng.choices(options, [1 / rank for rank in range(1, len(options) + 1)])[0]
+
+
+def _story_prompt(rng: random.Random) -> str:
+    total = rng.randint(1, 9)
+    prompt = f"{rng.choice(words.NAMES)} has {total} {rng.choice(words.ITEMS)}"
+    for _ in range(rng.choices((1, 2, 3), EVENT_SHARES)[0]):
+        change = _change(rng, total)
+        total += change
+        prompt += f", {words.VERBS['+' if change > 0 else '-']} {abs(change)}"
+    return prompt + "."
+
+
+def _form_prompt(rng: random.Random) -> str:
+    return f"Form: {_story_prompt(rng)}"
+
+
+def _contest_prompt(rng: random.Random) -> str:
+    name, other = rng.sample(words.NAMES, 2)
+    return f"Who has {rng.choice(('more', 'fewer'))}: {name} with {_sum(rng)} or {other} with {_sum(rng)}?"
+
+
+def _code_prompt(rng: random.Random) -> str:
+    return f"Write code in {rng.choice(words.LETTERS)}: {rng.randint(0, 9)} to {rng.randint(0, 9)}."
+
+
+def _sum(rng: random.Random) -> str:
+    total = rng.randint(0, 9)
+    text = str(total)
+    for _ in range(1 + (rng.random() < THREE_TERMS_SHARE)):
+        change = _change(rng, total)
+        total += change
+        text += f" {'+' if change > 0 else '-'} {abs(change)}"
+    return text
+
+
+def _change(rng: random.Random, total: int) -> int:
+    """A change by at most nine to a number of one digit."""
+    return rng.choice([change for change in range(-9, 10) if change and 0 <= total + change <= 9])
+
+
+def _story(rng: random.Random, story: Story) -> str:
+    events, totals = story.events, story.totals
+    at, lines, text, letters, end = 0, 0, "", list[str](), grammar.ENDS[0]
+    while at < len(events):
+        double = at + 1 < len(events) and rng.random() < DOUBLE_SHARE
+        left = letters[-1] if letters and rng.random() < REUSE_SHARE else str(totals[at])
+        letters.append(_letter(rng, letters))
+        fields = {"v": letters[-1], "X": choose(rng, grammar.sums(left, *events[at])), "r": totals[at + 1 + double]}
+        if double:
+            fields |= {"m": totals[at + 1], "Z": choose(rng, grammar.sums(str(totals[at + 1]), *events[at + 1]))}
+        line = choose(rng, grammar.DOUBLE_LINES if double else grammar.LINES)
+        if end == grammar.ENDS[0]:
+            line = words.with_lead(rng.choices(words.LEADS, words.LEAD_WEIGHTS)[0], line)
+        at, lines = at + 1 + double, lines + 1
+        end = choose(rng, grammar.ENDS) if at < len(events) else grammar.ENDS[0]
+        text += _fill(rng, line + end, fields | {"A": story.name, "it": story.items})
+    plan = choose(rng, grammar.PLANS).format(n=lines)
+    final = _fill(rng, choose(rng, grammar.FINALS), {"r": totals[-1], "A": story.name, "it": story.items})
+    return plan + text + final
+
+
+def _form(rng: random.Random, story: Story) -> str:
+    *_, before, result = story.totals
+    keys = rng.sample(list(grammar.FIELDS), len(grammar.FIELDS))
+    fields = choose(rng, grammar.SEPARATORS).join(choose(rng, grammar.FIELDS[key]) for key in keys)
+    total = choose(rng, grammar.sums(str(before), *story.events[-1]))
+    facts = {"r": result, "X": total, "A": story.name, "it": story.items, "key": keys[0]}
+    return _fill(rng, choose(rng, grammar.HEADERS) + fields + ".", facts)
+
+
+def _contest(rng: random.Random, contest: Contest) -> str:
+    names = contest.ranked
+    high, low = (contest.results[name] for name in names)
+    if high == low:
+        rng.shuffle(names)
+        return _fill(rng, choose(rng, grammar.TIES), {"W": names[0], "L": names[1], "h": high})
+    facts = {
+        "W": names[0], "L": names[1], "h": high, "l": low, "e": abs(high - low),
+        "Q": choose(rng, grammar.comparisons(high, low)),
+        "D": choose(rng, grammar.sums(str(max(high, low)), "-", min(high, low))),
+    }  # fmt: skip
+    return _fill(rng, choose(rng, grammar.VERDICTS) + choose(rng, grammar.GAPS), facts)
+
+
+def _code(rng: random.Random, task: Code) -> str:
+    body, k = choose(rng, _bodies(task))
+    move = grammar.MOVES[(task.t > task.j) - (task.t < task.j)]
+    template = choose(rng, grammar.FUNCTIONS) + choose(rng, grammar.COMMENTS)
+    fields = {"v": task.v, "y": _letter(rng, [task.v]), "k": k, "j": task.j, "t": task.t}
+    written = {"body": body.format(**fields), "sum": body.format(**(fields | {"v": task.j}))}
+    name = choose(rng, (*grammar.BODIES[body], move))
+    return template.format(f=name, N=choose(rng, grammar.IS), **fields, **written)
+
+
+def _bodies(task: Code) -> list[tuple[str, int]]:
+    """Every body that makes `t` of `j`, with its digit."""
+    j, t = task.j, task.t
+    digits = {"{v} + {k}": t - j, "{k} + {v}": t - j, "{v} - {k}": j - t, "{k} - {v}": t + j}
+    right = [(body, k) for body, k in digits.items() if 0 <= k <= 9]
+    if j and t % j == 0:
+        right += [("{v} * {k}", t // j), ("{k} * {v}", t // j)]
+    return right
+
+
+def _letter(rng: random.Random, used: list[str]) -> str:
+    return choose(rng, [letter for letter in words.LETTERS if letter not in used])
+
+
+def _fill(rng: random.Random, template: str, fields: dict[str, object]) -> str:
+    opening, closing = choose(rng, words.BRACKETS)
+    drawn = {hole: choose(rng, options) for hole, options in _WORDS.items()}
+    return template.format(**fields, **drawn, o=opening, c=closing)
