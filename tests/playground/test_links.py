@@ -17,7 +17,7 @@ from service.gateway.playground.routes import files
 from tests.gateway.doubles import CARD
 
 NODE = shutil.which("node")
-pytestmark = pytest.mark.skipif(NODE is None, reason="Node runs the page's modules here")
+pytestmark = pytest.mark.skipif(NODE is None, reason="the page's modules need Node.js, which pip cannot install")
 
 SCRIPT = """
 import { linked } from "./link.js";
