@@ -21,7 +21,7 @@ import typer
 from service.cli import cluster, draining, preflight, private
 from service.cli.guard import Exit, Order, guarded
 from service.cli.log_pipe import LogPipe
-from service.cli.watch import Needed, Silence, needed
+from service.cli.watch import IngressWatch, ProcessWatch, needed
 from service.settings import Settings
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _serve(settings: Settings, started: float, folder: Path, order: Order) -> in
     with LogPipe(folder) as pipe:
         shown = settings if settings.log_file else settings.model_copy(update={"log_file": pipe.path})
         proxy = cluster.begin(shown)
-        Needed(needed(os.getsid(0)), end.lost).start()
+        ProcessWatch(needed(os.getsid(0)), end.lost).start()
         cluster.deploy(shown, say=_say, proxy=proxy)
         return asyncio.run(_until(end, settings, started))
 
@@ -74,7 +74,7 @@ async def _until(end: _End, settings: Settings, started: float) -> Exit:
     end.serving.set()
     await draining.prepare()
     if settings.listener == "ingress":
-        Silence(settings.host, settings.port, _say).start()
+        IngressWatch(settings.host, settings.port, _say).start()
     _say(_ready(settings, time.monotonic() - started))
     status = await asyncio.to_thread(end.wait)
     timeout_s = settings.drain_timeout_s if status == Exit.ENDED else min(settings.drain_timeout_s, _LOST_DRAIN_S)

@@ -1,7 +1,7 @@
 """Watches what a service on one machine needs, on threads of its own.
 
-`Needed` tells of the end of a process without which Ray cannot heal itself. Serve replaces all other processes once
-they have ended. `Silence` ends an ingress that has stopped to answer.
+`ProcessWatch` tells of the end of a process without which Ray cannot heal itself. Serve replaces all other processes
+once they have ended. `IngressWatch` ends an ingress that has stopped to answer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def needed(session: int) -> dict[int, tuple[str, Stat]]:
     return agents | heads  # an agent is named, though the raylet soon ends, too
 
 
-class Needed(threading.Thread):
+class ProcessWatch(threading.Thread):
     """Calls `lost` with the name of the first of these processes that ends."""
 
     def __init__(self, processes: dict[int, tuple[str, Stat]], lost: Callable[[str], None]) -> None:
@@ -55,7 +55,7 @@ class Needed(threading.Thread):
             time.sleep(_LOOK_S)
 
 
-class Silence(threading.Thread):
+class IngressWatch(threading.Thread):
     """Kills the process of this session that listens on the port, once it has not answered `/live` for too long.
 
     `say`: called with a line before. A port on which nobody listens is not silent: Serve starts another ingress.

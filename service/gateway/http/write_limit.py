@@ -1,4 +1,4 @@
-"""Ends connections whose clients take too little of an answer. `listener.py` gives every connection a limit."""
+"""Ends connections whose clients take too little of an answer. `guarded.py` gives every connection a limit."""
 
 from __future__ import annotations
 
