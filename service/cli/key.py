@@ -19,6 +19,7 @@ def command(
     check_name(name)
     key = f"mrp-{secrets.token_urlsafe(32)}"
     digest = hashlib.sha256(key.encode()).hexdigest()
-    print(key)
-    print("mrp-serve: the key is not shown again; this is its line in api_keys_file:", file=sys.stderr)
-    print(f"- {{name: {name}, sha256: {digest}}}")
+    # Each line is one write, so that two streams of one terminal do not mix where Python buffers nothing.
+    print(f"{key}\n", end="")
+    print("mrp-serve: the key is not shown again; this is its line in api_keys_file:\n", end="", file=sys.stderr)
+    print(f"- {{name: {name}, sha256: {digest}}}\n", end="")

@@ -3,6 +3,7 @@
 import base64
 import copy
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -303,7 +304,7 @@ def test_no_secret_is_shipped_and_the_guides_commands_make_those_that_are_asked_
     assert {(name, key) for name, data in secrets.items() for key in data} == asked
     assert len(secrets["mrp-serve-redis"]["password"]) == 64
     (tmp_path / "keys.yaml").write_bytes(secrets["mrp-serve-api-keys"]["keys.yaml"])
-    [key] = [line for line in shown.splitlines() if line.startswith("mrp-") and " " not in line]
+    [key] = re.findall(r"^mrp-\S{43}$", shown, re.MULTILINE)
     assert KeyRing.load(Settings(api_keys_file=tmp_path / "keys.yaml")).find(key.encode()).name == "me"
 
 
