@@ -61,7 +61,7 @@ class Names:
 
     def rename(self, text: str, other: Names) -> str:
         """The text with tokens replaced by the names of `other`."""
-        return self._written.sub(lambda found: other.of[found[0]], text)
+        return self._written.sub(lambda found: other.of[found[0]], text) if self.of else text
 
     def back(self, text: str) -> str:
         """The text with names replaced by their tokens."""

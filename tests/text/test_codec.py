@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -54,6 +57,28 @@ def test_a_literal_control_token_is_text(text: str) -> None:
     ids = CODEC.encode(text)
     assert CONTROL.isdisjoint(ids)
     assert CODEC.decode(ids) == text
+
+
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+    laps, done, interval = [0], threading.Event(), sys.getswitchinterval()
+
+    def run() -> None:
+        while not done.is_set():
+            laps[0] += 1
+            time.sleep(0)
+
+    thread = threading.Thread(target=run)
+    sys.setswitchinterval(600)  # so a thread gets Python's lock only from one that gives it back
+    try:
+        thread.start()
+        time.sleep(0)
+        before = laps[0]
+        CODEC.encode("a b " * 2**16)
+        assert laps[0] > before
+    finally:
+        done.set()
+        sys.setswitchinterval(interval)
+        thread.join()
 
 
 def test_an_added_token_that_is_no_control_token_is_itself() -> None:
