@@ -94,7 +94,7 @@ class TextCodec:
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text. InvalidRequest if the vocabulary cannot write it."""
-        # `encode` holds Python's lock: for half a million tokens over a second. A batch of one does not.
+        # The library's `encode` holds Python's lock, for half a million tokens over a second. A batch of one does not.
         ids: list[int] = self._literal.encode_batch_fast([text], add_special_tokens=False)[0].ids
         if self._control.isdisjoint(ids):
             return ids
