@@ -44,9 +44,9 @@ class Ranks(Protocol):
 class Parts:
     """The parts of an engine, with their defaults.
 
-    `clock`: monotonic seconds. `costs`: costs of forwards for `mrp_steps: "auto"`; None: measured for the first request
-    that needs them. `runner`: makes the runner, with the arguments of `Runner`. `ranks`: None where this process has
-    the whole checkpoint.
+    `clock`: monotonic seconds. `costs`: costs of forwards for `mrp_steps: "auto"` and for several tenants; None:
+    measured for the first request that needs them. `runner`: makes the runner, with the arguments of `Runner`. `ranks`:
+    None where this process has the whole checkpoint.
     """
 
     clock: Callable[[], float] = time.monotonic

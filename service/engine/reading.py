@@ -27,6 +27,11 @@ class ReadingSequence(Sequence):
     def start(self) -> None:
         """Nothing is to be opened."""
 
+    @property
+    def num_rows(self) -> int:
+        """The number of rows that `next_rows` gives without a budget."""
+        return super().num_rows + len(self._blocks)
+
     def next_rows(self, budget: int, prompt_budget: int | None = None) -> list[Row]:
         """As of any request: blocks to store come first, then as many blocks with places as fit."""
         rows = super().next_rows(budget, prompt_budget)

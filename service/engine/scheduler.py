@@ -5,6 +5,7 @@ A long prompt is stored in chunks beside decoding requests, so that it does not 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from service.decode.block import MASKED
 from service.decode.score import Score
 from service.engine.config import EngineConfig
 from service.engine.drafting.pricing import Pricing
+from service.engine.fair_rows import Load, fair_rows, shares
 from service.engine.forward.rows import Row
 from service.engine.prefix_cache import Prefix, PrefixCache
 from service.engine.reading import ReadingSequence
@@ -84,33 +86,73 @@ class Scheduler:
         """The rows of the next forward: those of decoding requests, then chunks of prompts.
 
         `busy`: sequences whose forward is under way. `most`: the number of sequences in the forward, at most. A request
-        that gets no rows is the first one in the next forward.
+        that gets no rows is the first one in the next forward. A tenant gets the rows that its share of the time allows
+        (`fair_rows.py`), at least those of one request.
         """
         live = [sequence for sequence in self.running if sequence.finish_reason is None]  # others failed at once
         prompts = {sequence: count for sequence in live if (count := sequence.num_prompt_rows)}
+        prompt_rows = self._prompt_rows if len(prompts) < len(live) else self._max_rows
         free = [sequence for sequence in live if sequence not in busy] if busy else live
-        ready = self._in_order(free, prompts)
-        order, left_out = ready[:most], ready[len(ready[:most]) :]
-        self._pricing.begin(len(order))
-        chunks = self._chunks(order, prompts, decoding=len(prompts) < len(live)) if prompts else {}
-        budget, served = self._max_rows, list[tuple[Sequence, list[Row]]]()
+        ready, rooms = self._in_order(free, prompts), self._rooms(live, prompts, prompt_rows)
+        order = ready if rooms else ready[:most]
+        chunks = self._chunks(order, prompts, prompt_rows) if prompts else {}
+        served, left_out = self._serve(order, chunks, rooms, most)
+        self._left_out = left_out + ready[len(order) :]
+        if not rooms:
+            self._pricing.begin(len(order))
+            return self._worth(served)
+        self._pricing.begin(len(served), Counter(sequence.request.tenant for sequence in live))
+        parts = [[pair for pair in served if pair[0].request.tenant == tenant] for tenant in rooms]
+        return [pair for part in parts for pair in self._worth(part)]
+
+    def _rooms(self, live: list[Sequence], prompts: Mapping[Sequence, int], prompt_rows: int) -> dict[str, int]:
+        """The most rows of each tenant in the next forward. Empty: as many as they want."""
+        if len({sequence.request.tenant for sequence in live}) < 2:
+            return {}
+        costs, loads, stored = self._pricing.costs(), dict[str, Load](), Counter[str]()
+        for sequence in live:
+            tenant = sequence.request.tenant
+            load = loads.setdefault(tenant, Load(sequence.request.weight))
+            if sequence in prompts:
+                stored[tenant] += prompts[sequence]
+            else:
+                rows = max(1, sequence.num_rows)
+                load.rows, load.reading = load.rows + rows, load.reading + rows * costs.reading(sequence.num_pages)
+        for tenant, rows in stored.items():
+            loads[tenant].rows += min(rows, prompt_rows)
+        return fair_rows(loads, costs.backbone.at, self._max_rows)
+
+    def _serve(
+        self, order: list[Sequence], chunks: Mapping[Sequence, int], rooms: Mapping[str, int], most: int | None
+    ) -> tuple[list[tuple[Sequence, list[Row]]], list[Sequence]]:
+        """The sequences that get rows, with these rows, and those that get none."""
+        budget, left = self._max_rows, dict(rooms)
+        served, left_out = list[tuple[Sequence, list[Row]]](), list[Sequence]()
         for sequence in order:
-            rows = sequence.next_rows(budget, chunks.get(sequence))
-            budget -= len(rows)
+            chunk, rows = chunks.get(sequence), list[Row]()
+            tenant, room = sequence.request.tenant, budget
+            if rooms:
+                room = min(budget, left[tenant]) if len(served) != most else 0
+            if room > 0:
+                rows = sequence.next_rows(room, chunk)
+                if not rows and left.get(tenant) == rooms.get(tenant):  # each tenant gets on, if only by one request
+                    rows = sequence.next_rows(budget, chunk)
             if rows:
                 served.append((sequence, rows))
+                budget -= len(rows)
+                if rooms:
+                    left[tenant] -= len(rows)
             else:
                 left_out.append(sequence)
-        self._left_out = left_out
-        return self._worth(served)
+        return served, left_out
 
     def _worth(self, served: list[tuple[Sequence, list[Row]]]) -> list[tuple[Sequence, list[Row]]]:
-        """The rows without those of drafts that the forward's time is not worth."""
+        """The rows of one tenant, or of all, without those of drafts that the forward's time is not worth."""
         offers = [sequence.gains(rows) if len(rows) > 1 else () for sequence, rows in served]
         if not any(offers):
             return served
         certain = sum([len(rows) - len(gains) for (_, rows), gains in zip(served, offers, strict=True)])
-        kept = self._pricing.kept(certain, offers)
+        kept = self._pricing.kept(certain, offers, served[0][0].request.tenant)
         return [
             (sequence, rows[: len(rows) - len(gains) + count])
             for (sequence, rows), gains, count in zip(served, offers, kept, strict=True)
@@ -125,11 +167,18 @@ class Scheduler:
         others = [sequence for sequence in free if sequence not in left_out]
         return first + sorted(others, key=prompts.__contains__)
 
-    def _chunks(self, order: list[Sequence], prompts: Mapping[Sequence, int], *, decoding: bool) -> dict[Sequence, int]:
-        """The rows of each prompt in this step: `prompt_rows` if any request decodes, else all that fit."""
-        wanted = {sequence: prompts[sequence] for sequence in order if sequence in prompts}
-        total = self._prompt_rows if decoding else self._max_rows
-        return dict(zip(wanted, equal_shares(list(wanted.values()), total), strict=True))
+    def _chunks(self, order: list[Sequence], prompts: Mapping[Sequence, int], total: int) -> dict[Sequence, int]:
+        """The rows of each prompt in this step, of so many in total, which are divided between tenants first."""
+        tenants = dict[str, dict[Sequence, int]]()
+        for sequence in order:
+            if sequence in prompts:
+                tenants.setdefault(sequence.request.tenant, {})[sequence] = prompts[sequence]
+        weights = [next(iter(wanted)).request.weight for wanted in tenants.values()]
+        totals = shares([sum(wanted.values()) for wanted in tenants.values()], total, weights)
+        chunks = dict[Sequence, int]()
+        for wanted, rows in zip(tenants.values(), totals, strict=True):
+            chunks.update(zip(wanted, shares(list(wanted.values()), rows), strict=True))
+        return chunks
 
     def publish(self, sequences: Iterable[Sequence]) -> None:
         """Shares the pages that the sequences have written since the last call."""
@@ -157,17 +206,6 @@ class Scheduler:
             asked, found = self._lookups
             tokens = len(sequence.request.prompt_token_ids)
             self._lookups = (asked + tokens, found + sequence.record.cached_tokens)
-
-
-def equal_shares(wanted: list[int], total: int) -> list[int]:
-    """Divides a total equally, each share at most as large as requested. Below one each, the first ones get one."""
-    if total < len(wanted):
-        return [int(place < total) for place in range(len(wanted))]
-    shares = [0] * len(wanted)
-    for done, place in enumerate(sorted(range(len(wanted)), key=lambda place: wanted[place])):
-        shares[place] = min(wanted[place], total // (len(wanted) - done))
-        total -= shares[place]
-    return shares
 
 
 def _prefix_of(request: GenerationRequest, block_size: int, mrp: bool) -> Prefix:

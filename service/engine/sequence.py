@@ -86,6 +86,16 @@ class Sequence:
         """The number of blocks of its prompt that are not stored yet."""
         return max(0, self._prompt_blocks - self._unwritten[0].index) if self._unwritten else 0
 
+    @property
+    def num_pages(self) -> int:
+        """The number of pages that each state of its block reads."""
+        return self._account.pages
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows that `next_rows` gives without a budget."""
+        return len(self._unwritten) + (len(self._query.states) if isinstance(self._query, Evaluate) else 0)
+
     def next_rows(self, budget: int, prompt_budget: int | None = None) -> list[Row]:
         """Rows for the next backbone forward: at most `budget`, and at most `prompt_budget` of the prompt.
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from service.decode.modes import Speculative, Static
 from service.decode.policy import Reading
 from service.engine import Engine, EngineConfig, GenerationRequest
+from service.engine.fair_rows import shares
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import Runner
-from service.engine.scheduler import equal_shares
 from service.model import Checkpoint
 from tests.engine.helpers import DEAR, FAIR, FREE, checked, random_requests, request, some_auto, verified
 from tests.engine.test_exactness import SHAPES
@@ -135,11 +135,11 @@ class TestChunks:
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=10), st.integers(0, 200))
 def test_shares_are_as_equal_as_what_is_wanted_allows(wanted: list[int], total: int) -> None:
-    shares = equal_shares(wanted, total)
-    assert sum(shares) == min(total, sum(wanted))
-    assert all(share <= most for share, most in zip(shares, wanted, strict=True))
-    unsatisfied = [share for share, most in zip(shares, wanted, strict=True) if share < most]
-    assert not unsatisfied or max(shares) - min(unsatisfied) <= 1
+    result = shares(wanted, total)
+    assert sum(result) == min(total, sum(wanted))
+    assert all(share <= most for share, most in zip(result, wanted, strict=True))
+    unsatisfied = [share for share, most in zip(result, wanted, strict=True) if share < most]
+    assert not unsatisfied or max(result) - min(unsatisfied) <= 1
 
 
 @pytest.mark.parametrize(

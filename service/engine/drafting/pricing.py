@@ -12,8 +12,8 @@ rows are dear, only the second knows at which number to stay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from service.decode.block import Step
 from service.decode.draft_budget import DraftBudget
@@ -46,10 +46,10 @@ class Pricing:
         self._mrp = _Mean(0.0)
         self._pages = _Mean(0.0)
         self.work = StepWork()
-        self._slope: tuple[float, float] | None = None
+        self._slopes: dict[int, tuple[float, float]] = {}
         self._onward: dict[int, Curve] = {}
         self._seconds: list[float] = []
-        self._dear: dict[tuple[int, int], DraftBudget] = {}
+        self._dear: dict[tuple[int, int, int], DraftBudget] = {}
         self._mrp_choices = {decide: MrpChoice() for decide in (False, True)}
         self._kinds: dict[_Kind, Reliability] = {}
 
@@ -70,21 +70,27 @@ class Pricing:
         """The account of a request that begins. `mrp_steps`: the result of the method `mrp_steps`."""
         params = request.params
         if mrp_steps is None:
-            return Account(self, params.needs_mrp, getattr(params, "mrp_steps", None))
+            return Account(self, request.tenant, params.needs_mrp, getattr(params, "mrp_steps", None))
         choice = self._mrp_choices[params.drafts_decide]
         choice.count()
         rule, sampled = params.rule, request.sampling.temperature > 0
         rule = rule if request.grammar is None else rule.in_order
         kind = type(rule).__name__, rule == MostConfident(1), sampled, params.drafts_decide, mrp_steps
-        return DraftingAccount(self, choice, self._kinds.setdefault(kind, Reliability()), mrp_steps)
+        reliability = self._kinds.setdefault(kind, Reliability())
+        return DraftingAccount(self, request.tenant, choice, reliability, mrp_steps)
 
-    def begin(self, running: int) -> None:
-        """Notes the begin of a step of `running` requests."""
-        self.resume(StepWork(max(1, running)))
+    def begin(self, running: int, tenants: Mapping[str, int] | None = None) -> None:
+        """Notes the begin of a step of `running` requests.
+
+        `tenants`: the running requests of each tenant, if a tenant's rows are limited in this step. Its drafts are then
+        weighed as if it ran alone: they take nothing from the others.
+        """
+        self.resume(StepWork(max(1, running), tenants or {}))
 
     def resume(self, work: StepWork) -> None:
         """Goes on with a step that has begun. Steps of two halves of the requests alternate."""
-        self.work, self._slope = work, None
+        self.work = work
+        self._slopes.clear()
         self._dear.clear()
 
     def note(self, rows: int, tokens: int, pages: int = 0) -> None:
@@ -101,7 +107,7 @@ class Pricing:
 
     def end(self, refined: Iterable[int]) -> None:
         """Notes the end of the step. `refined`: the rows of each of its MRP forwards."""
-        step, self.work = self.work, StepWork(self.work.running)
+        step, self.work = self.work, StepWork(self.work.running, self.work.tenants)
         if not step.requests:
             return
         self._rows.add(step.rows / step.requests)
@@ -111,17 +117,17 @@ class Pricing:
             spent = sum(self._costs.mrp.at(rows) for rows in refined)
             self._mrp.add(spent / self._costs.backbone.at(step.rows))
 
-    def row(self, pages: int = 0) -> float:
-        """The price, in tokens, of one more row that reads `pages` pages."""
-        slope, rate = self._slope or self._slope_and_rate()
+    def row(self, pages: int = 0, tenant: str = "") -> float:
+        """The price, in tokens, of one more row of a tenant that reads `pages` pages."""
+        slope, rate = self._slope_and_rate(tenant)
         return (slope + self.costs().reading(pages)) * rate
 
-    def kept(self, rows: int, offers: Sequence[Sequence[float]]) -> list[int]:
-        """How many states of each offer the next forward reads beside `rows` other rows.
+    def kept(self, rows: int, offers: Sequence[Sequence[float]], tenant: str = "") -> list[int]:
+        """How many states of each offer of a tenant the next forward reads beside `rows` other rows.
 
         An offer: the gains of a request's states, in their order.
         """
-        times, (_, rate) = self._times(rows + sum(map(len, offers))), self._slope_and_rate()
+        times, (_, rate) = self._times(rows + sum(map(len, offers))), self._slope_and_rate(tenant)
         return worth_reading(offers, [rate * (seconds - times[rows]) for seconds in times[rows:]])
 
     def _times(self, most: int) -> list[float]:
@@ -130,20 +136,20 @@ class Pricing:
         times.extend([backbone.at(rows) for rows in range(len(times), most + 1)])
         return times
 
-    def reading(self, pages: int) -> float:
-        """The price, in tokens, of the pages that a row reads beyond those of the table."""
-        return self.costs().reading(pages) * self._slope_and_rate()[1]
+    def reading(self, pages: int, tenant: str = "") -> float:
+        """The price, in tokens, of the pages that a row of a tenant reads beyond those of the table."""
+        return self.costs().reading(pages) * self._slope_and_rate(tenant)[1]
 
-    def _slope_and_rate(self) -> tuple[float, float]:
-        """The time of one more row, and the tokens that the batch decodes in a unit of time."""
-        if self._slope is None:
-            costs, running = self.costs(), self.work.running
-            rows = running * self._rows.value
+    def _slope_and_rate(self, tenant: str) -> tuple[float, float]:
+        """The time of one more row, and the tokens that the tenant's requests decode in a unit of time."""
+        running = self.work.running_with(tenant)
+        if running not in self._slopes:
+            costs, rows = self.costs(), running * self._rows.value
             if running not in self._onward:
                 self._onward[running] = costs.backbone.onward(running)
             slope = self._onward[running].slope(max(running, rows - running / 2), rows + running / 2) + costs.draft
-            self._slope = slope, running * self._tokens.value / self.forwards_of(running)
-        return self._slope
+            self._slopes[running] = slope, running * self._tokens.value / self.forwards_of(running)
+        return self._slopes[running]
 
     def forwards_of(self, running: int) -> float:
         """The time of the forwards of a step of so many requests."""
@@ -151,14 +157,15 @@ class Pricing:
         reading = rows * costs.reading(self._pages.value)
         return (costs.backbone.at(rows) + reading) * (1 + self._mrp.value)
 
-    def budget(self, mrp_steps: int, reliability: Reliability, pages: int) -> DraftBudget:
+    def budget(self, mrp_steps: int, reliability: Reliability, pages: int, tenant: str = "") -> DraftBudget:
         """The current budget of a request. `reliability`: of its kind of drafts. `pages`: those each state reads."""
-        if (budget := self._dear.get((mrp_steps, pages))) is not None:
+        kind = mrp_steps, pages, self.work.running_with(tenant)
+        if (budget := self._dear.get(kind)) is not None:
             return budget
-        price, most = self.row(pages), self._most_states(self.work.running)
+        price, most = self.row(pages, tenant), self._most_states(self.work.running)
         if price < 1:
             return DraftBudget(reliability.least(price), most, mrp_steps)
-        self._dear[mrp_steps, pages] = budget = DraftBudget(price, most, mrp_steps)
+        self._dear[kind] = budget = DraftBudget(price, most, mrp_steps)
         return budget
 
     def _most_states(self, running: int) -> int:
@@ -173,8 +180,8 @@ class Account:
     before the current block, which each of its states reads.
     """
 
-    def __init__(self, pricing: Pricing, uses_mrp: bool, mrp_steps: int | None) -> None:
-        self._pricing = pricing
+    def __init__(self, pricing: Pricing, tenant: str, uses_mrp: bool, mrp_steps: int | None) -> None:
+        self._pricing, self._tenant = pricing, tenant
         self.uses_mrp = uses_mrp
         self.mrp_steps = mrp_steps
         self.pages = 0
@@ -198,19 +205,21 @@ class Account:
 class DraftingAccount(Account):
     """The draft budget of a request whose drafts the engine chooses."""
 
-    def __init__(self, pricing: Pricing, mrp_choice: MrpChoice, reliability: Reliability, mrp_steps: int) -> None:
-        super().__init__(pricing, mrp_steps > 0, mrp_steps)
+    def __init__(
+        self, pricing: Pricing, tenant: str, mrp_choice: MrpChoice, reliability: Reliability, mrp_steps: int
+    ) -> None:
+        super().__init__(pricing, tenant, mrp_steps > 0, mrp_steps)
         self._mrp_choice = mrp_choice
         self._reliability = reliability
         self._chosen = mrp_steps
 
     def budget(self) -> DraftBudget:
         """What its drafts may cost now."""
-        return self._pricing.budget(self._chosen, self._reliability, self.pages)
+        return self._pricing.budget(self._chosen, self._reliability, self.pages, self._tenant)
 
     def gains(self, promises: Sequence[float]) -> list[float]:
         """The tokens that states with these promises bring, less what they read."""
-        read = self._pricing.reading(self.pages)
+        read = self._pricing.reading(self.pages, self._tenant)
         return [gain - read for gain in self._reliability.gains(promises)]
 
     def note(self, rows: int, steps: Sequence[Step]) -> None:
@@ -224,13 +233,21 @@ class DraftingAccount(Account):
 
 @dataclass(slots=True)
 class StepWork:
-    """The work of a step of `running` requests: those that the backbone has read, their rows, tokens and pages."""
+    """The work of a step of `running` requests: those that the backbone has read, their rows, tokens and pages.
+
+    `tenants`: the running requests of each tenant, if they are weighed by themselves.
+    """
 
     running: int = 1
+    tenants: Mapping[str, int] = field(default_factory=dict)
     requests: int = 0
     rows: int = 0
     tokens: int = 0
     pages: int = 0
+
+    def running_with(self, tenant: str) -> int:
+        """The number of requests with which those of a tenant are weighed, themselves included."""
+        return self.tenants.get(tenant, self.running)
 
 
 class _Mean:

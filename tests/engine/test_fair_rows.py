@@ -1,0 +1,142 @@
+"""How tenants share the rows of a forward: by made-up prices, then in the scheduler, then in whole answers."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.decode.modes import Static
+from service.engine import Engine, EngineConfig, GenerationRequest
+from service.engine.drafting.costs import StepCosts
+from service.engine.drafting.pricing import Pricing
+from service.engine.fair_rows import Load, fair_rows
+from service.engine.kv_cache import PagePool
+from service.engine.parts import Parts
+from service.engine.prefix_cache import PrefixCache
+from service.engine.scheduler import Scheduler, Waiting
+from service.model import Checkpoint
+from tests.engine.helpers import DEAR, FAIR, FREE, random_requests, request
+from tests.tiny import tiny_checkpoint
+
+#: a forward reads the weights (3), then computes a row in .5
+PRICE = {rows: 3 + rows / 2 for rows in range(513)}
+
+
+def rooms(loads: dict[str, Load], most: int = 256) -> dict[str, int]:
+    return fair_rows(loads, PRICE.__getitem__, most)
+
+
+class TestFairRows:
+    def test_a_forward_is_at_most_as_long_as_the_shares_of_the_lightest_tenant_allow(self) -> None:
+        assert rooms({"heavy": Load(1, 56), "light": Load(1, 1)}) == {"heavy": 7, "light": 1}
+        assert PRICE[7 + 1] == 2 * PRICE[1]
+
+    def test_a_third_tenant_makes_room_for_its_share(self) -> None:
+        shared = rooms({"heavy": Load(1, 56), "light": Load(1, 1), "other": Load(1, 2)})
+        assert shared == {"heavy": 12, "light": 1, "other": 2}
+        assert PRICE[15] == 3 * PRICE[1]
+
+    def test_weights(self) -> None:
+        assert rooms({"heavy": Load(1, 56), "light": Load(4, 1)}) == {"heavy": 1, "light": 1}
+        assert rooms({"heavy": Load(4, 56), "light": Load(1, 1)}) == {"heavy": 28, "light": 1}
+
+    def test_pages_count(self) -> None:
+        assert rooms({"heavy": Load(1, 56, reading=28), "light": Load(1, 1)}) == {"heavy": 3, "light": 1}
+
+    def test_equal_tenants_lose_no_row(self) -> None:
+        assert rooms({"a": Load(1, 28, 5.0), "b": Load(1, 28, 5.0)}) == {}
+
+    def test_where_rows_cost_nothing_all_have_room(self) -> None:
+        assert fair_rows({"heavy": Load(1, 200), "light": Load(1, 1)}, lambda _: 10.0, 256) == {}
+
+    def test_the_rows_of_a_forward_are_shared_where_more_are_wanted(self) -> None:
+        assert rooms({"heavy": Load(1, 400), "other": Load(1, 300)}) == {"heavy": 128, "other": 128}
+
+    @given(st.lists(st.tuples(st.floats(0.1, 10), st.integers(1, 60)), min_size=2, max_size=8))
+    def test_every_tenant_gets_on_and_no_time_is_longer_than_the_shares_allow(
+        self, tenants: list[tuple[float, int]]
+    ) -> None:
+        loads = {str(number): Load(weight, rows) for number, (weight, rows) in enumerate(tenants)}
+        shared = rooms(loads) or {tenant: load.rows for tenant, load in loads.items()}
+        assert all(1 <= shared[tenant] <= load.rows for tenant, load in loads.items())
+        weights = sum(load.weight for load in loads.values())
+        longest = min(PRICE[load.rows] * weights / load.weight for load in loads.values())
+        assert PRICE[sum(shared.values())] <= longest + (len(loads) - 1) / 2  # a tenant's only row is never left out
+
+
+def scheduler(costs: StepCosts, *tenants: tuple[str, int], prompt: int = 1) -> Scheduler:
+    """Running requests: so many of each tenant."""
+    pricing = Pricing(lambda: costs, 256)
+    target = Scheduler(PrefixCache(PagePool(4000)), 4, EngineConfig(), pricing, prompt_rows=16)
+    for tenant, count in tenants:
+        for number in range(count):
+            one = replace(request(f"{tenant}{number}", [1] * prompt, Static()), tenant=tenant, cache_salt=tenant)
+            target.enqueue(Waiting(one, 0.0))
+    for sequence in target.admit():
+        sequence.start()
+    return target
+
+
+def served(target: Scheduler) -> list[str]:
+    return sorted(sequence.request.request_id for sequence, _ in target.plan())
+
+
+class TestScheduler:
+    def test_the_heavy_tenants_requests_take_turns(self) -> None:
+        target = scheduler(FAIR, ("heavy", 20), ("light", 1))
+        steps = [served(target) for _ in range(10)]
+        assert all("light0" in step for step in steps)
+        size = len(steps[0]) - 1
+        assert 1 <= size < 10
+        turns = [[name for name in step if name != "light0"] for step in steps]
+        assert len({name for turn in turns[: -(-20 // size)] for name in turn}) == 20
+
+    @pytest.mark.parametrize("tenants", [[("a", 20)], [("", 20)], [("a", 10), ("b", 10)]])
+    def test_one_tenant_and_equal_tenants_have_all_their_rows(self, tenants: list[tuple[str, int]]) -> None:
+        assert len(served(scheduler(FAIR, *tenants))) == 20
+
+    def test_nothing_is_left_out_where_rows_are_free(self) -> None:
+        assert len(served(scheduler(FREE, ("heavy", 20), ("light", 1)))) == 21
+
+    def test_a_tenant_alone_again_has_all_its_rows(self) -> None:
+        target = scheduler(FAIR, ("heavy", 20), ("light", 1))
+        served(target)
+        target.remove(next(one for one in target.running if one.request.tenant == "light"))
+        assert len(served(target)) == 20
+
+    def test_prompts_are_limited_and_shared_too(self) -> None:
+        target = scheduler(FAIR, ("heavy", 20), ("light", 1), prompt=41)
+        rows = {sequence.request.request_id: len(rows) for sequence, rows in target.plan()}
+        assert rows.pop("light0") >= 10
+        assert sum(rows.values()) <= 12
+
+    def test_no_more_sequences_than_are_allowed(self) -> None:
+        target = scheduler(FAIR, ("heavy", 20), ("light", 1))
+        assert len(target.plan(most=1)) == 1
+
+
+@pytest.mark.parametrize("costs", [FAIR, DEAR])
+def test_answers_are_the_same_beside_other_tenants(costs: StepCosts) -> None:
+    checkpoint = tiny_checkpoint(2)
+    requests = random_requests(random.Random(11), checkpoint, 12)
+
+    def tokens(tenants: str) -> list[tuple[int, ...]]:
+        shared = [replace(one, tenant=tenants[number % len(tenants)]) for number, one in enumerate(requests)]
+        return [done.token_ids for done in engine(checkpoint, costs).generate(shared)]
+
+    assert tokens("aaab") == tokens("abc") == tokens("a")
+
+
+def engine(checkpoint: Checkpoint, costs: StepCosts) -> Engine:
+    return Engine(checkpoint, EngineConfig(max_rows=12), parts=Parts(costs=costs))
+
+
+def test_a_request_larger_than_its_tenants_share_gets_on() -> None:
+    target = engine(tiny_checkpoint(2), DEAR)
+    many: list[GenerationRequest] = [replace(request(f"a{n}", [1, 2, 3], tokens=24), tenant="a") for n in range(4)]
+    done = target.generate([*many, replace(request("b", [5], Static(), tokens=40), tenant="b")])
+    assert [len(one.token_ids) for one in done] == [24, 24, 24, 24, 40]
