@@ -152,7 +152,7 @@ def _experts(config: ModelConfig, backbone: int) -> dict[str, str]:
 
 
 def _quality(checkpoint: Checkpoint) -> str:
-    from service.quality.bands import in_words
+    from service.quality.load_bands import in_words
     from service.quality.presets import presets_of
 
     presets = presets_of(checkpoint.path, checkpoint.config, None, checkpoint.activation_parts)

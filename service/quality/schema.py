@@ -1,11 +1,12 @@
 """The calibration file, `quality.json`: its fields, reading it, writing it. docs/quality.md explains them.
 
 `mrp-serve calibrate` writes the file into the checkpoint's folder, where replicas read it. A file of version 1 is read
-as one of version 2 (`versions.py`).
+as one of version 2: version 1 had one plan a preset and one frontier, both chosen at the concurrency `chosen_at`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -17,10 +18,10 @@ from service.decode.knobs import KnobValue
 from service.decode.params import ModeParams
 from service.decode.registry import make_params
 from service.errors import CheckpointError, InvalidRequest
-from service.quality.versions import VERSION, upgraded
 
 #: name of the file in the checkpoint's folder
 FILE_NAME = "quality.json"
+VERSION = 2
 
 QualityName = Literal["lossless", "balanced", "fast"]
 QUALITIES: tuple[QualityName, ...] = get_args(QualityName)
@@ -158,7 +159,7 @@ class Row(_Part):
 
     def speed_at(self, concurrency: int) -> Speed:
         """The plan's speed at one of the measured concurrencies."""
-        return next(one for one in self.speed if one.concurrency == concurrency)
+        return next(speed for speed in self.speed if speed.concurrency == concurrency)
 
 
 class QualityFile(_Part):
@@ -175,7 +176,7 @@ class QualityFile(_Part):
     @model_validator(mode="before")
     @classmethod
     def _of_any_version(cls, content: Any) -> Any:
-        return upgraded(content)
+        return _as_version_2(content)
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -206,7 +207,7 @@ def _check_bands(name: str, bands: list[Band]) -> None:
     ends = [band.up_to for band in bands]
     if not ends or ends[-1] is not None or None in ends[:-1]:
         raise ValueError(f"preset {name!r}: up_to are {ends}, the last must be null, and no other")
-    if any(one >= other for one, other in pairwise(ends[:-1])):  # type: ignore[operator]
+    if any(end >= later for end, later in pairwise(ends[:-1])):  # type: ignore[operator]
         raise ValueError(f"preset {name!r}: up_to are {ends}, they must ascend")
 
 
@@ -218,9 +219,9 @@ def read_quality(path: Path) -> QualityFile:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     except ValidationError as error:
         wrong = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in wrong["loc"]) or "the file"
+        field = ".".join(str(part) for part in wrong["loc"]) or "the file"
         raise CheckpointError(
-            f"{path} is no calibration file of version 1 to {VERSION}: {place}: {wrong['msg']}"
+            f"{path} is no calibration file of version 1 to {VERSION}: {field}: {wrong['msg']}"
         ) from None
 
 
@@ -229,3 +230,39 @@ def write_quality(file: QualityFile, path: Path) -> None:
     beside = path.with_name(path.name + ".new")
     beside.write_text(file.model_dump_json(indent=1) + "\n", encoding="utf-8")
     beside.replace(path)
+
+
+def _as_version_2(content: Any) -> Any:
+    """The content of a file as version 2. A broken part stays as it is: the schema then names the fault."""
+    if not isinstance(content, Mapping) or content.get("version") != 1:
+        return content
+    measured = content.get("measured")
+    at = measured.get("chosen_at") if isinstance(measured, Mapping) else None
+    parts = {
+        "measured": _without(measured, "chosen_at"),
+        "presets": content.get("presets"),
+        "rows": content.get("rows"),
+    }
+    if isinstance(parts["presets"], Mapping):
+        parts["presets"] = {name: [plan] for name, plan in parts["presets"].items()}
+    if isinstance(parts["rows"], list):
+        parts["rows"] = [_row_of_version_1(row, at) for row in parts["rows"]]
+    return {**content, "version": VERSION, **{name: part for name, part in parts.items() if name in content}}
+
+
+def _row_of_version_1(row: Any, at: Any) -> Any:
+    """A row whose mark stands at the speed of the load that it was made for."""
+    if not isinstance(row, Mapping) or not isinstance(row.get("speed"), list):
+        return row
+    best = row.get("on_frontier", False)
+    return {**_without(row, "on_frontier"), "speed": [_speed_of_version_1(speed, at, best) for speed in row["speed"]]}
+
+
+def _speed_of_version_1(speed: Any, at: Any, best: Any) -> Any:
+    if not isinstance(speed, Mapping):
+        return speed
+    return {**speed, "on_frontier": best if speed.get("concurrency") == at else False}
+
+
+def _without(part: Any, name: str) -> Any:
+    return {key: value for key, value in part.items() if key != name} if isinstance(part, Mapping) else part

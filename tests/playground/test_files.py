@@ -13,9 +13,9 @@ import httpx
 import pytest
 from starlette.types import ASGIApp
 
+from dev.pictures.style import STATES
 from service.gateway.ingress import Ingress
 from service.gateway.playground.routes import files
-from service.quality.states import STATES
 from service.settings import Settings
 from tests.gateway.doubles import Scripted
 from tests.gateway.helpers import client, over
