@@ -1,6 +1,6 @@
 """Pictures of decoding: a moving one of several answers beside each other, and a still of one answer.
 
-Names and colours of the states are those of the playground (`states.json`). Needs Pillow, and matplotlib for its fonts.
+Names and colours of the states are those of the playground (`states.json`). matplotlib brings Pillow and the fonts.
 """
 
 from __future__ import annotations
