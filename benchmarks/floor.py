@@ -56,6 +56,6 @@ def _feed_forwards(model: ModelConfig, tokens: int) -> tuple[int, int]:
         return dense, dense
     expert = 3 * model.hidden_size * experts.intermediate_size
     every = model.hidden_size * (experts.number + 3 * experts.shared_size)  # the router and the shared experts
-    asked = experts.number * (1 - (1 - experts.per_token / experts.number) ** tokens)
-    read = dense + model.num_expert_layers * (every + round(asked * expert))
+    moved = experts.number * (1 - (1 - experts.per_token / experts.number) ** tokens)
+    read = dense + model.num_expert_layers * (every + round(moved * expert))
     return read, dense + model.num_expert_layers * (every + experts.per_token * expert)

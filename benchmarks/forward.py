@@ -66,7 +66,7 @@ def command(
 class Ratio:
     """Medians over rounds: milliseconds of what is looked at and of what it is compared with, and their ratio.
 
-    `wanted`: what the ratio should not be above; None where it is only told.
+    `wanted`: what the ratio should not be above; None where there is no limit.
     """
 
     what: str
@@ -116,7 +116,7 @@ class Bench:
         def pair() -> tuple[float, float]:
             prompts = [self._prompt(_SHORT) for _ in range(15)] + [self._prompt(2048)]
             requests = [_request(str(number), prompt, 16) for number, prompt in enumerate(prompts)]
-            apart = sum(self._seconds(partial(engine.generate, [one])) for one in requests)
+            apart = sum(self._seconds(partial(engine.generate, [request])) for request in requests)
             return self._seconds(partial(engine.generate, requests)), apart
 
         return _ratio("15 requests of 64 tokens and one of 2048: together / apart", pair, 1.0, rounds)
@@ -128,7 +128,7 @@ class Bench:
         engines = [self._running(requests) for requests in (short, long, [*short, *long])]
 
         def pair() -> tuple[float, float]:
-            times = list(zip(*([self._seconds(one.step) for one in engines] for _ in range(_STEPS)), strict=True))
+            times = list(zip(*([self._seconds(engine.step) for engine in engines] for _ in range(_STEPS)), strict=True))
             alone, behind, both = (statistics.median(column) for column in times)
             return both, alone + behind
 
@@ -171,9 +171,9 @@ class Bench:
 
     def _running(self, requests: Sequence[GenerationRequest]) -> Engine:
         """An engine in which every request has its first block."""
-        engine, waiting = self._engine(), {one.request_id for one in requests}
-        for one in requests:
-            engine.submit(one)
+        engine, waiting = self._engine(), {request.request_id for request in requests}
+        for request in requests:
+            engine.submit(request)
         while waiting:
             waiting -= {event.request_id for event in engine.step()}
         return engine
@@ -194,8 +194,8 @@ def _request(name: str, prompt: tuple[int, ...], tokens: int, params: Static | N
 def _ratio(what: str, pair: Callable[[], tuple[float, float]], wanted: float | None, rounds: int) -> Ratio:
     """The first round warms up and does not count."""
     pairs = [pair() for _ in range(rounds + 1)][1:]
-    one, other = (1e3 * statistics.median(column) for column in zip(*pairs, strict=True))
-    return Ratio(what, one, other, statistics.median(a / b for a, b in pairs), wanted)
+    milliseconds, compared = (1e3 * statistics.median(column) for column in zip(*pairs, strict=True))
+    return Ratio(what, milliseconds, compared, statistics.median(a / b for a, b in pairs), wanted)
 
 
 if __name__ == "__main__":

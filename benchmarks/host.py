@@ -86,7 +86,7 @@ def command(
     for row in rows:
         late = row.get("late_ms", {})
         delays = [f"{late[name]:.1f}" if late else "" for name in ("median", "p99", "most")]
-        shown.add_row(row["plan"], *(f"{one:.0f}" for one in row["microseconds"].values()), *delays)
+        shown.add_row(row["plan"], *(f"{time:.0f}" for time in row["microseconds"].values()), *delays)
     results().print(shown)
 
 
@@ -105,7 +105,7 @@ class Delays:
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Delays:
         """Of at least one beat."""
-        late = sorted(1e3 * one for one in seconds)
+        late = sorted(1e3 * second for second in seconds)
         return cls(len(late), late[len(late) // 2], late[int(0.99 * (len(late) - 1))], late[-1])
 
 
@@ -126,10 +126,10 @@ async def _measure(
     ids: list[int] = [threading.get_native_id()]
     worker = EngineWorker(engine, max_waiting=2 * requests)
     worker.start()
-    clients = [asyncio.create_task(_ask(worker, place, params, tokens)) for place in range(requests)]
+    clients = [asyncio.create_task(_ask(worker, slot, params, tokens)) for slot in range(requests)]
     try:
         await asyncio.sleep(_WARM_UP_S)
-        ids += [one.native_id for one in threading.enumerate() if one.name == "engine" and one.native_id]
+        ids += [thread.native_id for thread in threading.enumerate() if thread.name == "engine" and thread.native_id]
         return Delays.of(await _beats(seconds, ids))
     finally:
         for client in clients:
@@ -138,11 +138,11 @@ async def _measure(
         worker.stop()
 
 
-async def _ask(worker: EngineWorker, place: int, params: ModeParams, tokens: int) -> None:
-    """Requests of one place, without end."""
+async def _ask(worker: EngineWorker, slot: int, params: ModeParams, tokens: int) -> None:
+    """Requests of a slot, without end."""
     number = 0
     while True:
-        request = GenerationRequest(f"{place}-{number}", (place % 2,), params, max_new_tokens=tokens)
+        request = GenerationRequest(f"{slot}-{number}", (slot % 2,), params, max_new_tokens=tokens)
         async with aclosing(worker.generate(request)) as events:
             async for _ in events:
                 pass

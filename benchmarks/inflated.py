@@ -83,10 +83,10 @@ _DEVIATION = 0.02
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """Where the dimensions of an axis go: `taken` of the small one to `places` of `size`."""
+    """Where the dimensions of an axis go: `taken` of the small one to `indices` of `size`."""
 
     size: int
-    places: Tensor
+    indices: Tensor
     taken: Tensor
 
 
@@ -132,9 +132,9 @@ class InflatedWeights:
         further = layer and layer[1] == "model." and int(layer[2]) >= self._small.num_layers
         if further or leaf == "gate" or _SHARED in name:
             return self._further(name, leaf, [axis.size for axis in axes])
-        own = _EXPERT.sub(".", name)
-        scale = self._expert_scale if leaf == "down_proj" and own != name else self._scales.get(leaf, 1.0)
-        weight = self._placed(self._read(own).float() * scale, axes)
+        of_small = _EXPERT.sub(".", name)
+        scale = self._expert_scale if leaf == "down_proj" and of_small != name else self._scales.get(leaf, 1.0)
+        weight = self._placed(self._read(of_small).float() * scale, axes)
         return (
             weight if layer or self._small.vocab_size == self._large.vocab_size else self._with_constant(name, weight)
         )
@@ -153,8 +153,8 @@ class InflatedWeights:
     def _placed(self, weight: Tensor, axes: Sequence[_Axis]) -> Tensor:
         large = torch.zeros([axis.size for axis in axes], device=self._device, dtype=self._dtype)
         taken = torch.meshgrid(*(axis.taken.to(self._device) for axis in axes), indexing="ij")
-        places = torch.meshgrid(*(axis.places.to(self._device) for axis in axes), indexing="ij")
-        large[places] = weight[taken].to(self._dtype)
+        indices = torch.meshgrid(*(axis.indices.to(self._device) for axis in axes), indexing="ij")
+        large[indices] = weight[taken].to(self._dtype)
         return large
 
     def _further(self, name: str, leaf: str, shape: list[int]) -> Tensor:
@@ -169,18 +169,18 @@ class InflatedWeights:
 
     def _with_constant(self, name: str, weight: Tensor) -> Tensor:
         """Writes the constant dimension, the first behind the small model's, into what makes, carries or reads it."""
-        place, vocabulary = self._small.hidden_size, self._small.vocab_size
+        index, vocabulary = self._small.hidden_size, self._small.vocab_size
         carried, read = self._loss()
         if name == "model.embed_tokens.weight":
-            weight[:, place] = _TINY * self._read(name).float().square().mean().sqrt()
+            weight[:, index] = _TINY * self._read(name).float().square().mean().sqrt()
         elif name == "lm_head.weight":
-            weight[vocabulary:, place] = -read
+            weight[vocabulary:, index] = -read
         elif name in {"model.norm.weight", f"{_MRP}norm.weight"}:
-            weight[place] = carried
+            weight[index] = carried
         elif name == f"{_MRP}enorm.weight":
-            weight[place] = math.sqrt(place / self._large.hidden_size)
+            weight[index] = math.sqrt(index / self._large.hidden_size)
         elif name == f"{_MRP}eh_proj.weight":
-            weight[place, place] = 1.0
+            weight[index, index] = 1.0
         return weight
 
     def _loss(self) -> tuple[float, float]:
@@ -232,11 +232,11 @@ def _copies(small: ModelConfig, large: ModelConfig) -> int:
 
 
 def _axes(small: ModelConfig, large: ModelConfig) -> dict[str, _Axis]:
-    head = _rotary_places(small.head_dim, large.rotary_dim or large.head_dim)
+    head = _rotary_indices(small.head_dim, large.rotary_dim or large.head_dim)
     per_key, room = small.num_heads // small.num_kv_heads, large.num_heads // large.num_kv_heads
     copies = _copies(small, large)
     key_heads = [number // copies for number in range(small.num_kv_heads * copies)]
-    query_places = [
+    query_heads = [
         (number // per_key * copies + number % per_key // room) * room + number % per_key % room
         for number in range(small.num_heads)
     ]
@@ -256,13 +256,13 @@ def _axes(small: ModelConfig, large: ModelConfig) -> dict[str, _Axis]:
         "head": _Axis(large.head_dim, head, torch.arange(small.head_dim)),
         "queries": _Axis(
             large.num_heads * large.head_dim,
-            torch.cat([place * large.head_dim + head for place in query_places]),
+            torch.cat([number * large.head_dim + head for number in query_heads]),
             torch.arange(small.num_heads * small.head_dim),
         ),
         "keys": _Axis(
             large.num_kv_heads * large.head_dim,
-            torch.cat([place * large.head_dim + head for place in range(len(key_heads))]),
-            torch.cat([own * small.head_dim + torch.arange(small.head_dim) for own in key_heads]),
+            torch.cat([number * large.head_dim + head for number in range(len(key_heads))]),
+            torch.cat([number * small.head_dim + torch.arange(small.head_dim) for number in key_heads]),
         ),
     }
 
@@ -281,7 +281,7 @@ def _first(taken: int, size: int) -> _Axis:
     return _Axis(size, torch.arange(taken), torch.arange(taken))
 
 
-def _rotary_places(small: int, large: int) -> Tensor:
+def _rotary_indices(small: int, large: int) -> Tensor:
     """Where the dimensions of a head go, so that each is rotated as before: first and second halves are pairs.
 
     `large`: how many are rotated there.

@@ -245,13 +245,13 @@ def predict(
         priced = PricedRunner(runner, prices)
         parts = Parts(costs=prices.steps(config.max_rows), runner=lambda *_, priced=priced: priced)
         engine = Engine(checkpoint, config, parts=parts)
-        places = range(max(workload.fewest, _WAVES * concurrency))
-        stats = [done.stats for done in engine.generate(workload.requests(params, places, stops))]
-        decoded = sum(one.decoded_tokens for one in stats)
+        numbers = range(max(workload.fewest, _WAVES * concurrency))
+        stats = [done.stats for done in engine.generate(workload.requests(params, numbers, stops))]
+        decoded = sum(stat.decoded_tokens for stat in stats)
         yield Prediction(
             params,
             concurrency,
-            decoded / sum(one.forwards.denoise + one.forwards.verify for one in stats),
+            decoded / sum(stat.forwards.denoise + stat.forwards.verify for stat in stats),
             priced.rows / priced.forwards,
             priced.refines / priced.forwards,
             1e3 * priced.seconds / priced.forwards,

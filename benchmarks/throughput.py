@@ -100,7 +100,7 @@ def compare_with_plain_loop(
             if plain is not None:
                 theirs.append(_plain_rate(plain, requests[:_PLAIN_SAMPLE]))
             rounds.after(f"{concurrency} together, engine and plain loop")
-        ratios = [own / other for own, other in zip(ours, theirs, strict=False)]
+        ratios = [engine / plain for engine, plain in zip(ours, theirs, strict=False)]
         yield SpeedRow(concurrency, statistics.median(ours), _median(theirs), _median(ratios))
 
 
@@ -123,7 +123,7 @@ def _plain_rate(plain: PlainLoop, requests: list[GenerationRequest]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is asked: prompts, each at the temperature, with so many new tokens at most.
+    """Prompts, each at the temperature, with `new_tokens` new tokens at most.
 
     `fewest`: requests of a round, at least.
     """
@@ -133,13 +133,13 @@ class Workload:
     fewest: int = 48
     new_tokens: int = 96
 
-    def requests(self, params: ModeParams, places: range, stops: frozenset[int]) -> list[GenerationRequest]:
-        """Those at the places, the first prompt again behind the last. A place's seed is the same for every plan."""
-        prompts = [self.prompts[place % len(self.prompts)] for place in places]
-        sampling = [SamplingParams(self.temperature, seed=place) for place in places]
+    def requests(self, params: ModeParams, numbers: range, stops: frozenset[int]) -> list[GenerationRequest]:
+        """A request for each number, the first prompt again behind the last. Plans get the same seed for a number."""
+        prompts = [self.prompts[number % len(self.prompts)] for number in numbers]
+        sampling = [SamplingParams(self.temperature, seed=number) for number in numbers]
         return [
-            GenerationRequest(f"{place}", prompt, params, drawn, max_new_tokens=self.new_tokens, stop_token_ids=stops)
-            for place, prompt, drawn in zip(places, prompts, sampling, strict=True)
+            GenerationRequest(f"{number}", prompt, params, drawn, max_new_tokens=self.new_tokens, stop_token_ids=stops)
+            for number, prompt, drawn in zip(numbers, prompts, sampling, strict=True)
         ]
 
 
@@ -164,18 +164,18 @@ class PlanAtLoad:
     @property
     def tokens_per_forward(self) -> float:
         """Tokens up to the end token per denoise or verify forward of a request."""
-        return sum(one.tokens for one in self.samples) / sum(one.forwards for one in self.samples)
+        return sum(sample.tokens for sample in self.samples) / sum(sample.forwards for sample in self.samples)
 
     @property
     def milliseconds_per_token(self) -> float:
         """Median, CPU time."""
-        return statistics.median(1e3 * one.cpu_s / one.tokens for one in self.samples)
+        return statistics.median(1e3 * sample.cpu_s / sample.tokens for sample in self.samples)
 
     def times_faster(self, static: PlanAtLoad) -> tuple[float, float]:
         """Static's time a token over the plan's, medians over rounds: by CPU time and by the wall's."""
         pairs = list(zip(static.samples, self.samples, strict=True))
-        cpu = [(other.cpu_s / other.tokens) / (own.cpu_s / own.tokens) for other, own in pairs]
-        wall = [(other.wall_s / other.tokens) / (own.wall_s / own.tokens) for other, own in pairs]
+        cpu = [(slow.cpu_s / slow.tokens) / (fast.cpu_s / fast.tokens) for slow, fast in pairs]
+        wall = [(slow.wall_s / slow.tokens) / (fast.wall_s / fast.tokens) for slow, fast in pairs]
         return statistics.median(cpu), statistics.median(wall)
 
 
@@ -218,9 +218,9 @@ def compare_at_loads(
         turns = deque((Engine(checkpoint, config, parts=handed), row) for row in rows)
         for number in range(rounds.count + 1):
             count = max(workload.fewest, _WAVES * concurrency)
-            places = range(number * count, (number + 1) * count)
+            numbers = range(number * count, (number + 1) * count)
             for engine, row in turns:
-                row.samples.append(_sample(engine, workload.requests(row.params, places, stops)))
+                row.samples.append(_sample(engine, workload.requests(row.params, numbers, stops)))
                 turn = f"round {number} of {rounds.count}" if number else "to warm up"
                 rounds.after(f"{concurrency} together, {turn}, {row.params.mode}")
             turns.rotate(1)  # nobody always follows the same one
@@ -241,5 +241,5 @@ def _sample(engine: Engine, requests: Sequence[GenerationRequest]) -> Sample:
     cpu, wall = time.thread_time(), time.perf_counter()
     stats = [completion.stats for completion in engine.generate(requests)]
     cpu, wall = time.thread_time() - cpu, time.perf_counter() - wall
-    forwards = sum(one.forwards.denoise + one.forwards.verify for one in stats)
-    return Sample(sum(one.decoded_tokens for one in stats), forwards, cpu, wall)
+    forwards = sum(stat.forwards.denoise + stat.forwards.verify for stat in stats)
+    return Sample(sum(stat.decoded_tokens for stat in stats), forwards, cpu, wall)

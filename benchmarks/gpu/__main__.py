@@ -19,18 +19,20 @@ from service.model.options import pick_device, pick_dtype
 
 def main(words: list[str] | None = None) -> int:
     """The exit status: 0 if nothing was wrong."""
-    given = _parser().parse_args(words)
+    options = _parser().parse_args(words)
     try:
-        device = torch.device(pick_device(given.device))
+        device = torch.device(pick_device(options.device))
     except SettingsError as error:
         print(f"gpu: {error}", file=sys.stderr)  # noqa: T201
         return 1
-    dtype = pick_dtype(given.dtype, str(device))
-    with Rows(given.out / f"gpu-{given.stage}.jsonl", device, given.seconds) as rows:
-        if given.stage == "correctness":
-            return 0 if check_device(rows, device, given.golden, given.requests) else 1
-        extent = Extent(given.shapes, given.concurrency, given.rows, given.context, given.rounds, given.new_tokens)
-        measure = measure_speed if given.stage == "speed" else measure_peers
+    dtype = pick_dtype(options.dtype, str(device))
+    with Rows(options.out / f"gpu-{options.stage}.jsonl", device, options.seconds) as rows:
+        if options.stage == "correctness":
+            return 0 if check_device(rows, device, options.golden, options.requests) else 1
+        extent = Extent(
+            options.shapes, options.concurrency, options.rows, options.context, options.rounds, options.new_tokens
+        )
+        measure = measure_speed if options.stage == "speed" else measure_peers
         measure(rows, device, dtype, extent)
     return 0
 

@@ -70,11 +70,11 @@ def _checks(device: torch.device, golden: Path, requests: int) -> Iterator[tuple
 
 
 def _backends(device: torch.device) -> list[EngineConfig]:
-    found = [EngineConfig(attention="eager", cuda_graphs=False, overlap="off")]
+    configs = [EngineConfig(attention="eager", cuda_graphs=False, overlap="off")]
     if has_triton(device):
-        found += [EngineConfig(attention="triton", cuda_graphs=on, overlap="off") for on in (False, True)]
-        found.append(EngineConfig(attention="triton", overlap="on"))
-    return found
+        configs += [EngineConfig(attention="triton", cuda_graphs=on, overlap="off") for on in (False, True)]
+        configs.append(EngineConfig(attention="triton", overlap="on"))
+    return configs
 
 
 def _golden(folder: Path, device: torch.device, config: EngineConfig) -> tuple[int, int]:
@@ -157,5 +157,5 @@ def _drawn(count: int) -> list[GenerationRequest]:
     ]
 
 
-def _same(found: Sequence[tuple[int, ...]], expected: Sequence[tuple[int, ...]]) -> int:
-    return sum(one == other for one, other in zip(found, expected, strict=True))
+def _same(answers: Sequence[tuple[int, ...]], expected: Sequence[tuple[int, ...]]) -> int:
+    return sum(answer == other for answer, other in zip(answers, expected, strict=True))

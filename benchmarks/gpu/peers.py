@@ -51,12 +51,12 @@ def _lmdeploy(rows: Rows, shape: str, checkpoint: Checkpoint, requests: dict[int
         save_checkpoint(Path(folder), checkpoint.raw, checkpoint.backbone, None)
         config = lmdeploy.PytorchEngineConfig(dllm_block_length=checkpoint.config.block_size)
         pipeline: Any = lmdeploy.pipeline(folder, backend_config=config)
-        for count, asked in requests.items():
+        for count, batch in requests.items():
             if rows.over(f"lmdeploy, {count} together"):
                 return
-            wanted = lmdeploy.GenerationConfig(max_new_tokens=asked[0].max_new_tokens, ignore_eos=True)
+            wanted = lmdeploy.GenerationConfig(max_new_tokens=batch[0].max_new_tokens, ignore_eos=True)
             begin = time.perf_counter()
-            answers = pipeline([list(request.prompt_token_ids) for request in asked], gen_config=wanted)
+            answers = pipeline([list(request.prompt_token_ids) for request in batch], gen_config=wanted)
             seconds = time.perf_counter() - begin
             tokens = sum(len(answer.token_ids) for answer in answers)
             rows.write("lmdeploy", shape=shape, concurrency=count, tokens_per_s=tokens / seconds)

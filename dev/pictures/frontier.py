@@ -158,8 +158,8 @@ def _margin_lines(axes: Axes, file: QualityFile, page: Page) -> None:
         axes.axhline(static - margin, linewidth=0.9, linestyle=dash, zorder=1, **look)
         below = f"{100 * margin:g} point{'' if margin == 0.01 else 's'} below"
         name, offset, side = (below, -3, "top") if margin else ("static", 3, "bottom")
-        place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": "right"}
-        axes.annotate(name, (1, static - margin), (0, offset), va=side, fontsize=8, **place, **look)
+        anchor: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "ha": "right"}
+        axes.annotate(name, (1, static - margin), (0, offset), va=side, fontsize=8, **anchor, **look)
 
 
 def _curve(axes: Axes, rows: Sequence[Row], across: Mapping[str, float], look: dict[str, Any]) -> None:

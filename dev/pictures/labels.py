@@ -56,14 +56,14 @@ def place(axes: Axes, labels: Iterable[Label], renderer: RendererBase) -> list[A
 
 
 def _candidates(axes: Axes, label: Label) -> list[Annotation]:
-    found = []
+    candidates = []
     for far in _FARTHER:
         for right, up in _SIDES:
             offset = right * far * label.away, up * far * label.away
             sides: dict[str, Any] = {"ha": _ACROSS[_sign(right)], "va": _UP[_sign(up)], "textcoords": "offset points"}
-            found.append(axes.annotate(label.text, label.point, offset, **sides, **label.style))
-            found[-1].set_in_layout(False)
-    return found
+            candidates.append(axes.annotate(label.text, label.point, offset, **sides, **label.style))
+            candidates[-1].set_in_layout(False)
+    return candidates
 
 
 def _sign(number: float) -> int:

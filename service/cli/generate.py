@@ -85,9 +85,9 @@ def _constraint(schema: Path | None, regex: str | None, choice: list[str] | None
     from service.constraints import Constraint
     from service.errors import InvalidRequest, SettingsError
 
-    given = [name for name, value in (("schema", schema), ("regex", regex), ("choice", choice)) if value]
-    if len(given) > 1:
-        raise InvalidRequest(f"{' and '.join(given)} are given, allowed is one of them", param=given[-1])
+    names = [name for name, value in (("schema", schema), ("regex", regex), ("choice", choice)) if value]
+    if len(names) > 1:
+        raise InvalidRequest(f"{' and '.join(names)} are given, allowed is one of them", param=names[-1])
     if schema:
         try:
             return Constraint.json(json.loads(schema.read_text("utf-8")), "schema")

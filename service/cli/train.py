@@ -94,16 +94,16 @@ def command(
         Keeping(out.absolute(), save_every, judged),
         Module(layers, not direct),
     )
-    place = pick_device(device)
+    picked = pick_device(device)
     use_threads(threads)
     with _goes_on(plan), shown(plan) as watcher:
         if workers == 1:
-            _alone(plan, place, watcher)
+            _alone(plan, picked, watcher)
         else:
             from service.cli.train_workers import train_together
 
             with _following(plan, watcher):
-                train_together(plan, place, workers, threads)
+                train_together(plan, picked, workers, threads)
     _say_result(plan)
 
 

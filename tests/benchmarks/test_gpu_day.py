@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from benchmarks.gpu.rows import Extent, Rows
 from benchmarks.gpu.speed import PLANS, VARIANTS, measure_speed
 from benchmarks.shapes import SHAPES, Shape
 from tests.engine.helpers import FAIR
+from tests.test_imports import imported
 
 CPU = torch.device("cpu")
 SMALL = Extent(("small",), (2,), (2,), 32, rounds=1, new_tokens=8)
@@ -83,3 +85,17 @@ def test_without_the_device_it_says_so(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main(["speed", "--out", str(tmp_path)]) == 1
     assert "CUDA" in capsys.readouterr().err
+
+
+def test_the_stages_need_no_command_line_and_no_service() -> None:
+    """A GPU machine has few packages beside torch and transformers. tests/test_imports.py holds those of `service`."""
+    reached, waiting = set[Path](), {*Path("benchmarks/gpu").glob("*.py")}
+    names = set[str]()
+    while waiting:
+        reached |= waiting
+        names |= {name for path in waiting for name in imported(ast.parse(path.read_text("utf-8")))}
+        ours = (Path(*name.split(".")[:-1]).with_suffix(".py") for name in names if name.startswith("benchmarks."))
+        waiting = {path for path in ours if path.is_file()} - reached
+    assert Path("benchmarks/steps.py") in reached
+    heavy = ("ray", "fastapi", "uvicorn", "typer", "service.cli", "service.gateway", "service.rayserve", "service.app")
+    assert [name for name in names if name.startswith(heavy)] == []
