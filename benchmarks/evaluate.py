@@ -16,7 +16,16 @@ from benchmarks.options import heldout, run
 from service.calibration.plans import Grid, entropy_bounds, grid_lines, parse_plan, thresholds
 from service.calibration.scorers import demo
 from service.calibration.tasks import read_prompts, tasks_of
-from service.cli.options import Device, Dtype, Model, Output, Threads, load, load_options, use_threads
+from service.cli.options import (
+    DeviceOption,
+    DtypeOption,
+    ModelOption,
+    OutputOption,
+    ThreadsOption,
+    load,
+    load_options,
+    use_threads,
+)
 from service.cli.output import Counter, results, table
 from service.decode.modes import Speculative
 from service.decode.registry import make_params
@@ -38,7 +47,7 @@ _GRID: Grid = {
 
 
 def command(
-    model: Model = None,
+    model: ModelOption = None,
     problems: Annotated[int, typer.Option(min=1, help="Held-out problems, drawn without repetition.")] = 300,
     plan: Annotated[
         list[str] | None,
@@ -55,16 +64,16 @@ def command(
     together: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 8,
     temperature: Annotated[float, typer.Option(min=0)] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the choice of problems and of sampling.")] = 0,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    threads: Threads = None,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "auto",
+    threads: ThreadsOption = None,
     draft_candidates: Annotated[
         int | None, typer.Option(min=0, help="Tokens from which a draft is chosen. 0: the whole vocabulary.")
     ] = None,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Measures accuracy, tokens per forward and time of every mode, with MRP and with its output set to zero."""
-    variants = [parse_variant(text) for text in plan or ()]
+    variants = [parse_variant(words) for words in plan or ()]
     lines = read_prompts(text).lines if text else _lines(heldout(problems, seed))
     use_threads(threads)
     checkpoint = load(model, device, dtype)
@@ -79,12 +88,12 @@ def command(
     with Counter(len(tasks) * len(variants)) as counter:
         limits_of_all = max_new_tokens, together
         for latest in evaluate(engines, tasks, variants, SamplingParams(temperature, seed=seed), limits_of_all):
-            rows, done = latest, [len(score.completions) for score in latest]
+            scores, done = latest, [len(score.completions) for score in latest]
             counter.reach(sum(done), f"answers; {min(done)} of {len(tasks)} prompts by every plan")
             if output and min(done) == max(done):
                 content = [_row(score, judged=text is None) for score in latest]
                 output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    results().print(_table(rows, judged=text is None))
+    results().print(_table(scores, judged=text is None))
 
 
 def parse_variant(text: str) -> Variant:

@@ -17,7 +17,7 @@ from typing import cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from service.calibration.tasks import Task
+from service.calibration.tasks import PromptTask
 from service.decode.modes import Speculative
 from service.decode.params import ModeParams
 from service.engine import Completion, Engine, GenerationRequest, SamplingParams
@@ -102,7 +102,7 @@ class Score:
 
 def evaluate(
     engines: Mapping[str, Engine],
-    tasks: Sequence[Task],
+    tasks: Sequence[PromptTask],
     variants: Sequence[Variant],
     sampling: SamplingParams,
     limits: tuple[int, int] = (128, 8),
@@ -132,7 +132,7 @@ def evaluate(
             yield scores
 
 
-def _judge(score: Score, tasks: Sequence[Task], completions: list[Completion], first: list[Completion]) -> None:
+def _judge(score: Score, tasks: Sequence[PromptTask], completions: list[Completion], first: list[Completion]) -> None:
     """`first`: the completions of the first variant so far."""
     done = len(score.completions)
     score.completions += completions

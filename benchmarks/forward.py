@@ -23,7 +23,7 @@ from rich.table import Table
 from benchmarks.options import run
 from benchmarks.plain_loop import PlainLoop
 from benchmarks.shapes import random_checkpoint
-from service.cli.options import Output, Threads, use_threads
+from service.cli.options import OutputOption, ThreadsOption, use_threads
 from service.decode.block import MASKED, Block
 from service.decode.modes import Static
 from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
@@ -46,8 +46,8 @@ _STEPS = 12
 
 def command(
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")] = 5,
-    threads: Threads = None,
-    output: Output = None,
+    threads: ThreadsOption = None,
+    output: OutputOption = None,
 ) -> None:
     """Compares forwards with random weights: long prompts, mixed lengths, prompts beside decoding, many states."""
     use_threads(threads)

@@ -20,10 +20,10 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.machine import machine_name
-from benchmarks.options import Several, run
+from benchmarks.options import SeveralOption, run
 from benchmarks.steps import HOST_COSTS, host_milliseconds
 from service.calibration.plans import parse_plan
-from service.cli.options import Device, Dtype, Model, Output, load, use_threads
+from service.cli.options import DeviceOption, DtypeOption, ModelOption, OutputOption, load, use_threads
 from service.cli.output import Counter, results, table
 from service.decode.params import ModeParams
 from service.engine import Engine, EngineConfig, EngineWorker, GenerationRequest, Parts
@@ -48,18 +48,18 @@ _PLANS = [
 
 
 def command(
-    model: Model = None,
-    concurrency: Several = [1, 8, 32, 128],  # noqa: B006
+    model: ModelOption = None,
+    concurrency: SeveralOption = [1, 8, 32, 128],  # noqa: B006
     plan: Annotated[list[str], typer.Option(help="A mode and its knobs; may be given again.")] = _PLANS,
     steps: Annotated[int, typer.Option(min=1, help="Steps of a measurement; the median is reported.")] = 22,
     seconds: Annotated[float, typer.Option(min=0, help="Seconds that the event loop is watched, for each plan.")] = 5,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "auto",
     threads: Annotated[
         int,
         typer.Option(min=1, help="CPU threads for torch. With one, the times are CPU times of the engine's thread."),
     ] = 1,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Measures the host's time per request and step, and how late an event loop is beside the engine."""
     plans = {text: parse_plan(text) for text in plan}

@@ -11,7 +11,7 @@ import typer
 from benchmarks.inflated import InflatedWeights
 from benchmarks.options import run
 from benchmarks.shapes import shape_named
-from service.cli.options import Dtype, Model, load_options
+from service.cli.options import DtypeOption, ModelOption, load_options
 from service.cli.output import notes
 from service.demo import CHECKPOINT
 from service.errors import SettingsError
@@ -27,8 +27,8 @@ _TEXT_FILES = ("tokenizer*", "*.jinja", "generation_config.json", "vocab.json", 
 def command(
     shape: Annotated[str, typer.Option(help="Published shape, such as sdar-1.7b or llada2-mini.")],
     out: Annotated[Path, typer.Option(help="Folder for the checkpoint; must be new or empty.")],
-    model: Model = None,
-    dtype: Dtype = "bfloat16",
+    model: ModelOption = None,
+    dtype: DtypeOption = "bfloat16",
 ) -> None:
     """Writes a checkpoint of a published shape that computes the same tokens as a small one."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

@@ -10,10 +10,10 @@ import typer
 from rich.table import Table
 
 from benchmarks.machine import machine_name
-from benchmarks.options import Several, Shape, heldout, load_in_shape, run
+from benchmarks.options import SeveralOption, ShapeOption, heldout, load_in_shape, run
 from benchmarks.throughput import PlanAtLoad, Rounds, Workload, compare_at_loads, parts, plans_at_load
 from service.calibration.plans import parse_plan
-from service.cli.options import Device, Dtype, Model, Output, use_threads
+from service.cli.options import DeviceOption, DtypeOption, ModelOption, OutputOption, use_threads
 from service.cli.output import Counter, results, table
 from service.decode.modes import Static
 from service.quality.schema import Plan
@@ -21,9 +21,9 @@ from service.text import TextCodec
 
 
 def command(
-    model: Model = None,
-    shape: Shape = None,
-    concurrency: Several = [1, 4, 16, 64],  # noqa: B006
+    model: ModelOption = None,
+    shape: ShapeOption = None,
+    concurrency: SeveralOption = [1, 4, 16, 64],  # noqa: B006
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")] = 7,
     plan: Annotated[
         list[str] | None,
@@ -33,12 +33,12 @@ def command(
     problems: Annotated[int, typer.Option(min=1, help="Held-out problems from which rounds draw.")] = 256,
     requests: Annotated[int, typer.Option(min=1, help="Requests of a round, at least.")] = 48,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = 96,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "auto",
     threads: Annotated[
         int, typer.Option(min=1, help="CPU threads for torch. With one, the CPU time is that of the forwards only.")
     ] = 1,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Compares speculative decoding, with automatic and with fixed drafts, with static on the held-out problems."""
     chosen = [Static(), *(parse_plan(text) for text in plan)] if plan else None

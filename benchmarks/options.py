@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from service.demo import Problem
     from service.model import Checkpoint
 
-Several = Annotated[list[int], typer.Option(min=1, help="Concurrent requests; may be given again.")]
-Shape = Annotated[
+SeveralOption = Annotated[list[int], typer.Option(min=1, help="Concurrent requests; may be given again.")]
+ShapeOption = Annotated[
     str | None,
     typer.Option(
         help="Inflates the checkpoint to a published shape (qwen3-0.6b, sdar-1.7b, -4b, -8b, -30b-a3b, "

@@ -17,11 +17,11 @@ from rich.table import Table
 
 from benchmarks.floor import forward_need
 from benchmarks.machine import Rates
-from benchmarks.options import Several, heldout, run
+from benchmarks.options import SeveralOption, heldout, run
 from benchmarks.shapes import config_in_shape, shape_named
 from benchmarks.throughput import Workload
 from service.calibration.plans import parse_plan
-from service.cli.options import BlockSize, Model, Output, load, use_threads
+from service.cli.options import BlockSizeOption, ModelOption, OutputOption, load, use_threads
 from service.cli.output import Counter, results, table
 from service.decode.params import ModeParams
 from service.decode.policy import Reading
@@ -63,17 +63,17 @@ _PLANS = [
 def command(
     shape: Annotated[str, typer.Option(help="Published shape: qwen3-0.6b, sdar-1.7b, sdar-4b, sdar-8b, sdar-30b-a3b.")],
     gpu: Annotated[str, typer.Option(help="rtx-4090, l40s, a100-80gb, h100 or h200, by its data sheet.")],
-    model: Model = None,
-    concurrency: Several = [1, 8, 32, 128],  # noqa: B006
+    model: ModelOption = None,
+    concurrency: SeveralOption = [1, 8, 32, 128],  # noqa: B006
     plan: Annotated[list[str], typer.Option(help="A mode and its knobs; may be given again.")] = _PLANS,
-    block_size: BlockSize = None,
+    block_size: BlockSizeOption = None,
     context: Annotated[int, typer.Option(min=0, help="Tokens that a row reads besides its own.")] = 256,
     above_floor: Annotated[float, typer.Option(min=1, help="A forward's time over the least that it can take.")] = 1.25,
     forward_us: Annotated[float, typer.Option(min=0, help="Microseconds to start and read a forward.")] = 200,
     request_us: Annotated[float, typer.Option(min=0, help="The host's microseconds a request and step.")] = 20,
     problems: Annotated[int, typer.Option(min=1, help="Held-out problems that are decoded.")] = 256,
     requests: Annotated[int, typer.Option(min=1, help="Requests of a plan, at least.")] = 24,
-    output: Output = None,
+    output: OutputOption = None,
 ) -> None:
     """Predicts the speed of a published shape on a GPU from bytes and operations. Measures nothing.
 

@@ -17,10 +17,19 @@ import typer
 from rich.table import Table
 
 from benchmarks.machine import machine_name, measure_rates
-from benchmarks.options import Several, Shape, load_in_shape, run
+from benchmarks.options import SeveralOption, ShapeOption, load_in_shape, run
 from benchmarks.steps import Platform, StepTime, step_times
 from benchmarks.throughput import RandomWorkload, Rounds, SpeedRow, compare_with_plain_loop
-from service.cli.options import Attention, BlockSize, Device, Dtype, Model, Output, Threads, use_threads
+from service.cli.options import (
+    AttentionOption,
+    BlockSizeOption,
+    DeviceOption,
+    DtypeOption,
+    ModelOption,
+    OutputOption,
+    ThreadsOption,
+    use_threads,
+)
 from service.cli.output import Counter, results, table
 from service.decode.modes import Static
 from service.engine import Engine, EngineConfig, GenerationRequest
@@ -30,20 +39,20 @@ _Rows = Annotated[list[int], typer.Option(min=1, help="Rows of a step; may be gi
 
 
 def command(
-    model: Model = None,
-    shape: Shape = None,
-    concurrency: Several = [1, 8, 32],  # noqa: B006
+    model: ModelOption = None,
+    shape: ShapeOption = None,
+    concurrency: SeveralOption = [1, 8, 32],  # noqa: B006
     rows: _Rows = [1, 2, 4, 8, 16, 32, 64],  # noqa: B006
     rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")] = 5,
     new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of every completion.")] = 64,
     prefix_tokens: Annotated[int, typer.Option(min=0, help="Tokens before the rows of a step.")] = 256,
     prompt_tokens: Annotated[list[int], typer.Option(min=1, help="Prompt lengths; repeatable.")] = [64, 256, 1000],  # noqa: B006
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    attention: Attention = "auto",
-    block_size: BlockSize = None,
-    threads: Threads = None,
-    output: Output = None,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "auto",
+    attention: AttentionOption = "auto",
+    block_size: BlockSizeOption = None,
+    threads: ThreadsOption = None,
+    output: OutputOption = None,
 ) -> None:
     """Measures tokens per second beside a transformers loop, steps over their floor, and prefix cache savings."""
     from benchmarks.plain_loop import plain_loop_of

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.evaluation import Score, Variant, evaluate
 from service.calibration.plans import parse_plan
-from service.calibration.tasks import Task
+from service.calibration.tasks import PromptTask
 from service.demo.edition4 import check
 from service.engine import Engine, EngineConfig, SamplingParams
 from service.model import LoadOptions, load_checkpoint
@@ -63,17 +63,17 @@ def _engine(folder: Path, *, zero: bool) -> Engine:
     return Engine(checkpoint, EngineConfig(prefix_cache=False))
 
 
-def _tasks(folder: Path, prompts: list[str]) -> list[Task]:
+def _tasks(folder: Path, prompts: list[str]) -> list[PromptTask]:
     codec = TextCodec.load(folder)
 
-    def task(prompt: str) -> Task:
+    def task(prompt: str) -> PromptTask:
         ids = codec.encode_chat([{"role": "user", "content": prompt}])
-        return Task(tuple(ids), lambda answer: check(prompt, codec.decode(answer)))
+        return PromptTask(tuple(ids), lambda answer: check(prompt, codec.decode(answer)))
 
     return [task(prompt) for prompt in prompts]
 
 
-def _row(score: Score, tasks: list[Task], prompts: list[str]) -> dict[str, object]:
+def _row(score: Score, tasks: list[PromptTask], prompts: list[str]) -> dict[str, object]:
     kinds: dict[str, list[bool]] = defaultdict(list)
     for prompt, task, completion in zip(prompts, tasks, score.completions, strict=True):
         kinds[_KINDS.get(prompt.split()[0], "story")].append(task.is_right(completion.token_ids))

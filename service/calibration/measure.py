@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from service.calibration.pareto import is_lossless
-from service.calibration.records import Clock, Job, Notebook, Record, make_rows
-from service.calibration.tasks import Task
+from service.calibration.records import ChunkRecord, Clock, Notebook, PlanChunk, make_rows
+from service.calibration.tasks import PromptTask
 from service.decode.params import ModeParams
 from service.engine import Completion, Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
 from service.errors import SettingsError
@@ -66,7 +66,7 @@ class Scope:
 class Calibration:
     """Plans over tasks on one engine. `tasks` are in the order of the file."""
 
-    def __init__(self, engine: Engine, tasks: Sequence[Task], plans: Sequence[ModeParams], scope: Scope) -> None:
+    def __init__(self, engine: Engine, tasks: Sequence[PromptTask], plans: Sequence[ModeParams], scope: Scope) -> None:
         scope.check(len(tasks))
         self._engine, self._tasks, self._scope = engine, tasks, scope
         self._plans = {Plan.of(plan).name: plan for plan in plans}
@@ -83,11 +83,11 @@ class Calibration:
         return make_rows(list(self._plans.values()), notebook.records.values(), clock, timed)
 
     @property
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> list[PlanChunk]:
         """All there is to do, in order."""
         return [*self._timed(), *self._rest()]
 
-    def run(self, notebook: Notebook) -> Iterator[Job]:
+    def run(self, notebook: Notebook) -> Iterator[PlanChunk]:
         """Does what the notebook lacks; yields every job when it is in there."""
         self._warm_up()
         for job in self.jobs:
@@ -95,33 +95,33 @@ class Calibration:
                 notebook.add(self._measure(job))
             yield job
 
-    def _timed(self) -> Iterator[Job]:
+    def _timed(self) -> Iterator[PlanChunk]:
         for together in self._scope.concurrency:
             for start in self._scope.timed_starts(together, len(self._tasks)):
-                yield from (Job(plan, together, start) for plan in self._plans)
+                yield from (PlanChunk(plan, together, start) for plan in self._plans)
 
-    def _rest(self) -> Iterator[Job]:
+    def _rest(self) -> Iterator[PlanChunk]:
         """What was not timed at the highest concurrency, for those whose accuracy is not known beforehand."""
         together = max(self._scope.concurrency)
         begin = len(self._scope.timed_starts(together, len(self._tasks))) * together
         static, *others = self._plans
         plans = [static, *(name for name in others if not is_lossless(self._plans[name]))]
         for start in range(begin, len(self._tasks), together):
-            yield from (Job(plan, together, start) for plan in plans)
+            yield from (PlanChunk(plan, together, start) for plan in plans)
 
     def _warm_up(self) -> None:
         """What is slow once shall not be timed."""
         for plan in self._plans.values():
             self._engine.generate([self._request(plan, 0, _WARM_UP_TOKENS)])
 
-    def _measure(self, job: Job) -> Record:
+    def _measure(self, job: PlanChunk) -> ChunkRecord:
         chunk = range(job.start, min(len(self._tasks), job.start + job.together))
         requests = [self._request(self._plans[job.plan], number, self._scope.max_new_tokens) for number in chunk]
         cpu, wall = time.thread_time(), time.perf_counter()
         completions = self._engine.generate(requests)
         cpu_s, wall_s = time.thread_time() - cpu, time.perf_counter() - wall
         forwards = [completion.stats.forwards for completion in completions]
-        return Record(
+        return ChunkRecord(
             *job,
             right=[self._tasks[number].is_right(c.token_ids) for number, c in zip(chunk, completions, strict=True)],
             answers=[_digest(completion) for completion in completions],
@@ -140,7 +140,7 @@ def _digest(completion: Completion) -> str:
     return hashlib.sha256(repr(completion.token_ids).encode()).hexdigest()[:16]
 
 
-def engine_for(checkpoint: Checkpoint, tasks: Sequence[Task], scope: Scope, parts: Parts | None = None) -> Engine:
+def engine_for(checkpoint: Checkpoint, tasks: Sequence[PromptTask], scope: Scope, parts: Parts | None = None) -> Engine:
     """An engine with pages for the longest prompts at the highest concurrency.
 
     It has no prefix cache, so that every plan pays for its prefill.

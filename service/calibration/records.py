@@ -20,7 +20,7 @@ from service.quality.schema import Plan, Row, Speed
 Clock = Literal["cpu", "wall"]
 
 
-class Job(NamedTuple):
+class PlanChunk(NamedTuple):
     """A plan over the prompts from `start` on, `together` at once."""
 
     plan: str
@@ -29,7 +29,7 @@ class Job(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ChunkRecord:
     """The result of a job. `answers`: a digest of each answer's tokens, to compare them."""
 
     plan: str
@@ -43,22 +43,22 @@ class Record:
     wall_s: float
 
     @property
-    def job(self) -> Job:
+    def job(self) -> PlanChunk:
         """The job that the record is of."""
-        return Job(self.plan, self.together, self.start)
+        return PlanChunk(self.plan, self.together, self.start)
 
 
 class Notebook:
     """Records by job, in memory and, with a path, on disk."""
 
     def __init__(self, path: Path | None, about: Mapping[str, Any]) -> None:
-        self.records: dict[Job, Record] = {}
+        self.records: dict[PlanChunk, ChunkRecord] = {}
         self._path, self._about = path, json.loads(json.dumps(about))
         if path is not None and not self._read(path):
             self.records.clear()
             path.write_text(json.dumps(self._about) + "\n", encoding="utf-8")
 
-    def add(self, record: Record) -> None:
+    def add(self, record: ChunkRecord) -> None:
         """Keeps a record."""
         self.records[record.job] = record
         if self._path is not None:
@@ -79,7 +79,7 @@ class Notebook:
             if json.loads(first) != self._about:
                 return False
             for line in rest[:-1]:
-                record = Record(**json.loads(line))
+                record = ChunkRecord(**json.loads(line))
                 self.records[record.job] = record
         except (ValueError, TypeError):
             return False
@@ -88,16 +88,16 @@ class Notebook:
         return True
 
 
-def make_rows(plans: Sequence[ModeParams], records: Iterable[Record], clock: Clock, timed: int) -> list[Row]:
+def make_rows(plans: Sequence[ModeParams], records: Iterable[ChunkRecord], clock: Clock, timed: int) -> list[Row]:
     """A row a plan, static first. `timed`: prompts that were timed at the highest concurrency."""
-    by_plan: dict[str, list[Record]] = {Plan.of(plan).name: [] for plan in plans}
+    by_plan: dict[str, list[ChunkRecord]] = {Plan.of(plan).name: [] for plan in plans}
     for record in records:
         by_plan[record.plan].append(record)
     static = by_plan[Plan.of(plans[0]).name]
     return [_row(plan, by_plan[Plan.of(plan).name], static, (clock, timed)) for plan in plans]
 
 
-def _row(plan: ModeParams, records: list[Record], static: list[Record], how: tuple[Clock, int]) -> Row:
+def _row(plan: ModeParams, records: list[ChunkRecord], static: list[ChunkRecord], how: tuple[Clock, int]) -> Row:
     clock, timed = how
     answers, static_answers = _answers(records), _answers(static)
     pairs = [(answers[number], static_answers[number]) for number in answers]
@@ -129,13 +129,13 @@ def _row(plan: ModeParams, records: list[Record], static: list[Record], how: tup
     )
 
 
-def _timed(records: Sequence[Record], together: int, timed: int) -> list[Record]:
+def _timed(records: Sequence[ChunkRecord], together: int, timed: int) -> list[ChunkRecord]:
     """The timed chunks of a concurrency, in order."""
     chosen = [record for record in records if record.together == together and record.start < timed]
     return sorted(chosen, key=lambda record: record.start)
 
 
-def _answers(records: Sequence[Record]) -> dict[int, tuple[bool, str]]:
+def _answers(records: Sequence[ChunkRecord]) -> dict[int, tuple[bool, str]]:
     """Whether each prompt was answered right, and a digest of the answer, at the highest concurrency."""
     most = max(record.together for record in records)
     return {
@@ -146,11 +146,11 @@ def _answers(records: Sequence[Record]) -> dict[int, tuple[bool, str]]:
     }
 
 
-def _tokens_per_forward(records: Sequence[Record]) -> float:
+def _tokens_per_forward(records: Sequence[ChunkRecord]) -> float:
     return sum(record.tokens for record in records) / sum(record.forwards for record in records)
 
 
-def _speed(records: Sequence[Record], static: Sequence[Record], clock: Clock) -> Speed:
+def _speed(records: Sequence[ChunkRecord], static: Sequence[ChunkRecord], clock: Clock) -> Speed:
     pieces = _pieces(records, clock)
     speedup = ratio_of_rates(pieces, _pieces(static, clock))
     return Speed(
@@ -163,6 +163,6 @@ def _speed(records: Sequence[Record], static: Sequence[Record], clock: Clock) ->
     )
 
 
-def _pieces(records: Sequence[Record], clock: Clock) -> Pieces:
+def _pieces(records: Sequence[ChunkRecord], clock: Clock) -> Pieces:
     seconds = [record.cpu_s if clock == "cpu" else record.wall_s for record in records]
     return Pieces([record.tokens for record in records], seconds)

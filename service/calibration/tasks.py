@@ -24,7 +24,7 @@ class Prompts:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class PromptTask:
     """A prompt as token ids, and whether a completion's ids answer it."""
 
     prompt_token_ids: tuple[int, ...]
@@ -58,10 +58,12 @@ def _line(text: str, where: str) -> dict[str, Any]:
     return line
 
 
-def tasks_of(codec: TextCodec, lines: Sequence[Mapping[str, Any]], scorer: Scorer, *, raw: bool = False) -> list[Task]:
+def tasks_of(
+    codec: TextCodec, lines: Sequence[Mapping[str, Any]], scorer: Scorer, *, raw: bool = False
+) -> list[PromptTask]:
     """A task for each line. Prompts are chats of one message; with `raw`, or without a template, they stay texts."""
     encode = codec.encode if raw or not codec.has_chat_template else partial(_encode_chat, codec)
-    return [Task(tuple(encode(line["prompt"])), partial(_is_right, codec, scorer, line)) for line in lines]
+    return [PromptTask(tuple(encode(line["prompt"])), partial(_is_right, codec, scorer, line)) for line in lines]
 
 
 def _encode_chat(codec: TextCodec, text: str) -> list[int]:

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from service.cli.options import Device, Dtype, Model, Output, Quantization, Ranks, Threads, ranks_of, use_threads
+from service.cli.options import (
+    DeviceOption,
+    DtypeOption,
+    ModelOption,
+    OutputOption,
+    QuantizationOption,
+    RanksOption,
+    ThreadsOption,
+    ranks_of,
+    use_threads,
+)
 from service.cli.output import Counter, notes
 from service.cli.quality import show
 from service.errors import SettingsError
@@ -28,22 +38,22 @@ if TYPE_CHECKING:
 #: requests together, if the command line names no number
 LOADS = (1, 8, 32)
 
-Prompts = Annotated[
+PromptsOption = Annotated[
     Path | None,
     typer.Option(help="JSON lines with `prompt` and, if the scorer needs it, `answer`. Default for the demo: its own."),
 ]
-ScorerName = Annotated[
+ScorerOption = Annotated[
     str | None,
     typer.Option(
         "--scorer", help="demo, exact, contains, number, regex:PATTERN or module:function. Default for the demo: demo."
     ),
 ]
-Plans = Annotated[
+PlansOption = Annotated[
     list[str] | None,
     typer.Option("--plan", help="Such as 'dynamic threshold=0.5'; may be given again. Default: a grid."),
 ]
-Count = Annotated[int | None, typer.Option(min=1, help="Number of prompts, from the first on. Default: all.")]
-Together = Annotated[
+CountOption = Annotated[int | None, typer.Option(min=1, help="Number of prompts, from the first on. Default: all.")]
+ConcurrencyOption = Annotated[
     list[int] | None,
     typer.Option(
         "--concurrency",
@@ -51,32 +61,34 @@ Together = Annotated[
         help="Concurrent requests, at most half of --timed; may be given again. Default: 1, 8 and 32.",
     ),
 ]
-Timed = Annotated[
+TimedOption = Annotated[
     int,
     typer.Option(min=2, help="Timed prompts, at least twice --concurrency. Lossless plans answer only these prompts."),
 ]
-NewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1)]
-Raw = Annotated[bool, typer.Option("--raw", help="Continue prompts as plain text instead of sending them as chats.")]
+NewTokensOption = Annotated[int, typer.Option("--max-new-tokens", min=1)]
+RawOption = Annotated[
+    bool, typer.Option("--raw", help="Continue prompts as plain text instead of sending them as chats.")
+]
 
 
 def calibrate(
-    model: Model = None,
-    prompts: Prompts = None,
-    scorer: ScorerName = None,
+    model: ModelOption = None,
+    prompts: PromptsOption = None,
+    scorer: ScorerOption = None,
     out: Annotated[
         Path | None, typer.Option(help="Default: quality.json (quality.int8.json, …) in the checkpoint's folder.")
     ] = None,
-    plan: Plans = None,
-    count: Count = None,
-    concurrency: Together = None,
-    timed: Timed = 256,
-    max_new_tokens: NewTokens = 256,
-    raw: Raw = False,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    quantization: Quantization = None,
-    threads: Threads = None,
-    tensor_parallel_size: Ranks = 1,
+    plan: PlansOption = None,
+    count: CountOption = None,
+    concurrency: ConcurrencyOption = None,
+    timed: TimedOption = 256,
+    max_new_tokens: NewTokensOption = 256,
+    raw: RawOption = False,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "auto",
+    quantization: QuantizationOption = None,
+    threads: ThreadsOption = None,
+    tensor_parallel_size: RanksOption = 1,
 ) -> None:
     """Measures the frontier, chooses presets for every load and writes quality.json. Run it again to resume."""
     from service.quality.schema import file_name, write_quality
@@ -84,34 +96,34 @@ def calibrate(
     def target(checkpoint: Checkpoint) -> Path:
         return out or checkpoint.path / file_name(checkpoint.config.quantization, checkpoint.activation_parts)
 
-    work = Work(model, prompts, scorer, plan, count, concurrency, timed, max_new_tokens, raw)
-    where = Where(device, dtype, quantization, threads, tensor_parallel_size)
-    with measured(work, where, target) as (file, path):
+    options = MeasurementOptions(model, prompts, scorer, plan, count, concurrency, timed, max_new_tokens, raw)
+    where = DeviceOptions(device, dtype, quantization, threads, tensor_parallel_size)
+    with measured(options, where, target) as (file, path):
         write_quality(file, cast("Path", path))
     show(file)
 
 
 def frontier(
-    model: Model = None,
-    prompts: Prompts = None,
-    scorer: ScorerName = None,
-    plan: Plans = None,
-    count: Count = None,
-    concurrency: Together = None,
-    timed: Timed = 256,
-    max_new_tokens: NewTokens = 256,
-    raw: Raw = False,
-    output: Output = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    quantization: Quantization = None,
-    threads: Threads = None,
-    tensor_parallel_size: Ranks = 1,
+    model: ModelOption = None,
+    prompts: PromptsOption = None,
+    scorer: ScorerOption = None,
+    plan: PlansOption = None,
+    count: CountOption = None,
+    concurrency: ConcurrencyOption = None,
+    timed: TimedOption = 256,
+    max_new_tokens: NewTokensOption = 256,
+    raw: RawOption = False,
+    output: OutputOption = None,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "auto",
+    quantization: QuantizationOption = None,
+    threads: ThreadsOption = None,
+    tensor_parallel_size: RanksOption = 1,
 ) -> None:
     """Shows accuracy and speed of every plan at several loads. With --output, run it again to resume."""
-    work = Work(model, prompts, scorer, plan, count, concurrency, timed, max_new_tokens, raw)
-    where = Where(device, dtype, quantization, threads, tensor_parallel_size)
-    with measured(work, where, lambda _: output) as (file, path):
+    options = MeasurementOptions(model, prompts, scorer, plan, count, concurrency, timed, max_new_tokens, raw)
+    where = DeviceOptions(device, dtype, quantization, threads, tensor_parallel_size)
+    with measured(options, where, lambda _: output) as (file, path):
         if path:
             content = file.model_dump(include={"measured", "rows"})
             path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -119,7 +131,7 @@ def frontier(
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class MeasurementOptions:
     """What is measured: plans over prompts at several loads. None: the default of the option."""
 
     model: str | None
@@ -134,7 +146,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class DeviceOptions:
     """The devices on which it is measured."""
 
     device: str
@@ -149,7 +161,9 @@ Target = Callable[["Checkpoint"], Path | None]
 
 
 @contextmanager
-def measured(work: Work, where: Where, target: Target) -> Iterator[tuple[QualityFile, Path | None]]:
+def measured(
+    options: MeasurementOptions, where: DeviceOptions, target: Target
+) -> Iterator[tuple[QualityFile, Path | None]]:
     """The measurement as a calibration file, and its target. With a target it can be interrupted and goes on later.
 
     The records beside the target are removed when the block has ended without an error. SettingsError for options that
@@ -163,18 +177,21 @@ def measured(work: Work, where: Where, target: Target) -> Iterator[tuple[Quality
     from service.quality.identity import identity_of
     from service.text import TextCodec
 
-    path_of_prompts, scorer_name = prompts_of(work.model, work.prompts, work.scorer)
-    lines, scorer = read_prompts(path_of_prompts, work.count), find_scorer(scorer_name)
+    path_of_prompts, scorer_name = prompts_of(options.model, options.prompts, options.scorer)
+    lines, scorer = read_prompts(path_of_prompts, options.count), find_scorer(scorer_name)
     check_lines(scorer, lines.lines)
-    together = tuple(sorted(set(work.concurrency or LOADS)))
-    scope = Scope(together, min(work.timed, len(lines.lines)), work.max_new_tokens)
+    together = tuple(sorted(set(options.concurrency or LOADS)))
+    scope = Scope(together, min(options.timed, len(lines.lines)), options.max_new_tokens)
     scope.check(len(lines.lines))
-    named = [parse_plan(text) for text in work.plans or ()]
+    named = [parse_plan(text) for text in options.plans or ()]
     use_threads(where.threads, where.ranks)
-    with ranks_of(where.ranks, work.model, where.device, where.dtype, None, where.quantization) as (checkpoint, parts):
+    with ranks_of(where.ranks, options.model, where.device, where.dtype, None, where.quantization) as (
+        checkpoint,
+        parts,
+    ):
         config = checkpoint.config
         plans = with_static_first(named) if named else default_plans(config.block_size, has_mrp=config.mrp is not None)
-        tasks = tasks_of(TextCodec.load(checkpoint.path), lines.lines, scorer, raw=work.raw)
+        tasks = tasks_of(TextCodec.load(checkpoint.path), lines.lines, scorer, raw=options.raw)
         calibration = Calibration(engine_for(checkpoint, tasks, scope, parts), tasks, plans, scope)
         about_prompts = {"prompts_sha256": lines.sha256, "scorer": scorer_name, "prompts": len(tasks)}
         how = circumstances(checkpoint, scope, about_prompts)

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from service.cli.options import BlockSize, Device, Dtype, Quantization, load
+from service.cli.options import BlockSizeOption, DeviceOption, DtypeOption, QuantizationOption, load
 from service.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ _SIZES = (2, 4, 8)
 
 def command(
     model: Annotated[str | None, typer.Argument(help="A folder or a hub name. Default: the shipped demo.")] = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    block_size: BlockSize = None,
-    quantization: Quantization = None,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "auto",
+    block_size: BlockSizeOption = None,
+    quantization: QuantizationOption = None,
 ) -> None:
     """Loads a checkpoint as serving does, decodes a block with it, and prints its facts.
 

@@ -15,20 +15,20 @@ if TYPE_CHECKING:
     from service.engine import Parts
     from service.model import Checkpoint, LoadOptions
 
-Model = Annotated[
+ModelOption = Annotated[
     str | None, typer.Option("--model", "-m", help="Checkpoint: a folder or a hub name. Default: the shipped demo.")
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Dtype = Annotated[str, typer.Option(help="auto (bfloat16 on CUDA, else float32), float32, bfloat16, float16.")]
-Quantization = Annotated[
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+DtypeOption = Annotated[str, typer.Option(help="auto (bfloat16 on CUDA, else float32), float32, bfloat16, float16.")]
+QuantizationOption = Annotated[
     str | None, typer.Option(help="Keeps the layers' matrices in 8 bits: int8, fp8 or w8a8. Default: in the dtype.")
 ]
-BlockSize = Annotated[int | None, typer.Option(help="Overrides the checkpoint's block size.")]
-Attention = Annotated[str, typer.Option(help="auto (triton on CUDA if it is installed), eager or triton.")]
-Ranks = Annotated[
+BlockSizeOption = Annotated[int | None, typer.Option(help="Overrides the checkpoint's block size.")]
+AttentionOption = Annotated[str, typer.Option(help="auto (triton on CUDA if it is installed), eager or triton.")]
+RanksOption = Annotated[
     int, typer.Option("--tensor-parallel-size", min=1, help="Devices of this machine that hold the model together.")
 ]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads for torch. Default: half the cores.")]
+ThreadsOption = Annotated[int | None, typer.Option(min=1, help="CPU threads for torch. Default: half the cores.")]
 
 
 def _in_a_folder(output: Path | None) -> Path | None:
@@ -40,7 +40,7 @@ def _in_a_folder(output: Path | None) -> Path | None:
     return output
 
 
-Output = Annotated[Path | None, typer.Option(callback=_in_a_folder, help="Writes the rows as JSON.")]
+OutputOption = Annotated[Path | None, typer.Option(callback=_in_a_folder, help="Writes the rows as JSON.")]
 
 
 def load(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.options import BlockSize, Device, Threads, use_threads
+from service.cli.options import BlockSizeOption, DeviceOption, ThreadsOption, use_threads
 from service.cli.output import Counter, notes, results, table
 
 if TYPE_CHECKING:
@@ -71,9 +71,9 @@ def command(
     seed: Annotated[
         int, typer.Option(help="Seed of the module's weights, of the examples' order and of the noise.")
     ] = 0,
-    block_size: BlockSize = None,
-    device: Device = "auto",
-    threads: Threads = None,
+    block_size: BlockSizeOption = None,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
 ) -> None:
     """Trains an MRP module for a frozen SDAR backbone. The resulting folder can be served at once."""
     from service.model import resolve

@@ -14,7 +14,7 @@ from typing import Any
 
 from service.decode.registry import default_knobs, default_params
 from service.errors import QualityNotAvailable
-from service.quality.identity import Config, identity_of
+from service.quality.identity import IdentityConfig, identity_of
 from service.quality.load_bands import at_load
 from service.quality.schema import Band, Identity, Plan, QualityFile, QualityName, file_name, read_quality
 
@@ -62,7 +62,7 @@ def file_of(folder: Path, named: Path | None, name: str) -> QualityFile | None:
     return read_quality(path) if named or path.is_file() else None
 
 
-def presets_of(folder: Path, config: Config, named: Path | None = None, activation_parts: int = 1) -> Presets:
+def presets_of(folder: Path, config: IdentityConfig, named: Path | None = None, activation_parts: int = 1) -> Presets:
     """The presets of a checkpoint. CheckpointError if its file is broken. A file of another checkpoint is not used.
 
     `activation_parts`: as in `identity_of`.

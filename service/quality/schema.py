@@ -28,7 +28,7 @@ QUALITIES: tuple[QualityName, ...] = get_args(QualityName)
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Difference = Annotated[float, Field(ge=-1, le=1)]
-Count = Annotated[int, Field(ge=0)]
+NonNegative = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0)]
 
@@ -47,11 +47,11 @@ def knobs_of(params: ModeParams) -> dict[str, KnobValue]:
     return {name: value for name, value in asdict(params).items() if value is not None}
 
 
-class _Part(BaseModel):
+class _FilePart(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class Plan(_Part):
+class Plan(_FilePart):
     """A mode and its knobs. A knob that is not named has the default of its params class."""
 
     mode: str
@@ -84,7 +84,7 @@ class Band(Plan):
         return Plan(mode=self.mode, knobs=self.knobs)
 
 
-class Identity(_Part):
+class Identity(_FilePart):
     """The checkpoint that was measured: the values on which its answers depend."""
 
     block_size: Positive
@@ -94,7 +94,7 @@ class Identity(_Part):
     activation_parts: Positive = Field(1, description="ranks that each make 8 bits of their part of the activations")
 
 
-class Measured(_Part):
+class Measured(_FilePart):
     """What was measured, and how."""
 
     at: str = Field(description="date")
@@ -111,7 +111,7 @@ class Measured(_Part):
     how: str = Field(description="the same in words")
 
 
-class Margins(_Part):
+class Margins(_FilePart):
     """How much less accurate than static the presets may be. `tie`: differences of speed that count as none."""
 
     balanced: Share = 0.01
@@ -119,7 +119,7 @@ class Margins(_Part):
     tie: Share = 0.03
 
 
-class Speed(_Part):
+class Speed(_FilePart):
     """Tokens per second at one concurrency, prefill included. `speedup`: over static, on the same prompts.
 
     `on_frontier`: no other plan is as accurate and faster, or as fast and more accurate.
@@ -134,7 +134,7 @@ class Speed(_Part):
     on_frontier: bool = False
 
 
-class Row(_Part):
+class Row(_FilePart):
     """One plan. `prompts`, `right`, `gained`, `lost`, `identical` count answers. The rest is estimated from them.
 
     A `lossless` plan gives static's answers by construction. It answers only the timed prompts, and its accuracy is
@@ -144,10 +144,10 @@ class Row(_Part):
     plan: Plan
     lossless: bool
     prompts: Positive
-    right: Count
-    gained: Count = Field(description="answers that are right here and wrong in static")
-    lost: Count = Field(description="answers that are wrong here and right in static")
-    identical: Count = Field(description="answers with the same tokens as static's")
+    right: NonNegative
+    gained: NonNegative = Field(description="answers that are right here and wrong in static")
+    lost: NonNegative = Field(description="answers that are wrong here and right in static")
+    identical: NonNegative = Field(description="answers with the same tokens as static's")
     accuracy: Share
     accuracy_low: Share
     accuracy_high: Share
@@ -162,7 +162,7 @@ class Row(_Part):
         return next(speed for speed in self.speed if speed.concurrency == concurrency)
 
 
-class QualityFile(_Part):
+class QualityFile(_FilePart):
     """The whole file. `presets`: the bands of each, by ascending load."""
 
     version: Literal[2]

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.evaluate import default_variants
 from benchmarks.evaluation import Variant, evaluate
-from service.calibration.tasks import Task
+from service.calibration.tasks import PromptTask
 from service.decode.modes import MODES, Dynamic, Speculative, Static
 from service.engine import Engine, SamplingParams
 from service.model import LoadOptions, load_checkpoint
@@ -23,7 +23,7 @@ def engines():
 
 
 def test_scores_are_summed_over_chunks_and_compared_with_the_first_plan(engines):
-    tasks = [Task((number, 7, 9), lambda answer, number=number: number < 2) for number in range(5)]
+    tasks = [PromptTask((number, 7, 9), lambda answer, number=number: number < 2) for number in range(5)]
     plans = [Variant(Static()), Variant(Speculative(2)), Variant(Speculative(2), "zero"), Variant(Dynamic(0.2))]
     *_, scores = evaluate(engines, tasks, plans, SamplingParams(), (12, 2))
     static, speculative, zero, dynamic = scores
@@ -39,7 +39,7 @@ def test_scores_are_summed_over_chunks_and_compared_with_the_first_plan(engines)
 
 
 def test_zero_really_takes_mrp_out(engines):
-    task = Task((3, 7, 9), lambda answer: True)
+    task = PromptTask((3, 7, 9), lambda answer: True)
     plans = [Variant(Speculative(4)), Variant(Speculative(4), "zero")]
     *_, scores = evaluate(engines, [task], plans, SamplingParams(), (24, 1))
     drafts = [[s.drafted for b in score.completions[0].blocks for s in b.steps] for score in scores]
@@ -48,7 +48,7 @@ def test_zero_really_takes_mrp_out(engines):
 
 
 def test_the_published_loops_take_a_forward_more_for_every_block_and_drafting_two(engines):
-    task = Task((3, 7, 9), bool)
+    task = PromptTask((3, 7, 9), bool)
     *_, scores = evaluate(engines, [task], [Variant(Static()), Variant(Speculative(4))], SamplingParams(), (13, 1))
     for score, more in zip(scores, (1, 2), strict=True):
         [completion] = score.completions
@@ -73,7 +73,7 @@ def test_the_default_plans_are_of_every_mode_that_the_checkpoint_serves():
 
 def test_scores_are_told_after_every_plans_turn(engines):
     tasks, plans = (
-        [Task((3, 7, 9), bool), Task((4, 5), bool), Task((6,), bool)],
+        [PromptTask((3, 7, 9), bool), PromptTask((4, 5), bool), PromptTask((6,), bool)],
         [Variant(Static()), Variant(Dynamic(0.2))],
     )
     turns = evaluate(engines, tasks, plans, SamplingParams(), (6, 2))

@@ -7,8 +7,8 @@ import pytest
 
 from service.calibration.measure import Calibration, Scope
 from service.calibration.plans import default_plans
-from service.calibration.records import Job, Notebook, Record, make_rows
-from service.calibration.tasks import Task
+from service.calibration.records import ChunkRecord, Notebook, PlanChunk, make_rows
+from service.calibration.tasks import PromptTask
 from service.decode.modes import MODES, Dynamic, Remask, Speculative, Static
 from service.engine import Engine, EngineConfig
 from service.errors import SettingsError
@@ -34,7 +34,7 @@ def first(engine):
 def calibration(engine, first):
     """Right is what begins with static's first token, so that other plans are wrong now and then."""
     tasks = [
-        Task((number, 7, 9), lambda answer, number=number, token=token: number != 3 and answer[0] == token)
+        PromptTask((number, 7, 9), lambda answer, number=number, token=token: number != 3 and answer[0] == token)
         for number, token in first.items()
     ]
     return Calibration(engine, tasks, PLANS, SCOPE)
@@ -79,7 +79,7 @@ def test_rows_are_what_was_counted(calibration):
 class TestRowsOfMadeUpRecords:
     def record(self, plan, start, right, cpu_s, **changes):
         answers = changes.pop("answers", ["a"] * len(right))
-        return Record(plan, len(right), start, right, answers, 10, 5, cpu_s, 2 * cpu_s, **changes)
+        return ChunkRecord(plan, len(right), start, right, answers, 10, 5, cpu_s, 2 * cpu_s, **changes)
 
     def test_pairs_and_rates(self):
         static, dynamic = "static tokens_per_step=1", "dynamic threshold=0.5"
@@ -103,7 +103,7 @@ class TestRowsOfMadeUpRecords:
 
 class TestScope:
     def test_two_chunks_at_least(self, engine):
-        tasks = [Task((1, 2), bool)] * 4
+        tasks = [PromptTask((1, 2), bool)] * 4
         with pytest.raises(SettingsError, match="concurrency is 3, allowed is at most half the timed prompts, 2"):
             Calibration(engine, tasks, PLANS, replace(SCOPE, concurrency=(3,)))
 
@@ -115,7 +115,7 @@ class TestScope:
 
 
 ABOUT = {"plans": ["a"], "timed": 4}
-RECORD = Record("a", 1, 0, [True], ["x"], 3, 3, 0.5, 0.5)
+RECORD = ChunkRecord("a", 1, 0, [True], ["x"], 3, 3, 0.5, 0.5)
 
 
 class TestNotebook:
@@ -134,7 +134,7 @@ class TestNotebook:
 
     def test_of_another_calibration_is_begun_anew(self, tmp_path):
         Notebook(tmp_path / "partial", ABOUT).add(RECORD)
-        assert Notebook(tmp_path / "partial", ABOUT).records == {Job("a", 1, 0): RECORD}
+        assert Notebook(tmp_path / "partial", ABOUT).records == {PlanChunk("a", 1, 0): RECORD}
         assert Notebook(tmp_path / "partial", {"plans": ["b"]}).records == {}
         assert Notebook(tmp_path / "partial", ABOUT).records == {}
 
