@@ -13,7 +13,7 @@ TORCH_INDEX ?=
 bin := $(VENV)/bin
 stamp := $(VENV)/.installed
 audit := $(VENV)-audit
-code := service tests $(wildcard training loadtest dev)
+code := service tests $(wildcard training loadtest benchmarks dev)
 
 .DELETE_ON_ERROR:
 .PHONY: help install serve loadtest calibrate docs pictures test test-slow gpu lint check audit format clean
@@ -36,16 +36,17 @@ serve: $(stamp)  ## serve the demo checkpoint on 127.0.0.1:8000
 
 # What `quality` stands for on the demo at each load, and its picture: after every change of the checkpoint or of a mode. 10 minutes of a core.
 calibrate: $(stamp)  ## measure what the qualities mean on the demo
-	$(bin)/mrp-serve calibrate --threads 1 --count 700 --plot docs $(ARGS)
+	$(bin)/mrp-serve calibrate --threads 1 --count 700 $(ARGS)
+	$(bin)/python -m dev.pictures frontier --out docs
 
 # The reference pages, from the code. A test compares them.
 docs: $(stamp)  ## write the reference pages from the code
-	$(bin)/mrp-serve reference --out docs
+	$(bin)/python -m dev.reference docs
 
 # README's moving picture and one picture for each mode, from traces of the demo. Where there is a Chromium, also those of
 # the playground. Seconds.
 pictures: $(stamp)  ## draw the pictures of decoding from traces of the demo, and the playground
-	$(bin)/mrp-serve animate --threads 1 --out docs
+	$(bin)/python -m dev.pictures decoding --out docs
 	tests/loopback $(bin)/python -m tests.playground.picture docs
 
 loadtest: $(stamp)  ## load the service with locust
@@ -62,7 +63,7 @@ test-slow: $(stamp)  ## run the tests that take long
 # What a GPU should be asked first: correctness, speed, peers, each in nine minutes. Rows go to dev/lab/results.
 gpu: $(stamp)  ## ask a GPU: correctness, speed, peers
 	for stage in correctness speed peers; do \
-		$(bin)/python -m service.bench.gpu $$stage --out dev/lab/results $(ARGS) || exit 1; done
+		$(bin)/python -m benchmarks.gpu $$stage --out dev/lab/results $(ARGS) || exit 1; done
 
 lint: $(stamp)  ## check format, lint and types
 	$(bin)/ruff format --check $(code)

@@ -69,10 +69,10 @@ def clock() -> Clock:
 @pytest.fixture
 def quick_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rates of this machine are measured on few numbers."""
-    from service.bench import floor
+    from benchmarks import machine
 
-    monkeypatch.setitem(floor._BYTES, "cpu", 2**20)
-    monkeypatch.setitem(floor._SIDES, "cpu", (64, 128))
+    monkeypatch.setitem(machine._BYTES, "cpu", 2**20)
+    monkeypatch.setitem(machine._SIDES, "cpu", (64, 128))
 
 
 @pytest.fixture(scope="session")

@@ -36,5 +36,4 @@ def test_every_extra_that_is_named_exists() -> None:
     assert {extra for lists in named.values() for one in lists for extra in one.split(",")} >= {
         "tracing",
         "train",
-        "plot",
     }

@@ -1,7 +1,7 @@
 """The quality of an MRP module on held-out examples: divergence, accepted drafts, tokens per forward.
 
 It is measured on static decodes after the true earlier blocks, with MRP and with the backbone's stale logits instead
-("zero"). Use these numbers during training. Publish the engine's own counts (`mrp-serve eval`, `bench`).
+("zero"). Use these numbers during training. Publish the engine's own counts (`python -m benchmarks.evaluate`).
 """
 
 from __future__ import annotations

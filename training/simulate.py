@@ -2,7 +2,7 @@
 
 Speculative decoding gives exactly static's output. Its rounds can therefore be counted from static's picks and from
 the drafts that equal them. The estimate is fast and batched, for use during training. It uses the true earlier blocks.
-Publish the engine's own count (`mrp-serve eval`).
+Publish the engine's own count (`python -m benchmarks.evaluate`).
 """
 
 from __future__ import annotations

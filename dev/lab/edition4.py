@@ -1,7 +1,7 @@
 """The demo's fourth edition while it is made: plans on its held-out problems, by the engine.
 
 `python -m dev.lab.edition4 CHECKPOINT --plan static --plan "direct mrp_steps=2" --plan "direct mrp_steps=2 zero"`.
-`mrp-serve eval` asks the shipped edition's problems.
+`python -m benchmarks.evaluate` asks the shipped edition's problems.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from pathlib import Path
 
 import torch
 
-from service.bench.evaluation import Plan, Score, Task, evaluate
-from service.cli.plans import parse_plan
+from benchmarks.evaluation import Score, Variant, evaluate
+from service.calibration.plans import parse_plan
+from service.calibration.tasks import PromptTask
 from service.demo.edition4 import check
 from service.engine import Engine, EngineConfig, SamplingParams
 from service.model import LoadOptions, load_checkpoint
@@ -52,9 +53,9 @@ def main() -> None:
         sys.stdout.write(json.dumps(_row(score, tasks, prompts)) + "\n")
 
 
-def _plan(text: str) -> Plan:
+def _plan(text: str) -> Variant:
     plan = text.removesuffix(" zero")
-    return Plan(parse_plan(plan), "mrp" if plan == text else "zero")
+    return Variant(parse_plan(plan), "mrp" if plan == text else "zero")
 
 
 def _engine(folder: Path, *, zero: bool) -> Engine:
@@ -62,24 +63,23 @@ def _engine(folder: Path, *, zero: bool) -> Engine:
     return Engine(checkpoint, EngineConfig(prefix_cache=False))
 
 
-def _tasks(folder: Path, prompts: list[str]) -> list[Task]:
+def _tasks(folder: Path, prompts: list[str]) -> list[PromptTask]:
     codec = TextCodec.load(folder)
 
-    def task(prompt: str) -> Task:
+    def task(prompt: str) -> PromptTask:
         ids = codec.encode_chat([{"role": "user", "content": prompt}])
-        return Task(tuple(ids), lambda answer: check(prompt, codec.decode(answer)))
+        return PromptTask(tuple(ids), lambda answer: check(prompt, codec.decode(answer)))
 
     return [task(prompt) for prompt in prompts]
 
 
-def _row(score: Score, tasks: list[Task], prompts: list[str]) -> dict[str, object]:
+def _row(score: Score, tasks: list[PromptTask], prompts: list[str]) -> dict[str, object]:
     kinds: dict[str, list[bool]] = defaultdict(list)
     for prompt, task, completion in zip(prompts, tasks, score.completions, strict=True):
-        if task.is_right is not None:
-            kinds[_KINDS.get(prompt.split()[0], "story")].append(task.is_right(completion.token_ids))
+        kinds[_KINDS.get(prompt.split()[0], "story")].append(task.is_right(completion.token_ids))
     return {
-        "plan": f"{score.plan.name} {score.plan.engine}",
-        "accuracy": round(score.accuracy or 0.0, 3),
+        "plan": f"{score.variant.name} {score.variant.engine}",
+        "accuracy": round(score.accuracy, 3),
         "by_kind": {kind: round(sum(right) / len(right), 3) for kind, right in sorted(kinds.items())},
         "tokens_per_forward": round(score.tokens_per_forward, 3),
         "tokens_per_cpu_second": round(score.tokens_per_cpu_second),

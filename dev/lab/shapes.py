@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 
-from service.bench.shapes import random_checkpoint
+from benchmarks.shapes import random_checkpoint
 from service.decode.block import MASKED, Block
 from service.demo import CHECKPOINT
 from service.engine.forward.rows import Row

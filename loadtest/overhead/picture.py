@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from dev.pictures.style import series
 from loadtest.overhead.cpu import ENGINE, PARTS
 from loadtest.report import style
-from service.quality.style import series
 
 
 def draw(found: Mapping[str, Mapping[str, float]], path: Path) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
+from dev.pictures.style import series
 from loadtest.report import style
 from loadtest.report.scenario import Slo
 from loadtest.report.summary import Point, saturation
-from service.quality.style import series
 
 USERS = "concurrent users (closed loop)"
 RATE = "requests a second that arrive (Poisson)"

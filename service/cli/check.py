@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from service.cli.options import BlockSize, Device, Dtype, Quantization, load
+from service.cli.options import BlockSizeOption, DeviceOption, DtypeOption, QuantizationOption, load
 from service.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ _SIZES = (2, 4, 8)
 
 def command(
     model: Annotated[str | None, typer.Argument(help="A folder or a hub name. Default: the shipped demo.")] = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    block_size: BlockSize = None,
-    quantization: Quantization = None,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "auto",
+    block_size: BlockSizeOption = None,
+    quantization: QuantizationOption = None,
 ) -> None:
     """Loads a checkpoint as serving does, decodes a block with it, and prints its facts.
 
@@ -134,9 +134,9 @@ def _devices(checkpoint: Checkpoint) -> dict[str, str]:
     config, dtype, facts = checkpoint.config, checkpoint.dtype, {}
     for size in possible_sizes(config):
         if size in _SIZES:
-            own = Shard(0, size).of(config)
-            weights = _weights(checkpoint, own) / 2**20
-            token = PagedCache.bytes_per_page(own, dtype) / config.block_size / 1024
+            part = Shard(0, size).of(config)
+            weights = _weights(checkpoint, part) / 2**20
+            token = PagedCache.bytes_per_page(part, dtype) / config.block_size / 1024
             facts[f"each of {size} devices"] = f"{weights:,.1f} MiB of weights, {token:,.2f} KiB of KV a token"
     return facts
 
@@ -152,7 +152,7 @@ def _experts(config: ModelConfig, backbone: int) -> dict[str, str]:
 
 
 def _quality(checkpoint: Checkpoint) -> str:
-    from service.quality.bands import in_words
+    from service.quality.load_bands import in_words
     from service.quality.presets import presets_of
 
     presets = presets_of(checkpoint.path, checkpoint.config, None, checkpoint.activation_parts)

@@ -12,7 +12,17 @@ import typer
 from msgspec.structs import asdict
 
 from service.cli.knobs import Knobs, with_knobs
-from service.cli.options import Attention, BlockSize, Device, Dtype, Model, Ranks, Threads, ranks_of, use_threads
+from service.cli.options import (
+    AttentionOption,
+    BlockSizeOption,
+    DeviceOption,
+    DtypeOption,
+    ModelOption,
+    RanksOption,
+    ThreadsOption,
+    ranks_of,
+    use_threads,
+)
 from service.cli.output import notes
 from service.decode.modes import MODES
 
@@ -29,7 +39,7 @@ if TYPE_CHECKING:
 @with_knobs
 def command(
     prompt: Annotated[str, typer.Argument(help="The user's message, or with --raw the text to continue.")],
-    model: Model = None,
+    model: ModelOption = None,
     mode: Annotated[str | None, typer.Option(help=f"{', '.join(MODES)}; default: speculative.")] = None,
     quality: Annotated[
         str | None, typer.Option(help="lossless, balanced or fast, instead of a mode and its knobs.")
@@ -47,12 +57,12 @@ def command(
     choice: Annotated[list[str] | None, typer.Option(help="A text that the answer may be; repeatable.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text instead of answering a message.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    attention: Attention = "auto",
-    block_size: BlockSize = None,
-    threads: Threads = None,
-    tensor_parallel_size: Ranks = 1,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "auto",
+    attention: AttentionOption = "auto",
+    block_size: BlockSizeOption = None,
+    threads: ThreadsOption = None,
+    tensor_parallel_size: RanksOption = 1,
 ) -> None:
     """Decodes one prompt. Prints the text on stdout, statistics and progress on stderr."""
     from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
@@ -85,9 +95,9 @@ def _constraint(schema: Path | None, regex: str | None, choice: list[str] | None
     from service.constraints import Constraint
     from service.errors import InvalidRequest, SettingsError
 
-    given = [name for name, value in (("schema", schema), ("regex", regex), ("choice", choice)) if value]
-    if len(given) > 1:
-        raise InvalidRequest(f"{' and '.join(given)} are given, allowed is one of them", param=given[-1])
+    names = [name for name, value in (("schema", schema), ("regex", regex), ("choice", choice)) if value]
+    if len(names) > 1:
+        raise InvalidRequest(f"{' and '.join(names)} are given, allowed is one of them", param=names[-1])
     if schema:
         try:
             return Constraint.json(json.loads(schema.read_text("utf-8")), "schema")

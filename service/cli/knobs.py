@@ -26,8 +26,10 @@ def with_knobs(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def taking_options(**values: Any) -> None:
-        given = {name: values.pop(name) for name in KNOBS}
-        command(**values, knobs={name: _value(name, value) for name, value in given.items() if value is not None})
+        values_of_knobs = {name: values.pop(name) for name in KNOBS}
+        command(
+            **values, knobs={name: _value(name, value) for name, value in values_of_knobs.items() if value is not None}
+        )
 
     keyword_only = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
     taking_options.__signature__ = signature.replace(parameters=keyword_only)  # type: ignore[attr-defined]
@@ -46,7 +48,7 @@ def _option(name: str, knob: Knob) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _value(name: str, given: Any) -> KnobValue:
+def _value(name: str, option: Any) -> KnobValue:
     """The value of an option. A knob that takes numbers and a word gets a number if the text is one."""
-    value: KnobValue = int(given) if KNOBS[name].auto and given.removeprefix("-").isdigit() else given
+    value: KnobValue = int(option) if KNOBS[name].auto and option.removeprefix("-").isdigit() else option
     return value

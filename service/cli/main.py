@@ -13,27 +13,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli import (
-    animate,
-    bench,
-    calibrate,
-    check,
-    determinism,
-    evaluate,
-    forward,
-    frontier,
-    generate,
-    host,
-    inflate,
-    key,
-    loads,
-    predict,
-    quality,
-    ramp,
-    reference,
-    serve,
-    train,
-)
+from service.cli import calibrate, check, generate, key, quality, serve, train
 from service.cli.output import WIDE, is_on_a_terminal
 from service.errors import MrpServeError
 
@@ -46,8 +26,8 @@ app = typer.Typer(
 )
 
 
-def _say_version(asked: bool) -> None:
-    if asked:
+def _say_version(is_set: bool) -> None:
+    if is_set:
         print(f"mrp-serve {version('mrp-serve')}")
         raise typer.Exit
 
@@ -63,33 +43,27 @@ def _program(
 
 app.command("serve")(serve.command)
 app.command("generate")(generate.command)
-app.command("eval")(evaluate.command)
-app.command("frontier")(frontier.command)
-app.command("calibrate")(calibrate.command)
-app.command("quality")(quality.command)
-app.command("ramp")(ramp.command)
-app.command("bench")(bench.command)
-app.command("forward")(forward.command)
-app.command("loads")(loads.command)
-app.command("host")(host.command)
-app.command("determinism")(determinism.command)
-app.command("predict")(predict.command)
-app.command("inflate")(inflate.command)
 app.command("check")(check.command)
 app.command("key")(key.command)
+app.command("calibrate")(calibrate.calibrate)
+app.command("frontier")(calibrate.frontier)
+app.command("quality")(quality.command)
 app.command("train-mrp")(train.command)
-app.command("animate")(animate.command)
-app.command("reference")(reference.command)
 
 
 def main() -> None:
     """The entry point of the console script."""
+    run(app, "mrp-serve")
+
+
+def run(program: typer.Typer, name: str) -> None:
+    """Runs a program. An error of this package is one line on stderr, begins with `name`, and gives exit status 1."""
     if not is_on_a_terminal():
         os.environ.setdefault("TERMINAL_WIDTH", str(WIDE))  # typer reads it for help and usage errors
     try:
-        app()
+        program()
     except MrpServeError as error:
-        print(f"mrp-serve: {error.message}", file=sys.stderr)
+        print(f"{name}: {error.message}", file=sys.stderr)
         sys.exit(1)
 
 

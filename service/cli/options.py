@@ -12,32 +12,23 @@ import typer
 from service.errors import SettingsError
 
 if TYPE_CHECKING:
-    from service.demo import Problem
     from service.engine import Parts
     from service.model import Checkpoint, LoadOptions
 
-Model = Annotated[
+ModelOption = Annotated[
     str | None, typer.Option("--model", "-m", help="Checkpoint: a folder or a hub name. Default: the shipped demo.")
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Dtype = Annotated[str, typer.Option(help="auto (bfloat16 on CUDA, else float32), float32, bfloat16, float16.")]
-Quantization = Annotated[
+DeviceOption = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+DtypeOption = Annotated[str, typer.Option(help="auto (bfloat16 on CUDA, else float32), float32, bfloat16, float16.")]
+QuantizationOption = Annotated[
     str | None, typer.Option(help="Keeps the layers' matrices in 8 bits: int8, fp8 or w8a8. Default: in the dtype.")
 ]
-Shape = Annotated[
-    str | None,
-    typer.Option(
-        help="Inflates the checkpoint to a published shape (qwen3-0.6b, sdar-1.7b, -4b, -8b, -30b-a3b, "
-        "llada2-mini): same answers, its cost."
-    ),
-]
-BlockSize = Annotated[int | None, typer.Option(help="Overrides the checkpoint's block size.")]
-Attention = Annotated[str, typer.Option(help="auto (triton on CUDA if it is installed), eager or triton.")]
-Several = Annotated[list[int], typer.Option(min=1, help="Concurrent requests; may be given again.")]
-Ranks = Annotated[
+BlockSizeOption = Annotated[int | None, typer.Option(help="Overrides the checkpoint's block size.")]
+AttentionOption = Annotated[str, typer.Option(help="auto (triton on CUDA if it is installed), eager or triton.")]
+RanksOption = Annotated[
     int, typer.Option("--tensor-parallel-size", min=1, help="Devices of this machine that hold the model together.")
 ]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads for torch. Default: half the cores.")]
+ThreadsOption = Annotated[int | None, typer.Option(min=1, help="CPU threads for torch. Default: half the cores.")]
 
 
 def _in_a_folder(output: Path | None) -> Path | None:
@@ -49,32 +40,22 @@ def _in_a_folder(output: Path | None) -> Path | None:
     return output
 
 
-Output = Annotated[Path | None, typer.Option(callback=_in_a_folder, help="Writes the rows as JSON.")]
-
-
-def heldout(count: int, option: str, seed: int) -> list[Problem]:
-    """`count` of the demo's held-out problems. SettingsError, which names `option`, if there are fewer."""
-    from service.demo import heldout_problems
-
-    if count > (known := len(heldout_problems())):
-        raise SettingsError(f"{option} is {count}, allowed are 1 to {known}", param=option)
-    return heldout_problems(count, seed)
+OutputOption = Annotated[Path | None, typer.Option(callback=_in_a_folder, help="Writes the rows as JSON.")]
 
 
 def load(
     model: str | None,
     device: str,
     dtype: str,
-    block_size: int | None,
+    block_size: int | None = None,
     *,
-    zero_mrp: bool = False,
     quantization: str | None = None,
 ) -> Checkpoint:
     """Loads the named checkpoint, None for the demo. Raises CheckpointError or SettingsError."""
     from service.demo import CHECKPOINT
     from service.model import load_checkpoint
 
-    options = load_options(device, dtype, block_size, zero_mrp=zero_mrp, quantization=quantization)
+    options = load_options(device, dtype, block_size, quantization)
     return load_checkpoint(model or CHECKPOINT, options)
 
 
@@ -95,36 +76,15 @@ def ranks_of(
     if size == 1:
         yield load(model, device, dtype, block_size, quantization=quantization), Parts()
         return
-    options = load_options(device, dtype, block_size, quantization=quantization)
+    options = load_options(device, dtype, block_size, quantization)
     with Team(size, options.device) as team:
         yield team.load(model or CHECKPOINT, options), Parts(ranks=team)
-
-
-def load_in_shape(
-    model: str | None,
-    shape: str | None,
-    device: str,
-    dtype: str,
-    block_size: int | None = None,
-    quantization: str | None = None,
-) -> Checkpoint:
-    """As `load`; where a shape is named, the checkpoint is inflated to it."""
-    from service.bench.inflate import inflate
-    from service.bench.shapes import shape_named
-    from service.demo import CHECKPOINT
-
-    if shape is None:
-        return load(model, device, dtype, block_size, quantization=quantization)
-    options = load_options(device, dtype, block_size, quantization=quantization)
-    return inflate(model or CHECKPOINT, shape_named(shape), options)
 
 
 def load_options(
     device: str,
     dtype: str,
     block_size: int | None = None,
-    *,
-    zero_mrp: bool = False,
     quantization: str | None = None,
 ) -> LoadOptions:
     """Device, dtype and quantization by their names. Raises SettingsError."""
@@ -132,8 +92,8 @@ def load_options(
     from service.model.options import pick_device, pick_dtype
     from service.model.quantization import form_named
 
-    place, form = pick_device(device), form_named(quantization).name if quantization else None
-    return LoadOptions(pick_dtype(dtype, place), place, block_size, mrp_zero=zero_mrp, quantization=form)
+    picked, form = pick_device(device), form_named(quantization).name if quantization else None
+    return LoadOptions(pick_dtype(dtype, picked), picked, block_size, quantization=form)
 
 
 def use_threads(threads: int | None, processes: int = 1) -> None:

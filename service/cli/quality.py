@@ -1,4 +1,4 @@
-"""`mrp-serve quality`: a checkpoint's calibration as a table and as a picture."""
+"""`mrp-serve quality`: a checkpoint's calibration as a table."""
 
 from __future__ import annotations
 
@@ -7,41 +7,35 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.output import notes, results, table
-from service.errors import CheckpointError, SettingsError
+from service.cli.output import results, table
+from service.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from service.quality.schema import QualityFile, Row, Speed
 
 
 def command(
     model: Annotated[str | None, typer.Argument(help="A folder, a hub name or a file. Default: the demo.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draws the frontier into this folder.")] = None,
 ) -> None:
     """Shows a checkpoint's plans for lossless, balanced and fast, and every plan that was measured."""
     from service.demo import CHECKPOINT
     from service.quality.presets import HOW_TO_MAKE
     from service.quality.schema import FILE_NAME, read_quality
 
-    place = Path(model or CHECKPOINT)
-    if not place.is_file():
+    path = Path(model or CHECKPOINT)
+    if not path.is_file():
         from service.model import resolve
 
-        folder = resolve(place)
-        place = folder / FILE_NAME
-        if not place.is_file():
+        folder = resolve(path)
+        path = folder / FILE_NAME
+        if not path.is_file():
             raise CheckpointError(f"{folder} has no {FILE_NAME}; {HOW_TO_MAKE}")
-    file = read_quality(place)
-    show(file)
-    if plot:
-        draw(file, plot)
+    show(read_quality(path))
 
 
 def show(file: QualityFile) -> None:
     """Prints the table, the presets and the warnings."""
-    from service.quality.bands import in_words
+    from service.quality.load_bands import in_words
 
     console, most = results(), file.measured.concurrency[-1]
     shown = table("plan", "accuracy", "from static", "identical", "tok/forward", *_loads(file), "frontier", plan="plan")
@@ -53,23 +47,6 @@ def show(file: QualityFile) -> None:
     console.print(_explained(file), style="dim")
     for warning in file.warnings:
         console.print(f"warning: {warning}", style="yellow")
-
-
-def drawer() -> Callable[[QualityFile, Path], list[Path]]:
-    """The function that draws a file into a folder. SettingsError if matplotlib is not installed."""
-    try:
-        from service.quality.picture import draw_frontier
-    except ModuleNotFoundError as error:
-        raise SettingsError(f"plot needs {error.name}: pip install '.[plot]'", param="plot") from None
-    return draw_frontier
-
-
-def draw(file: QualityFile, folder: Path) -> None:
-    """Writes the pictures. SettingsError if matplotlib is not installed."""
-    draw_frontier = drawer()
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in draw_frontier(file, folder):
-        notes().print(f"wrote {path}", soft_wrap=True)
 
 
 def _explained(file: QualityFile) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.options import BlockSize, Device, Threads, use_threads
+from service.cli.options import BlockSizeOption, DeviceOption, ThreadsOption, use_threads
 from service.cli.output import Counter, notes, results, table
 
 if TYPE_CHECKING:
@@ -71,9 +71,9 @@ def command(
     seed: Annotated[
         int, typer.Option(help="Seed of the module's weights, of the examples' order and of the noise.")
     ] = 0,
-    block_size: BlockSize = None,
-    device: Device = "auto",
-    threads: Threads = None,
+    block_size: BlockSizeOption = None,
+    device: DeviceOption = "auto",
+    threads: ThreadsOption = None,
 ) -> None:
     """Trains an MRP module for a frozen SDAR backbone. The resulting folder can be served at once."""
     from service.model import resolve
@@ -94,16 +94,16 @@ def command(
         Keeping(out.absolute(), save_every, judged),
         Module(layers, not direct),
     )
-    place = pick_device(device)
+    picked = pick_device(device)
     use_threads(threads)
     with _goes_on(plan), shown(plan) as watcher:
         if workers == 1:
-            _alone(plan, place, watcher)
+            _alone(plan, picked, watcher)
         else:
             from service.cli.train_workers import train_together
 
             with _following(plan, watcher):
-                train_together(plan, place, workers, threads)
+                train_together(plan, picked, workers, threads)
     _say_result(plan)
 
 

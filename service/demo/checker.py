@@ -1,8 +1,8 @@
 """The strict checker of the demo: whether a text is a right and coherent answer to a problem.
 
 It checks the grammar (spaces and capitals, too), the arithmetic of every step, and coherence: letters, brackets,
-names and things that refer to each other must match. It executes no code of the answer. `mrp-serve eval` and training
-call it.
+names and things that refer to each other must match. It executes no code of the answer. Calibrations and
+training call it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Keeps an event loop responsive beside an engine's thread of the same process.
 
-The replica calls it once, when its checkpoint is loaded. `service/bench/delays.py` measures what it is worth.
+The replica calls it once, when its checkpoint is loaded. `benchmarks/host.py` measures what it is worth.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ from service.gateway.score.routes import score_router
 from service.gateway.spans import telemetry
 from service.gateway.throttled import Throttled
 from service.gateway.upstream import Upstream
-from service.quality.load import SteadyLoad
+from service.quality.load_bands import LoadHysteresis
 from service.quality.schema import Plan
 from service.routing.affinity import HOW
 from service.settings import Settings
@@ -90,7 +90,7 @@ class Ingress:
         self._keys = keys = KeyRing.load(settings)
         self._admission = AdmissionController(settings, tenants=len(keys))
         self._availability = Availability(backend, self._admission, settings.request_timeout_s, weights.saw)
-        self._load = SteadyLoad()
+        self._load = LoadHysteresis()
         self.draining = Draining()
         answers = LoggedAnswers(replicas, settings.model_name)
         self._answers = PlacedAnswers(answers, self._admission, self._availability, self.draining)

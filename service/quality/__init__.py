@@ -1,1 +1,1 @@
-"""The quality presets of a checkpoint: the calibration file, the choice of presets, the picture."""
+"""The quality presets of a checkpoint: the calibration file, its identity, the presets by load."""

@@ -15,7 +15,7 @@ _SAMPLES = 64
 _BYTES = 4096
 
 
-class Mrp(Protocol):
+class IdentityMrp(Protocol):
     """The parts of an MRP's configuration that this module needs."""
 
     @property
@@ -31,7 +31,7 @@ class Mrp(Protocol):
         """The default number of MRP steps."""
 
 
-class Config(Protocol):
+class IdentityConfig(Protocol):
     """The parts of a checkpoint's configuration that this module needs."""
 
     @property
@@ -39,7 +39,7 @@ class Config(Protocol):
         """Tokens of a block."""
 
     @property
-    def mrp(self) -> Mrp | None:
+    def mrp(self) -> IdentityMrp | None:
         """The configuration of MRP; None without MRP."""
 
     @property
@@ -47,7 +47,7 @@ class Config(Protocol):
         """The form in which the layers' matrices are kept; None: they are not quantized."""
 
 
-def identity_of(folder: Path, config: Config, activation_parts: int = 1) -> Identity:
+def identity_of(folder: Path, config: IdentityConfig, activation_parts: int = 1) -> Identity:
     """The identity of a checkpoint as it is loaded, with its overridden values.
 
     `activation_parts`: into how many parts the ranks divide activations before they become 8 bits.

@@ -14,8 +14,8 @@ from typing import Any
 
 from service.decode.registry import default_knobs, default_params
 from service.errors import QualityNotAvailable
-from service.quality.bands import at_load
-from service.quality.identity import Config, identity_of
+from service.quality.identity import IdentityConfig, identity_of
+from service.quality.load_bands import at_load
 from service.quality.schema import Band, Identity, Plan, QualityFile, QualityName, file_name, read_quality
 
 _log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Presets:
         return {name: at_load(bands, self.load) for name, bands in self.bands.items()}
 
     def at(self, load: float) -> Presets:
-        """The same presets for so many requests at a replica."""
+        """The same presets at a load, in requests at a replica."""
         return replace(self, load=load)
 
     def plan(self, name: QualityName) -> Plan:
@@ -56,13 +56,13 @@ class Presets:
         return at_load(self.bands[name], self.load)
 
 
-def file_of(folder: Path, named: Path | None, own: str) -> QualityFile | None:
-    """The calibration file: `named`, else the checkpoint's `own` if it has one. CheckpointError if it is broken."""
-    path = named or folder / own
+def file_of(folder: Path, named: Path | None, name: str) -> QualityFile | None:
+    """The calibration file: `named`, else the checkpoint's `name` if it has one. CheckpointError if it is broken."""
+    path = named or folder / name
     return read_quality(path) if named or path.is_file() else None
 
 
-def presets_of(folder: Path, config: Config, named: Path | None = None, activation_parts: int = 1) -> Presets:
+def presets_of(folder: Path, config: IdentityConfig, named: Path | None = None, activation_parts: int = 1) -> Presets:
     """The presets of a checkpoint. CheckpointError if its file is broken. A file of another checkpoint is not used.
 
     `activation_parts`: as in `identity_of`.

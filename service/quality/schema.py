@@ -1,11 +1,12 @@
 """The calibration file, `quality.json`: its fields, reading it, writing it. docs/quality.md explains them.
 
 `mrp-serve calibrate` writes the file into the checkpoint's folder, where replicas read it. A file of version 1 is read
-as one of version 2 (`versions.py`).
+as one of version 2: version 1 had one plan a preset and one frontier, both chosen at the concurrency `chosen_at`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -17,17 +18,17 @@ from service.decode.knobs import KnobValue
 from service.decode.params import ModeParams
 from service.decode.registry import make_params
 from service.errors import CheckpointError, InvalidRequest
-from service.quality.versions import VERSION, upgraded
 
 #: name of the file in the checkpoint's folder
 FILE_NAME = "quality.json"
+VERSION = 2
 
 QualityName = Literal["lossless", "balanced", "fast"]
 QUALITIES: tuple[QualityName, ...] = get_args(QualityName)
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Difference = Annotated[float, Field(ge=-1, le=1)]
-Count = Annotated[int, Field(ge=0)]
+NonNegative = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(gt=0)]
 
@@ -46,11 +47,11 @@ def knobs_of(params: ModeParams) -> dict[str, KnobValue]:
     return {name: value for name, value in asdict(params).items() if value is not None}
 
 
-class _Part(BaseModel):
+class _FilePart(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
-class Plan(_Part):
+class Plan(_FilePart):
     """A mode and its knobs. A knob that is not named has the default of its params class."""
 
     mode: str
@@ -83,7 +84,7 @@ class Band(Plan):
         return Plan(mode=self.mode, knobs=self.knobs)
 
 
-class Identity(_Part):
+class Identity(_FilePart):
     """The checkpoint that was measured: the values on which its answers depend."""
 
     block_size: Positive
@@ -93,7 +94,7 @@ class Identity(_Part):
     activation_parts: Positive = Field(1, description="ranks that each make 8 bits of their part of the activations")
 
 
-class Measured(_Part):
+class Measured(_FilePart):
     """What was measured, and how."""
 
     at: str = Field(description="date")
@@ -110,7 +111,7 @@ class Measured(_Part):
     how: str = Field(description="the same in words")
 
 
-class Margins(_Part):
+class Margins(_FilePart):
     """How much less accurate than static the presets may be. `tie`: differences of speed that count as none."""
 
     balanced: Share = 0.01
@@ -118,7 +119,7 @@ class Margins(_Part):
     tie: Share = 0.03
 
 
-class Speed(_Part):
+class Speed(_FilePart):
     """Tokens per second at one concurrency, prefill included. `speedup`: over static, on the same prompts.
 
     `on_frontier`: no other plan is as accurate and faster, or as fast and more accurate.
@@ -133,7 +134,7 @@ class Speed(_Part):
     on_frontier: bool = False
 
 
-class Row(_Part):
+class Row(_FilePart):
     """One plan. `prompts`, `right`, `gained`, `lost`, `identical` count answers. The rest is estimated from them.
 
     A `lossless` plan gives static's answers by construction. It answers only the timed prompts, and its accuracy is
@@ -143,10 +144,10 @@ class Row(_Part):
     plan: Plan
     lossless: bool
     prompts: Positive
-    right: Count
-    gained: Count = Field(description="answers that are right here and wrong in static")
-    lost: Count = Field(description="answers that are wrong here and right in static")
-    identical: Count = Field(description="answers with the same tokens as static's")
+    right: NonNegative
+    gained: NonNegative = Field(description="answers that are right here and wrong in static")
+    lost: NonNegative = Field(description="answers that are wrong here and right in static")
+    identical: NonNegative = Field(description="answers with the same tokens as static's")
     accuracy: Share
     accuracy_low: Share
     accuracy_high: Share
@@ -158,10 +159,10 @@ class Row(_Part):
 
     def speed_at(self, concurrency: int) -> Speed:
         """The plan's speed at one of the measured concurrencies."""
-        return next(one for one in self.speed if one.concurrency == concurrency)
+        return next(speed for speed in self.speed if speed.concurrency == concurrency)
 
 
-class QualityFile(_Part):
+class QualityFile(_FilePart):
     """The whole file. `presets`: the bands of each, by ascending load."""
 
     version: Literal[2]
@@ -175,7 +176,7 @@ class QualityFile(_Part):
     @model_validator(mode="before")
     @classmethod
     def _of_any_version(cls, content: Any) -> Any:
-        return upgraded(content)
+        return _as_version_2(content)
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -206,7 +207,7 @@ def _check_bands(name: str, bands: list[Band]) -> None:
     ends = [band.up_to for band in bands]
     if not ends or ends[-1] is not None or None in ends[:-1]:
         raise ValueError(f"preset {name!r}: up_to are {ends}, the last must be null, and no other")
-    if any(one >= other for one, other in pairwise(ends[:-1])):  # type: ignore[operator]
+    if any(end >= later for end, later in pairwise(ends[:-1])):  # type: ignore[operator]
         raise ValueError(f"preset {name!r}: up_to are {ends}, they must ascend")
 
 
@@ -218,9 +219,9 @@ def read_quality(path: Path) -> QualityFile:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     except ValidationError as error:
         wrong = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(part) for part in wrong["loc"]) or "the file"
+        field = ".".join(str(part) for part in wrong["loc"]) or "the file"
         raise CheckpointError(
-            f"{path} is no calibration file of version 1 to {VERSION}: {place}: {wrong['msg']}"
+            f"{path} is no calibration file of version 1 to {VERSION}: {field}: {wrong['msg']}"
         ) from None
 
 
@@ -229,3 +230,39 @@ def write_quality(file: QualityFile, path: Path) -> None:
     beside = path.with_name(path.name + ".new")
     beside.write_text(file.model_dump_json(indent=1) + "\n", encoding="utf-8")
     beside.replace(path)
+
+
+def _as_version_2(content: Any) -> Any:
+    """The content of a file as version 2. A broken part stays as it is: the schema then names the fault."""
+    if not isinstance(content, Mapping) or content.get("version") != 1:
+        return content
+    measured = content.get("measured")
+    at = measured.get("chosen_at") if isinstance(measured, Mapping) else None
+    parts = {
+        "measured": _without(measured, "chosen_at"),
+        "presets": content.get("presets"),
+        "rows": content.get("rows"),
+    }
+    if isinstance(parts["presets"], Mapping):
+        parts["presets"] = {name: [plan] for name, plan in parts["presets"].items()}
+    if isinstance(parts["rows"], list):
+        parts["rows"] = [_row_of_version_1(row, at) for row in parts["rows"]]
+    return {**content, "version": VERSION, **{name: part for name, part in parts.items() if name in content}}
+
+
+def _row_of_version_1(row: Any, at: Any) -> Any:
+    """A row whose mark stands at the speed of the load that it was made for."""
+    if not isinstance(row, Mapping) or not isinstance(row.get("speed"), list):
+        return row
+    best = row.get("on_frontier", False)
+    return {**_without(row, "on_frontier"), "speed": [_speed_of_version_1(speed, at, best) for speed in row["speed"]]}
+
+
+def _speed_of_version_1(speed: Any, at: Any, best: Any) -> Any:
+    if not isinstance(speed, Mapping):
+        return speed
+    return {**speed, "on_frontier": best if speed.get("concurrency") == at else False}
+
+
+def _without(part: Any, name: str) -> Any:
+    return {key: value for key, value in part.items() if key != name} if isinstance(part, Mapping) else part

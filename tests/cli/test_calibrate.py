@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import sys
 
 import pytest
 
@@ -30,8 +29,8 @@ def options(model, tmp_path):
     return words + [word for plan in PLANS for word in ("--plan", plan)]
 
 
-def test_writes_the_file_that_the_checkpoint_is_then_served_with(run, capsys, model, options, tmp_path):
-    assert run("calibrate", *options, "--plot", tmp_path / "pictures") == 0
+def test_writes_the_file_that_the_checkpoint_is_then_served_with(run, capsys, model, options):
+    assert run("calibrate", *options) == 0
     said = capsys.readouterr()
     assert "lossless: " in said.out
     assert "dynamic threshold=0.05" in said.out
@@ -43,9 +42,8 @@ def test_writes_the_file_that_the_checkpoint_is_then_served_with(run, capsys, mo
     assert {band.plan.name for band in file.presets["lossless"]} <= {file.rows[0].plan.name, file.rows[2].plan.name}
     approximate = "dynamic" in {band.mode for band in file.presets["fast"]}
     assert any("take more prompts" in warning for warning in file.warnings) or not approximate
-    assert {path.name for path in model.parent.iterdir()} == {"model", "pictures", "prompts.jsonl"}
+    assert {path.name for path in model.parent.iterdir()} == {"model", "prompts.jsonl"}
     assert not list(model.glob("*.partial"))
-    assert len(list((tmp_path / "pictures").iterdir())) == 2
 
     assert (
         run("generate", "w1 w7 w9", "--raw", "--model", model, "--quality", "fast", "--max-new-tokens", 8, "--json")
@@ -71,7 +69,7 @@ def test_shows_a_calibration(run, capsys, model, options):
 
 
 def test_goes_on_where_it_was_interrupted(run, capsys, model, options, monkeypatch):
-    from service.bench.calibration import Calibration
+    from service.calibration.measure import Calibration
 
     measure, left = Calibration._measure, iter(range(7))
 
@@ -119,13 +117,13 @@ def test_refuses_what_makes_no_sense(run, capsys, options, more, said):
     ],
 )
 def test_what_makes_no_sense_is_refused_before_anything_is_loaded(run, capsys, options, more, monkeypatch):
-    monkeypatch.setattr("service.cli.measuring.ranks_of", lambda *_: pytest.fail("the checkpoint was loaded"))
+    monkeypatch.setattr("service.cli.calibrate.ranks_of", lambda *_: pytest.fail("the checkpoint was loaded"))
     assert run("calibrate", *options, *more) == 1
     assert capsys.readouterr().err.startswith("mrp-serve: ")
 
 
 def test_the_demo_too_is_told_of_the_rule_before_it_is_loaded(run, capsys, monkeypatch):
-    monkeypatch.setattr("service.cli.measuring.ranks_of", lambda *_: pytest.fail("the checkpoint was loaded"))
+    monkeypatch.setattr("service.cli.calibrate.ranks_of", lambda *_: pytest.fail("the checkpoint was loaded"))
     assert run("calibrate", "--count", 20, "--timed", 8) == 1
     assert capsys.readouterr().err == (
         "mrp-serve: concurrency is 32, allowed is at most half the timed prompts, 4: "
@@ -138,14 +136,6 @@ def test_every_checkpoint_but_the_demo_needs_prompts_and_a_scorer(run, capsys, m
     assert "prompts is missing; only the demo has a default" in capsys.readouterr().err
     assert run("calibrate", "--model", model, "--prompts", "p.jsonl") == 1
     assert "scorer is missing" in capsys.readouterr().err
-
-
-def test_pictures_need_matplotlib(run, capsys, options, monkeypatch, tmp_path):
-    monkeypatch.delitem(sys.modules, "service.quality.picture", raising=False)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr("service.cli.measuring.ranks_of", lambda *_: pytest.fail("the checkpoint was loaded"))
-    assert run("calibrate", *options, "--plot", tmp_path / "pictures") == 1
-    assert "pip install '.[plot]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`mrp-serve generate` and `mrp-serve eval` on the shipped checkpoint."""
+"""`mrp-serve generate` on the shipped checkpoint."""
 
 import json
 
@@ -81,21 +81,3 @@ def test_generate_refuses_an_empty_prompt_with_and_without_a_template(run, capsy
 def test_generate_refuses_what_makes_no_sense(run, capsys, options, message):
     assert run("generate", STORY, *options) == 1
     assert message in capsys.readouterr().err
-
-
-def test_eval_compares_plans_and_writes_rows(run, capsys, tmp_path):
-    plans = ("static", "speculative mrp_steps=4", "speculative mrp_steps=4 zero", "remask threshold=0.3")
-    options = [word for plan in plans for word in ("--plan", plan)]
-    assert run("eval", "--problems", 8, "--output", tmp_path / "rows.json", *options) == 0
-    assert "tokens/forward" in capsys.readouterr().out
-    static, drafted, zero, remasked = json.loads((tmp_path / "rows.json").read_text())
-    assert static["tokens_per_forward"] == 1.0
-    assert static["accuracy"] >= 0.75
-    assert drafted["same_as_first_plan"] == zero["same_as_first_plan"] == 8
-    assert drafted["tokens_per_forward"] > zero["tokens_per_forward"] > 1.5
-    assert remasked["tokens_per_forward"] > 2
-
-
-def test_eval_names_a_plan_it_cannot_read(run, capsys):
-    assert run("eval", "--plan", "remask threshold") == 1
-    assert "plan is 'remask threshold', expected is text such as 'remask threshold=0.5'" in capsys.readouterr().err

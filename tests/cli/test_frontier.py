@@ -1,12 +1,11 @@
-"""`mrp-serve frontier` and `mrp-serve ramp`: small real runs."""
+"""`mrp-serve frontier`: small real runs."""
 
 import json
 import shutil
 
 import pytest
 
-from service.quality.bands import bands_of
-from service.quality.schema import Row, read_quality, write_quality
+from service.quality.schema import Row, read_quality
 from tests.tiny import GOLDEN
 
 PLANS = ("static", "dynamic threshold=0.05", "speculative mrp_steps=2")
@@ -19,24 +18,20 @@ def model(tmp_path):
 
 
 @pytest.fixture
-def asked(model, tmp_path):
+def options(model, tmp_path):
+    """Three plans at two loads."""
     prompts = tmp_path / "prompts.jsonl"
     lines = [{"prompt": f"w{number} w7 w9", "answer": "w"} for number in range(4)]
     prompts.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
     given = {"model": model, "prompts": prompts, "scorer": "contains", "max-new-tokens": 8, "threads": 1}
-    return [word for name, value in given.items() for word in (f"--{name}", value)]
-
-
-@pytest.fixture
-def options(asked):
-    """Three plans at two loads."""
+    words = [word for name, value in given.items() for word in (f"--{name}", value)]
     loads = [word for together in (1, 2) for word in ("--concurrency", together)]
-    return [*asked, "--timed", 4, *loads, *(word for plan in PLANS for word in ("--plan", plan))]
+    return [*words, "--timed", 4, *loads, *(word for plan in PLANS for word in ("--plan", plan))]
 
 
-def test_the_frontier_is_a_table_a_picture_and_rows(run, capsys, model, options, tmp_path):
+def test_the_frontier_is_a_table_and_rows(run, capsys, model, options, tmp_path):
     rows = tmp_path / "rows.json"
-    assert run("frontier", *options, "--output", rows, "--plot", tmp_path / "pictures") == 0
+    assert run("frontier", *options, "--output", rows) == 0
     shown = capsys.readouterr().out
     heads = (
         "plan",
@@ -55,13 +50,12 @@ def test_the_frontier_is_a_table_a_picture_and_rows(run, capsys, model, options,
     assert content["measured"]["concurrency"] == [1, 2]
     for load in (1, 2):
         assert any(row.speed_at(load).on_frontier for row in found)
-    assert {path.name for path in (tmp_path / "pictures").iterdir()} == {"frontier.png", "frontier-dark.png"}
-    assert {path.name for path in tmp_path.iterdir()} == {"model", "pictures", "prompts.jsonl", "rows.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "prompts.jsonl", "rows.json"}
     assert not (model / "quality.json").exists()
 
 
 def test_the_frontier_goes_on_where_it_was_interrupted(run, options, monkeypatch, tmp_path):
-    from service.bench.calibration import Calibration
+    from service.calibration.measure import Calibration
 
     measure, left, asked = Calibration._measure, iter(range(5)), []
 
@@ -78,7 +72,7 @@ def test_the_frontier_goes_on_where_it_was_interrupted(run, options, monkeypatch
 
 
 def test_a_calibration_is_the_same_measurement(run, options, model, tmp_path, monkeypatch):
-    from service.bench.calibration import Calibration
+    from service.calibration.measure import Calibration
 
     jobs, measure = [], Calibration._measure
     monkeypatch.setattr(Calibration, "_measure", lambda self, job: jobs.append(job) or measure(self, job))
@@ -87,27 +81,3 @@ def test_a_calibration_is_the_same_measurement(run, options, model, tmp_path, mo
     assert run("calibrate", *options) == 0
     assert jobs == done * 2
     assert read_quality(model / "quality.json").measured.concurrency == [1, 2]
-
-
-def test_a_ramp_compares_presets_with_their_plans(run, capsys, model, asked, options, tmp_path):
-    assert run("calibrate", *options) == 0
-    file = read_quality(model / "quality.json")
-    static, dynamic, _ = (row.plan for row in file.rows)
-    bands = bands_of([(1, static), (2, dynamic)])
-    write_quality(file.model_copy(update={"presets": dict.fromkeys(file.presets, bands)}), model / "quality.json")
-    capsys.readouterr()
-    phases = [word for together in (1, 3, 1) for word in ("--concurrency", together)]
-    small = ("--waves", 1, "--fewest", 2, "--rounds", 1, "--output", tmp_path / "ramp.json")
-    assert run("ramp", *asked, *phases, *small) == 0
-    shown = capsys.readouterr().out
-    names = ["lossless = balanced = fast", static.name, dynamic.name]
-    assert [line for name in names for line in shown.splitlines() if line.startswith(name)] == shown.splitlines()[1:]
-    rows = json.loads((tmp_path / "ramp.json").read_text("utf-8"))
-    assert [row["name"] for row in rows] == names
-    assert [phase["concurrency"] for phase in rows[0]["phases"]] == [1, 3, 1]
-    assert {plan for phase in rows[0]["phases"] for plan in phase["plans"]} == {static.name, dynamic.name}
-
-
-def test_a_ramp_needs_a_calibration(run, capsys, asked):
-    assert run("ramp", *asked) == 1
-    assert "this checkpoint has no quality.json; make one with" in capsys.readouterr().err

@@ -3,14 +3,11 @@
 import re
 import sys
 from io import StringIO
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from service.cli.output import WIDE, Counter, notes, table
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "sdar-mrp-random-b"
 
 
 def counts(said):
@@ -54,7 +51,7 @@ def test_without_a_terminal_there_is_room(run, capsys):
     assert "sequential tokens_per_step=1 entropy_bound=0.1 " in capsys.readouterr().out  # in one line
 
 
-@pytest.mark.parametrize("command", ["eval", "calibrate", "train-mrp"])
+@pytest.mark.parametrize("command", ["frontier", "calibrate", "train-mrp"])
 def test_help_is_as_wide_as_there_is_room(run, capsys, command, monkeypatch):
     monkeypatch.setattr(sys, "stdin", StringIO())
     assert run(command, "--help") == 0
@@ -77,38 +74,3 @@ def test_at_80_columns_a_plan_is_broken_between_its_knobs(capsys):
     Console(width=80).print(shown)
     first = [line[:17].strip() for line in capsys.readouterr().out.splitlines()]
     assert [part for part in first if part] == ["plan", "sequential", "tokens_per_step=1", "entropy_bound=1.0"]
-
-
-def test_bench_says_how_far_it_is(run, quick_rates, capsys):
-    words = ["--concurrency", 1, "--concurrency", 2, "--rounds", 1, "--rows", 1, "--rows", 2, "--new-tokens", 2]
-    words += ["--prompt-tokens", 8, "--prompt-tokens", 5000, "--prompt-tokens", 6000, "--prefix-tokens", 8]
-    assert run("bench", "--model", GOLDEN, "--threads", 1, *words) == 0
-    assert counts(capsys.readouterr().err) == [(done, 6) for done in range(1, 7)]
-
-
-def test_determinism_says_how_far_it_is(run, brief, capsys):
-    words = ["--prompts", 1, "--dtype", "float32", "--rounds", 2, "--concurrency", 1]
-    assert run("determinism", "--model", GOLDEN, "--threads", 1, *words) == 0
-    said = capsys.readouterr().err
-    answers = [(done, of) for done, of in counts(said) if of != 4]
-    assert answers[-1] == (16, 16)  # three requests and a draft, alone and in a batch, for either engine
-    assert counts(said)[-4:] == [(done, 4) for done in range(1, 5)]
-    assert "answers in float32, deterministic" in said
-    assert "rounds of the price in float32, 1 together, speculative" in said
-
-
-def test_loads_says_how_far_it_is(run, priced, capsys):
-    words = ["--requests", 2, "--concurrency", 1, "--rounds", 1, "--plan", "speculative mrp_steps=1", "--problems", 2]
-    assert run("loads", *words) == 0
-    said = capsys.readouterr().err
-    assert counts(said) == [(done, 4) for done in range(1, 5)]
-    assert "1 together, to warm up, static" in said
-    assert "1 together, round 1 of 1, speculative" in said
-
-
-def test_eval_says_how_far_it_is_before_the_first_chunk_is_through(run, capsys):
-    words = ["--problems", 4, "--together", 2, "--plan", "static", "--plan", "dynamic threshold=0.5"]
-    assert run("eval", "--threads", 1, *words) == 0
-    said = capsys.readouterr().err
-    assert counts(said) == [(done, 8) for done in (2, 4, 6, 8)]
-    assert "2/8  answers; 0 of 4 prompts by every plan" in said

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from service.bench.shapes import shape_named
+from benchmarks.shapes import shape_named
 from service.model import parse_config
 from service.model.attention import PagedCache
 from service.model.checkpoint import num_parameters

@@ -7,7 +7,7 @@ import re
 import pytest
 from safetensors import safe_open
 
-from service.bench.shapes import SHAPES
+from benchmarks.shapes import SHAPES
 from service.demo import CHECKPOINT
 from tests.deploy.dockerfile import ROOT
 from tests.deploy.sizing import GPUS, size_of

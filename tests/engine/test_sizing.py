@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.bench.shapes import SHAPES, shape_named
+from benchmarks.shapes import SHAPES, shape_named
 from service.demo import CHECKPOINT
 from service.engine.sizing import Sizes, fit, forward_bytes, graph_bytes, page_bytes
 from service.errors import SettingsError

@@ -13,9 +13,9 @@ import httpx
 import pytest
 from starlette.types import ASGIApp
 
+from dev.pictures.style import STATES
 from service.gateway.ingress import Ingress
 from service.gateway.playground.routes import files
-from service.quality.states import STATES
 from service.settings import Settings
 from tests.gateway.doubles import Scripted
 from tests.gateway.helpers import client, over
@@ -144,7 +144,6 @@ def test_no_text_becomes_markup(sink: str) -> None:
 
 
 def test_the_states_of_cells_are_those_of_the_pictures() -> None:
-    assert files()["states.json"] == (ROOT / "service" / "quality" / "states.json").read_bytes()
     style = files()["stage.css"].decode()
     assert {name for name in STATES if f".{name}" not in style} == set()
     for state in STATES.values():
@@ -166,7 +165,7 @@ def test_the_wheel_has_the_files() -> None:
     """Hatch packs what lies in the packages, unless git ignores it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
     assert "service" in project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
-    paths = [str(path) for path in (*PAGE.iterdir(), ROOT / "service" / "quality" / "states.json")]
+    paths = [str(path) for path in PAGE.iterdir()]
     assert subprocess.run(["git", "check-ignore", *paths], cwd=ROOT, capture_output=True, check=False).stdout == b""
     known = subprocess.run(["git", "ls-files", *paths], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert len(known.splitlines()) == len(paths)

@@ -118,13 +118,13 @@ def test_knobs_and_limits_are_the_servers(visit: Visiting, url: str) -> None:
 
 
 class Film:
-    """What the pictures of docs/ show of the same steps (service/quality/filling.py)."""
+    """What the pictures of docs/ show of the same steps (dev/pictures/filling.py)."""
 
     def __init__(self, generator: Generator, mode: str, knobs: dict[str, Any], length: int) -> None:
+        from dev.pictures.filling import Answer, moments
         from service.decode.registry import make_params
         from service.demo import CHECKPOINT
         from service.library import TextModel
-        from service.quality.filling import Answer, moments
 
         model = TextModel.load(CHECKPOINT, threads=1)
         messages = [{"role": "user", "content": PROMPT}]

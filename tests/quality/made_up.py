@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from service.calibration.intervals import paired_difference, share
+from service.calibration.pareto import assemble, is_lossless
 from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
 from service.decode.params import ModeParams
-from service.quality.assemble import assemble
-from service.quality.frontier import is_lossless
 from service.quality.schema import Identity, Measured, Plan, QualityFile, Row, Speed
-from service.quality.statistics import paired_difference, share
 
 PROMPTS = 1000
 STATIC_RIGHT = 950

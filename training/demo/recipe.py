@@ -149,7 +149,7 @@ def run(plan: RecipeConfig) -> None:
     backbone = backbone_stage(plan, tokenizer)
     mrp = mrp_stage(plan, tokenizer, backbone)
     export(plan.out / "demo", shape(tokenizer, plan.mrp_layers), (backbone, mrp), tokenizer)
-    print(f"done: mrp-serve eval --model {plan.out / 'demo'}", flush=True)
+    print(f"done: python -m benchmarks.evaluate --model {plan.out / 'demo'}", flush=True)
 
 
 def main() -> None:

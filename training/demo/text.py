@@ -1,6 +1,7 @@
 """Python text for training: the standard library's own sources, cut into windows of tokens.
 
-`python -m training.demo.text --out FILE` writes beginnings of held-out passages, for `mrp-serve eval --text FILE`.
+`python -m training.demo.text --out FILE` writes beginnings of held-out passages, for `--text FILE` of
+`python -m benchmarks.evaluate`.
 
 Every machine that can run the recipe has these sources. Whole files are held out, by a hash of their names. The corpus
 is that of the running Python, so another minor version trains on slightly different text.

@@ -15,8 +15,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from service.quality.states import FILE as STATES
-
 _FOLDER = Path(__file__).parent / "page"
 _INDEX = "index.html"
 _TYPES = {
@@ -51,8 +49,7 @@ def playground_routes() -> list[Route]:
 @cache
 def files() -> dict[str, bytes]:
     """The content of every file by its name, the states' names and colours among them."""
-    paths = [*sorted(_FOLDER.iterdir()), STATES]
-    return {path.name: path.read_bytes() for path in paths if path.suffix in _TYPES}
+    return {path.name: path.read_bytes() for path in sorted(_FOLDER.iterdir()) if path.suffix in _TYPES}
 
 
 async def _index(request: Request) -> Response:

@@ -1,4 +1,4 @@
-"""Static decoding of problems during the training. The engine's own count is `mrp-serve eval`'s."""
+"""Static decoding of problems during the training. The engine's own count is `python -m benchmarks.evaluate`'s."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 // The record of one answer: its moments, made only from the steps of the API's trace. Knows nothing of the page.
-// service/quality/filling.py does the same for the pictures; a test compares the two.
+// dev/pictures/filling.py does the same for the pictures; a test compares the two.
 
 const MASKED = { state: "masked", history: [] };
 

@@ -1,0 +1,165 @@
+"""`python -m benchmarks.evaluate`: accuracy, tokens per forward and time of every mode on held-out problems."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from benchmarks.evaluation import Score, Variant, block_only, evaluate
+from benchmarks.options import heldout, run
+from service.calibration.plans import Grid, entropy_bounds, grid_lines, parse_plan, thresholds
+from service.calibration.scorers import demo
+from service.calibration.tasks import read_prompts, tasks_of
+from service.cli.options import (
+    DeviceOption,
+    DtypeOption,
+    ModelOption,
+    OutputOption,
+    ThreadsOption,
+    load,
+    load_options,
+    use_threads,
+)
+from service.cli.output import Counter, results, table
+from service.decode.modes import Speculative
+from service.decode.registry import make_params
+from service.demo import Problem
+from service.engine import Engine, EngineConfig, SamplingParams
+from service.model import Checkpoint, LoadOptions, load_checkpoint
+from service.model.quantization import FORMS
+from service.text import TextCodec
+
+#: mode -> the knobs that are tried by default: few, so that the table can be read
+_GRID: Grid = {
+    "dynamic": thresholds(0.3, 0.5, 0.7, 0.9),
+    "sequential": entropy_bounds(0.1, 1.0),
+    "entropy": entropy_bounds(0.1, 1.0),
+    "direct": ({"mrp_steps": 1}, {"mrp_steps": 2}),
+    "speculative": ({"mrp_steps": 1}, {"mrp_steps": 2}, {"mrp_steps": 4}),
+    "remask": thresholds(0.3, 0.5, 0.7, 0.9),
+}
+
+
+def command(
+    model: ModelOption = None,
+    problems: Annotated[int, typer.Option(min=1, help="Held-out problems, drawn without repetition.")] = 300,
+    plan: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Such as 'speculative mrp_steps=4'; may be given again. With `zero` at the end, MRP's output is set"
+            " to 0. With `block`, MRP sees only the block, as in the published loops. With `int8`, `fp8` or `w8a8`, the"
+            " layers' matrices are kept so. Default: all."
+        ),
+    ] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="JSON lines whose `prompt` is continued instead. No accuracy is measured then.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    together: Annotated[int, typer.Option(min=1, help="Requests decoded together.")] = 8,
+    temperature: Annotated[float, typer.Option(min=0)] = 0.0,
+    seed: Annotated[int, typer.Option(help="Seed of the choice of problems and of sampling.")] = 0,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "auto",
+    threads: ThreadsOption = None,
+    draft_candidates: Annotated[
+        int | None, typer.Option(min=0, help="Tokens from which a draft is chosen. 0: the whole vocabulary.")
+    ] = None,
+    output: OutputOption = None,
+) -> None:
+    """Measures accuracy, tokens per forward and time of every mode, with MRP and with its output set to zero."""
+    variants = [parse_variant(words) for words in plan or ()]
+    lines = read_prompts(text).lines if text else _lines(heldout(problems, seed))
+    use_threads(threads)
+    checkpoint = load(model, device, dtype)
+    variants = variants or default_variants(with_mrp=checkpoint.mrp is not None)
+    # Every plan decodes the same prompts. Without the prefix cache, every plan pays for them.
+    limits = EngineConfig(prefix_cache=False, draft_candidates=draft_candidates)
+    engines = {"mrp": Engine(checkpoint, limits)}
+    for name in {variant.engine for variant in variants} - {"mrp"}:
+        engines[name] = Engine(_changed(name, checkpoint, load_options(device, dtype)), limits)
+    codec = TextCodec.load(checkpoint.path)
+    tasks = tasks_of(codec, lines, _not_judged if text else demo, raw=text is not None)
+    with Counter(len(tasks) * len(variants)) as counter:
+        limits_of_all = max_new_tokens, together
+        for latest in evaluate(engines, tasks, variants, SamplingParams(temperature, seed=seed), limits_of_all):
+            scores, done = latest, [len(score.completions) for score in latest]
+            counter.reach(sum(done), f"answers; {min(done)} of {len(tasks)} prompts by every plan")
+            if output and min(done) == max(done):
+                content = [_row(score, judged=text is None) for score in latest]
+                output.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    results().print(_table(scores, judged=text is None))
+
+
+def parse_variant(text: str) -> Variant:
+    """The variant of `mode knob=value …`, with the engine's name at the end if it is not `mrp`."""
+    plan, _, last = text.rpartition(" ")
+    return Variant(parse_plan(plan), last) if last in {"zero", "block", *FORMS} else Variant(parse_plan(text))
+
+
+def default_variants(*, with_mrp: bool) -> list[Variant]:
+    """Static first. What needs MRP is tried with MRP's output set to zero, too."""
+    plans = [make_params(mode, knobs) for mode, knobs in grid_lines(_GRID)]
+    if not with_mrp:
+        plans = [params for params in plans if not params.needs_mrp]
+        plans += [Speculative(0, drafts) for drafts in (1, 4)]
+    return [
+        Variant(params, engine) for params in plans for engine in (("mrp", "zero") if params.needs_mrp else ("mrp",))
+    ]
+
+
+def _changed(name: str, checkpoint: Checkpoint, options: LoadOptions) -> Checkpoint:
+    """The checkpoint of an engine other than `mrp`."""
+    if name == "block":
+        return block_only(checkpoint)
+    changed = replace(options, mrp_zero=True) if name == "zero" else replace(options, quantization=name)
+    return load_checkpoint(checkpoint.path, changed)
+
+
+def _lines(problems: Sequence[Problem]) -> list[dict[str, Any]]:
+    return [{"prompt": problem.prompt} for problem in problems]
+
+
+def _not_judged(_line: Mapping[str, Any], _text: str) -> bool:
+    """A scorer for continuations, which nobody can judge."""
+    return False
+
+
+def _row(score: Score, *, judged: bool) -> dict[str, Any]:
+    return {
+        "plan": score.variant.name,
+        "engine": score.variant.engine,
+        "problems": len(score.completions),
+        "accuracy": score.accuracy if judged else None,
+        "tokens_per_forward": score.tokens_per_forward,
+        "tokens_per_published_forward": score.tokens_per_published_forward,
+        "milliseconds_per_token": score.milliseconds_per_token,
+        "tokens_per_cpu_second": score.tokens_per_cpu_second,
+        "same_as_first_plan": score.same_as_first,
+        "acceptance": score.acceptance,
+    }
+
+
+def _table(scores: list[Score], *, judged: bool) -> Table:
+    shown = table("mode", "engine", "accuracy", "tokens/forward", "ms/token", "same as first", "accepted", plan="mode")
+    for score in scores:
+        plain = score.variant.engine == "mrp" and not score.variant.params.needs_mrp
+        shown.add_row(
+            score.variant.name,
+            "-" if plain else score.variant.engine,
+            f"{score.accuracy:.3f}" if judged else "-",
+            f"{score.tokens_per_forward:.2f}",
+            f"{score.milliseconds_per_token:.2f}",
+            f"{score.same_as_first}/{len(score.completions)}",
+            "-" if score.acceptance is None else f"{score.acceptance:.2f}",
+        )
+    return shown
+
+
+if __name__ == "__main__":
+    run(command)

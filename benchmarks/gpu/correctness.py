@@ -1,0 +1,161 @@
+"""Stage 1, for each attention: golden decodes in float32, exactness of `speculative` in bfloat16, `deterministic`."""
+
+from __future__ import annotations
+
+import json
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu.rows import Rows
+from service.decode.modes import Speculative, Static
+from service.decode.registry import make_params
+from service.demo import CHECKPOINT
+from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
+from service.model import Checkpoint, LoadOptions, load_checkpoint
+from service.model.attention.registry import has_triton
+from service.model.quantization import FORMS, Form
+from service.model.quantization.bits import Bits, quantized
+from service.model.quantization.linear import QuantizedLinear
+from service.model.quantization.matrices import QuantizedMatrices
+
+_KNOBS = ("tokens_per_step", "threshold", "mrp_steps")
+#: the golden checkpoints' end token
+_END = 510
+_TEMPERATURES = (0.0, 0.7, 1.2)
+
+Check = Callable[[], tuple[int, int]]
+
+
+def check_device(rows: Rows, device: torch.device, golden: Path, requests: int) -> bool:
+    """Whether everything was right. A row for each check: how many answers are right, of how many.
+
+    `golden`: the folder of checkpoints with expected decodes. `requests`: for each comparison without expectations.
+    """
+    right = True
+    torch.backends.cuda.matmul.allow_tf32 = False
+    for name, check in _checks(device, golden, requests):
+        if rows.over(name):
+            return False
+        try:
+            good, all_of_them = check()
+        except Exception:  # noqa: BLE001 - the next check tells more
+            rows.write(name, error=traceback.format_exc(limit=-4))
+            right = False
+            continue
+        rows.write(name, right=good, of=all_of_them)
+        right &= good == all_of_them
+    return right
+
+
+def _checks(device: torch.device, golden: Path, requests: int) -> Iterator[tuple[str, Check]]:
+    for config in _backends(device):
+        label = f"{config.attention}, graphs {config.cuda_graphs}, overlap {config.overlap}"
+        for folder in sorted(golden.glob("sdar-*")):
+            yield f"golden {folder.name} float32, {label}", partial(_golden, folder, device, config)
+        for deterministic in (False, True):
+            yield (
+                f"demo speculative = static bfloat16, deterministic {deterministic}, {label}",
+                partial(_lossless, device, replace(config, deterministic=deterministic), requests),
+            )
+        yield f"demo alone = together bfloat16, deterministic, {label}", partial(_alone, device, config, requests)
+    for form in FORMS.values():
+        yield f"product with {form.name} matrices", partial(_products, device, form)
+        yield f"products of experts with {form.name} matrices", partial(_experts, device, form)
+        yield f"demo speculative = static {form.name}", partial(_lossless, device, EngineConfig(), requests, form.name)
+
+
+def _backends(device: torch.device) -> list[EngineConfig]:
+    configs = [EngineConfig(attention="eager", cuda_graphs=False, overlap="off")]
+    if has_triton(device):
+        configs += [EngineConfig(attention="triton", cuda_graphs=on, overlap="off") for on in (False, True)]
+        configs.append(EngineConfig(attention="triton", overlap="on"))
+    return configs
+
+
+def _golden(folder: Path, device: torch.device, config: EngineConfig) -> tuple[int, int]:
+    """Each case alone, then all in one batch."""
+    engine = Engine(load_checkpoint(folder, LoadOptions(torch.float32, str(device))), config)
+    cases = json.loads((folder / "expected.json").read_text("utf-8"))
+    requests = [
+        GenerationRequest(
+            str(number),
+            tuple(case["prompt_token_ids"]),
+            make_params(case["mode"], {knob: case[knob] for knob in _KNOBS if knob in case}),
+            max_new_tokens=case["max_new_tokens"],
+            stop_token_ids=frozenset({_END}),
+        )
+        for number, case in enumerate(cases)
+    ]
+    expected = [tuple(case["token_ids"]) for case in cases]
+    alone = [engine.generate([request])[0].token_ids for request in requests]
+    together = [completion.token_ids for completion in engine.generate(requests)]
+    return _same(alone, expected) + _same(together, expected), 2 * len(cases)
+
+
+def _products(device: torch.device, form: Form) -> tuple[int, int]:
+    """Within 1 % of the largest number of the product in float64: few rows, many, and sizes that fill no tile."""
+    shapes = [(1, 2048, 2048), (17, 2048, 6144), (256, 300, 70), (300, 1024, 512)]
+    right = 0
+    for rows, depth, width in shapes:
+        weight = torch.randn(width, depth, device=device, dtype=torch.bfloat16)
+        layer = QuantizedLinear(quantized(weight, form), form)
+        x = torch.randn(rows, depth, device=device, dtype=torch.bfloat16)
+        wanted = x.double() @ layer.weight.double().T
+        right += int(bool((layer(x).double() - wanted).abs().max() <= 0.01 * wanted.abs().max()))
+    return right, len(shapes)
+
+
+def _experts(device: torch.device, form: Form) -> tuple[int, int]:
+    """The same of rows that are sorted by expert: some experts have none, one has many."""
+    shapes = [(5, 16, 2048, 1536), (90, 8, 768, 2048), (900, 4, 2048, 70)]
+    right = 0
+    for count, number, depth, width in shapes:
+        weight = torch.randn(number * width, depth, device=device, dtype=torch.bfloat16)
+        bits = (part.unflatten(0, (number, width)) for part in quantized(weight, form))
+        layer = QuantizedMatrices(Bits(*bits), form)
+        x = torch.randn(count, depth, device=device, dtype=torch.bfloat16)
+        experts = torch.randint(1, number, (count,), device=device).sort().values
+        ends = torch.searchsorted(experts, torch.arange(number, device=device), right=True, out_int32=True)
+        chosen = zip(experts.tolist(), x.double(), strict=True)
+        wanted = torch.stack([layer.weight[expert].double() @ row for expert, row in chosen])
+        right += int(bool((layer.grouped(x, ends).double() - wanted).abs().max() <= 0.02 * wanted.abs().max()))
+    return right, len(shapes)
+
+
+def _lossless(
+    device: torch.device, config: EngineConfig, count: int, quantization: str | None = None
+) -> tuple[int, int]:
+    engine = Engine(_demo(device, quantization), config)
+    static = _drawn(count)
+    drafted = [replace(request, params=Speculative(1 + int(request.request_id) % 4)) for request in static]
+    expected = [completion.token_ids for completion in engine.generate(static)]
+    return _same([completion.token_ids for completion in engine.generate(drafted)], expected), count
+
+
+def _alone(device: torch.device, config: EngineConfig, count: int) -> tuple[int, int]:
+    engine = Engine(_demo(device), replace(config, deterministic=True))
+    requests = _drawn(count)
+    alone = [engine.generate([request])[0].token_ids for request in requests]
+    return _same([completion.token_ids for completion in engine.generate(requests)], alone), count
+
+
+def _demo(device: torch.device, quantization: str | None = None) -> Checkpoint:
+    return load_checkpoint(CHECKPOINT, LoadOptions(torch.bfloat16, str(device), quantization=quantization))
+
+
+def _drawn(count: int) -> list[GenerationRequest]:
+    return [
+        GenerationRequest(
+            f"{seed}", (1, 40 + seed, 50, 2), Static(), SamplingParams(_TEMPERATURES[seed % 3], seed=seed), 64
+        )
+        for seed in range(count)
+    ]
+
+
+def _same(answers: Sequence[tuple[int, ...]], expected: Sequence[tuple[int, ...]]) -> int:
+    return sum(answer == other for answer, other in zip(answers, expected, strict=True))

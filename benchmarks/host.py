@@ -1,0 +1,175 @@
+"""`python -m benchmarks.host`: the CPU time of a step beside its forwards, and how late an event loop is.
+
+The loop runs beside an engine that decodes on another thread of the process. A timer of the loop asks to be woken
+every few milliseconds. What it is late by is mostly the time that the loop waited for Python's lock, for a garbage
+collection, or for its own callbacks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import aclosing, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.machine import machine_name
+from benchmarks.options import SeveralOption, run
+from benchmarks.steps import HOST_COSTS, host_milliseconds
+from service.calibration.plans import parse_plan
+from service.cli.options import DeviceOption, DtypeOption, ModelOption, OutputOption, load, use_threads
+from service.cli.output import Counter, results, table
+from service.decode.params import ModeParams
+from service.engine import Engine, EngineConfig, EngineWorker, GenerationRequest, Parts
+from service.engine.drafting.costs import StepCosts
+from service.engine.responsive import keep_responsive
+from service.model import Checkpoint
+
+#: seconds between two beats of the timer, and before the first one
+_BEAT_S, _WARM_UP_S = 0.002, 1.0
+_NEW_TOKENS = 512
+
+_PLANS = [
+    "static",
+    "dynamic threshold=0.7",
+    "sequential entropy_bound=0.1",
+    "direct mrp_steps=2",
+    "remask threshold=0.5",
+    "speculative mrp_steps=2",
+    "speculative mrp_steps=1 max_drafts=4",
+    "speculative mrp_steps=auto",
+]
+
+
+def command(
+    model: ModelOption = None,
+    concurrency: SeveralOption = [1, 8, 32, 128],  # noqa: B006
+    plan: Annotated[list[str], typer.Option(help="A mode and its knobs; may be given again.")] = _PLANS,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of a measurement; the median is reported.")] = 22,
+    seconds: Annotated[float, typer.Option(min=0, help="Seconds that the event loop is watched, for each plan.")] = 5,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "auto",
+    threads: Annotated[
+        int,
+        typer.Option(min=1, help="CPU threads for torch. With one, the times are CPU times of the engine's thread."),
+    ] = 1,
+    output: OutputOption = None,
+) -> None:
+    """Measures the host's time per request and step, and how late an event loop is beside the engine."""
+    plans = {text: parse_plan(text) for text in plan}
+    use_threads(threads)
+    checkpoint = load(model, device, dtype)
+    keep_responsive()
+    rows = list[dict[str, Any]]()
+    with Counter(len(plans) * (len(concurrency) + bool(seconds))) as counter:
+        for text, params in plans.items():
+            row: dict[str, Any] = {"plan": text, "machine": machine_name(checkpoint.device), "microseconds": {}}
+            for requests in concurrency:
+                milliseconds = host_milliseconds(checkpoint, requests, steps, params)
+                row["microseconds"][requests] = 1e3 * milliseconds / requests
+                counter.next(f"{text}, {requests} together")
+            if seconds:
+                row["late_ms"] = asdict(loop_delays(checkpoint, max(concurrency), params, seconds, HOST_COSTS))
+                counter.next(f"{text}, event loop")
+            rows.append(row)
+    if output:
+        output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    shown = table(
+        "plan", *(f"µs, {count} together" for count in concurrency), "late ms: median", "99 %", "most", plan="plan"
+    )
+    for row in rows:
+        late = row.get("late_ms", {})
+        delays = [f"{late[name]:.1f}" if late else "" for name in ("median", "p99", "most")]
+        shown.add_row(row["plan"], *(f"{time:.0f}" for time in row["microseconds"].values()), *delays)
+    results().print(shown)
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """How late a timer was, in milliseconds.
+
+    The time that the loop's and the engine's thread waited for a core is left out: other programs used it.
+    """
+
+    beats: int
+    median: float
+    p99: float
+    most: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Delays:
+        """Of at least one beat."""
+        late = sorted(1e3 * second for second in seconds)
+        return cls(len(late), late[len(late) // 2], late[int(0.99 * (len(late) - 1))], late[-1])
+
+
+def loop_delays(
+    checkpoint: Checkpoint, requests: int, params: ModeParams, seconds: float, costs: StepCosts | None = None
+) -> Delays:
+    """While `requests` requests decode at once, one after another in each slot, with short prompts."""
+    return asyncio.run(_measure(checkpoint, requests, params, seconds, costs))
+
+
+async def _measure(
+    checkpoint: Checkpoint, requests: int, params: ModeParams, seconds: float, costs: StepCosts | None
+) -> Delays:
+    size = checkpoint.config.block_size
+    tokens = min(_NEW_TOKENS, (checkpoint.config.max_positions // size - 1) * size)
+    config = EngineConfig(requests, max(256, 8 * requests), kv_cache_tokens=requests * (tokens + size))
+    engine = Engine(checkpoint, config, parts=Parts(costs=costs))
+    ids: list[int] = [threading.get_native_id()]
+    worker = EngineWorker(engine, max_waiting=2 * requests)
+    worker.start()
+    clients = [asyncio.create_task(_ask(worker, slot, params, tokens)) for slot in range(requests)]
+    try:
+        await asyncio.sleep(_WARM_UP_S)
+        ids += [thread.native_id for thread in threading.enumerate() if thread.name == "engine" and thread.native_id]
+        return Delays.of(await _beats(seconds, ids))
+    finally:
+        for client in clients:
+            client.cancel()
+        await asyncio.gather(*clients, return_exceptions=True)
+        worker.stop()
+
+
+async def _ask(worker: EngineWorker, slot: int, params: ModeParams, tokens: int) -> None:
+    """Requests of a slot, without end."""
+    number = 0
+    while True:
+        request = GenerationRequest(f"{slot}-{number}", (slot % 2,), params, max_new_tokens=tokens)
+        async with aclosing(worker.generate(request)) as events:
+            async for _ in events:
+                pass
+        number += 1
+
+
+async def _beats(seconds: float, threads: Sequence[int]) -> list[float]:
+    """How late each beat was, in seconds."""
+    late = list[float]()
+    end = time.perf_counter() + seconds
+    while not late or time.perf_counter() < end:
+        waited = _waited_for_core(threads)
+        began = time.perf_counter()  # not earlier: to read a file waits for Python's lock, too
+        await asyncio.sleep(_BEAT_S)
+        more = time.perf_counter() - began - _BEAT_S
+        late.append(max(0.0, more - _waited_for_core(threads) + waited))
+    return late
+
+
+def _waited_for_core(threads: Sequence[int]) -> float:
+    """Seconds that the threads could have run, but had no core. 0 where Linux does not count it."""
+    waited = 0
+    for thread in threads:
+        with suppress(OSError, IndexError):
+            waited += int(Path(f"/proc/self/task/{thread}/schedstat").read_text("ascii").split()[1])
+    return waited / 1e9
+
+
+if __name__ == "__main__":
+    run(command)

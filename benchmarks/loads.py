@@ -1,0 +1,83 @@
+"""`python -m benchmarks.loads`: compares `mrp_steps: "auto"` with static and with fixed drafts at several loads."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from benchmarks.machine import machine_name
+from benchmarks.options import SeveralOption, ShapeOption, heldout, load_in_shape, run
+from benchmarks.throughput import PlanAtLoad, Rounds, Workload, compare_at_loads, parts, plans_at_load
+from service.calibration.plans import parse_plan
+from service.cli.options import DeviceOption, DtypeOption, ModelOption, OutputOption, use_threads
+from service.cli.output import Counter, results, table
+from service.decode.modes import Static
+from service.quality.schema import Plan
+from service.text import TextCodec
+
+
+def command(
+    model: ModelOption = None,
+    shape: ShapeOption = None,
+    concurrency: SeveralOption = [1, 4, 16, 64],  # noqa: B006
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")] = 7,
+    plan: Annotated[
+        list[str] | None,
+        typer.Option(help="Compared with static, such as 'speculative mrp_steps=auto'; may be given again."),
+    ] = None,
+    temperature: Annotated[float, typer.Option(min=0)] = 0.0,
+    problems: Annotated[int, typer.Option(min=1, help="Held-out problems from which rounds draw.")] = 256,
+    requests: Annotated[int, typer.Option(min=1, help="Requests of a round, at least.")] = 48,
+    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer, at most.")] = 96,
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "auto",
+    threads: Annotated[
+        int, typer.Option(min=1, help="CPU threads for torch. With one, the CPU time is that of the forwards only.")
+    ] = 1,
+    output: OutputOption = None,
+) -> None:
+    """Compares speculative decoding, with automatic and with fixed drafts, with static on the held-out problems."""
+    chosen = [Static(), *(parse_plan(text) for text in plan)] if plan else None
+    chats = [[{"role": "user", "content": problem.prompt}] for problem in heldout(problems, seed=1)]
+    use_threads(threads)
+    checkpoint = load_in_shape(model, shape, device, dtype)
+    codec = TextCodec.load(checkpoint.path)
+    workload = Workload([tuple(codec.encode_chat(chat)) for chat in chats], temperature, requests, new_tokens)
+    plans, rows = chosen or plans_at_load(checkpoint.mrp is not None), list[dict[str, Any]]()
+    circumstances = {"temperature": temperature, "shape": shape, "machine": machine_name(checkpoint.device)}
+    with Counter(parts(plans, Rounds(concurrency, rounds))) as counter:
+        for at_load in compare_at_loads(checkpoint, workload, plans, Rounds(concurrency, rounds, counter.next)):
+            rows += [_row(plan, at_load[0]) | circumstances for plan in at_load]
+            if output:
+                output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    results().print(_table(rows))
+
+
+def _row(plan: PlanAtLoad, static: PlanAtLoad) -> dict[str, Any]:
+    cpu, wall = plan.times_faster(static)
+    return {
+        "concurrency": plan.concurrency,
+        "plan": Plan.of(plan.params).name,
+        "tokens_per_forward": plan.tokens_per_forward,
+        "cpu_milliseconds_per_token": plan.milliseconds_per_token,
+        "times_static_cpu": cpu,
+        "times_static_wall": wall,
+        "rounds": len(plan.samples),
+        "samples": [asdict(sample) for sample in plan.samples],
+    }
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    shown = table("concurrent", "plan", "tokens/forward", "ms/token (CPU)", "times static (CPU)", "(wall)", plan="plan")
+    for row in rows:
+        numbers = [f"{row[name]:.2f}" for name in list(row)[2:6]]
+        shown.add_row(str(row["concurrency"]), row["plan"], *numbers)
+    return shown
+
+
+if __name__ == "__main__":
+    run(command)

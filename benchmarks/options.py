@@ -1,0 +1,54 @@
+"""Options that several benchmarks share, the functions that load what they name, and `run`, which runs a benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from service.cli import main
+from service.cli.options import load, load_options
+from service.errors import SettingsError
+
+if TYPE_CHECKING:
+    from service.demo import Problem
+    from service.model import Checkpoint
+
+SeveralOption = Annotated[list[int], typer.Option(min=1, help="Concurrent requests; may be given again.")]
+ShapeOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Inflates the checkpoint to a published shape (qwen3-0.6b, sdar-1.7b, -4b, -8b, -30b-a3b, "
+        "llada2-mini): same answers, its cost."
+    ),
+]
+
+
+def run(command: Callable[..., None]) -> None:
+    """Runs a benchmark as a program. An error of the service is one line on stderr; the status is then 1."""
+    program = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    program.command()(command)
+    main.run(program, "benchmarks")
+
+
+def heldout(count: int, seed: int) -> list[Problem]:
+    """`count` of the demo's held-out problems. SettingsError, which names `problems`, if there are fewer."""
+    from service.demo import heldout_problems
+
+    if count > (most := len(heldout_problems())):
+        raise SettingsError(f"problems is {count}, allowed are 1 to {most}", param="problems")
+    return heldout_problems(count, seed)
+
+
+def load_in_shape(
+    model: str | None, shape: str | None, device: str, dtype: str, block_size: int | None = None
+) -> Checkpoint:
+    """As `load`; where a shape is named, the checkpoint is inflated to it."""
+    from benchmarks.inflated import inflate
+    from benchmarks.shapes import shape_named
+    from service.demo import CHECKPOINT
+
+    if shape is None:
+        return load(model, device, dtype, block_size)
+    return inflate(model or CHECKPOINT, shape_named(shape), load_options(device, dtype, block_size))

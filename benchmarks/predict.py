@@ -1,0 +1,263 @@
+"""`python -m benchmarks.predict`: how fast a published shape would be on a GPU that is not here.
+
+A small checkpoint decodes with the real engine, so schedules, drafts and acceptance are real. For each of its forwards
+the time is added up that the shape would take on the device. `mrp_steps: "auto"` decides by those times, too. Nothing
+is measured on the device: the times come from bytes and operations.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from benchmarks.floor import forward_need
+from benchmarks.machine import Rates
+from benchmarks.options import SeveralOption, heldout, run
+from benchmarks.shapes import config_in_shape, shape_named
+from benchmarks.throughput import Workload
+from service.calibration.plans import parse_plan
+from service.cli.options import BlockSizeOption, ModelOption, OutputOption, load, use_threads
+from service.cli.output import Counter, results, table
+from service.decode.params import ModeParams
+from service.decode.policy import Reading
+from service.engine import Engine, EngineConfig, Parts
+from service.engine.drafting.costs import StepCosts
+from service.engine.drafting.curve import Curve
+from service.engine.forward.rows import Row
+from service.engine.forward.runner import RowRunner, Runner
+from service.errors import InvalidRequest, SettingsError
+from service.model import Checkpoint, ModelConfig
+from service.quality.schema import Plan
+from service.text import TextCodec
+
+#: bytes read and bfloat16 operations (dense, accumulated in float32) by the second, as NVIDIA's data sheets give them
+GPUS = {
+    "rtx-4090": Rates(1.008e12, 165e12),
+    "l40s": Rates(0.864e12, 362e12),
+    "a100-80gb": Rates(2.039e12, 312e12),
+    "h100": Rates(3.35e12, 989e12),
+    "h200": Rates(4.8e12, 989e12),
+}
+
+#: answers of a round for each request that runs at once
+_WAVES = 3
+#: KV that each of them has room for
+_TOKENS = 512
+
+_PLANS = [
+    "static",
+    "dynamic threshold=0.9",
+    "direct mrp_steps=2",
+    "remask threshold=0.5",
+    "speculative mrp_steps=2",
+    "speculative mrp_steps=2 max_drafts=4",
+    "speculative mrp_steps=auto",
+]
+
+
+def command(
+    shape: Annotated[str, typer.Option(help="Published shape: qwen3-0.6b, sdar-1.7b, sdar-4b, sdar-8b, sdar-30b-a3b.")],
+    gpu: Annotated[str, typer.Option(help="rtx-4090, l40s, a100-80gb, h100 or h200, by its data sheet.")],
+    model: ModelOption = None,
+    concurrency: SeveralOption = [1, 8, 32, 128],  # noqa: B006
+    plan: Annotated[list[str], typer.Option(help="A mode and its knobs; may be given again.")] = _PLANS,
+    block_size: BlockSizeOption = None,
+    context: Annotated[int, typer.Option(min=0, help="Tokens that a row reads besides its own.")] = 256,
+    above_floor: Annotated[float, typer.Option(min=1, help="A forward's time over the least that it can take.")] = 1.25,
+    forward_us: Annotated[float, typer.Option(min=0, help="Microseconds to start and read a forward.")] = 200,
+    request_us: Annotated[float, typer.Option(min=0, help="The host's microseconds a request and step.")] = 20,
+    problems: Annotated[int, typer.Option(min=1, help="Held-out problems that are decoded.")] = 256,
+    requests: Annotated[int, typer.Option(min=1, help="Requests of a plan, at least.")] = 24,
+    output: OutputOption = None,
+) -> None:
+    """Predicts the speed of a published shape on a GPU from bytes and operations. Measures nothing.
+
+    The demo decodes its problems, so tokens per forward are the demo's. Each of its forwards has the shape's price.
+    This takes minutes. For a quick look: --concurrency 1 --plan static --plan "speculative mrp_steps=auto".
+    """
+    if gpu not in GPUS:
+        raise SettingsError(f"gpu is {gpu!r}, allowed are {', '.join(GPUS)}", param="gpu")
+    sizes, plans = shape_named(shape), [parse_plan(text) for text in plan]
+    chats = [[{"role": "user", "content": problem.prompt}] for problem in heldout(problems, seed=1)]
+    use_threads(None)
+    checkpoint = load(model, "cpu", "float32", block_size)
+    codec = TextCodec.load(checkpoint.path)
+    workload = Workload([tuple(codec.encode_chat(chat)) for chat in chats], fewest=requests)
+    assumed = Assumptions(above_floor, 1e-6 * forward_us, 1e-6 * request_us, context=context)
+    prices = Prices(config_in_shape(checkpoint, sizes), GPUS[gpu], assumed)
+    rows = list[dict[str, Any]]()
+    with Counter(len(concurrency) * len(plans)) as counter:
+        for together in concurrency:
+            first: Prediction | None = None
+            for made in predict(checkpoint, workload, plans, together, prices):
+                first = first or made
+                rows.append(_row(made, first) | {"shape": shape, "gpu": gpu, "assumed": asdict(assumed)})
+                counter.next(f"{together} together, {rows[-1]['plan']}")
+    if output:
+        output.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    results().print(_table(rows))
+
+
+def _row(made: Prediction, first: Prediction) -> dict[str, Any]:
+    return {
+        "concurrency": made.concurrency,
+        "plan": Plan.of(made.params).name,
+        "tokens_per_forward": made.tokens_per_forward,
+        "rows": made.rows,
+        "refines": made.refines,
+        "step_ms": made.step_ms,
+        "tokens_per_second": made.tokens_per_second,
+        "times_first": made.tokens_per_second / first.tokens_per_second,
+    }
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    names = ("together", "plan", "tokens/forward", "rows/forward", "MRP/forward", "step ms", "tokens/s", "times first")
+    shown = table(*names, plan="plan")
+    for row in rows:
+        shown.add_row(
+            str(row["concurrency"]),
+            row["plan"],
+            f"{row['tokens_per_forward']:.2f}",
+            f"{row['rows']:.1f}",
+            f"{row['refines']:.2f}",
+            f"{row['step_ms']:.2f}",
+            f"{row['tokens_per_second']:,.0f}",
+            f"{row['times_first']:.2f}",
+        )
+    return shown
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """What the data sheet of a device does not say.
+
+    `above_floor`: a forward's time over the least that it can take. `forward_s`: what each forward takes besides, to be
+    started and to be read. `request_s`: the host's time for a request in a step. `state_s`: its time to find a state to
+    draft. `context`: tokens that each row reads besides its own. `itemsize`: bytes of a weight.
+    """
+
+    above_floor: float = 1.25
+    forward_s: float = 200e-6
+    request_s: float = 20e-6
+    state_s: float = 20e-6
+    context: int = 256
+    itemsize: int = 2
+
+
+class Prices:
+    """The predicted seconds of a shape's forwards on a device. `request_s`: of the host for a request in a step."""
+
+    def __init__(self, shape: ModelConfig, device: Rates, assumed: Assumptions) -> None:
+        self._shape, self._device, self._assumed = shape, device, assumed
+        self.request_s = assumed.request_s
+        layers = shape.mrp.num_layers if shape.mrp else 0
+        self._mrp = replace(shape, num_layers=layers, experts=None) if layers else None
+
+    def backbone(self, rows: int, sequences: int) -> float:
+        """A forward over rows of `sequences` sequences."""
+        return self._seconds(self._shape, rows, sequences)
+
+    def mrp(self, rows: int, sequences: int) -> float:
+        """A forward of MRP: its layers, and the backbone's output head."""
+        if self._mrp is None:
+            raise ValueError("the shape has no MRP")
+        return self._seconds(self._mrp, rows, sequences)
+
+    def steps(self, most_rows: int) -> StepCosts:
+        """The same times as the engine's table of costs, of rows that are a sequence each."""
+        counts = sorted({min(1 << power, most_rows) for power in range(most_rows.bit_length() + 1)})
+        backbone = Curve(tuple((rows, self.backbone(rows, rows)) for rows in counts))
+        mrp = Curve(tuple((rows, self.mrp(rows, rows)) for rows in counts)) if self._mrp else None
+        return StepCosts(backbone, mrp, draft=self._assumed.state_s)
+
+    def _seconds(self, shape: ModelConfig, rows: int, sequences: int) -> float:
+        assumed = self._assumed
+        need = forward_need(shape, rows, assumed.context, assumed.itemsize, sequences)
+        return assumed.forward_s + assumed.above_floor * need.seconds(self._device)
+
+
+class PricedRunner:
+    """Does what another runner does, and adds up what it would take. A `RowRunner`."""
+
+    def __init__(self, runner: RowRunner, prices: Prices) -> None:
+        self._runner, self._prices = runner, prices
+        self.config, self.device = runner.config, runner.device
+        self.seconds, self.forwards, self.rows, self.refines = 0.0, 0, 0, 0
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of its cache."""
+        return self._runner.num_pages
+
+    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+        """The backbone over rows, and the host's work for their requests."""
+        sequences = _sequences(rows)
+        self.seconds += self._prices.backbone(len(rows), sequences) + self._prices.request_s * sequences
+        self.forwards, self.rows = self.forwards + 1, self.rows + len(rows)
+        return self._runner.evaluate(rows)
+
+    def refine(self, rows: Sequence[Row]) -> list[Reading]:
+        """MRP over anchored rows."""
+        self.seconds += self._prices.mrp(len(rows), _sequences(rows))
+        self.refines += 1
+        return self._runner.refine(rows)
+
+
+def _sequences(rows: Sequence[Row]) -> int:
+    """How many sequences the rows belong to: rows of one sequence have the same list of pages."""
+    return len({id(row.pages) for row in rows})
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One plan at a number of concurrent requests. `step_ms`: a backbone forward with its MRP forwards and host work.
+
+    `rows`: those of a backbone forward. `refines`: MRP forwards beside each of them.
+    """
+
+    params: ModeParams
+    concurrency: int
+    tokens_per_forward: float
+    rows: float
+    refines: float
+    step_ms: float
+    tokens_per_second: float
+
+
+def predict(
+    checkpoint: Checkpoint, workload: Workload, plans: Sequence[ModeParams], concurrency: int, prices: Prices
+) -> Iterator[Prediction]:
+    """The plans in their order, the same requests for each. InvalidRequest for plans whose MRP has no price."""
+    if prices.steps(1).mrp is None and any(params.needs_mrp for params in plans):
+        raise InvalidRequest("a plan needs MRP, for which the shape has no sizes", param="plan")
+    tokens, size = concurrency * _TOKENS, checkpoint.config.block_size
+    config = replace(EngineConfig(), max_running=concurrency, kv_cache_tokens=tokens, prefix_cache=False)
+    candidates = config.candidates(checkpoint.config.vocab_size)
+    runner = Runner(checkpoint, tokens // size, None, candidates)
+    stops = frozenset(checkpoint.config.eos_token_ids)
+    for params in plans:
+        priced = PricedRunner(runner, prices)
+        parts = Parts(costs=prices.steps(config.max_rows), runner=lambda *_, priced=priced: priced)
+        engine = Engine(checkpoint, config, parts=parts)
+        numbers = range(max(workload.fewest, _WAVES * concurrency))
+        stats = [done.stats for done in engine.generate(workload.requests(params, numbers, stops))]
+        decoded = sum(stat.decoded_tokens for stat in stats)
+        yield Prediction(
+            params,
+            concurrency,
+            decoded / sum(stat.forwards.denoise + stat.forwards.verify for stat in stats),
+            priced.rows / priced.forwards,
+            priced.refines / priced.forwards,
+            1e3 * priced.seconds / priced.forwards,
+            decoded / priced.seconds,
+        )
+
+
+if __name__ == "__main__":
+    run(command)

@@ -1,0 +1,168 @@
+"""`python -m benchmarks.speed`: the engine beside the plain published loop, the time of a step, the prefix cache.
+
+The prefix cache is timed by the first block of a prompt: without it, new to it, and known. The three are interleaved
+and medians reported, because machines are shared. The prompts are random, so they share nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from benchmarks.machine import machine_name, measure_rates
+from benchmarks.options import SeveralOption, ShapeOption, load_in_shape, run
+from benchmarks.steps import Platform, StepTime, step_times
+from benchmarks.throughput import RandomWorkload, Rounds, SpeedRow, compare_with_plain_loop
+from service.cli.options import (
+    AttentionOption,
+    BlockSizeOption,
+    DeviceOption,
+    DtypeOption,
+    ModelOption,
+    OutputOption,
+    ThreadsOption,
+    use_threads,
+)
+from service.cli.output import Counter, results, table
+from service.decode.modes import Static
+from service.engine import Engine, EngineConfig, GenerationRequest
+from service.model import Checkpoint
+
+_Rows = Annotated[list[int], typer.Option(min=1, help="Rows of a step; may be given again.")]
+
+
+def command(
+    model: ModelOption = None,
+    shape: ShapeOption = None,
+    concurrency: SeveralOption = [1, 8, 32],  # noqa: B006
+    rows: _Rows = [1, 2, 4, 8, 16, 32, 64],  # noqa: B006
+    rounds: Annotated[int, typer.Option(min=1, help="Interleaved rounds; medians are reported.")] = 5,
+    new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of every completion.")] = 64,
+    prefix_tokens: Annotated[int, typer.Option(min=0, help="Tokens before the rows of a step.")] = 256,
+    prompt_tokens: Annotated[list[int], typer.Option(min=1, help="Prompt lengths; repeatable.")] = [64, 256, 1000],  # noqa: B006
+    device: DeviceOption = "auto",
+    dtype: DtypeOption = "auto",
+    attention: AttentionOption = "auto",
+    block_size: BlockSizeOption = None,
+    threads: ThreadsOption = None,
+    output: OutputOption = None,
+) -> None:
+    """Measures tokens per second beside a transformers loop, steps over their floor, and prefix cache savings."""
+    from benchmarks.plain_loop import plain_loop_of
+
+    use_threads(threads)
+    checkpoint = load_in_shape(model, shape, device, dtype, block_size)
+    workload = RandomWorkload(Static(), new_tokens=new_tokens)
+    tokens = max(concurrency) * workload.longest(checkpoint.config.block_size)
+    engine = Engine(checkpoint, EngineConfig(max_running=max(concurrency), kv_cache_tokens=tokens, attention=attention))
+    parts = len(concurrency) * rounds + len(rows) + len(possible_lengths(checkpoint, prompt_tokens))
+    with Counter(parts) as counter:
+        beside = Rounds(concurrency, rounds, counter.next)
+        speed = list(compare_with_plain_loop(engine, plain_loop_of(checkpoint), workload, beside))
+        del engine  # and its cache
+        steps, prefix, rates = [], [], measure_rates(checkpoint.device, checkpoint.dtype)
+        for step in step_times(checkpoint, rows, prefix_tokens, rounds, Platform(rates, attention)):
+            steps.append(step)
+            counter.next(f"a step of {step.rows} rows")
+        for time in prefix_times(checkpoint, prompt_tokens, rounds, attention):
+            prefix.append(time)
+            counter.next(f"the first block behind {time.prompt_tokens} tokens")
+    measured = f"{rates.bytes_per_s / 1e9:,.0f} GB/s, {rates.flops_per_s / 1e9:,.0f} GFLOP/s"
+    what = f"{machine_name(checkpoint.device)}: {measured} in {checkpoint.dtype}, measured"
+    results().print(_speed_table(speed), what, _step_table(steps), _prefix_table(prefix), sep="\n")
+    if output:
+        result: dict[str, Any] = {"machine": machine_name(checkpoint.device), "shape": shape, "rates": asdict(rates)}
+        result["speed"] = [asdict(row) for row in speed]
+        result["steps"] = [asdict(step) | {"step": step.step, "ratio": step.ratio} for step in steps]
+        result["prefix"] = [asdict(time) for time in prefix]
+        output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def _speed_table(speed: list[SpeedRow]) -> Table:
+    shown = table("concurrent", "engine tok/s", "plain loop tok/s", "ratio")
+    for row in speed:
+        ratio = "-" if row.ratio is None else f"{row.ratio:.2f}"
+        shown.add_row(str(row.concurrency), _rate(row.engine), _rate(row.plain), ratio)
+    return shown
+
+
+def _rate(tokens: float | None) -> str:
+    """Large models on a CPU make less than a token a second. None: transformers has no network of the family."""
+    if tokens is None:
+        return "-"
+    return f"{tokens:,.0f}" if tokens >= 100 else f"{tokens:.2f}"
+
+
+def _step_table(steps: list[StepTime]) -> Table:
+    shown = table(
+        "rows", "context", "step ms", "floor ms", "step / floor", "bound by", "host ms", "backbone ms", "MRP ms"
+    )
+    for step in steps:
+        times = f"{step.step:.2f}", f"{step.floor:.2f}", f"{step.ratio:.2f}", step.bound, f"{step.host:.2f}"
+        mrp = "-" if step.mrp is None else f"{step.mrp:.2f}"
+        shown.add_row(str(step.rows), str(step.context), *times, f"{step.backbone:.2f}", mrp)
+    return shown
+
+
+def _prefix_table(times: list[PrefixTime]) -> Table:
+    shown = table("prompt", "first block ms: no cache", "first time", "again")
+    for time in times:
+        shown.add_row(str(time.prompt_tokens), f"{time.without:.2f}", f"{time.first:.2f}", f"{time.again:.2f}")
+    return shown
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixTime:
+    """Medians in milliseconds to the first block of a prompt: without a cache, the first time, and again."""
+
+    prompt_tokens: int
+    without: float
+    first: float
+    again: float
+
+
+def possible_lengths(checkpoint: Checkpoint, lengths: Sequence[int]) -> list[int]:
+    """The lengths of prompts that are measured: each once, cut to what the model takes."""
+    size = checkpoint.config.block_size
+    most = checkpoint.config.max_positions // size * size - size
+    return sorted({min(length, most) for length in lengths})
+
+
+def prefix_times(
+    checkpoint: Checkpoint, lengths: Sequence[int], rounds: int, attention: str = "auto"
+) -> Iterator[PrefixTime]:
+    """One request alone, its first block revealed in one forward, at every one of the possible lengths."""
+    possible = possible_lengths(checkpoint, lengths)
+    tokens = 4 * (possible[-1] + 2 * checkpoint.config.block_size)
+    limits = EngineConfig(kv_cache_tokens=tokens, attention=attention)
+    plain, caching = (Engine(checkpoint, replace(limits, prefix_cache=on)) for on in (False, True))
+    rng = random.Random(0)
+    for length in possible:
+        rows = []
+        for _ in range(rounds + 1):  # the first round warms up
+            request = _request(checkpoint, length, rng)
+            rows.append([_first_block_ms(engine, request) for engine in (plain, caching, caching)])
+        yield PrefixTime(length, *(statistics.median(column) for column in zip(*rows[1:], strict=True)))
+
+
+def _request(checkpoint: Checkpoint, length: int, rng: random.Random) -> GenerationRequest:
+    config = checkpoint.config
+    allowed = [token for token in range(config.vocab_size) if token != config.mask_token_id]
+    prompt = tuple(rng.choices(allowed, k=length))
+    return GenerationRequest("prefix", prompt, Static(config.block_size), max_new_tokens=config.block_size)
+
+
+def _first_block_ms(engine: Engine, request: GenerationRequest) -> float:
+    [completion] = engine.generate([request])
+    return 1e3 * (completion.stats.first_block_s or 0.0)
+
+
+if __name__ == "__main__":
+    run(command)

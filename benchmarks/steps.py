@@ -1,0 +1,178 @@
+"""How long a step takes at a number of rows: the backbone's forward, MRP's forward, the host's work, and the floor.
+
+From these follow whether drafting pays: with V(r) the time of a forward over r rows relative to one row each for
+as many requests, and m that of an MRP forward, K drafts pay when tokens per forward > V(K+1) + K m.
+
+The host's work is what a step takes beside its forwards: scheduling, decisions of policies, bookkeeping of events. The
+engine's runner is wrapped in one that counts the time inside it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks.floor import forward_need
+from benchmarks.machine import Rates
+from service.decode.block import MASKED, Block
+from service.decode.modes import Static
+from service.decode.params import ModeParams
+from service.decode.policy import Reading
+from service.engine import Engine, EngineConfig, GenerationRequest, Parts
+from service.engine.drafting.costs import StepCosts
+from service.engine.drafting.curve import Curve
+from service.engine.forward.clock import clock_of
+from service.engine.forward.networks import Execution
+from service.engine.forward.rows import Row
+from service.engine.forward.runner import RowRunner, Runner
+from service.engine.request import SamplingParams
+from service.model import Checkpoint, ModelConfig
+from service.model.attention import AUTO, PagedCache
+
+#: KV that a bench may hold, in bytes: sequences share pages where theirs together would be more
+_MOST_KV = 2**30
+#: what `auto` believes forwards cost here: nothing is measured for it
+HOST_COSTS = StepCosts(Curve(((1, 1.0), (256, 2.0))), Curve(((1, 0.1), (256, 0.2))))
+
+#: rows of a request in a step, at most: all of them are in every forward
+_ROWS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """What a device can do, and the attention that is used on it."""
+
+    rates: Rates
+    attention: str = AUTO
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Medians in milliseconds at one number of rows, of as many sequences behind `context` tokens.
+
+    `backbone`: a forward with its readings. `host`: the rest of a step in which as many requests decode. `floor`: the
+    least that the device could take for the forward, `bound` by memory or arithmetic. `mrp`: None without a module.
+    """
+
+    rows: int
+    context: int
+    backbone: float
+    host: float
+    floor: float
+    bound: str
+    mrp: float | None
+
+    @property
+    def step(self) -> float:
+        """Forward and host."""
+        return self.backbone + self.host
+
+    @property
+    def ratio(self) -> float:
+        """Step over floor: 1 is as fast as the device allows."""
+        return self.step / self.floor
+
+
+def step_times(
+    checkpoint: Checkpoint, counts: Sequence[int], prefix_tokens: int, rounds: int, platform: Platform
+) -> Iterator[StepTime]:
+    """Forwards over rows of masks behind a prefix (in tokens, cut to whole blocks); logits read at every position."""
+    size = checkpoint.config.block_size
+    prefix = prefix_tokens // size
+    runner = _runner(checkpoint, prefix * max(counts), platform.attention)
+    state = Block((MASKED,) * size)
+    for count in counts:
+        pages = [[(row * prefix + page) % runner.num_pages for page in range(prefix)] for row in range(count)]
+        rows = [Row(state, prefix, of_row, keeps=False, sampling=SamplingParams()) for of_row in pages]
+        readings = runner.evaluate(rows)
+        anchored = [row._replace(anchor=reading.handle) for row, reading in zip(rows, readings, strict=True)]
+        backbone = _median(partial(runner.evaluate, rows), checkpoint, rounds)
+        mrp = _median(partial(runner.refine, anchored), checkpoint, rounds) if checkpoint.mrp else None
+        need = forward_need(checkpoint.config, count, prefix * size, checkpoint.dtype.itemsize)
+        host = host_milliseconds(checkpoint, count, rounds)
+        yield StepTime(
+            count, prefix * size, backbone, host, 1e3 * need.seconds(platform.rates), need.bound(platform.rates), mrp
+        )
+
+
+def _runner(checkpoint: Checkpoint, pages: int, attention: str) -> Runner:
+    """With as many pages as there may be."""
+    config = checkpoint.config
+    page = PagedCache.bytes_per_page(config, checkpoint.dtype)
+    return Runner(checkpoint, num_pages=max(1, min(pages, _MOST_KV // page)), execution=Execution(attention))
+
+
+def _median(run: Callable[[], object], checkpoint: Checkpoint, rounds: int) -> float:
+    """Milliseconds; the first run warms up and does not count."""
+    times = []
+    for _ in range(rounds + 1):
+        begin = time.perf_counter()
+        run()
+        if checkpoint.device.type == "cuda":
+            torch.cuda.synchronize(checkpoint.device)
+        times.append(1e3 * (time.perf_counter() - begin))
+    return statistics.median(times[1:])
+
+
+class _Counted:
+    """A runner, and the seconds spent in it."""
+
+    def __init__(self, runner: RowRunner) -> None:
+        self._runner, self._clock = runner, clock_of(runner.device)
+        self.config: ModelConfig = runner.config
+        self.device: torch.device = runner.device
+        self.seconds = 0.0
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of its cache."""
+        return self._runner.num_pages
+
+    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+        """The backbone over rows."""
+        begin = self._clock()
+        readings = self._runner.evaluate(rows)
+        self.seconds += self._clock() - begin
+        return readings
+
+    def refine(self, rows: Sequence[Row]) -> list[Reading]:
+        """MRP over rows."""
+        begin = self._clock()
+        readings = self._runner.refine(rows)
+        self.seconds += self._clock() - begin
+        return readings
+
+
+def host_milliseconds(checkpoint: Checkpoint, requests: int, steps: int, params: ModeParams | None = None) -> float:
+    """Median over steps in which `requests` requests decode short prompts, static if no mode is named.
+
+    With one CPU thread it is CPU time, so other programs do not count.
+    """
+    size, counted = checkpoint.config.block_size, list[_Counted]()
+
+    def runner(*arguments: Any) -> RowRunner:
+        counted.append(_Counted(Runner(*arguments)))
+        return counted[0]
+
+    new_tokens = (2 + -(-steps // size)) * size
+    config = EngineConfig(
+        max_running=requests,
+        max_rows=max(256, _ROWS * requests),
+        kv_cache_tokens=requests * (new_tokens + 2 * size),
+        prefix_cache=False,
+    )
+    engine = Engine(checkpoint, config, parts=Parts(costs=HOST_COSTS, runner=runner))
+    for number in range(requests):
+        engine.submit(GenerationRequest(str(number), (number % 2,), params or Static(), max_new_tokens=new_tokens))
+    times, clock = list[float](), clock_of(checkpoint.device)
+    while len(times) <= steps and (len(times) < 2 or engine.state().num_running == requests):
+        begin, inside = clock(), counted[0].seconds
+        engine.step()
+        times.append(1e3 * (clock() - begin - counted[0].seconds + inside))
+    return statistics.median(times[1:])

@@ -1,0 +1,1 @@
+"""What draws, documents and records for us. It is not installed."""

@@ -1,0 +1,31 @@
+"""`python -m dev.pictures decoding|frontier [--calibration FILE] --out FOLDER`: draws pictures into a folder."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from dev.pictures.decoding import draw_decoding
+from dev.pictures.frontier import draw_frontier
+from service.demo import CHECKPOINT
+from service.quality.schema import FILE_NAME, read_quality
+
+
+def main() -> None:
+    """Prints the path of every picture."""
+    parser = argparse.ArgumentParser(prog="python -m dev.pictures", description=__doc__)
+    parser.add_argument("what", choices=("decoding", "frontier"))
+    parser.add_argument("--out", type=Path, default=Path("docs"), help="folder of the pictures")
+    parser.add_argument("--calibration", type=Path, default=CHECKPOINT / FILE_NAME, help="of the frontier")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.what == "decoding":
+        paths = draw_decoding(options.out)
+    else:
+        paths = iter(draw_frontier(read_quality(options.calibration), options.out))
+    for path in paths:
+        print(f"wrote {path}")  # noqa: T201 - a program
+
+
+if __name__ == "__main__":
+    main()

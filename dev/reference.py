@@ -1,0 +1,136 @@
+"""`python -m dev.reference docs`: writes the reference pages of docs/ from the code: settings, metrics, commands.
+
+A test compares the pages with what this writes, so a page is never edited by hand.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from service.cli.main import app
+from service.settings import Settings
+from service.telemetry.metrics import METRICS, Metric
+
+_SETTINGS = """# Settings
+
+*`make docs` writes this page from `service/settings.py`.*
+
+A setting has three forms. The first form that is given wins:
+
+1. a flag: `mrp-serve serve --max-running 32`
+2. a variable: `MRP_SERVE_MAX_RUNNING=32`
+3. a line of the YAML or JSON file that `--config` names: `max_running: 32`
+
+Deployment files give settings as `args` of `service.app:build`. An unknown name is an error.
+
+| setting | values | default | meaning |
+|---|---|---|---|
+"""
+
+_METRICS = """# Metrics
+
+*`make docs` writes this page from `service/telemetry/metrics.py`.*
+
+`GET /metrics` answers in Prometheus' text format, for all replicas together. Every name begins with `mrp_`. The label
+`replica` says whose number it is. Times count from the arrival at the ingress. If another replica continues an answer,
+its prompt and its first block count once.
+
+Tokens per forward over time is the ratio of two counters:
+`rate(mrp_generation_tokens_total[1m]) / rate(mrp_forwards_total{kind=~"denoise|verify"}[1m])`.
+
+| metric | kind | counted by | labels | meaning |
+|---|---|---|---|---|
+"""
+
+_COMMANDS = """# Commands
+
+*`make docs` writes this page from the program.* `mrp-serve COMMAND --help` lists the options of a command.
+
+| command | what it does |
+|---|---|
+"""
+
+
+def write(folder: Path) -> None:
+    """Writes every page into a folder, which is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in pages().items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def pages() -> dict[str, str]:
+    """File name -> text of every page."""
+    return {"settings.md": _settings(), "metrics.md": _metrics(), "commands.md": _commands()}
+
+
+def _settings() -> str:
+    schemas = Settings.model_json_schema()["properties"]
+    defaults = {"model": "the shipped demo"}  # a path of this machine otherwise
+    rows = (
+        f"| `{name}` | {_values(schemas[name])} | {defaults.get(name, _default(field.default))} | {field.description} |"
+        for name, field in Settings.model_fields.items()
+    )
+    return _SETTINGS + "\n".join(rows) + "\n"
+
+
+def _default(value: object) -> str:
+    if value is None or value == ():
+        return ""
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+#: a JSON schema's types, in words
+_KINDS = {
+    "array": "texts",
+    "boolean": "`true`, `false`",
+    "integer": "whole number",
+    "number": "number",
+    "string": "text",
+}
+
+
+def _values(schema: dict[str, Any]) -> str:
+    """The values that a JSON schema allows, in words."""
+    if "anyOf" in schema:
+        return ", ".join(_values(option) for option in schema["anyOf"] if option.get("type") != "null")
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    if schema.get("format") == "path":
+        return "path"
+    return _KINDS[schema["type"]] + _bounds(schema)
+
+
+def _bounds(schema: dict[str, Any]) -> str:
+    if "maximum" in schema and "exclusiveMinimum" in schema:
+        return f", more than {schema['exclusiveMinimum']:g}, at most {schema['maximum']:g}"
+    if "maximum" in schema:
+        return f", {schema['minimum']} to {schema['maximum']}"
+    if "minimum" in schema:
+        return f", {schema['minimum']:g} or more"
+    return f", more than {schema['exclusiveMinimum']:g}" if "exclusiveMinimum" in schema else ""
+
+
+def _metrics() -> str:
+    return _METRICS + "\n".join(map(_metric, METRICS)) + "\n"
+
+
+def _metric(metric: Metric) -> str:
+    labels = ", ".join(f"`{label}`" for label in metric.labels)
+    return f"| `{metric.name}` | {metric.kind} | {metric.where} | {labels} | {metric.help} |"
+
+
+def _commands() -> str:
+    rows = (
+        f"| `mrp-serve {command.name}` | {(command.callback.__doc__ or '').splitlines()[0]} |"
+        for command in app.registered_commands
+        if command.callback is not None
+    )
+    return _COMMANDS + "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]))

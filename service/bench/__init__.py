@@ -1,1 +1,0 @@
-"""Side-by-side measurements. Nothing of the service imports this."""

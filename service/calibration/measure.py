@@ -1,0 +1,170 @@
+"""Runs plans over prompts at several loads: first the timed prompts, at every concurrency, then all the others.
+
+`mrp-serve frontier` shows what was measured, `mrp-serve calibrate` chooses presets by it.
+
+Plans take turns chunk by chunk, so that a machine that is busy for a while is so for all of them. Plans whose answers
+are static's by construction answer the timed prompts only. Knows no files, no presets and no command line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import torch
+
+from service.calibration.pareto import is_lossless
+from service.calibration.records import ChunkRecord, Clock, Notebook, PlanChunk, make_rows
+from service.calibration.tasks import PromptTask
+from service.decode.params import ModeParams
+from service.engine import Completion, Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
+from service.errors import SettingsError
+from service.model import Checkpoint
+from service.quality.schema import Measured, Plan, Row
+
+#: timed chunks of a concurrency at most: one request at a time, these are as many prompts
+_TIMED_CHUNKS = 32
+_WARM_UP_TOKENS = 16
+
+_HOW: Mapping[Clock, str] = {
+    "cpu": "tokens a second of CPU time of one thread; other work on the machine does not change it",
+    "wall": "tokens a second of wall-clock time; the machine must have no other work",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """How much is measured.
+
+    `concurrency`: how many are decoded together, ascending; `timed`: prompts that are timed.
+    """
+
+    concurrency: tuple[int, ...]
+    timed: int
+    max_new_tokens: int
+
+    def check(self, prompts: int) -> None:
+        """SettingsError where there are too few prompts: two chunks of them are timed at least."""
+        most = min(prompts, self.timed) // 2
+        if max(self.concurrency) > most:
+            raise SettingsError(
+                f"concurrency is {max(self.concurrency)}, allowed is at most half the timed prompts, {most}: "
+                f"timed are {min(prompts, self.timed)}, in two chunks at least",
+                param="concurrency",
+            )
+
+    def timed_starts(self, together: int, prompts: int) -> range:
+        """Where the timed chunks begin, whole ones only."""
+        chunks = min(_TIMED_CHUNKS, min(self.timed, prompts) // together)
+        return range(0, chunks * together, together)
+
+
+class Calibration:
+    """Plans over tasks on one engine. `tasks` are in the order of the file."""
+
+    def __init__(self, engine: Engine, tasks: Sequence[PromptTask], plans: Sequence[ModeParams], scope: Scope) -> None:
+        scope.check(len(tasks))
+        self._engine, self._tasks, self._scope = engine, tasks, scope
+        self._plans = {Plan.of(plan).name: plan for plan in plans}
+
+    @property
+    def plan_names(self) -> list[str]:
+        """The plans, in turn."""
+        return list(self._plans)
+
+    def rows(self, notebook: Notebook, clock: Clock) -> list[Row]:
+        """What was measured, plan by plan."""
+        together = max(self._scope.concurrency)
+        timed = len(self._scope.timed_starts(together, len(self._tasks))) * together
+        return make_rows(list(self._plans.values()), notebook.records.values(), clock, timed)
+
+    @property
+    def jobs(self) -> list[PlanChunk]:
+        """All there is to do, in order."""
+        return [*self._timed(), *self._rest()]
+
+    def run(self, notebook: Notebook) -> Iterator[PlanChunk]:
+        """Does what the notebook lacks; yields every job when it is in there."""
+        self._warm_up()
+        for job in self.jobs:
+            if job not in notebook.records:
+                notebook.add(self._measure(job))
+            yield job
+
+    def _timed(self) -> Iterator[PlanChunk]:
+        for together in self._scope.concurrency:
+            for start in self._scope.timed_starts(together, len(self._tasks)):
+                yield from (PlanChunk(plan, together, start) for plan in self._plans)
+
+    def _rest(self) -> Iterator[PlanChunk]:
+        """What was not timed at the highest concurrency, for those whose accuracy is not known beforehand."""
+        together = max(self._scope.concurrency)
+        begin = len(self._scope.timed_starts(together, len(self._tasks))) * together
+        static, *others = self._plans
+        plans = [static, *(name for name in others if not is_lossless(self._plans[name]))]
+        for start in range(begin, len(self._tasks), together):
+            yield from (PlanChunk(plan, together, start) for plan in plans)
+
+    def _warm_up(self) -> None:
+        """What is slow once shall not be timed."""
+        for plan in self._plans.values():
+            self._engine.generate([self._request(plan, 0, _WARM_UP_TOKENS)])
+
+    def _measure(self, job: PlanChunk) -> ChunkRecord:
+        chunk = range(job.start, min(len(self._tasks), job.start + job.together))
+        requests = [self._request(self._plans[job.plan], number, self._scope.max_new_tokens) for number in chunk]
+        cpu, wall = time.thread_time(), time.perf_counter()
+        completions = self._engine.generate(requests)
+        cpu_s, wall_s = time.thread_time() - cpu, time.perf_counter() - wall
+        forwards = [completion.stats.forwards for completion in completions]
+        return ChunkRecord(
+            *job,
+            right=[self._tasks[number].is_right(c.token_ids) for number, c in zip(chunk, completions, strict=True)],
+            answers=[_digest(completion) for completion in completions],
+            tokens=sum(completion.stats.decoded_tokens for completion in completions),
+            forwards=sum(count.denoise + count.verify for count in forwards),
+            cpu_s=cpu_s,
+            wall_s=wall_s,
+        )
+
+    def _request(self, plan: ModeParams, number: int, tokens: int) -> GenerationRequest:
+        prompt, stop = self._tasks[number].prompt_token_ids, frozenset(self._engine.model.eos_token_ids)
+        return GenerationRequest(str(number), prompt, plan, SamplingParams(), tokens, stop)
+
+
+def _digest(completion: Completion) -> str:
+    return hashlib.sha256(repr(completion.token_ids).encode()).hexdigest()[:16]
+
+
+def engine_for(checkpoint: Checkpoint, tasks: Sequence[PromptTask], scope: Scope, parts: Parts | None = None) -> Engine:
+    """An engine with pages for the longest prompts at the highest concurrency.
+
+    It has no prefix cache, so that every plan pays for its prefill.
+    """
+    longest = max(len(task.prompt_token_ids) for task in tasks) + scope.max_new_tokens
+    tokens = max(scope.concurrency) * (longest + 2 * checkpoint.config.block_size)
+    limits = EngineConfig(max(scope.concurrency), kv_cache_tokens=tokens, prefix_cache=False)
+    return Engine(checkpoint, limits, parts=parts)
+
+
+def circumstances(checkpoint: Checkpoint, scope: Scope, prompts: Mapping[str, Any]) -> Measured:
+    """What is measured, on what, and by which clock. `prompts`: the fields that name the prompts and the scorer."""
+    device, threads = checkpoint.device, torch.get_num_threads()
+    alone = device.type == "cpu" and threads == 1 and checkpoint.shard.size == 1
+    clock: Clock = "cpu" if alone else "wall"
+    return Measured(
+        at=datetime.now(UTC).date().isoformat(),
+        model=checkpoint.path.resolve().name,
+        max_new_tokens=scope.max_new_tokens,
+        device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        dtype=str(checkpoint.dtype).removeprefix("torch."),
+        threads=threads,
+        clock=clock,
+        concurrency=list(scope.concurrency),
+        how=f"{_HOW[clock]}; prefill included, plans in turns, {scope.timed} prompts; intervals are 95 %",
+        **prompts,
+    )

@@ -1,0 +1,132 @@
+"""The Pareto frontier of accuracy and speed, the presets on it, and the calibration file that has both.
+
+Point estimates decide, on the prompts that both a plan and static answered. `warnings_of` names what the noise leaves
+open. Two speeds within the margin `tie` count as equal. Among equal plans the more accurate one is chosen, then the one
+with more tokens per forward, which is likely to be faster on another device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+
+from service.decode.modes import Speculative, Static
+from service.decode.params import ModeParams
+from service.quality.load_bands import bands_of
+from service.quality.schema import (
+    QUALITIES,
+    Identity,
+    Margins,
+    Measured,
+    QualityFile,
+    QualityName,
+    Row,
+    Speed,
+)
+
+
+def assemble(
+    checkpoint: Identity, measured: Measured, rows: Sequence[Row], margins: Margins | None = None
+) -> QualityFile:
+    """The calibration file of the measured `rows`. At every measured load the presets are chosen anew."""
+    margins = margins or Margins()
+    marked = with_frontier(rows, measured.concurrency)
+    loads = measured.concurrency
+    chosen = {load: choose(marked, load, margins) for load in loads}
+    warnings = (warnings_of(marked, presets, load, margins) for load, presets in chosen.items())
+    return QualityFile(
+        version=2,
+        checkpoint=checkpoint,
+        measured=measured,
+        margins=margins,
+        presets={name: bands_of([(load, chosen[load][name].plan) for load in loads]) for name in QUALITIES},
+        warnings=list(dict.fromkeys(chain.from_iterable(warnings))),
+        rows=marked,
+    )
+
+
+def is_lossless(params: ModeParams) -> bool:
+    """Whether the output is static's by construction: static itself, or drafts verified against it without a margin."""
+    if isinstance(params, Speculative):
+        return not params.drafts_decide and params.plain == Static()
+    return params == Static()
+
+
+def with_frontier(rows: Sequence[Row], loads: Sequence[int]) -> list[Row]:
+    """The rows, with a mark on each speed that no other row beats.
+
+    A row beats another one if it is as accurate and faster, or as fast and more accurate.
+    """
+    marks = {load: [not any(_beats(other, row, load) for other in rows) for row in rows] for load in loads}
+    return [
+        row.model_copy(update={"speed": [_marked(row.speed_at(load), marks[load][number]) for load in loads]})
+        for number, row in enumerate(rows)
+    ]
+
+
+def _marked(speed: Speed, on_frontier: bool) -> Speed:
+    return speed.model_copy(update={"on_frontier": on_frontier})
+
+
+def choose(rows: Sequence[Row], at: int, margins: Margins) -> Mapping[QualityName, Row]:
+    """The presets at a load. Static is always among the rows, so every preset exists."""
+    lossless = [row for row in rows if row.lossless]
+    return {
+        "lossless": _fastest(lossless, at, margins.tie),
+        "balanced": _fastest(_within(rows, margins.balanced), at, margins.tie),
+        "fast": _fastest(_within(rows, margins.fast), at, margins.tie),
+    }
+
+
+def warnings_of(rows: Sequence[Row], presets: Mapping[QualityName, Row], at: int, margins: Margins) -> list[str]:
+    """Warnings about the noise in the choice of presets at a load."""
+    warnings = []
+    for name, margin in (("balanced", margins.balanced), ("fast", margins.fast)):
+        warnings += _accuracy_warnings(name, presets[name], margin)  # type: ignore[index]
+    for name, row in presets.items():
+        speed = row.speed_at(at)
+        noise = max(speed.speedup - speed.speedup_low, speed.speedup_high - speed.speedup) / speed.speedup
+        if noise > margins.tie:
+            warnings.append(
+                f"{name}: the speed of {row.plan.name!r}, {at} together, is uncertain by {noise:.0%}; "
+                f"speeds within {margins.tie:.0%} count as equal"
+            )
+    for row in rows:
+        if row.lossless and row.identical < row.prompts:
+            different = row.prompts - row.identical
+            warnings.append(f"{row.plan.name!r}: {different} of {row.prompts} answers are not static's, by rounding")
+    return warnings
+
+
+def _accuracy_warnings(name: str, row: Row, margin: float) -> list[str]:
+    if row.lossless or row.difference_low >= -margin:
+        return []
+    width, plan = max(row.difference - row.difference_low, row.difference_high - row.difference), row.plan.name
+    if width > margin:
+        so_far = (
+            f"{_points(row.difference)} points from static on {row.prompts} prompts, give or take {100 * width:.1f}"
+        )
+        return [f"{name}: {plan!r} is {so_far}, which is more than the margin of {100 * margin:g}: take more prompts"]
+    worst = f"{_points(row.difference_low)} points from static, over the margin of {100 * margin:g}"
+    return [f"{name}: {plan!r} may be as far as {worst}"]
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:+.1f}"
+
+
+def _within(rows: Sequence[Row], margin: float) -> list[Row]:
+    """The rows that are at most `margin` less accurate than static. A small tolerance covers rounding."""
+    return [row for row in rows if row.difference >= -margin - 1e-9]
+
+
+def _fastest(rows: Sequence[Row], at: int, tie: float) -> Row:
+    best = max(row.speed_at(at).tokens_per_second for row in rows)
+    tied = [row for row in rows if row.speed_at(at).tokens_per_second >= (1 - tie) * best]
+    return max(tied, key=lambda row: (row.difference, row.tokens_per_forward, row.speed_at(at).tokens_per_second))
+
+
+def _beats(row: Row, other: Row, at: int) -> bool:
+    rate, other_rate = row.speed_at(at).tokens_per_second, other.speed_at(at).tokens_per_second
+    more_accurate, as_accurate = row.difference > other.difference, row.difference == other.difference
+    return (rate > other_rate and (more_accurate or as_accurate)) or (rate == other_rate and more_accurate)

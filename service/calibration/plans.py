@@ -1,0 +1,90 @@
+"""The plans that a calibration tries: every mode at a grid of its knobs, or those that the command line names.
+
+A mode without a line in `GRID` is tried at its defaults. Knows no engine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from service.decode.modes import MODES, Static
+from service.decode.params import ModeParams
+from service.decode.registry import make_params
+from service.errors import InvalidRequest
+
+Grid = Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+def thresholds(*values: float) -> tuple[Mapping[str, float], ...]:
+    """A line of a grid: the knob `threshold` at each value."""
+    return tuple({"threshold": value} for value in values)
+
+
+def entropy_bounds(*values: float) -> tuple[Mapping[str, float], ...]:
+    """A line of a grid: the knob `entropy_bound` at each value."""
+    return tuple({"entropy_bound": value} for value in values)
+
+
+#: mode -> the knobs that a calibration tries
+GRID: Grid = {
+    "static": ({}, {"tokens_per_step": 2}, {"tokens_per_step": 4}),
+    "dynamic": thresholds(0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
+    "sequential": entropy_bounds(0.0, 0.1, 0.3, 1.0),
+    "entropy": entropy_bounds(0.05, 0.1, 0.3),
+    "direct": ({"mrp_steps": 1}, {"mrp_steps": 2}, {"mrp_steps": 4}),
+    "speculative": (
+        {"mrp_steps": 1},
+        {"mrp_steps": 2},
+        {"mrp_steps": 4},
+        {"mrp_steps": 0, "max_drafts": 4},
+        {"mrp_steps": 1, "max_drafts": 4},
+        {"mrp_steps": "auto"},
+        {"mrp_steps": "auto", "threshold": 0.7},
+        {"mrp_steps": "auto", "verify": "sequential", "entropy_bound": 0.1},
+        {"mrp_steps": 1, "max_drafts": 4, "threshold": 0.7},
+        {"mrp_steps": 1, "max_drafts": 4, "verify": "sequential", "entropy_bound": 0.1},
+        {"mrp_steps": 0, "max_drafts": 4, "verify": "sequential", "entropy_bound": 0.1, "margin": 0.5},
+        {"mrp_steps": 1, "max_drafts": 4, "verify": "sequential", "entropy_bound": 0.1, "margin": 0.5},
+        {"mrp_steps": 4, "max_drafts": 4, "verify": "sequential", "entropy_bound": 0.1, "margin": 0.5},
+    ),
+    "remask": thresholds(0.3, 0.4, 0.5, 0.7, 0.9),
+}
+
+
+def default_plans(block_size: int, *, has_mrp: bool) -> list[ModeParams]:
+    """The plans of the grid that a checkpoint can run. Static comes first: the others are compared with it."""
+    plans = [plan for mode, knobs in grid_lines(GRID) if (plan := _plan(mode, knobs, block_size))]
+    return with_static_first(plan for plan in plans if has_mrp or not plan.needs_mrp)
+
+
+def with_static_first(plans: Iterator[ModeParams] | Sequence[ModeParams]) -> list[ModeParams]:
+    """Static, then the other plans, each once."""
+    return [Static(), *(plan for plan in dict.fromkeys(plans) if plan != Static())]
+
+
+def grid_lines(grid: Grid) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every mode with each of its knobs in a grid."""
+    return ((mode, knobs) for mode in MODES for knobs in grid.get(mode, ({},)))
+
+
+def _plan(mode: str, knobs: Mapping[str, Any], block_size: int) -> ModeParams | None:
+    """None where the block is too short for the knobs."""
+    try:
+        params = make_params(mode, knobs)
+        params.check(block_size)
+    except InvalidRequest:
+        return None
+    return params
+
+
+def parse_plan(text: str) -> ModeParams:
+    """The params of `mode knob=value …`. InvalidRequest for another text, an unknown mode or knob."""
+    mode, *words = text.split() or [""]
+    try:
+        pairs = [word.split("=") for word in words]
+        knobs = {name: value if value.isalpha() else json.loads(value) for name, value in pairs}
+    except ValueError as error:
+        raise InvalidRequest(f"plan is {text!r}, expected is text such as 'remask threshold=0.5'") from error
+    return make_params(mode, knobs)

@@ -1,0 +1,69 @@
+"""The bands of load of a preset: which plan serves it while how many requests are at a replica.
+
+A calibration chooses a plan at each measured load. Neighbouring loads meet at their geometric mean, since what a
+request costs follows the ratio of loads. Bands of one plan are one band.
+
+The load that presets follow has a hysteresis: plans would otherwise alternate while the number of requests moves around
+the bound of two bands.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
+
+from service.quality.schema import Band, Plan
+
+#: decimals of a bound: enough for requests, which are whole at each replica
+_DECIMALS = 2
+#: a band is left when the load is over its upper bound times this, or under its lower bound divided by it
+_PLAY = 1.25
+
+
+def bands_of(chosen: Sequence[tuple[int, Plan]]) -> list[Band]:
+    """The bands of plans that were chosen at ascending loads, at least one."""
+    runs = [[load for load, _ in run] for _, run in groupby(chosen, key=lambda pair: pair[1].name)]
+    ends = [*(_between(run[-1], after[0]) for run, after in pairwise(runs)), None]
+    plans = dict(chosen)
+    return [
+        Band(mode=plans[run[0]].mode, knobs=plans[run[0]].knobs, up_to=end) for run, end in zip(runs, ends, strict=True)
+    ]
+
+
+def at_load(bands: Sequence[Band], load: float) -> Plan:
+    """The plan for a load, in requests at a replica."""
+    return next(band.plan for band in bands if band.up_to is None or load <= band.up_to)
+
+
+def in_words(bands: Sequence[Band]) -> str:
+    """Such as `static up to 2.83 requests, dynamic threshold=0.5 above`; one plan stands alone."""
+    return ", ".join(_words(bands))
+
+
+def _words(bands: Sequence[Band]) -> Iterator[str]:
+    *bounded, last = bands
+    for band in bounded:
+        yield f"{band.plan.name} up to {band.up_to:g} requests"
+    yield f"{last.plan.name} above" if bounded else last.plan.name
+
+
+def _between(load: int, higher: int) -> float:
+    return round(math.sqrt(load * higher), _DECIMALS)
+
+
+class LoadHysteresis:
+    """The load of one ingress, as presets see it: it moves only when the number of requests leaves its surroundings.
+
+    This is a play (backlash) operator: its value depends on the loads in their order, not on time.
+    """
+
+    def __init__(self, play: float = _PLAY) -> None:
+        self._play = play
+        self._value: float | None = None
+
+    def follow(self, load: float) -> float:
+        """The steady load after `load`, in requests at a replica. The first load is taken as it is."""
+        before = load if self._value is None else self._value
+        self._value = min(max(before, load / self._play), load * self._play)
+        return self._value

@@ -1,0 +1,39 @@
+"""A benchmark as a function: its name and its arguments in, exit status out."""
+
+import sys
+from importlib import import_module
+
+import pytest
+
+from benchmarks import options
+from service.cli.main import main
+from tests.engine.helpers import FAIR
+
+
+@pytest.fixture
+def run(monkeypatch):
+    def run_benchmark(name, *arguments):
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            options.run(import_module(f"benchmarks.{name}").command)
+        return stopped.value.code
+
+    return run_benchmark
+
+
+@pytest.fixture
+def run_program(monkeypatch):
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["mrp-serve", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        return stopped.value.code
+
+    return run
+
+
+@pytest.fixture
+def priced(monkeypatch):
+    """The costs of forwards are known, where an engine or a benchmark would measure them."""
+    for user in ("service.engine.engine", "benchmarks.throughput"):
+        monkeypatch.setattr(f"{user}.measure", lambda *_: FAIR)

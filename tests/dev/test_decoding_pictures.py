@@ -1,0 +1,44 @@
+"""The pictures of decoding are drawn from real answers of the demo, as README and docs/modes.md show them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from dev.pictures.decoding import draw_decoding
+from service.decode.modes import MODES
+
+DOCS = Path(__file__).parents[2] / "docs"
+MODE_PICTURES = [f"modes/{mode}.png" for mode in MODES]
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("drawn")
+    written = list(draw_decoding(folder))
+    assert all(path.is_file() for path in written)
+    return folder
+
+
+def test_a_moving_picture_and_one_of_each_mode(drawn: Path) -> None:
+    files = [str(path.relative_to(drawn)) for path in drawn.rglob("*") if path.is_file()]
+    assert sorted(files) == sorted(["decoding.gif", *MODE_PICTURES])
+
+
+def test_the_picture_shows_every_forward_of_the_slower_mode_and_rests_at_the_end(drawn: Path) -> None:
+    with Image.open(drawn / "decoding.gif") as picture:
+        times = []
+        for number in range(picture.n_frames):
+            picture.seek(number)
+            times.append(picture.info["duration"])
+    assert sum(times) == 2 * 34 * 260 + 4000
+    assert times[-1] == 4000
+
+
+@pytest.mark.parametrize("name", ["decoding.gif", *MODE_PICTURES])
+def test_the_pictures_in_the_repository_are_those_that_are_drawn(drawn: Path, name: str) -> None:
+    assert (DOCS / name).stat().st_size <= 400_000
+    with Image.open(DOCS / name) as ours, Image.open(drawn / name) as made:
+        assert (ours.size, getattr(ours, "n_frames", 1)) == (made.size, getattr(made, "n_frames", 1)), "`make pictures`"
