@@ -163,9 +163,10 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.engine.responsive",
         "service.settings",
         "service.errors",
+        "service.tracebacks",
     ),
     "service.hooks": ("service.gateway.proxied", "service.rayserve.scaling"),
-    "service.app": ("service.rayserve", "service.routing", "service.settings"),
+    "service.app": ("service.rayserve", "service.settings"),
     "service.library": ("service.constraints", "service.text", "service.engine", "service.decode", "service.model"),
     "service.bench": (
         "service.engine",

@@ -67,7 +67,7 @@ class AdmissionController:
         marks = Marks(settings.max_queue_s, settings.share(settings.max_waiting))
         self._policy = QueuePolicy(self._queue, self._throughput, marks, clock)
         self._limits = RateLimits(clock, settings.num_ingresses)
-        self._demand = Demand(settings.places, settings.target_queue_s, clock)
+        self._demand = Demand(settings.slots, settings.target_queue_s, clock)
         self._keys_share = settings.share_prefixes_between_keys
         self._block_size, self._max_model_len = 1, 0
         self._jobs: set[Job] = set()

@@ -134,5 +134,5 @@ class Slots:
 
 
 def decoded_of(places: int) -> int:
-    """Requests that are decoded at once, of those that replicas take (`settings.places_of`)."""
+    """Requests that are decoded at once, of those that replicas take (`settings.slots_of`)."""
     return places - max(1, places // 5) if places > 1 else places

@@ -25,7 +25,8 @@ A setting has three forms. The first form that is given wins:
 2. a variable: `MRP_SERVE_MAX_RUNNING=32`
 3. a line of the YAML or JSON file that `--config` names: `max_running: 32`
 
-Deployment files give settings as `args` of `service.app:build`. An unknown name is an error.
+Deployment files give settings as `args` of `service.app:build`. An unknown name is an error. Some settings have the
+names that vLLM or SGLang give them, too, in all three forms. Two names with different values are an error.
 
 | setting | values | default | meaning |
 |---|---|---|---|
@@ -71,12 +72,16 @@ def pages() -> dict[str, str]:
 
 
 def _settings() -> str:
-    from service.settings import Settings
+    from service.settings import ALIASES, Settings
 
     schemas = Settings.model_json_schema()["properties"]
+    names = {name: f"`{name}`" for name in schemas}
+    for alias, setting in ALIASES.items():
+        names[setting] += f" or `{alias}`"
     defaults = {"model": "the shipped demo"}  # a path of this machine otherwise
     rows = (
-        f"| `{name}` | {_values(schemas[name])} | {defaults.get(name, _default(field.default))} | {field.description} |"
+        f"| {names[name]} | {_values(schemas[name])} | {defaults.get(name, _default(field.default))} | "
+        f"{field.description} |"
         for name, field in Settings.model_fields.items()
     )
     return _SETTINGS + "\n".join(rows) + "\n"

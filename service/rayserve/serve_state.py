@@ -22,10 +22,10 @@ def why_none(app_name: str, deployment_name: str) -> str:
     return describe(deployment)
 
 
-def is_asleep(app_name: str, deployment_name: str) -> bool:
+def is_scaled_to_zero(app_name: str, deployment_name: str) -> bool:
     """Whether a deployment without an answering replica is scaled to zero on purpose.
 
-    Also true while the first replica is starting and the routers do not know it yet. False while the deployment is
+    Also true while the first replica is starting and the handles do not know it yet. False while the deployment is
     being deployed, and once Serve knows that a replica was lost or does not start.
     """
     deployment = serve.status().applications[app_name].deployments[deployment_name]

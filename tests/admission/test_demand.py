@@ -79,7 +79,7 @@ def test_replicas_count_with_the_places_that_their_card_names() -> None:
     """With `max_running: auto` a replica may have fewer places than the settings allow."""
     door = AdmissionController(Settings(), lambda: 0.0)
     most = door._demand.places
-    assert most == Settings().places
+    assert most == Settings().slots
     door.serves(replace(CARD, places=24, replica_places=8))  # of three replicas
     assert door._demand.places == 8 < most
 

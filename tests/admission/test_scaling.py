@@ -43,8 +43,8 @@ class Cluster:
         target = config.initial_replicas or config.min_replicas
         lengths = Lengths(lambda _: BLOCKS)
         service = Service(0, PACE, lengths, max_waiting=100_000, max_running=RUNNING, num_ingresses=args.num_ingresses)
-        service.shrink(target * args.places)
-        return cls(service, config, args.places, target, target)
+        service.shrink(target * args.slots)
+        return cls(service, config, args.slots, target, target)
 
     @property
     def capacity(self) -> float:
