@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from service.defaults import PRIORITY_AGING_S
+
 T = TypeVar("T")
 
 #: a lower number is served sooner, as in vLLM
 HIGHEST_PRIORITY, DEFAULT_PRIORITY, LOWEST_PRIORITY = 0, 5, 9
-#: seconds of waiting that make up for one priority
-AGING_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class _Tenant(Generic[T]):
 class FairQueue(Generic[T]):
     """Waiting requests. `aging_s`: seconds of waiting that make up for one priority."""
 
-    def __init__(self, aging_s: float = AGING_S) -> None:
+    def __init__(self, aging_s: float = PRIORITY_AGING_S) -> None:
         self._aging_s = aging_s
         self._tenants: dict[str, _Tenant[T]] = {}
         self._now = 0.0  # virtual time: the turn of the tenant served last

@@ -20,6 +20,7 @@ import yaml
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from service import defaults
 from service.decode.modes import MODES
 from service.errors import SettingsError
 
@@ -97,14 +98,19 @@ class Settings(BaseSettings):
     )
     max_running: Fitting = Field(
         "auto",
-        description="requests that a replica decodes at once; auto: what memory holds, at most 64 (GPU: 256)",
+        description="requests that a replica decodes at once; auto: what memory holds, at most "
+        f"{defaults.MAX_RUNNING_CPU} (GPU: {defaults.MAX_RUNNING_GPU})",
     )
     max_rows: Fitting = Field("auto", description="rows (blocks) of one forward; auto: by device and free memory")
     max_prefill_tokens: Count | None = Field(
-        None, description="prompt tokens in a step that also decodes; default: 64 on a CPU, else 512"
+        None,
+        description="prompt tokens in a step that also decodes; default: "
+        f"{defaults.PREFILL_TOKENS_CPU} on a CPU, else {defaults.PREFILL_TOKENS_GPU}",
     )
     kv_cache_tokens: Fitting = Field(
-        "auto", description="size of a replica's KV cache in tokens; auto: what memory holds, on a CPU at most 65536"
+        "auto",
+        description="size of a replica's KV cache in tokens; auto: what memory holds, on a CPU at most "
+        f"{defaults.KV_CACHE_TOKENS_CPU}",
     )
     prefix_cache: bool = Field(
         True, description="requests of one API key with a common prefix share KV pages, which saves prefill"
@@ -126,17 +132,18 @@ class Settings(BaseSettings):
     )
     draft_candidates: Annotated[int, Field(ge=0)] | None = Field(
         None,
-        description="tokens from which a draft is chosen; 0: the whole vocabulary; default: 32 of a large vocabulary, "
-        "all of a small one",
+        description="tokens from which a draft is chosen; 0: the whole vocabulary; default: "
+        f"{defaults.DRAFT_CANDIDATES} of a large vocabulary, all of a small one",
     )
-    max_waiting: Count = Field(256, description="waiting requests before 429")
+    max_waiting: Count = Field(defaults.MAX_WAITING, description="waiting requests before 429")
     max_queue_s: Annotated[Finite, Field(gt=0)] = Field(30.0, description="seconds of waiting work before 429")
     priority_aging_s: Annotated[Finite, Field(gt=0)] = Field(
-        10.0, description="seconds of waiting that make up for one priority"
+        defaults.PRIORITY_AGING_S, description="seconds of waiting that make up for one priority"
     )
     request_timeout_s: Annotated[Finite, Field(gt=0)] = Field(600.0, description="longest request, in seconds")
     stall_timeout_s: Annotated[Finite, Field(gt=0)] = Field(
-        60.0, description="seconds that a step of the engine may take before its replica counts as unhealthy"
+        defaults.STEP_TIMEOUT_S,
+        description="seconds that a step of the engine may take before its replica counts as unhealthy",
     )
     drain_timeout_s: Annotated[Finite, Field(ge=0)] = Field(
         30.0, description="at shutdown, longest wait for requests in progress, in seconds"
@@ -207,7 +214,7 @@ class Settings(BaseSettings):
     @property
     def slots(self) -> int:
         """The most requests that a replica takes at once. With `max_running: auto` it may take fewer."""
-        most = 256 if self.device.startswith("cuda") else 64
+        most = defaults.MAX_RUNNING_GPU if self.device.startswith("cuda") else defaults.MAX_RUNNING_CPU
         return slots_of(most if self.max_running == "auto" else self.max_running)
 
     def share(self, whole: int) -> int:
