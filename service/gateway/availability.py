@@ -90,7 +90,7 @@ class Availability:
             try:
                 await self._look()
             except NotReady as error:
-                self._admission.turn_away(error)
+                self._admission.reject_all(error)
             except Exception as error:  # noqa: BLE001 - keep serving waiting requests while Serve's controller is away
                 _log.warning("the replicas could not be asked", extra={"exception": without_message(error)})
 

@@ -16,7 +16,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
 from starlette.types import ASGIApp
 
-from service.admission.controller import Admission, AdmissionController, Visit
+from service.admission.controller import Admission, AdmissionController, IncomingRequest
 from service.admission.demand import FEWEST
 from service.admission.keys import KeyRing
 from service.errors import MrpServeError, ScaledToZero, Unauthorized
@@ -175,10 +175,10 @@ class Ingress:
         admitted = await self._admit(request, [to_work(wanted, card, self._settings.request_timeout_s)])
         [work] = admitted.works
         if wanted.stream:
-            items = self._answers.stream(work, admitted.bill)
+            items = self._answers.stream(work, admitted.charge)
             exchange = Exchange(work, card, request.scope["request_id"], self._count_rejected)
             return event_stream(await first_of(items), items, exchange)
-        return JsonAnswer(answer_json(await self._answers.complete(work, admitted.bill), work, card))
+        return JsonAnswer(answer_json(await self._answers.complete(work, admitted.charge), work, card))
 
     async def _models(self) -> Response:
         return JsonAnswer(models_json(await self._card()))
@@ -226,8 +226,8 @@ class Ingress:
     async def _admit(self, request: Request, works: Sequence[Work]) -> Admission:
         """Admits the request, or raises the error of the admission controller."""
         client = request.client.host if request.client else ""
-        visit = Visit(request.state.api_key, client, request.url.path, await request.body())
-        admission = self._admission.admit(visit, works)
+        incoming = IncomingRequest(request.state.api_key, client, request.url.path, await request.body())
+        admission = self._admission.admit(incoming, works)
         request.state.admitted = True
         for work in works:
             if work.quality:
