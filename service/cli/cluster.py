@@ -174,10 +174,10 @@ def _named(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        from service.rayserve.serve_state import last_line, place
+        from service.rayserve.serve_state import last_line, raised_at
 
         text = str(error)
-        reason = last_line(text) if place(text) else f"{type(error).__name__}: {next(iter(text.splitlines()), '')}"
+        reason = last_line(text) if raised_at(text) else f"{type(error).__name__}: {next(iter(text.splitlines()), '')}"
         raise SettingsError(f"{what} did not start: {reason}") from error
 
 

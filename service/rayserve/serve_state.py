@@ -59,7 +59,7 @@ def last_line(message: str) -> str:
     return next(iter(_raised(plain)), _QUALIFIED.sub("", lines[-1]) if lines else "")
 
 
-def place(message: str) -> str:
+def raised_at(message: str) -> str:
     """File and line where the exception at the end of a traceback was raised. Empty without a traceback."""
     frames = list(_FRAME.finditer(message))
     return f"{frames[-1][1]}:{frames[-1][2]}" if frames and _raised(_COLOUR.sub("", message)) else ""
