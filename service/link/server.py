@@ -96,7 +96,7 @@ class LinkServer:
         for connection in list(self._connections):
             connection.end()
 
-    def came(self, connection: _Connection) -> None:
+    def connected(self, connection: _Connection) -> None:
         """Somebody has connected. Where too many have, the oldest makes room: an ingress proves itself at once."""
         if len(self._unproven) >= _UNPROVEN:
             oldest = next(iter(self._unproven))
@@ -166,7 +166,7 @@ class _Connection(Frames):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Gives the connection a little time to prove itself."""
         super().connection_made(transport)
-        self._server.came(self)
+        self._server.connected(self)
         why = f"no proof came within {_PROVEN_S:g} s"
         self._deadline = asyncio.get_running_loop().call_later(_PROVEN_S, self.refuse, why)
 
