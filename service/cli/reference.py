@@ -75,13 +75,13 @@ def _settings() -> str:
     from service.settings import ALIASES, Settings
 
     schemas = Settings.model_json_schema()["properties"]
-    names = {name: f"`{name}`" for name in schemas}
-    for alias, setting in ALIASES.items():
-        names[setting] += f" or `{alias}`"
+    also = {
+        name: "".join(f"; also `{alias}`" for alias, setting in ALIASES.items() if setting == name) for name in schemas
+    }
     defaults = {"model": "the shipped demo"}  # a path of this machine otherwise
     rows = (
-        f"| {names[name]} | {_values(schemas[name])} | {defaults.get(name, _default(field.default))} | "
-        f"{field.description} |"
+        f"| `{name}` | {_values(schemas[name])} | {defaults.get(name, _default(field.default))} | "
+        f"{field.description}{also[name]} |"
         for name, field in Settings.model_fields.items()
     )
     return _SETTINGS + "\n".join(rows) + "\n"
