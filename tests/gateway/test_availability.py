@@ -103,7 +103,7 @@ async def test_nobody_is_asked_when_nobody_waits(asleep: Hall) -> None:
     assert asleep.ingress._availability._watch is None
 
 
-class TestAsleep:
+class TestScaledToZero:
     async def test_a_request_wakes_it_and_waits(self, asleep: Hall) -> None:
         assert asleep.ingress.replicas_wanted == 0
         task = asleep.asking()
