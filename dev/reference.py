@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from service.cli.main import app
-from service.settings import Settings
+from service.settings import ALIASES, Settings
 from service.telemetry.metrics import METRICS, Metric
 
 _SETTINGS = """# Settings
@@ -23,7 +23,8 @@ A setting has three forms. The first form that is given wins:
 2. a variable: `MRP_SERVE_MAX_RUNNING=32`
 3. a line of the YAML or JSON file that `--config` names: `max_running: 32`
 
-Deployment files give settings as `args` of `service.app:build`. An unknown name is an error.
+Deployment files give settings as `args` of `service.app:build`. An unknown name is an error. Some settings have the
+names that vLLM or SGLang give them, too, in all three forms. Two names with different values are an error.
 
 | setting | values | default | meaning |
 |---|---|---|---|
@@ -67,9 +68,13 @@ def pages() -> dict[str, str]:
 
 def _settings() -> str:
     schemas = Settings.model_json_schema()["properties"]
+    also = {
+        name: "".join(f"; also `{alias}`" for alias, setting in ALIASES.items() if setting == name) for name in schemas
+    }
     defaults = {"model": "the shipped demo"}  # a path of this machine otherwise
     rows = (
-        f"| `{name}` | {_values(schemas[name])} | {defaults.get(name, _default(field.default))} | {field.description} |"
+        f"| `{name}` | {_values(schemas[name])} | {defaults.get(name, _default(field.default))} | "
+        f"{field.description}{also[name]} |"
         for name, field in Settings.model_fields.items()
     )
     return _SETTINGS + "\n".join(rows) + "\n"

@@ -3,49 +3,38 @@
     applications: [{name: mrp, import_path: "service.app:build", args: {model: …, num_replicas: 2}}]
 
 `args` are settings (settings.py). An unknown one is an error. Options that Serve sets per deployment (resources) go
-under `deployments: [{name: Generator, …}]` of the file. The scaling policy sees both deployments, so it goes under
-`autoscaling_policy` of the application (rayserve/scaling.py).
+under `deployments: [{name: Generator, …}]` of the file.
 """
 
 # No `from __future__ import annotations` here: Serve turns a deployment file's `args` into `Settings` only if the
 # annotation of `build` is the class itself.
-import logging
-import math
 import warnings
 from typing import Any
 
 import ray
 from ray import serve
 from ray.serve import Application
-from ray.serve.config import AutoscalingConfig, RequestRouterConfig
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from service.rayserve.deployments import GeneratorDeployment, IngressDeployment
 from service.rayserve.scaling import GENERATOR
-from service.rayserve.support import misfit
-from service.routing.router import slack
 from service.settings import Settings
-
-_log = logging.getLogger(__name__)
 
 #: the most requests in progress at one ingress; there they only wait
 _INGRESS_REQUESTS = 4096
-#: control calls of an ingress that a replica takes in addition to its requests, so that a full replica answers them
-_QUESTIONS = 4
-#: factor on a replica's places: routers may give it more than its share, since ingresses count all places together
-_UNEVEN = 1.25
+#: control calls of an ingress that a replica takes at once; requests come by links, which Serve does not see
+_CONTROL_CALLS = 8
 #: seconds between Serve's health checks; Serve then replaces a dead replica, whose requests fail over at once
 _HEALTH_CHECK_S = 1.0
 #: seconds a health check may take; Serve kills a replica that exceeds them three times in a row
 _HANGS_S = 6.0
 #: additional replicas during an update, in percent of all, at least one
 _SURGE_PERCENT = 20
-#: a name, since Serve imports and pickles the class itself
-_PREFIX_ROUTER = "service.rayserve.prefix_router.PrefixRouter"
 #: seconds between two reports of the ingresses to Serve's controller, and the longer period that it evaluates
 _REPORT_EVERY_S = 1.0
 _LOOK_BACK_S = 5.0
-#: without a policy Serve scales by requests; target for the share of a replica's places that are taken
-_PLACES_TAKEN = 0.8
+#: by name, so that Serve's controller imports it once for both deployments (rayserve/scaling.py)
+_POLICY = "service.hooks:deployment_autoscaling_policy"
 
 
 def build(args: Settings) -> Application:
@@ -53,23 +42,27 @@ def build(args: Settings) -> Application:
     return compose(args, GeneratorDeployment)
 
 
-def compose(args: Settings, replica: type) -> Application:
-    """The two deployments, bound to each other. `replica`: the class behind the ingresses."""
+def build_one_machine(args: Settings) -> Application:
+    """Builds the application of `mrp-serve serve`: one ingress listens itself, several are behind a proxy."""
+    return compose(args, GeneratorDeployment, listens=args.ingress_listens)
+
+
+def compose(args: Settings, replica: type, *, listens: bool = False) -> Application:
+    """The two deployments, bound to each other. `replica`: the class behind the ingresses.
+
+    `listens`: the ingress takes connections itself. Otherwise Serve's proxies do.
+    """
     if args.device == "auto" and wants_gpu(args.device):
-        args = args.model_copy(update={"device": "cuda"})  # the number of places depends on the device
+        args = args.model_copy(update={"device": "cuda"})  # the number of slots depends on the device
     generator: Any = serve.deployment(
         replica,
         name=GENERATOR,
         **_replicas(args),
         ray_actor_options=_devices(args),
-        # A few requests wait in the engine and start as soon as a place is free. The others wait in the ingresses or
-        # in Serve, which gives them to the first replica with room, new replicas included.
-        max_ongoing_requests=math.ceil(_UNEVEN * args.places) + _QUESTIONS * args.num_ingresses,
-        max_queued_requests=args.max_waiting + _INGRESS_REQUESTS,  # a second limit: the ingress refuses earlier
+        max_ongoing_requests=_CONTROL_CALLS * args.num_ingresses,
         health_check_period_s=_HEALTH_CHECK_S,
         health_check_timeout_s=_HANGS_S,
         max_surge_percent=_SURGE_PERCENT if args.num_replicas <= 1 or _room_for_one_more(args) else 0,
-        request_router_config=_routing(args),
         **_stopping(args),
     )
     ingress: Any = serve.deployment(
@@ -82,7 +75,7 @@ def compose(args: Settings, replica: type) -> Application:
         max_surge_percent=_SURGE_PERCENT,
         **_stopping(args),
     )
-    application: Application = ingress.bind(args, generator.bind(args))
+    application: Application = ingress.bind(args, generator.bind(args), listens)
     return application
 
 
@@ -101,7 +94,6 @@ def _replicas(args: Settings) -> dict[str, Any]:
             min_replicas=args.num_replicas,
             max_replicas=args.most_replicas,
             initial_replicas=None if args.num_replicas else 1,
-            target_ongoing_requests=_PLACES_TAKEN * args.places,
             upscale_delay_s=args.upscale_delay_s,
             downscale_delay_s=args.downscale_delay_s,
         )
@@ -111,7 +103,7 @@ def _replicas(args: Settings) -> dict[str, Any]:
 def _ingresses(args: Settings) -> dict[str, Any]:
     """The number of ingresses, which is fixed.
 
-    Serve reads the reports of autoscaled deployments only, so the ingresses have equal bounds.
+    Serve reads the reports of autoscaled deployments only. So their two bounds are equal.
     """
     if not args.autoscaled:
         return {"num_replicas": args.num_ingresses}
@@ -122,7 +114,12 @@ def _autoscaling(**options: Any) -> AutoscalingConfig:
     with warnings.catch_warnings():
         # Ray calls metrics_interval_s deprecated. Ray 2.60 does not read the variables that it names instead.
         warnings.simplefilter("ignore", DeprecationWarning)
-        return AutoscalingConfig(metrics_interval_s=_REPORT_EVERY_S, look_back_period_s=_LOOK_BACK_S, **options)
+        return AutoscalingConfig(
+            policy=AutoscalingPolicy(policy_function=_POLICY),
+            metrics_interval_s=_REPORT_EVERY_S,
+            look_back_period_s=_LOOK_BACK_S,
+            **options,
+        )
 
 
 def _stopping(args: Settings) -> dict[str, Any]:
@@ -131,18 +128,6 @@ def _stopping(args: Settings) -> dict[str, Any]:
         "graceful_shutdown_timeout_s": args.request_timeout_s,
         "graceful_shutdown_wait_loop_s": 0.5,
     }
-
-
-def _routing(args: Settings) -> RequestRouterConfig:
-    """The router of requests. Without the prefix cache, routing by prefix gains nothing."""
-    if args.routing == "load" or not args.prefix_cache:
-        return RequestRouterConfig()
-    if why := misfit():
-        _log.warning("requests are routed by load, as with `routing: load`. %s", why)
-        return RequestRouterConfig()
-    kwargs = {"slack": slack(args.places)}
-    chosen: dict[str, Any] = {"request_router_class": _PREFIX_ROUTER, "request_router_kwargs": kwargs}
-    return RequestRouterConfig(**chosen)
 
 
 def _room_for_one_more(args: Settings) -> bool:

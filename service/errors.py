@@ -20,7 +20,7 @@ MrpServeError
 ├── DecodingFailed         500  decoding this request raised an unexpected error; other requests go on
 ├── Quarantined            422  the engines of two replicas stopped while they had the request
 ├── NotReady               503  the server is loading or draining, or has no replica
-│   ├── Asleep             503  the service is scaled to zero; a request that waits starts a replica
+│   ├── ScaledToZero       503  the service is scaled to zero; a request that waits starts a replica
 │   ├── IngressLost        503  the ingress died before the answer was complete; only behind Serve's proxies
 │   ├── ReplicaLost        503  the replica died before the answer was complete
 │   ├── ReplicaStopping    503  the replica or its engine is stopping; another replica can take the request
@@ -201,7 +201,7 @@ class NotReady(MrpServeError):
     code = "not_ready"
 
 
-class Asleep(NotReady):
+class ScaledToZero(NotReady):
     """The service is scaled to zero because it had no requests. A request that waits starts a replica."""
 
     code = "asleep"

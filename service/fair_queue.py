@@ -13,16 +13,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from service.defaults import PRIORITY_AGING_S
+
 T = TypeVar("T")
 
 #: a lower number is served sooner, as in vLLM
 HIGHEST_PRIORITY, DEFAULT_PRIORITY, LOWEST_PRIORITY = 0, 5, 9
-#: seconds of waiting that make up for one priority
-AGING_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class Ticket:
     """What decides the order of a request. `arrived`: seconds on any one clock. `priority`: lower is sooner.
 
     `cost`: the amount of work requested, in any one unit.
@@ -68,7 +68,7 @@ class _Tenant(Generic[T]):
 class FairQueue(Generic[T]):
     """Waiting requests. `aging_s`: seconds of waiting that make up for one priority."""
 
-    def __init__(self, aging_s: float = AGING_S) -> None:
+    def __init__(self, aging_s: float = PRIORITY_AGING_S) -> None:
         self._aging_s = aging_s
         self._tenants: dict[str, _Tenant[T]] = {}
         self._now = 0.0  # virtual time: the turn of the tenant served last
@@ -81,14 +81,14 @@ class FairQueue(Generic[T]):
         """All waiting requests, tenant by tenant, each tenant's in order."""
         return iter([entry.item for tenant in self._tenants.values() for entry in tenant.entries])
 
-    def push(self, item: T, claim: Claim) -> None:
+    def push(self, item: T, ticket: Ticket) -> None:
         """Adds a request to those of its tenant."""
         self._count += 1
-        tenant = self._tenants.setdefault(claim.tenant, _Tenant(self._now, claim.weight, self._count))
+        tenant = self._tenants.setdefault(ticket.tenant, _Tenant(self._now, ticket.weight, self._count))
         if not tenant.entries:
             tenant.start, tenant.since = max(self._now, tenant.start), self._count
-        tenant.weight = claim.weight
-        insort(tenant.entries, _Entry(self._due(claim), self._count, claim.cost, item), key=lambda entry: entry.order)
+        tenant.weight = ticket.weight
+        insort(tenant.entries, _Entry(self._due(ticket), self._count, ticket.cost, item), key=lambda entry: entry.order)
 
     def peek(self) -> T | None:
         """The next request; None if the queue is empty."""
@@ -126,24 +126,24 @@ class FairQueue(Generic[T]):
         """The number of waiting requests of a tenant."""
         return len(self._tenants[tenant].entries) if tenant in self._tenants else 0
 
-    def share(self, claim: Claim) -> float:
-        """The share of the service that the claim's tenant gets among the tenants that wait now, itself included."""
-        others = sum(t.weight for name, t in self._tenants.items() if t.entries and name != claim.tenant)
-        return claim.weight / (claim.weight + others)
+    def share(self, ticket: Ticket) -> float:
+        """The share of the service that the ticket's tenant gets among the tenants that wait now, itself included."""
+        others = sum(t.weight for name, t in self._tenants.items() if t.entries and name != ticket.tenant)
+        return ticket.weight / (ticket.weight + others)
 
-    def ahead(self, claim: Claim) -> float:
-        """The cost of all requests that would be served before a new request with this claim."""
+    def ahead(self, ticket: Ticket) -> float:
+        """The cost of all requests that would be served before a new request with this ticket."""
         own, start = 0.0, self._now
-        if tenant := self._tenants.get(claim.tenant):
-            place = bisect_right(tenant.entries, self._due(claim), key=lambda entry: entry.due)
+        if tenant := self._tenants.get(ticket.tenant):
+            place = bisect_right(tenant.entries, self._due(ticket), key=lambda entry: entry.due)
             own, start = sum(entry.cost for entry in tenant.entries[:place]), max(start, tenant.start)
-        turn = start + own / claim.weight
-        others = (other for name, other in self._tenants.items() if name != claim.tenant)
+        turn = start + own / ticket.weight
+        others = (other for name, other in self._tenants.items() if name != ticket.tenant)
         return own + sum(min(other.backlog, max(0.0, turn - other.start) * other.weight) for other in others)
 
-    def _due(self, claim: Claim) -> float:
+    def _due(self, ticket: Ticket) -> float:
         """The position within a tenant. All requests age equally, so the order of two is fixed when they arrive."""
-        return claim.arrived + claim.priority * self._aging_s
+        return ticket.arrived + ticket.priority * self._aging_s
 
     def _next(self) -> _Tenant[T] | None:
         return min((t for t in self._tenants.values() if t.entries), key=lambda tenant: tenant.turn, default=None)

@@ -1,12 +1,13 @@
-"""Names that deployment files and Ray's environment variables import. They stay the same when modules move.
+"""Names that deployment files, Serve and Ray's environment variables import. They stay the same when modules move.
 
     RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=service.hooks:proxy_middleware
-    autoscaling_policy: {policy_function: "service.hooks:autoscaling_policy"}
 
-Serve's proxies and controller import this module, so it must not import torch.
+`service.app:build` names `deployment_autoscaling_policy` itself. `autoscaling_policy` is for deployment files that name
+a policy of the whole application. Serve's proxies and controller import this module, so it must not import torch.
 """
 
 from service.gateway.proxied import proxy_middleware
+from service.rayserve.scaling import deployment_policy as deployment_autoscaling_policy
 from service.rayserve.scaling import policy as autoscaling_policy
 
-__all__ = ["autoscaling_policy", "proxy_middleware"]
+__all__ = ["autoscaling_policy", "deployment_autoscaling_policy", "proxy_middleware"]

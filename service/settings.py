@@ -1,8 +1,9 @@
-"""All settings. This module is the only reader of the environment.
+"""All settings. This module alone reads `MRP_SERVE_…` variables; those of Ray and torch are read where they are used.
 
 A value comes from the first of these that has it: a flag or a deployment file's `args` (keyword arguments), the
 variable `MRP_SERVE_<NAME>`, the YAML or JSON file named by `config`, the default. An unknown key in any of them is an
-error that names the nearest known key. Settings are frozen.
+error that names the nearest known key. Some settings have other programs' names as well (`ALIASES`). Settings are
+frozen.
 """
 
 from __future__ import annotations
@@ -19,11 +20,30 @@ import yaml
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from service import defaults
 from service.decode.modes import MODES
 from service.errors import SettingsError
 
 PREFIX = "MRP_SERVE_"
 
+#: names of vLLM and SGLang -> the setting that is the same thing
+ALIASES = {
+    "api_server_count": "num_ingresses",
+    "attention_backend": "attention",
+    "enable_deterministic_inference": "deterministic",
+    "enable_prefix_caching": "prefix_cache",
+    "gpu_memory_utilization": "memory_utilization",
+    "max_num_seqs": "max_running",
+    "max_running_requests": "max_running",
+    "max_total_tokens": "kv_cache_tokens",
+    "watchdog_timeout": "stall_timeout_s",
+}
+#: settings of earlier versions -> what holds instead
+_GONE = {
+    "listener": "one ingress of `mrp-serve serve` listens itself; Serve's proxies are before several, and in clusters",
+    "routing": "requests go where their prompt's prefix is cached, unless prefix_cache is false",
+    "transport": "requests always go by the ingresses' own connections, encrypted where Ray is (`RAY_USE_TLS`)",
+}
 #: letters of an unknown name that are compared with the known ones
 _COMPARED = 80
 #: the beginning of a hashed API key
@@ -78,14 +98,19 @@ class Settings(BaseSettings):
     )
     max_running: Fitting = Field(
         "auto",
-        description="requests that a replica decodes at once; auto: what memory holds, at most 64 (GPU: 256)",
+        description="requests that a replica decodes at once; auto: what memory holds, at most "
+        f"{defaults.MAX_RUNNING_CPU} (GPU: {defaults.MAX_RUNNING_GPU})",
     )
     max_rows: Fitting = Field("auto", description="rows (blocks) of one forward; auto: by device and free memory")
     max_prefill_tokens: Count | None = Field(
-        None, description="prompt tokens in a step that also decodes; default: 64 on a CPU, else 512"
+        None,
+        description="prompt tokens in a step that also decodes; default: "
+        f"{defaults.PREFILL_TOKENS_CPU} on a CPU, else {defaults.PREFILL_TOKENS_GPU}",
     )
     kv_cache_tokens: Fitting = Field(
-        "auto", description="size of a replica's KV cache in tokens; auto: what memory holds, on a CPU at most 65536"
+        "auto",
+        description="size of a replica's KV cache in tokens; auto: what memory holds, on a CPU at most "
+        f"{defaults.KV_CACHE_TOKENS_CPU}",
     )
     prefix_cache: bool = Field(
         True, description="requests of one API key with a common prefix share KV pages, which saves prefill"
@@ -107,17 +132,18 @@ class Settings(BaseSettings):
     )
     draft_candidates: Annotated[int, Field(ge=0)] | None = Field(
         None,
-        description="tokens from which a draft is chosen; 0: the whole vocabulary; default: 32 of a large vocabulary, "
-        "all of a small one",
+        description="tokens from which a draft is chosen; 0: the whole vocabulary; default: "
+        f"{defaults.DRAFT_CANDIDATES} of a large vocabulary, all of a small one",
     )
-    max_waiting: Count = Field(256, description="waiting requests before 429")
+    max_waiting: Count = Field(defaults.MAX_WAITING, description="waiting requests before 429")
     max_queue_s: Annotated[Finite, Field(gt=0)] = Field(30.0, description="seconds of waiting work before 429")
     priority_aging_s: Annotated[Finite, Field(gt=0)] = Field(
-        10.0, description="seconds of waiting that make up for one priority"
+        defaults.PRIORITY_AGING_S, description="seconds of waiting that make up for one priority"
     )
     request_timeout_s: Annotated[Finite, Field(gt=0)] = Field(600.0, description="longest request, in seconds")
     stall_timeout_s: Annotated[Finite, Field(gt=0)] = Field(
-        60.0, description="seconds that a step of the engine may take before its replica counts as unhealthy"
+        defaults.STEP_TIMEOUT_S,
+        description="seconds that a step of the engine may take before its replica counts as unhealthy",
     )
     drain_timeout_s: Annotated[Finite, Field(ge=0)] = Field(
         30.0, description="at shutdown, longest wait for requests in progress, in seconds"
@@ -160,22 +186,9 @@ class Settings(BaseSettings):
         300.0, description="autoscaling: seconds for which fewer replicas must be needed before some are stopped"
     )
     num_ingresses: Count = Field(
-        1, description="processes that take requests; each has an equal share of places and limits"
-    )
-    listener: Literal["auto", "ingress", "proxy"] = Field(
-        "auto",
-        description="who takes connections: the ingress itself (fastest, one ingress only), or Serve's proxy on every "
-        "node; auto: ingress where `mrp-serve serve` starts one, else proxy",
-    )
-    routing: Literal["prefix", "load"] = Field(
-        "prefix",
-        description="prefix: prefer the replica that has this prompt's prefix cached; load: the least loaded replica",
-    )
-    transport: Literal["auto", "link", "serve"] = Field(
-        "auto",
-        description="how requests reach replicas: link: by a connection of each ingress to each replica (fastest); "
-        "serve: by Serve's handles; auto: link, unless the number of replicas follows the work or Ray encrypts "
-        "(`RAY_USE_TLS`)",
+        1,
+        description="processes that take requests, each with an equal share of slots and limits; `mrp-serve serve`: a "
+        "single one listens itself, several are behind Serve's proxy",
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "warning", description="log level of the service and of Serve; info: a line for every request"
@@ -199,10 +212,10 @@ class Settings(BaseSettings):
         return self.served_model_name or self.model.rstrip("/").rpartition("/")[2]
 
     @property
-    def places(self) -> int:
+    def slots(self) -> int:
         """The most requests that a replica takes at once. With `max_running: auto` it may take fewer."""
-        most = 256 if self.device.startswith("cuda") else 64
-        return places_of(most if self.max_running == "auto" else self.max_running)
+        most = defaults.MAX_RUNNING_GPU if self.device.startswith("cuda") else defaults.MAX_RUNNING_CPU
+        return slots_of(most if self.max_running == "auto" else self.max_running)
 
     def share(self, whole: int) -> int:
         """An ingress's share of a number that holds for the whole service, rounded up."""
@@ -219,16 +232,9 @@ class Settings(BaseSettings):
         return self.most_replicas > self.num_replicas
 
     @property
-    def links(self) -> bool:
-        """Whether requests go by links. Serve's own autoscaling counts only the requests of its handles."""
-        encrypted = os.environ.get("RAY_USE_TLS", "0").lower() in {"1", "true"}
-        return self.transport == "link" or (self.transport == "auto" and not self.autoscaled and not encrypted)
-
-    def on_one_machine(self) -> Settings:
-        """The settings with `listener` chosen, for a service that runs on this machine alone."""
-        if self.listener != "auto":
-            return self
-        return self.model_copy(update={"listener": "ingress" if self.num_ingresses == 1 else "proxy"})
+    def ingress_listens(self) -> bool:
+        """Whether the ingress of `mrp-serve serve` takes connections itself. One process listens on a port."""
+        return self.num_ingresses == 1
 
     @model_validator(mode="after")
     def _several_devices(self) -> Self:
@@ -237,16 +243,6 @@ class Settings(BaseSettings):
                 f"device is {self.device!r}, which is one device, and tensor_parallel_size is "
                 f"{self.tensor_parallel_size}; allowed are then auto, cpu and cuda",
                 param="device",
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _one_ingress_listens(self) -> Self:
-        if self.listener == "ingress" and self.num_ingresses > 1:
-            raise SettingsError(
-                f"listener is ingress, which num_ingresses {self.num_ingresses} does not allow: one process listens on "
-                "a port; allowed are auto and proxy",
-                param="listener",
             )
         return self
 
@@ -277,23 +273,25 @@ class Settings(BaseSettings):
         cls,
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is the library's
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the signature is the library's
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Keyword arguments, then the environment, then the file. All are checked for unknown keys."""
-        given = init_settings()
-        names = [key[len(PREFIX) :].lower() for key in os.environ if key.upper().startswith(PREFIX)]
-        _refuse_unknown(given, cls.model_fields, "settings")
-        _refuse_unknown(names, cls.model_fields, f"environment ({PREFIX}…)")
-        path = given.get("config") or env_settings().get("config")
-        content = _read(Path(path)) if path else {}
-        _refuse_unknown(content, cls.model_fields, str(path))
-        return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=dict(content))
+        variables = {
+            key[len(PREFIX) :].lower(): os.environ[key] for key in os.environ if key.upper().startswith(PREFIX)
+        }
+        arguments = _named(init_settings(), cls.model_fields, "settings")
+        environment = _named(variables, cls.model_fields, f"environment ({PREFIX}…)")
+        path = arguments.get("config") or environment.get("config")
+        content = _named(_read(Path(path)) if path else {}, cls.model_fields, str(path))
+        return tuple(
+            InitSettingsSource(settings_cls, init_kwargs=values) for values in (arguments, environment, content)
+        )
 
 
-def places_of(max_running: int) -> int:
-    """Requests a replica takes at once: those it decodes and, so that it never idles, some that wait in it."""
+def slots_of(max_running: int) -> int:
+    """Requests that a replica takes at once: those that it decodes, and a few that wait in it, so it never idles."""
     return max_running + max(1, max_running // 4)
 
 
@@ -315,11 +313,21 @@ def _digest(key: str, setting: str | None) -> str:
     return key.lower()
 
 
-def _refuse_unknown(names: Iterable[str], known: Iterable[str], where: str) -> None:
-    known = set(known)
-    for name in names:
+def _named(values: Mapping[str, Any], settings: Iterable[str], where: str) -> dict[str, Any]:
+    """The values of one source by setting. SettingsError for unknown names, and for two values of one setting."""
+    named: dict[str, Any] = {}
+    known = {*settings, *ALIASES}
+    for name, value in values.items():
         if name not in known:
-            raise SettingsError(f"{where}: {name!r} is not a setting; {nearest(name, known)}", param=name)
+            instead = f"is gone: {_GONE[name]}" if name in _GONE else f"is not a setting; {nearest(name, known)}"
+            raise SettingsError(f"{where}: {name!r} {instead}", param=name)
+        setting = ALIASES.get(name, name)
+        if setting in named and named[setting] != value:
+            raise SettingsError(
+                f"{where}: {name} is {value!r}, and another name of {setting} says {named[setting]!r}", param=name
+            )
+        named[setting] = value
+    return named
 
 
 def read_yaml(path: Path, what: str, param: str) -> Any:

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.fair_queue import Claim, FairQueue
+from service.fair_queue import FairQueue, Ticket
 
 
-def filled(*claims: Claim) -> FairQueue[str]:
-    """A queue of a, b, c … with these claims."""
+def filled(*tickets: Ticket) -> FairQueue[str]:
+    """A queue of a, b, c … with these tickets."""
     queue: FairQueue[str] = FairQueue()
-    for name, claim in zip("abcdefghijkl", claims, strict=False):
-        queue.push(name, claim)
+    for name, ticket in zip("abcdefghijkl", tickets, strict=False):
+        queue.push(name, ticket)
     return queue
 
 
@@ -23,8 +23,8 @@ def drained(queue: FairQueue[str]) -> str:
     return "".join(queue.pop() for _ in range(len(queue)))
 
 
-claims = st.builds(
-    Claim,
+tickets = st.builds(
+    Ticket,
     arrived=st.floats(0, 100),
     tenant=st.sampled_from(["x", "y", "z"]),
     weight=st.just(1.0),
@@ -35,22 +35,22 @@ claims = st.builds(
 
 class TestInsideATenant:
     def test_in_order_of_arrival(self) -> None:
-        assert drained(filled(*(Claim(now) for now in (1.0, 2.0, 2.0, 3.0)))) == "abcd"
+        assert drained(filled(*(Ticket(now) for now in (1.0, 2.0, 2.0, 3.0)))) == "abcd"
 
     def test_lower_priorities_first(self) -> None:
-        assert drained(filled(*(Claim(0.0, priority=priority) for priority in (5, 9, 0, 5, 1)))) == "ceadb"
+        assert drained(filled(*(Ticket(0.0, priority=priority) for priority in (5, 9, 0, 5, 1)))) == "ceadb"
 
     def test_ten_seconds_make_up_for_one_priority(self) -> None:
-        assert drained(filled(Claim(0.0, priority=6), Claim(9.9, priority=5), Claim(10.1, priority=5))) == "bac"
+        assert drained(filled(Ticket(0.0, priority=6), Ticket(9.9, priority=5), Ticket(10.1, priority=5))) == "bac"
 
     def test_the_pace_of_ageing_is_given(self) -> None:
         queue: FairQueue[str] = FairQueue(aging_s=1.0)
-        for name, claim in (
-            ("a", Claim(0.0, priority=9)),
-            ("b", Claim(8.9, priority=0)),
-            ("c", Claim(9.1, priority=0)),
+        for name, ticket in (
+            ("a", Ticket(0.0, priority=9)),
+            ("b", Ticket(8.9, priority=0)),
+            ("c", Ticket(9.1, priority=0)),
         ):
-            queue.push(name, claim)
+            queue.push(name, ticket)
         assert drained(queue) == "bac"
 
     @given(st.lists(st.tuples(st.floats(0, 50), st.integers(0, 9)), max_size=30))
@@ -58,7 +58,7 @@ class TestInsideATenant:
         """The order is by effective priority at any time, first come first served among equals."""
         queue: FairQueue[int] = FairQueue()
         for number, (arrived, priority) in enumerate(arrivals):
-            queue.push(number, Claim(arrived, priority=priority))
+            queue.push(number, Ticket(arrived, priority=priority))
         order = [queue.pop() for _ in arrivals]
         at_100 = [arrivals[number][1] - (100 - arrivals[number][0]) / 10 for number in order]
         assert all(earlier <= later + 1e-9 for earlier, later in pairwise(at_100))
@@ -66,21 +66,21 @@ class TestInsideATenant:
 
 class TestBetweenTenants:
     def test_a_flood_does_not_push_another_out(self) -> None:
-        queue = filled(*(Claim(0.0, "flood") for _ in range(10)), Claim(5.0, "one"))
+        queue = filled(*(Ticket(0.0, "flood") for _ in range(10)), Ticket(5.0, "one"))
         assert drained(queue)[:2] == "ak"
 
     def test_turns_by_cost(self) -> None:
-        queue = filled(*(Claim(0.0, "long", cost=4) for _ in "ab"), *(Claim(0.0, "short", cost=1) for _ in "cdefgh"))
+        queue = filled(*(Ticket(0.0, "long", cost=4) for _ in "ab"), *(Ticket(0.0, "short", cost=1) for _ in "cdefgh"))
         assert drained(queue) == "acdefbgh"
 
     def test_idling_saves_nothing_up(self) -> None:
         queue: FairQueue[str] = FairQueue()
         for number in range(50):
-            queue.push("a", Claim(number, "busy"))
+            queue.push("a", Ticket(number, "busy"))
             queue.pop()
         for name in "abcd":
-            queue.push(name, Claim(50.0, "busy"))
-            queue.push(name.upper(), Claim(50.0, "new"))
+            queue.push(name, Ticket(50.0, "busy"))
+            queue.push(name.upper(), Ticket(50.0, "new"))
         assert drained(queue) in {"AaBbCcDd", "aAbBcCdD", "AaBbCcdD", "AaAbBcCdD"}
 
     @given(st.lists(st.integers(1, 9), min_size=2, max_size=5), st.lists(st.integers(1, 8), min_size=1, max_size=9))
@@ -91,7 +91,7 @@ class TestBetweenTenants:
 
         def ask(tenant: int) -> None:
             cost = costs[next(numbers[tenant]) % len(costs)]
-            queue.push((tenant, cost), Claim(0.0, str(tenant), weights[tenant], cost=cost))
+            queue.push((tenant, cost), Ticket(0.0, str(tenant), weights[tenant], cost=cost))
 
         for tenant in range(len(weights)):
             ask(tenant)
@@ -105,17 +105,17 @@ class TestBetweenTenants:
                 assert abs(got[tenant] - got[other]) <= slack + 1e-6
 
     @settings(max_examples=30)
-    @given(st.lists(claims, min_size=1, max_size=20), claims, st.lists(claims, min_size=200, max_size=200))
-    def test_nobody_starves(self, before: list[Claim], one: Claim, later: list[Claim]) -> None:
+    @given(st.lists(tickets, min_size=1, max_size=20), tickets, st.lists(tickets, min_size=200, max_size=200))
+    def test_nobody_starves(self, before: list[Ticket], one: Ticket, later: list[Ticket]) -> None:
         """A request is served within a bounded number of pops, even if another request comes with every pop."""
         queue: FairQueue[str] = FairQueue()
-        for claim in before:
-            queue.push("other", claim)
-        queue.push("one", Claim(100.0, one.tenant, 1.0, one.priority, one.cost))
-        for second, claim in enumerate(later):
+        for ticket in before:
+            queue.push("other", ticket)
+        queue.push("one", Ticket(100.0, one.tenant, 1.0, one.priority, one.cost))
+        for second, ticket in enumerate(later):
             if queue.pop() == "one":
                 return
-            queue.push("other", Claim(100.0 + second, claim.tenant, 1.0, claim.priority, claim.cost))
+            queue.push("other", Ticket(100.0 + second, ticket.tenant, 1.0, ticket.priority, ticket.cost))
         pytest.fail("it still waits")
 
 
@@ -126,15 +126,15 @@ class TestQueue:
         with pytest.raises(IndexError):
             queue.pop()
 
-    @given(st.lists(st.one_of(claims, st.none()), max_size=40), st.data())
-    def test_everything_comes_out_once(self, script: list[Claim | None], data: st.DataObject) -> None:
+    @given(st.lists(st.one_of(tickets, st.none()), max_size=40), st.data())
+    def test_everything_comes_out_once(self, script: list[Ticket | None], data: st.DataObject) -> None:
         """Pushes, pops and removals in any order; None takes out whatever the data says."""
         queue: FairQueue[object] = FairQueue()
         inside: list[object] = []
-        for claim in script:
-            if claim is not None:
+        for ticket in script:
+            if ticket is not None:
                 inside.append(object())
-                queue.push(inside[-1], claim)
+                queue.push(inside[-1], ticket)
             elif inside and data.draw(st.booleans()):
                 gone = data.draw(st.sampled_from(inside))
                 assert queue.remove(gone)
@@ -149,16 +149,16 @@ class TestQueue:
 
     def test_removing_costs_nothing(self) -> None:
         queue: FairQueue[str] = FairQueue()
-        queue.push("gone", Claim(0.0, "x", cost=1000))
+        queue.push("gone", Ticket(0.0, "x", cost=1000))
         assert queue.remove("gone")
-        queue.push("a", Claim(0.0, "x"))
-        queue.push("b", Claim(0.0, "y"))
+        queue.push("a", Ticket(0.0, "x"))
+        queue.push("b", Ticket(0.0, "y"))
         assert drained(queue) == "ab"
 
     def test_tenants_that_left_are_forgotten(self) -> None:
         queue: FairQueue[str] = FairQueue()
         for number in range(100):
-            queue.push("a", Claim(number, str(number)))
+            queue.push("a", Ticket(number, str(number)))
             queue.pop()
         assert len(queue._tenants) <= 1
 
@@ -167,31 +167,31 @@ class TestAhead:
     """What would be served before a newcomer."""
 
     def test_of_one_tenant(self) -> None:
-        queue = filled(Claim(0.0, cost=3), Claim(0.0, priority=9, cost=10))
-        assert queue.ahead(Claim(1.0)) == 3
-        assert queue.ahead(Claim(1.0, priority=0)) == 0
-        assert queue.ahead(Claim(41.0)) == 13
+        queue = filled(Ticket(0.0, cost=3), Ticket(0.0, priority=9, cost=10))
+        assert queue.ahead(Ticket(1.0)) == 3
+        assert queue.ahead(Ticket(1.0, priority=0)) == 0
+        assert queue.ahead(Ticket(41.0)) == 13
 
     def test_of_another_tenant_is_only_what_comes_before_its_turn(self) -> None:
-        queue = filled(*(Claim(0.0, "flood", cost=10) for _ in range(9)))
-        assert queue.ahead(Claim(1.0, "flood")) == 90
-        assert queue.ahead(Claim(1.0, "one")) == 0
-        queue.push("one", Claim(1.0, "one", cost=5))
-        assert queue.ahead(Claim(1.0, "one")) == 5 + 5
+        queue = filled(*(Ticket(0.0, "flood", cost=10) for _ in range(9)))
+        assert queue.ahead(Ticket(1.0, "flood")) == 90
+        assert queue.ahead(Ticket(1.0, "one")) == 0
+        queue.push("one", Ticket(1.0, "one", cost=5))
+        assert queue.ahead(Ticket(1.0, "one")) == 5 + 5
         assert queue.waiting("flood") == 9
         assert queue.waiting("nobody") == 0
 
     def test_shares(self) -> None:
-        queue = filled(Claim(0.0, "x", weight=3.0), Claim(0.0, "y", weight=1.0))
-        assert queue.share(Claim(0.0, "x", weight=3.0)) == 0.75
-        assert queue.share(Claim(0.0, "z", weight=4.0)) == 0.5
-        assert FairQueue[str]().share(Claim(0.0)) == 1.0
+        queue = filled(Ticket(0.0, "x", weight=3.0), Ticket(0.0, "y", weight=1.0))
+        assert queue.share(Ticket(0.0, "x", weight=3.0)) == 0.75
+        assert queue.share(Ticket(0.0, "z", weight=4.0)) == 0.5
+        assert FairQueue[str]().share(Ticket(0.0)) == 1.0
 
-    @given(st.lists(claims, max_size=20), claims)
-    def test_is_close_to_what_is_served_before_it(self, before: list[Claim], one: Claim) -> None:
-        queue: FairQueue[Claim] = FairQueue()
-        for claim in before:
-            queue.push(claim, claim)
+    @given(st.lists(tickets, max_size=20), tickets)
+    def test_is_close_to_what_is_served_before_it(self, before: list[Ticket], one: Ticket) -> None:
+        queue: FairQueue[Ticket] = FairQueue()
+        for ticket in before:
+            queue.push(ticket, ticket)
         foreseen = queue.ahead(one)
         queue.push(one, one)
         served = 0.0

@@ -1,6 +1,6 @@
 """Undocumented behaviour of Ray on which the service relies. A new minor version of Ray may change it.
 
-pyproject.toml allows one minor version. These tests, with tests/api/routing, say what to look at before it is raised.
+pyproject.toml allows one minor version. These tests say what to look at before it is raised.
 """
 
 from __future__ import annotations
@@ -97,6 +97,16 @@ def test_serve_still_says_what_its_messages_are_recognised_by() -> None:
         assert pattern.search(said)
         for piece in pieces:
             assert piece in text
+
+
+def test_serve_still_opens_a_replicas_port_by_the_function_that_keeps_it_on_loopback() -> None:
+    [source] = [path.read_text("utf-8") for path in (PACKAGE / "serve" / "_private").glob("replica.py")]
+    assert source.count('add_port_to_grpc_server(self._server, "[::]:0")') == 1
+
+
+def test_private_parts_of_ray_serve_are_used_in_one_module() -> None:
+    users = [path.name for path in (ROOT / "service").rglob("*.py") if "serve._private" in path.read_text("utf-8")]
+    assert users == ["private_ray.py"]
 
 
 def test_ray_still_says_so_when_it_is_slow_to_start() -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from service import settings as settings_module
 from service.errors import SettingsError
-from service.settings import PREFIX, Settings
+from service.settings import ALIASES, PREFIX, Settings
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +89,7 @@ def test_keys_are_never_shown() -> None:
     ("values", "places"), [({}, 80), ({"device": "cuda"}, 320), ({"max_running": 8}, 10), ({"max_running": "auto"}, 80)]
 )
 def test_places_are_those_of_the_device_unless_somebody_says_how_many_run(values: dict, places: int) -> None:
-    assert Settings(**values).places == places
+    assert Settings(**values).slots == places
 
 
 def test_what_fits_may_be_left_to_the_replica_or_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,36 +202,62 @@ def test_how_many_replicas_there_may_be(values: dict[str, Any], fewest: int, mos
     assert (settings.num_replicas, settings.most_replicas, settings.autoscaled) == (fewest, most, autoscaled)
 
 
-@pytest.mark.parametrize(
-    ("given", "chosen"),
-    [
-        ({}, "ingress"),
-        ({"num_ingresses": 2}, "proxy"),
-        ({"listener": "proxy"}, "proxy"),
-        ({"listener": "ingress"}, "ingress"),
-    ],
-)
-def test_who_listens_on_one_machine(given: dict[str, Any], chosen: str) -> None:
-    assert Settings(**given).on_one_machine().listener == chosen
+def test_one_ingress_listens_itself() -> None:
+    assert Settings().ingress_listens
+    assert not Settings(num_ingresses=2).ingress_listens
 
 
 @pytest.mark.parametrize(
-    ("given", "encrypted", "links"),
+    ("alias", "setting", "value"),
     [
-        ({}, "0", True),
-        ({}, "1", False),
-        ({"max_replicas": 2}, "0", False),
-        ({"max_replicas": 2, "transport": "link"}, "1", True),
-        ({"transport": "serve"}, "0", False),
+        ("max_num_seqs", "max_running", 7),
+        ("gpu_memory_utilization", "memory_utilization", 0.5),
+        ("attention_backend", "attention", "eager"),
+        ("enable_prefix_caching", "prefix_cache", False),
+        ("api_server_count", "num_ingresses", 3),
+        ("max_running_requests", "max_running", 7),
+        ("max_total_tokens", "kv_cache_tokens", 4096),
+        ("watchdog_timeout", "stall_timeout_s", 9.0),
+        ("enable_deterministic_inference", "deterministic", True),
     ],
 )
-def test_which_way_requests_go(
-    given: dict[str, Any], encrypted: str, links: bool, monkeypatch: pytest.MonkeyPatch
+def test_names_of_other_servers_are_settings(
+    alias: str, setting: str, value: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RAY_USE_TLS", encrypted)
-    assert Settings(**given).links is links
+    path = file(tmp_path, json.dumps({alias: value}))
+    assert getattr(Settings(**{alias: value}), setting) == getattr(Settings(config=path), setting) == value
+    monkeypatch.setenv(f"MRP_SERVE_{alias.upper()}", str(value))
+    assert getattr(Settings(), setting) == value != getattr(Settings.model_construct(), setting)
 
 
-def test_one_ingress_listens_or_none() -> None:
-    with pytest.raises(SettingsError, match="num_ingresses 2 does not allow"):
-        Settings(listener="ingress", num_ingresses=2)
+def test_aliases_are_names_of_settings() -> None:
+    assert set(ALIASES.values()) <= Settings.model_fields.keys()
+    assert not ALIASES.keys() & Settings.model_fields.keys()
+
+
+def test_two_names_of_a_setting_in_one_source_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Settings(max_num_seqs=7, max_running=7).max_running == 7
+    with pytest.raises(SettingsError, match="max_num_seqs is 7, and another name of max_running says 8"):
+        Settings(max_num_seqs=7, max_running=8)
+    monkeypatch.setenv("MRP_SERVE_MAX_RUNNING", "9")
+    assert Settings(max_num_seqs=7).max_running == 7  # a flag beats the environment, whatever the names
+
+
+def test_an_alias_is_a_near_name_too() -> None:
+    with pytest.raises(SettingsError, match="did you mean 'max_num_seqs'"):
+        Settings(max_num_seq=7)
+
+
+@pytest.mark.parametrize("name", ["listener", "routing", "transport"])
+def test_a_setting_that_is_gone_says_what_holds_instead(name: str) -> None:
+    with pytest.raises(SettingsError, match=f"'{name}' is gone: "):
+        Settings(**{name: "auto"})
+
+
+def test_only_the_settings_read_their_variables() -> None:
+    package = Path(settings_module.__file__).parent
+    readers = {
+        path.name for path in package.rglob("*.py") if re.search(r"(environ|getenv).*MRP_SERVE_", path.read_text())
+    }
+    assert readers == set()
+    assert "os.environ" in Path(settings_module.__file__).read_text()

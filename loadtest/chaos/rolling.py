@@ -109,7 +109,8 @@ def _update(arguments: argparse.Namespace, number: int) -> None:
 
 def _settings(arguments: argparse.Namespace, number: int) -> Settings:
     name = f"update-{number}"
-    return Settings(port=arguments.port, num_replicas=arguments.replicas, served_model_name=name, torch_threads=1)
+    fixed = {"num_ingresses": 2, "torch_threads": 1}  # Serve's proxy listens, so an update does not move the port
+    return Settings(port=arguments.port, num_replicas=arguments.replicas, served_model_name=name, **fixed)
 
 
 async def _measure(arguments: argparse.Namespace) -> int:

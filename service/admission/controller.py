@@ -1,6 +1,6 @@
-"""The admission controller accepts or refuses requests and gives accepted ones a place at a replica.
+"""The admission controller accepts or refuses requests and gives accepted ones a slot at a replica.
 
-`admit` decides once per HTTP request, without waiting. Each answer of the request then waits in `place`. Finished
+`admit` decides once per HTTP request, without waiting. Each answer of the request then waits in `slot`. Finished
 answers update the measured throughput. The controller combines the other parts of this package.
 """
 
@@ -15,21 +15,21 @@ from functools import partial
 
 from msgspec import structs
 
-from service.admission.bill import Bill, Job, prompt_estimate
-from service.admission.demand import Demand, Load
+from service.admission.charge import AnswerUsage, TokenCharge, prompt_estimate
+from service.admission.demand import Load, ReplicaDemand
 from service.admission.keys import ApiKey
 from service.admission.limits import RateLimits
-from service.admission.queue_policy import Marks, QueuePolicy
+from service.admission.queue_policy import QueueLimits, QueuePolicy
 from service.admission.slots import Slots, Waiter
 from service.admission.throughput import Throughput
 from service.errors import InvalidRequest, MrpServeError, PromptTooLong
-from service.fair_queue import Claim, FairQueue
+from service.fair_queue import FairQueue, Ticket
 from service.settings import Settings
 from service.wire import ModelCard, Work, too_late
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class IncomingRequest:
     """One HTTP request: its API key, client address, path and body. They identify a request that is sent again."""
 
     key: ApiKey
@@ -45,17 +45,17 @@ class Visit:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """An accepted request: its works, which name the API key as their tenant, and the bill of their answers."""
+    """An accepted request: its works, which name the API key as their tenant, and the charge of their answers."""
 
     works: list[Work]
-    bill: Bill
+    charge: TokenCharge
 
 
 class AdmissionController:
-    """Admission at one ingress, with its share of places and limits.
+    """Admission at one ingress, with its share of slots and limits.
 
     An ingress does not know the requests of other ingresses. `clock`: the clock of `Arrival`, in seconds.
-    `tenants`: the number of API keys. Of several, none gets all places.
+    `tenants`: the number of API keys. Of several, none gets all slots.
     """
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic, *, tenants: int = 1) -> None:
@@ -64,24 +64,24 @@ class AdmissionController:
         self._throughput = Throughput(clock)
         self._queue: FairQueue[Waiter] = FairQueue(settings.priority_aging_s)
         self._slots = Slots(self._queue, self._throughput, shared=tenants > 1)
-        marks = Marks(settings.max_queue_s, settings.share(settings.max_waiting))
-        self._policy = QueuePolicy(self._queue, self._throughput, marks, clock)
+        limits = QueueLimits(settings.max_queue_s, settings.share(settings.max_waiting))
+        self._policy = QueuePolicy(self._queue, self._throughput, limits, clock)
         self._limits = RateLimits(clock, settings.num_ingresses)
-        self._demand = Demand(settings.places, settings.target_queue_s, clock)
+        self._demand = ReplicaDemand(settings.slots, settings.target_queue_s, clock)
         self._keys_share = settings.share_prefixes_between_keys
         self._block_size, self._max_model_len = 1, 0
-        self._jobs: set[Job] = set()
+        self._usages: set[AnswerUsage] = set()
 
     def serves(self, card: ModelCard) -> None:
-        """Sets the block size, the longest request and the number of places from the current card."""
+        """Sets the block size, the longest request and the number of slots from the current card."""
         self._block_size, self._max_model_len = card.block_size, card.max_model_len
         self._slots.resize(self._share(card.places))
-        self._demand.places = card.replica_places
+        self._demand.slots = card.replica_places
         self._replicas = max(1.0, card.places / card.replica_places)
 
-    def turn_away(self, error: MrpServeError) -> None:
-        """Ends all waiting requests with `error` if there are no places."""
-        self._slots.turn_away(error)
+    def reject_all(self, error: MrpServeError) -> None:
+        """Ends all waiting requests with `error` if there are no slots."""
+        self._slots.reject_all(error)
 
     def check_requests(self, key: ApiKey) -> None:
         """RateLimited if the key has no request left now. Its tokens are checked when the request's own are known."""
@@ -91,40 +91,42 @@ class AdmissionController:
         """Counts a request whose body was refused (413, 422), which `admit` never sees."""
         self._limits.count_request(key)
 
-    def admit(self, visit: Visit, works: Sequence[Work]) -> Admission:
+    def admit(self, request: IncomingRequest, works: Sequence[Work]) -> Admission:
         """Accepts a request. PromptTooLong, RateLimited or QueueFull if it is refused."""
-        key = visit.key
+        key = request.key
         works = [self._owned(self._fitting(work), key) for work in works]
         self._limits.check(key, sum(self._tokens(work, prompt_estimate(work)) for work in works))
         blocks = sum(self._blocks(work) for work in works)
-        self._policy.check(replace(self._claim(works[0]), cost=blocks), visit.digest)
+        self._policy.check(replace(self._ticket(works[0]), cost=blocks), request.digest)
         self._limits.count_request(key)
-        return Admission(works, Bill(partial(self._limits.take_tokens, key.name)))
+        return Admission(works, TokenCharge(partial(self._limits.take_tokens, key.name)))
 
     @asynccontextmanager
-    async def place(self, work: Work, bill: Bill, on_wait: Callable[[], None] = lambda: None) -> AsyncIterator[Job]:
-        """A place at a replica for the duration of the context. DeadlineExceeded if the work's time ends before.
+    async def slot(
+        self, work: Work, charge: TokenCharge, on_wait: Callable[[], None] = lambda: None
+    ) -> AsyncIterator[AnswerUsage]:
+        """A slot at a replica for the duration of the context. DeadlineExceeded if the work's time ends before.
 
-        `on_wait` is called if no place is free. The caller calls `bill.fail` with the error if the request fails.
+        `on_wait` is called if no slot is free. The caller calls `charge.fail` with the error if the request fails.
         """
-        job = Job(self._blocks(work), prompt_estimate(work), self._block_size, self._throughput)
-        bill.open(job, self._tokens(work, job.prompt))
-        self._jobs.add(job)
-        came = self._demand.came(job.asked)
+        usage = AnswerUsage(self._blocks(work), prompt_estimate(work), self._block_size, self._throughput)
+        charge.open(usage, self._tokens(work, usage.prompt))
+        self._usages.add(usage)
+        arrived = self._demand.arrived(usage.asked)
         try:
             await self._enter(work, on_wait)
-            job.begun = self._throughput.moment()
+            usage.begun = self._throughput.moment()
             try:
-                yield job
+                yield usage
             finally:
                 self._slots.leave(work.tenant)
         except InvalidRequest:
-            if not job.decoded:
-                self._demand.refused(job.asked, came)
+            if not usage.decoded:
+                self._demand.refused(usage.asked, arrived)
             raise
         finally:
-            self._jobs.remove(job)
-            bill.close(job)
+            self._usages.remove(usage)
+            charge.close(usage)
 
     def _fitting(self, work: Work) -> Work:
         """The work if the model's length allows it. A longer one would count as demand until a replica refuses it."""
@@ -150,7 +152,7 @@ class AdmissionController:
 
     async def _enter(self, work: Work, on_wait: Callable[[], None]) -> None:
         try:
-            await self._slots.enter(self._claim(work), work.arrived.at + work.timeout_s - self._clock(), on_wait)
+            await self._slots.enter(self._ticket(work), work.arrived.at + work.timeout_s - self._clock(), on_wait)
         except TimeoutError:
             raise too_late(work) from None
 
@@ -158,7 +160,7 @@ class AdmissionController:
     def blocks_left(self) -> float:
         """The estimated number of blocks left to decode, for waiting and running requests together."""
         ratio = self._throughput.ratio
-        return sum(max(0.0, job.asked * ratio - job.decoded) for job in self._jobs)
+        return sum(max(0.0, usage.asked * ratio - usage.decoded) for usage in self._usages)
 
     @property
     def blocks_per_second(self) -> float:
@@ -167,7 +169,7 @@ class AdmissionController:
 
     @property
     def somebody_waits(self) -> bool:
-        """Whether a request waits for a place."""
+        """Whether a request waits for a slot."""
         return len(self._queue) > 0
 
     @property
@@ -176,18 +178,18 @@ class AdmissionController:
 
         Other ingresses are taken to have as many requests as this one.
         """
-        return (len(self._jobs) * self._ingresses + 1) / self._replicas
+        return (len(self._usages) * self._ingresses + 1) / self._replicas
 
     @property
     def replicas_wanted(self) -> float:
         """The number of replicas that this ingress's requests need, as a fraction."""
         ratio = self._throughput.ratio
-        waiting = sum(job.asked for job in self._jobs if job.begun is None) * ratio
-        load = Load(len(self._jobs), self._slots.used, waiting, self._throughput.rate_of_place)
+        waiting = sum(usage.asked for usage in self._usages if usage.begun is None) * ratio
+        load = Load(len(self._usages), self._slots.used, waiting, self._throughput.rate_per_slot)
         return self._demand.wanted(load, ratio)
 
-    def _claim(self, work: Work) -> Claim:
-        return Claim(work.arrived.at, work.tenant, work.weight, work.priority, self._blocks(work))
+    def _ticket(self, work: Work) -> Ticket:
+        return Ticket(work.arrived.at, work.tenant, work.weight, work.priority, self._blocks(work))
 
     def _blocks(self, work: Work) -> int:
         return -(-work.max_new_tokens // self._block_size)

@@ -1,7 +1,7 @@
 """The number of replicas that one ingress needs, from the arrival rate, the queue and the requests being decoded.
 
     wanted = arrivals / rate / 0.8 + waiting / (rate * target_queue_s)
-    at least: places taken / places of a replica, divided by 0.8 while a request waits
+    at least: slots taken / slots of a replica, divided by 0.8 while a request waits
 
 `arrivals`: blocks requested per second. `rate`: blocks per second of a replica at full load. `waiting`: blocks.
 
@@ -27,50 +27,50 @@ FEWEST = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The requests of an ingress. `in_hand`: all of them. `placed`: those with a place.
+    """The requests of an ingress. `in_flight`: all of them. `running`: those with a slot.
 
-    `waiting_blocks`: blocks of the waiting requests. `rate_of_place`: blocks per second of one place at full load.
+    `waiting_blocks`: blocks of the waiting requests. `rate_per_slot`: blocks per second of one slot at full load.
     """
 
-    in_hand: int
-    placed: int
+    in_flight: int
+    running: int
     waiting_blocks: float
-    rate_of_place: float | None
+    rate_per_slot: float | None
 
 
-class Demand:
-    """Computes the demand for replicas. `came` gets every accepted request.
+class ReplicaDemand:
+    """Computes the demand for replicas. `arrived` gets every accepted request.
 
-    `places`: places of one replica. Before a replica is known, the most that the settings allow.
+    `slots`: slots of one replica. Before a replica is known, the most that the settings allow.
     """
 
-    def __init__(self, places: int, target_queue_s: float, clock: Callable[[], float]) -> None:
-        self.places = places
+    def __init__(self, slots: int, target_queue_s: float, clock: Callable[[], float]) -> None:
+        self.slots = slots
         self._target_queue_s = target_queue_s
         self._clock = clock
         self._come, self._since = 0.0, clock()
 
-    def came(self, blocks: float) -> float:
+    def arrived(self, blocks: float) -> float:
         """Counts an accepted request for `blocks` blocks. Returns the time."""
         self._come = self._remembered() + blocks
         self._since = self._clock()
         return self._since
 
-    def refused(self, blocks: float, came: float) -> None:
+    def refused(self, blocks: float, arrived: float) -> None:
         """A replica has refused a request that came at that time: it was no demand."""
-        self._come = max(0.0, self._come - blocks * math.exp((came - self._since) / _MEMORY_S))
+        self._come = max(0.0, self._come - blocks * math.exp((arrived - self._since) / _MEMORY_S))
 
     def wanted(self, load: Load, ratio: float) -> float:
         """The number of replicas, as a fraction. `ratio`: blocks decoded per block requested."""
-        taken = load.placed / self.places
-        if load.rate_of_place is None:
+        taken = load.running / self.slots
+        if load.rate_per_slot is None:
             wanted = taken / _UTILIZATION
         else:
-            rate = load.rate_of_place * self.places
+            rate = load.rate_per_slot * self.slots
             flow = self._remembered() * ratio / _MEMORY_S / rate / _UTILIZATION
             full = taken / _UTILIZATION if load.waiting_blocks else taken
             wanted = max(full, flow + load.waiting_blocks / (rate * self._target_queue_s))
-        return max(wanted, FEWEST) if load.in_hand else wanted if wanted > FEWEST else 0.0
+        return max(wanted, FEWEST) if load.in_flight else wanted if wanted > FEWEST else 0.0
 
     def _remembered(self) -> float:
         return self._come * math.exp((self._since - self._clock()) / _MEMORY_S)

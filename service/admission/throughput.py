@@ -1,6 +1,6 @@
 """The decoding rate of full replicas, and the part of the requested blocks that is decoded.
 
-The rate is in blocks per second and place. Only seconds in which every place was taken count, recent ones more.
+The rate is in blocks per second and slot. Only seconds in which every slot was taken count, recent ones more.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ class Moment:
 
 
 class Throughput:
-    """Measures the throughput. Its methods get every change of the places taken, and every block."""
+    """Measures the throughput. Its methods get every change of the slots taken, and every block."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._places = 0
+        self._slots = 0
         self._full = False
         self._since = clock()
-        self._blocks = self._place_seconds = self._full_seconds = 0.0
+        self._blocks = self._slot_seconds = self._full_seconds = 0.0
         self._asked = self._decoded = 0.0
 
-    def occupied(self, used: int, places: int) -> None:
-        """From now on `used` of `places` places are taken."""
+    def occupied(self, used: int, slots: int) -> None:
+        """From now on `used` of `slots` slots are taken."""
         self._pass()
-        self._places = places
-        self._full = used >= places > 0
+        self._slots = slots
+        self._full = used >= slots > 0
 
     def _pass(self) -> None:
         now = self._clock()
@@ -47,12 +47,12 @@ class Throughput:
             passed = now - self._since
             kept = math.exp(-passed / _MEMORY_S)
             self._blocks *= kept
-            self._place_seconds = self._place_seconds * kept + self._places * _MEMORY_S * (1 - kept)
+            self._slot_seconds = self._slot_seconds * kept + self._slots * _MEMORY_S * (1 - kept)
             self._full_seconds += passed
         self._since = now
 
     def decoded(self, blocks: float) -> None:
-        """Counts decoded blocks. Blocks that come while a place is free are ignored."""
+        """Counts decoded blocks. Blocks that come while a slot is free are ignored."""
         if self._full:
             self._blocks += blocks
 
@@ -83,15 +83,15 @@ class Throughput:
         return self._decoded / self._asked if self._asked else 1.0
 
     @property
-    def rate_of_place(self) -> float | None:
-        """Blocks per second of one place while all places are taken. None until it is known."""
+    def rate_per_slot(self) -> float | None:
+        """Blocks per second of one slot while all slots are taken. None until it is known."""
         self._pass()
         if self._full_seconds < _FIRST_S or not self._blocks:
             return None
-        return self._blocks / self._place_seconds
+        return self._blocks / self._slot_seconds
 
     @property
     def rate(self) -> float | None:
-        """Blocks per second of all places together. None until it is known, and while there are no places."""
-        rate = self.rate_of_place
-        return rate * self._places if rate is not None and self._places else None
+        """Blocks per second of all slots together. None until it is known, and while there are no slots."""
+        rate = self.rate_per_slot
+        return rate * self._slots if rate is not None and self._slots else None

@@ -145,7 +145,7 @@ def _begin_serve(settings: Settings, talkative: bool) -> Future[None]:
             proxy.set_exception(error)
 
     threading.Thread(target=start, daemon=True).start()
-    while not proxy.done() and (settings.listener == "ingress" or not serve.status().proxies):
+    while not proxy.done() and (settings.ingress_listens or not serve.status().proxies):
         time.sleep(_POLL_S)
     if proxy.done():
         proxy.result()
@@ -158,7 +158,7 @@ def _start_serve(settings: Settings, talkative: bool) -> None:
     if not talkative:
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
     serve.start(
-        proxy_location="Disabled" if settings.listener == "ingress" else "EveryNode",
+        proxy_location="Disabled" if settings.ingress_listens else "EveryNode",
         http_options={"host": settings.host, "port": settings.port},
         logging_config={
             "log_level": settings.log_level.upper(),
@@ -174,10 +174,10 @@ def _named(what: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        from service.rayserve.serve_state import last_line, place
+        from service.rayserve.serve_state import last_line, raised_at
 
         text = str(error)
-        reason = last_line(text) if place(text) else f"{type(error).__name__}: {next(iter(text.splitlines()), '')}"
+        reason = last_line(text) if raised_at(text) else f"{type(error).__name__}: {next(iter(text.splitlines()), '')}"
         raise SettingsError(f"{what} did not start: {reason}") from error
 
 
@@ -194,10 +194,10 @@ def deploy(
     """
     from ray import serve
 
-    from service.app import build
+    from service.app import build_one_machine
     from service.cli.readiness import wait_until_running
 
-    target = serve.RunTarget(application or build(settings), name=APPLICATION, route_prefix="/")
+    target = serve.RunTarget(application or build_one_machine(settings), name=APPLICATION, route_prefix="/")
     with _named("Serve"):
         serve.run_many([target], wait_for_applications_running=False)
         if proxy is not None:

@@ -14,7 +14,7 @@ from ray import serve
 
 from service.errors import SettingsError
 from service.rayserve.scaling import GENERATOR
-from service.rayserve.serve_state import counted, last_line, place
+from service.rayserve.serve_state import counted, last_line, raised_at
 
 #: prints a line for the user
 Say = Callable[[str], None]
@@ -78,5 +78,5 @@ class News:
 
 def _failure(message: str) -> str:
     """The failure of a replica. For an error that is not ours, also its place."""
-    failure, where = last_line(message), place(message)
+    failure, where = last_line(message), raised_at(message)
     return failure if not where or failure.startswith(_OURS) else f"{failure} ({where})"

@@ -22,7 +22,7 @@ from service.cli import cluster, draining, preflight, private
 from service.cli.guard import Exit, Order, guarded
 from service.cli.log_pipe import LogPipe
 from service.cli.watch import IngressWatch, ProcessWatch, needed
-from service.settings import Settings
+from service.settings import ALIASES, Settings
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -43,7 +43,6 @@ def command(**given: Any) -> None:
 def run(settings: Settings) -> None:
     """Starts the service and prints its address. Exits when it has ended; `Exit` says with which status."""
     started = time.monotonic()
-    settings = settings.on_one_machine()
     preflight.check(settings)
     for warning in private.check_files(settings):
         _say(f"warning: {warning}")
@@ -73,7 +72,7 @@ async def _until(end: _End, settings: Settings, started: float) -> Exit:
     """Says that the service is ready. Returns when it has ended and drained."""
     end.serving.set()
     await draining.prepare()
-    if settings.listener == "ingress":
+    if settings.ingress_listens:
         IngressWatch(settings.host, settings.port, _say).start()
     _say(_ready(settings, time.monotonic() - started))
     status = await asyncio.to_thread(end.wait)
@@ -138,12 +137,16 @@ def _warning(settings: Settings) -> str:
     return f"\nwarning: no API keys are set, so whoever reaches {settings.host}:{settings.port} may use the service"
 
 
-def _option(name: str, field: FieldInfo) -> inspect.Parameter:
-    """A setting as an option. The default None means not given, so that environment and file still count."""
+def _option(name: str, field: FieldInfo, *, alias: bool = False) -> inspect.Parameter:
+    """A setting as an option. The default None means not given, so that environment and file still count.
+
+    An option with an alias of the setting is not listed in the help.
+    """
+    aliases = "".join(f"; also --{other.replace('_', '-')}" for other, setting in ALIASES.items() if setting == name)
     default = "" if field.default in (None, ()) else f" (default: {_short(field.default)})"
     kind, flag = _plain_type(field.annotation), name.replace("_", "-")
     names = f"--{flag}/--no-{flag}" if kind is bool else f"--{flag}"
-    option = typer.Option(None, names, help=f"{field.description}{default}", show_default=False)
+    option = typer.Option(None, names, help=f"{field.description}{default}{aliases}", show_default=False, hidden=alias)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind | None)
 
 
@@ -161,4 +164,5 @@ def _short(value: object) -> str:
 
 command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
     [_option(name, field) for name, field in Settings.model_fields.items()]
+    + [_option(alias, Settings.model_fields[name], alias=True) for alias, name in ALIASES.items()]
 )

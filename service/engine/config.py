@@ -5,15 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from service.fair_queue import AGING_S
+from service import defaults
 
-#: Tokens from which a draft is chosen, and the size of a vocabulary from which on this is faster
-#: (dev/lab/performance-log.md).
-_CANDIDATES, _LARGE_VOCABULARY = 32, 16384
-
-#: With so many prompt tokens, a step takes a few times as long as a decoding step (dev/lab/performance-log.md).
-_PREFILL_TOKENS = {"cpu": 64}
-_PREFILL_TOKENS_ELSEWHERE = 512
+#: size of a vocabulary from which on drafts are chosen from some of its tokens (dev/lab/performance-log.md)
+_LARGE_VOCABULARY = 16384
 
 #: whether half of the requests compute while the other half's policies run (`overlap.py`)
 Overlapping = Literal["auto", "on", "off"]
@@ -38,11 +33,11 @@ class EngineConfig:
     the vocabulary's size. The output is the same.
     """
 
-    max_running: int = 64
-    max_rows: int = 256
-    kv_cache_tokens: int = 65536
+    max_running: int = defaults.MAX_RUNNING_CPU
+    max_rows: int = defaults.MAX_ROWS_CPU
+    kv_cache_tokens: int = defaults.KV_CACHE_TOKENS_CPU
     max_model_len: int | None = None
-    priority_aging_s: float = AGING_S
+    priority_aging_s: float = defaults.PRIORITY_AGING_S
     prefix_cache: bool = True
     deterministic: bool = False
     draft_candidates: int | None = None
@@ -53,10 +48,11 @@ class EngineConfig:
 
     def prefill_tokens(self, device: str) -> int:
         """Prompt tokens in a step that also decodes, on a kind of device ("cpu", "cuda")."""
-        return self.max_prefill_tokens or _PREFILL_TOKENS.get(device, _PREFILL_TOKENS_ELSEWHERE)
+        default = defaults.PREFILL_TOKENS_CPU if device == "cpu" else defaults.PREFILL_TOKENS_GPU
+        return self.max_prefill_tokens or default
 
     def candidates(self, vocab_size: int) -> int:
         """The number of tokens from which a draft is chosen; 0: all."""
         if self.draft_candidates is not None:
             return self.draft_candidates
-        return _CANDIDATES if vocab_size >= _LARGE_VOCABULARY else 0
+        return defaults.DRAFT_CANDIDATES if vocab_size >= _LARGE_VOCABULARY else 0

@@ -19,7 +19,7 @@ from service.engine.prefix_cache import Prefix, PrefixCache
 from service.engine.reading import ReadingSequence
 from service.engine.request import GenerationRequest
 from service.engine.sequence import Sequence, pages_needed
-from service.fair_queue import Claim, FairQueue
+from service.fair_queue import FairQueue, Ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Scheduler:
         request = waiting.request
         cost = max(1, -(-request.max_new_tokens // self._block_size))
         arrived = waiting.submitted - request.waited_s
-        self.waiting.push(waiting, Claim(arrived, request.tenant, request.weight, request.priority, cost))
+        self.waiting.push(waiting, Ticket(arrived, request.tenant, request.weight, request.priority, cost))
 
     def admit(self) -> list[Sequence]:
         """Moves requests from the queue to the running set while pages and places are free.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from service import defaults
 from service.engine.forward.extent import GRAPH_ROWS, MAX_LOGITS, MAX_SAMPLED_LOGITS
 from service.errors import SettingsError
 from service.model.attention.cache import NUM_SPARE
@@ -21,11 +22,8 @@ _GRAPH_BYTES = 2**20
 _FORWARD_TOKENS, _FORWARD_SHARE = 4096, 0.25
 #: mean tokens of a request for which there is room, if the model allows more
 _TYPICAL = 512
-#: the most tokens and bytes of the cache on a CPU: it is allocated at once, and other programs need memory, too
-_CPU_TOKENS, _CPU_BYTES = 65536, 4 * 2**30
-#: the most rows on a CPU, and the most running requests by kind of device
-_CPU_ROWS, _MOST_RUNNING = 256, {"cpu": 64}
-_MOST_RUNNING_ELSEWHERE = 256
+#: the most bytes of the cache on a CPU: it is allocated at once, and other programs need memory, too
+_CPU_BYTES = 4 * 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +54,7 @@ class Fit:
 
 def most_running(kind: str) -> int:
     """The default for the most running requests on a kind of device."""
-    return _MOST_RUNNING.get(kind, _MOST_RUNNING_ELSEWHERE)
+    return defaults.MAX_RUNNING_CPU if kind == "cpu" else defaults.MAX_RUNNING_GPU
 
 
 def fit(asked: Sizes, model: ModelConfig, itemsize: int, memory: DeviceMemory) -> Fit:
@@ -78,7 +76,7 @@ def fit(asked: Sizes, model: ModelConfig, itemsize: int, memory: DeviceMemory) -
         # An attention kernel may copy all keys and values of one layer.
         pages = int(room / (page * (1 + 1 / model.num_kv_layers))) - NUM_SPARE
         longest = model.max_positions // model.block_size
-        pages = min(pages, _CPU_TOKENS // model.block_size if cpu else max(1, running * longest))
+        pages = min(pages, defaults.KV_CACHE_TOKENS_CPU // model.block_size if cpu else max(1, running * longest))
         tokens = pages * model.block_size
         if pages < 2:
             raise SettingsError(_too_little(memory, forward, 2 * page), param="kv_cache_tokens")
@@ -130,7 +128,7 @@ def _inner(model: ModelConfig) -> int:
 def _rows(model: ModelConfig, itemsize: int, budget: int, cpu: bool) -> int:
     """The rows that the kind of device can use, halved until a forward leaves most of the memory to the cache."""
     least = model.block_size + 2
-    rows = _CPU_ROWS if cpu else max(_CPU_ROWS, _FORWARD_TOKENS // model.block_size)
+    rows = defaults.MAX_ROWS_CPU if cpu else max(defaults.MAX_ROWS_CPU, _FORWARD_TOKENS // model.block_size)
     while rows > least and forward_bytes(model, rows, itemsize) > _FORWARD_SHARE * budget:
         rows //= 2
     return max(least, rows)

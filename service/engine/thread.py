@@ -16,6 +16,7 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
 
+from service import defaults
 from service.engine.engine import Engine
 from service.engine.observer import EngineState
 from service.engine.request import GenerationRequest
@@ -99,8 +100,8 @@ class EngineThread:
         self,
         engine: Engine,
         deliver: Callable[[list[tuple[str, Item]]], None],
-        max_waiting: int = 256,
-        stall_timeout_s: float = 60.0,
+        max_waiting: int = defaults.MAX_WAITING,
+        stall_timeout_s: float = defaults.STEP_TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine, self._deliver, self._max_waiting = engine, deliver, max_waiting

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from service.admission.controller import AdmissionController
-from service.errors import Asleep, NotReady
+from service.errors import NotReady, ScaledToZero
 from service.gateway.backend import Backend
 from service.tracebacks import without_message
 from service.wire import ModelCard
@@ -54,7 +54,7 @@ class Availability:
         """The card of the service. NotReady while no replica can generate, except when scaled to zero."""
         try:
             return await self._look()
-        except Asleep:
+        except ScaledToZero:
             return await self._first()
 
     def learn(self, card: ModelCard) -> None:
@@ -76,7 +76,7 @@ class Availability:
                 # The loop checks `expired` itself: Python 3.11's `wait_for` may drop the cancellation.
                 while not limit.expired():
                     await asyncio.sleep(LOOK_S)
-                    with suppress(Asleep):
+                    with suppress(ScaledToZero):
                         return await self._look()
             raise TimeoutError
         except TimeoutError:
@@ -90,15 +90,15 @@ class Availability:
             try:
                 await self._look()
             except NotReady as error:
-                self._admission.turn_away(error)
+                self._admission.reject_all(error)
             except Exception as error:  # noqa: BLE001 - keep serving waiting requests while Serve's controller is away
                 _log.warning("the replicas could not be asked", extra={"exception": without_message(error)})
 
     async def _look(self) -> ModelCard:
-        """The current card. Raises Asleep if no replica runs and no card was ever known."""
+        """The current card. Raises ScaledToZero if no replica runs and no card was ever known."""
         try:
             card = await self._backend.card()
-        except Asleep:
+        except ScaledToZero:
             if self._last is None:
                 raise
             card = replace(self._last, places=0)

@@ -1,6 +1,6 @@
 """The interface through which the routes use the replicas.
 
-`rayserve/ray_backend.py` implements it over Serve's handles.
+`rayserve/ray_backend.py` implements it over links and Serve's broadcasts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Backend(Protocol):
     """The replicas that generate. Every method may raise an MrpServeError."""
 
     async def card(self) -> ModelCard:
-        """The card of the service. NotReady, with the reason, if no replica can generate. Asleep at zero replicas."""
+        """The card of the service. NotReady, with the reason, if no replica can generate; ScaledToZero at zero."""
 
     async def complete(self, work: Work) -> Answer | Failure:
         """The whole answer. Cancelling the call aborts the request."""

@@ -1,7 +1,7 @@
 """One ingress: the FastAPI application over any `Backend`.
 
 It authorizes and validates requests, sends them to the replicas and writes the answers. `rayserve/deployments.py`
-gives it Serve's handles; tests give it a generator in the same process.
+gives it the links; tests give it a generator in the same process.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
 from starlette.types import ASGIApp
 
-from service.admission.controller import Admission, AdmissionController, Visit
+from service.admission.controller import Admission, AdmissionController, IncomingRequest
 from service.admission.demand import FEWEST
 from service.admission.keys import KeyRing
-from service.errors import Asleep, MrpServeError, Unauthorized
+from service.errors import MrpServeError, ScaledToZero, Unauthorized
 from service.gateway.admin import admin_router
 from service.gateway.anthropic.routes import anthropic_router
 from service.gateway.anthropic.shapes import AnthropicErrorAnswer
@@ -52,7 +52,7 @@ from service.gateway.throttled import Throttled
 from service.gateway.upstream import Upstream
 from service.quality.load_bands import LoadHysteresis
 from service.quality.schema import Plan
-from service.routing.affinity import HOW
+from service.routing.affinity import ROUTING_REASONS
 from service.settings import Settings
 from service.telemetry.metrics import Registry
 from service.telemetry.tracing import Tracing
@@ -83,8 +83,8 @@ class Ingress:
         self._registry.set("replicas_linked", 0)
         for reason in REASONS:
             self._registry.add("request_failovers_total", 0, reason=reason)
-        for how in HOW:
-            self._registry.add("request_routed_total", 0, by=how)
+        for reason in ROUTING_REASONS:
+            self._registry.add("request_routed_total", 0, by=reason)
         self._weights = weights = WeightsExchange(backend, settings.model)
         replicas = Failover(backend, settings.max_failovers, self._count_failover, lambda: weights.newest)
         self._keys = keys = KeyRing.load(settings)
@@ -96,22 +96,21 @@ class Ingress:
         self._answers = PlacedAnswers(answers, self._admission, self._availability, self.draining)
         self._statuses, self._page = Throttled(backend.statuses), Throttled(self._exposed)
 
-    def app(self, *, answers_request_id: bool) -> ASGIApp:
-        """The application. `answers_request_id`: whether it sends X-Request-Id. Under Serve, the proxies send it."""
+    def app(self, *, answers_request_id: bool, host: str | None = None) -> ASGIApp:
+        """The application. `answers_request_id`: whether it sends X-Request-Id. Under Serve, the proxies send it.
+
+        `host`: the address on which the ingress listens itself. None behind Serve's proxies.
+        """
         app = documented(telemetry(self._tracing), OpenAiErrorAnswer, AnthropicErrorAnswer)
         install_error_handlers(app, self._count_rejected, error_writer)
         self._add_routes(app)
         limited = BodyLimit(app, self._settings.max_body_bytes)
         gate = DrainGate(limited, self.draining, self._count_rejected)
-        return RequestId(RequestLog(self._guarded(gate)), answer=answers_request_id)
+        return RequestId(RequestLog(self._guarded(gate, host)), answer=answers_request_id)
 
-    def _guarded(self, app: ASGIApp) -> ASGIApp:
+    def _guarded(self, app: ASGIApp, host: str | None) -> ASGIApp:
         """Without API keys, not for pages of other sites. Serve's proxies listen elsewhere than `host` says."""
-        if self._keys.configured:
-            return app
-        return OriginGate(
-            app, self._count_rejected, self._settings.host if self._settings.listener == "ingress" else None
-        )
+        return app if self._keys.configured else OriginGate(app, self._count_rejected, host)
 
     @property
     def replicas_wanted(self) -> float:
@@ -176,10 +175,10 @@ class Ingress:
         admitted = await self._admit(request, [to_work(wanted, card, self._settings.request_timeout_s)])
         [work] = admitted.works
         if wanted.stream:
-            items = self._answers.stream(work, admitted.bill)
+            items = self._answers.stream(work, admitted.charge)
             exchange = Exchange(work, card, request.scope["request_id"], self._count_rejected)
             return event_stream(await first_of(items), items, exchange)
-        return JsonAnswer(answer_json(await self._answers.complete(work, admitted.bill), work, card))
+        return JsonAnswer(answer_json(await self._answers.complete(work, admitted.charge), work, card))
 
     async def _models(self) -> Response:
         return JsonAnswer(models_json(await self._card()))
@@ -192,7 +191,7 @@ class Ingress:
         try:
             statuses = await self._statuses()
             self._availability.learn(serving(statuses))
-        except Asleep:  # healthy: load balancers must still send requests here, only a request starts a replica
+        except ScaledToZero:  # healthy: load balancers must still send requests here, only a request starts a replica
             statuses = []
         return JsonAnswer({"status": "ok", "replicas_ready": sum(status.failure is None for status in statuses)})
 
@@ -227,8 +226,8 @@ class Ingress:
     async def _admit(self, request: Request, works: Sequence[Work]) -> Admission:
         """Admits the request, or raises the error of the admission controller."""
         client = request.client.host if request.client else ""
-        visit = Visit(request.state.api_key, client, request.url.path, await request.body())
-        admission = self._admission.admit(visit, works)
+        incoming = IncomingRequest(request.state.api_key, client, request.url.path, await request.body())
+        admission = self._admission.admit(incoming, works)
         request.state.admitted = True
         for work in works:
             if work.quality:

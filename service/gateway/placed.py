@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, contextmanager
 
-from service.admission.bill import Bill, Job
+from service.admission.charge import AnswerUsage, TokenCharge
 from service.admission.controller import AdmissionController
 from service.gateway.availability import Availability
 from service.gateway.draining import Draining
@@ -30,51 +30,51 @@ class PlacedAnswers:
         self._readers = SlowReaders()
         self.in_flight = 0
 
-    async def complete(self, work: Work, bill: Bill) -> Answer:
+    async def complete(self, work: Work, charge: TokenCharge) -> Answer:
         """The whole answer."""
-        with self._in_hand(bill), self._draining.until_cut():
-            async with self._place(work, bill) as job:
+        with self._in_hand(charge), self._draining.until_cut():
+            async with self._place(work, charge) as usage:
                 answer = await self._answers.complete(work)
-                job.take(answer)
+                usage.take(answer)
                 return answer
 
-    async def tokens(self, work: Work, bill: Bill) -> int:
+    async def tokens(self, work: Work, charge: TokenCharge) -> int:
         """The number of tokens of a work's prompt."""
-        with self._in_hand(bill), self._draining.until_cut():
-            async with self._place(work, bill) as job:
+        with self._in_hand(charge), self._draining.until_cut():
+            async with self._place(work, charge) as usage:
                 tokens = await self._answers.tokens(work)
-                job.count(tokens)
+                usage.count(tokens)
                 return tokens
 
-    async def stream(self, work: Work, bill: Bill) -> Answering:
+    async def stream(self, work: Work, charge: TokenCharge) -> Answering:
         """The answer block by block. The place is free when the replica's answer ends, or the stream is closed."""
-        relay = self._readers.relay(work, self._placed(work, bill))
+        relay = self._readers.relay(work, self._placed(work, charge))
         try:
             while (item := await relay.next()) is not None:
                 yield item
         finally:
             await relay.close()
 
-    async def _placed(self, work: Work, bill: Bill) -> Answering:
-        with self._in_hand(bill):
+    async def _placed(self, work: Work, charge: TokenCharge) -> Answering:
+        with self._in_hand(charge):
             async with AsyncExitStack() as held:
                 with self._draining.until_cut():
-                    job = await held.enter_async_context(self._place(work, bill))
+                    usage = await held.enter_async_context(self._place(work, charge))
                 items = await held.enter_async_context(aclosing(self._answers.stream(work)))
                 while True:
                     with self._draining.until_cut():
                         item = await anext(items, None)
                     if item is None:
                         return
-                    job.take(item)
+                    usage.take(item)
                     yield item
 
-    def _place(self, work: Work, bill: Bill) -> AbstractAsyncContextManager[Job]:
-        return self._admission.place(work, bill, self._availability.watch)
+    def _place(self, work: Work, charge: TokenCharge) -> AbstractAsyncContextManager[AnswerUsage]:
+        return self._admission.slot(work, charge, self._availability.watch)
 
     @contextmanager
-    def _in_hand(self, bill: Bill) -> Iterator[None]:
-        """Counts an answer in progress. The bill hears of an `Exception`.
+    def _in_hand(self, charge: TokenCharge) -> Iterator[None]:
+        """Counts an answer in progress. The charge hears of an `Exception`.
 
         A client that disconnects raises no `Exception` but a cancellation.
         """
@@ -82,7 +82,7 @@ class PlacedAnswers:
         try:
             yield
         except Exception as error:
-            bill.fail(error)
+            charge.fail(error)
             raise
         finally:
             self.in_flight -= 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from fastapi import Request
 
-from service.admission.bill import Bill
+from service.admission.charge import TokenCharge
 from service.admission.controller import Admission
 from service.gateway.http.errors import Count
 from service.gateway.http.routes import Authorize
@@ -25,8 +25,8 @@ class Upstream:
     authorize: Authorize
     card: Callable[[], Awaitable[ModelCard]]
     admit: Callable[[Request, Sequence[Work]], Awaitable[Admission]]
-    complete: Callable[[Work, Bill], Awaitable[Answer]]
-    stream: Callable[[Work, Bill], Answering]
-    tokens: Callable[[Work, Bill], Awaitable[int]]
+    complete: Callable[[Work, TokenCharge], Awaitable[Answer]]
+    stream: Callable[[Work, TokenCharge], Answering]
+    tokens: Callable[[Work, TokenCharge], Awaitable[int]]
     count: Count
     timeout_limit_s: float

@@ -1,1 +1,1 @@
-"""Connections between ingresses and replicas that carry requests, beside Serve's handles."""
+"""Connections between ingresses and replicas that carry the requests."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import count
 from typing import Any
 
 from service.errors import ReplicaLost
 from service.frames import LONGEST, Frames, Malformed, Unsendable
-from service.link.messages import AT_INGRESS, Call, Cancel, End, Item, Leaving, Method, Refused
+from service.link.messages import AT_INGRESS, Call, Cancel, DrainNotice, End, Item, Method, Refused
 from service.link.proof import NONCE, PROOF, is_proof, make_nonce, make_proof
 from service.silence import HUNG_S, LOOK_S, Silence
 from service.wire import Address, Work
@@ -21,8 +23,8 @@ _RETRY_S = 1.0
 _DEPTH = 100
 
 
-class Elsewhere(Exception):
-    """The replica is leaving and has not begun this call. Another one may take it."""
+class ReplicaDraining(Exception):
+    """The replica drains and has not begun this call. Another replica may take it."""
 
 
 class Impostor(Exception):
@@ -32,28 +34,35 @@ class Impostor(Exception):
 class Link(Frames):
     """A connection to a replica. `open` makes it.
 
-    `gone` is called once, when the replica takes no further calls (`usable`); it may still finish those it has, until
-    the connection is `lost`. `told` gets the number of requests that the replica has from other ingresses.
+    `on_close` is called once, when the replica takes no further calls (`usable`). It may still finish those that it
+    has, until the connection is `lost`. `on_load` gets the number of requests that it has from other ingresses.
     """
 
-    def __init__(self, secret: str, gone: Callable[[], None], told: Callable[[int], None]) -> None:
+    def __init__(self, secret: str, on_close: Callable[[], None], on_load: Callable[[int], None]) -> None:
         super().__init__(AT_INGRESS, longest=NONCE + PROOF)
         self._secret, self._nonce = secret, make_nonce()
         self._trusted = False
         self._proven: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._gone, self._told = gone, told
+        self._on_close, self._on_load = on_close, on_load
         self._numbers = count()
-        self._calls: dict[int, Asked] = {}
+        self._calls: dict[int, PendingCall] = {}
         self._silence = Silence()
         self._watching: asyncio.Task[None] | None = None
         self.usable = True
         self.lost = False
 
     @classmethod
-    async def open(cls, address: Address, gone: Callable[[], None], told: Callable[[int], None]) -> Link:
-        """Connects. OSError if nobody listens or answers there; Impostor if it is not the replica."""
+    async def open(
+        cls,
+        address: Address,
+        on_close: Callable[[], None],
+        on_load: Callable[[int], None],
+        tls: ssl.SSLContext | None = None,
+    ) -> Link:
+        """Connects, encrypted if there is `tls`. OSError if no replica answers there; Impostor if it is another's."""
         loop = asyncio.get_running_loop()
-        _, link = await loop.create_connection(lambda: cls(address.secret, gone, told), address.host, address.port)
+        make = partial(cls, address.secret, on_close, on_load)
+        _, link = await loop.create_connection(make, address.host, address.port, ssl=tls)
         await link.prove()
         return link
 
@@ -67,17 +76,17 @@ class Link(Frames):
             raise
         self._watching = asyncio.create_task(self._watch())
 
-    def ask(self, method: Method, work: Work, ended: Callable[[], None]) -> Asked:
-        """Begins a call. `Asked.end` must follow, which calls `ended`. Unsendable if a link cannot carry the work."""
+    def call(self, method: Method, work: Work, on_end: Callable[[], None]) -> PendingCall:
+        """Begins a call. `PendingCall.end` must follow, which calls `on_end`. Unsendable if it has no encoding."""
         if _is_deep([work.messages, work.tools]):
             raise Unsendable(f"a work has more than {_DEPTH} values within each other")
-        asked = Asked(self, next(self._numbers), ended)
-        self.send(Call(asked.number, method, work))
-        self._calls[asked.number] = asked
-        return asked
+        call = PendingCall(self, next(self._numbers), on_end)
+        self.send(Call(call.number, method, work))
+        self._calls[call.number] = call
+        return call
 
     def forget(self, number: int) -> None:
-        """The caller needs no more of a call. The replica is told, unless the call is over."""
+        """Cancels a call at the replica, unless the call is over."""
         if self._calls.pop(number, None) is not None:
             self.send(Cancel(number))
 
@@ -90,17 +99,17 @@ class Link(Frames):
         for message in self.codec.decode(content):
             match message:
                 case Item(number, item, others):
-                    self._told(others)
-                    if asked := self._calls.get(number):
-                        asked.put(item)
+                    self._on_load(others)
+                    if call := self._calls.get(number):
+                        call.put(item)
                 case End(number):
-                    if asked := self._calls.pop(number, None):
-                        asked.put(None)
+                    if call := self._calls.pop(number, None):
+                        call.put(None)
                 case Refused(number):
-                    if asked := self._calls.pop(number, None):
-                        asked.put(Elsewhere())
-                case Leaving():
-                    self._leave()
+                    if call := self._calls.pop(number, None):
+                        call.put(ReplicaDraining())
+                case DrainNotice():
+                    self._close()
 
     def refuse(self, why: str) -> None:
         """Ends the connection at once."""
@@ -118,10 +127,10 @@ class Link(Frames):
         self.lost = True
         if self._watching is not None:
             self._watching.cancel()
-        self._leave()
+        self._close()
         calls, self._calls = self._calls, {}
-        for asked in calls.values():
-            asked.put(ReplicaLost("the replica was lost before the answer was complete", retry_after=_RETRY_S))
+        for call in calls.values():
+            call.put(ReplicaLost("the replica was lost before the answer was complete", retry_after=_RETRY_S))
 
     async def _watch(self) -> None:
         """Gives up a replica that hangs: its calls go on elsewhere."""
@@ -130,8 +139,8 @@ class Link(Frames):
         self.cut()
 
     def _check(self, content: bytes) -> None:
-        nonce, given = content[:NONCE], content[NONCE:]
-        if not is_proof(given, make_proof(self._secret, "replica", self._nonce, nonce)):
+        nonce, proof = content[:NONCE], content[NONCE:]
+        if not is_proof(proof, make_proof(self._secret, "replica", self._nonce, nonce)):
             raise Malformed("it does not know the replica's secret")
         if self._proven.cancelled():
             return
@@ -139,24 +148,24 @@ class Link(Frames):
         self._trusted, self.longest = True, LONGEST
         self._proven.set_result(None)
 
-    def _leave(self) -> None:
+    def _close(self) -> None:
         if self.usable:
             self.usable = False
-            self._gone()
+            self._on_close()
 
 
-class Asked:
+class PendingCall:
     """A call in progress: its items, one after the other."""
 
-    __slots__ = ("_ended", "_items", "_link", "_waiter", "number")
+    __slots__ = ("_items", "_link", "_on_end", "_waiter", "number")
 
-    def __init__(self, link: Link, number: int, ended: Callable[[], None]) -> None:
-        self._link, self.number, self._ended = link, number, ended
+    def __init__(self, link: Link, number: int, on_end: Callable[[], None]) -> None:
+        self._link, self.number, self._on_end = link, number, on_end
         self._items: deque[Any] = deque()
         self._waiter: asyncio.Future[None] | None = None
 
     async def next(self) -> Any:
-        """The next item, None after the last. Elsewhere or ReplicaLost if the replica does not answer."""
+        """The next item, None after the last. ReplicaDraining or ReplicaLost if the replica does not answer."""
         while not self._items:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -174,7 +183,7 @@ class Asked:
     def end(self) -> None:
         """Needs no further items. Called once."""
         self._link.forget(self.number)
-        self._ended()
+        self._on_end()
 
 
 def _is_deep(value: object) -> bool:

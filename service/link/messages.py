@@ -12,7 +12,7 @@ Method = Literal["complete", "count", "stream"]
 
 
 class Call(Data, frozen=True, tag=1):
-    """An ingress asks. `number`: by which both sides name the call."""
+    """An ingress calls. `number`: the name of the call on this link."""
 
     number: int
     method: Method
@@ -40,19 +40,19 @@ class End(Data, frozen=True, tag=4):
 
 
 class Refused(Data, frozen=True, tag=5):
-    """A call came after the replica had begun to leave. Nothing was decoded."""
+    """A call came after the replica had begun to drain. Nothing was decoded."""
 
     number: int
 
 
-class Leaving(Data, frozen=True, tag=6):
-    """The replica takes no further calls and finishes those it has."""
+class DrainNotice(Data, frozen=True, tag=6):
+    """The replica drains: it takes no further calls and finishes those that it has."""
 
 
 class Alive(Data, frozen=True, tag=7):
-    """The replica runs. Says so when nothing else is to be said."""
+    """The replica runs. Sent regularly, so that a link never falls silent."""
 
 
 #: the codecs of the two ends, by what comes there
 AT_REPLICA = MessagePack(Call | Cancel)
-AT_INGRESS = MessagePack(Item | End | Refused | Leaving | Alive)
+AT_INGRESS = MessagePack(Item | End | Refused | DrainNotice | Alive)

@@ -1,19 +1,20 @@
-"""Requests over links, one link to each replica. Where there are none, requests go another way."""
+"""Requests of one ingress to the replicas, over one link to each. There is no other way."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, cast
 
+from service.errors import InvalidRequest
 from service.frames import Unsendable
-from service.link.client import Asked, Elsewhere, Impostor, Link
+from service.link.client import Impostor, Link, PendingCall, ReplicaDraining
 from service.link.messages import Method
-from service.link.server import Replica
 from service.routing.router import Router
 from service.wire import Address, Answer, Failure, Items, Status, Work, patience_s, too_late
 
@@ -21,107 +22,127 @@ _log = logging.getLogger(__name__)
 
 #: seconds to connect and to see the replica's proof, and seconds until the next try
 _OPEN_S = 2.0
-_AGAIN_S = 10.0
-
-_T = TypeVar("_T")
+_AGAIN_S = 2.0
 
 
-class Requests(Replica, Protocol):
-    """A way to the replicas: answers as one of them does. Every method may raise an MrpServeError."""
+class ReplicaLinks:
+    """Sends each request over the link of the replica that `router` chooses. Without a link, requests wait for one.
 
-    async def learn(self, statuses: Sequence[Status]) -> None:
-        """Hears of the replicas that have answered just now. An older address may be another program's."""
-
-
-class LinkedRequests:
-    """Sends each request over the link of the replica that `router` chooses.
-
-    `otherwise` reaches every replica. All requests go by it while a replica cannot be reached by a link, and while
-    there is no replica. `linked` gets the number of replicas that are chosen from.
+    `on_change` gets the number of replicas with a link. `on_wait` is called when a request begins to wait: `update`
+    must follow until `waiting` is 0. `tls`: encrypts the links.
     """
 
     def __init__(
         self,
         router: Router,
-        otherwise: Requests,
-        linked: Callable[[int], None],
+        on_change: Callable[[int], None],
+        on_wait: Callable[[], None],
+        tls: ssl.SSLContext | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._router = router
-        self._otherwise = otherwise
-        self._linked = linked
+        self._on_change, self._on_wait = on_change, on_wait
+        self._tls = tls
         self._clock = clock
         self._links: dict[str, Link] = {}
         self._not_before: dict[str, float] = {}
         self._impostors: set[Address] = set()
-        self._learning = asyncio.Lock()
+        self._updating, self._updated = asyncio.Lock(), asyncio.Event()
+        self.waiting = 0
+
+    # --- requests ----------------------------------------------------------------------------------
 
     async def complete(self, work: Work) -> Answer | Failure:
-        """The whole answer."""
-        return await self._whole("complete", work, self._otherwise.complete)
+        """The whole answer. Cancelling the call aborts the request."""
+        return cast(Answer | Failure, await self._whole("complete", work))
 
     async def count(self, work: Work) -> int | Failure:
         """The number of tokens of a work's prompt."""
-        return await self._whole("count", work, self._otherwise.count)
+        return cast(int | Failure, await self._whole("count", work))
 
-    async def _whole(self, method: Method, work: Work, otherwise: Callable[[Work], Awaitable[_T]]) -> _T:
-        if (begun := await self._begin(method, work)) is None:
-            return await otherwise(work)
-        asked, answer = begun
-        asked.end()
-        return cast(_T, answer)
+    async def _whole(self, method: Method, work: Work) -> object:
+        call, answer = await self._begin(method, work)
+        call.end()
+        return answer
 
     async def stream(self, work: Work) -> Items:
-        """The answer block by block."""
-        if (begun := await self._begin("stream", work)) is None:
-            async with aclosing(self._otherwise.stream(work)) as items:
-                async for item in items:
-                    yield item
-            return
-        asked, item = begun
+        """The answer block by block. Closing the stream aborts the request."""
+        call, item = await self._begin("stream", work)
         try:
             while item is not None:
                 yield item
-                item = await asked.next()
+                item = await call.next()
         finally:
-            asked.end()
+            call.end()
 
-    async def _begin(self, method: Method, work: Work) -> tuple[Asked, Any] | None:
-        """The call and its first item. None if no replica is linked, or the work cannot be sent by a link."""
-        while (name := self._router.choose(work)) is not None:
-            ended = partial(self._router.ended, name)
+    async def _begin(self, method: Method, work: Work) -> tuple[PendingCall, Any]:
+        """The call and its first item. DeadlineExceeded if none comes in time, InvalidRequest without an encoding."""
+        try:
+            async with asyncio.timeout(patience_s(work)):
+                while True:
+                    call = self._call(await self._chosen(work), method, work)
+                    try:
+                        return call, await call.next()
+                    except ReplicaDraining:
+                        call.end()
+                    except BaseException:
+                        call.end()
+                        raise
+        except TimeoutError:
+            raise too_late(work) from None
+
+    async def _chosen(self, work: Work) -> str:
+        """The replica for a work. Waits until there is one."""
+        while (name := self._router.choose(work)) is None:
+            updated = self._updated
+            self.waiting += 1
+            self._on_wait()
             try:
-                asked = self._links[name].ask(method, work, ended)
-            except Unsendable:  # such as an integer beyond 64 bits in a tool's schema
-                ended()
-                return None
-            try:
-                async with asyncio.timeout(patience_s(work)):
-                    return asked, await asked.next()
-            except Elsewhere:
-                asked.end()
-            except TimeoutError:
-                asked.end()
-                raise too_late(work) from None
-            except BaseException:
-                asked.end()
-                raise
-        return None
+                await updated.wait()
+            finally:
+                self.waiting -= 1
+        return name
+
+    def _call(self, name: str, method: Method, work: Work) -> PendingCall:
+        on_end = partial(self._router.ended, name)
+        try:
+            return self._links[name].call(method, work, on_end)
+        except Unsendable as error:
+            on_end()
+            raise InvalidRequest(
+                "the request has an integer beyond 64 bits, half a surrogate pair or JSON deeper than 100 levels, "
+                "which no replica can be sent"
+            ) from error
 
     # --- the replicas ------------------------------------------------------------------------------
 
-    async def learn(self, statuses: Sequence[Status]) -> None:
-        """Links every replica that can generate. Unless all are linked, requests go another way."""
-        async with self._learning:
-            wanted = {status.replica: status.address for status in statuses if status.failure is None}
+    async def update(self, statuses: Sequence[Status]) -> list[Status]:
+        """Opens a link to every replica that can generate. Returns the statuses as this ingress sees them.
+
+        `statuses`: answers of just now; an older address may be another program's. A replica that drains is left out.
+        A replica without a link has a failure.
+        """
+        async with self._updating:
+            healthy = {status.replica: status.address for status in statuses if status.failure is None}
             self._links = {name: link for name, link in self._links.items() if not link.lost}
-            self._impostors.intersection_update(wanted.values())
-            await asyncio.gather(*(self._open(name, wanted[name]) for name in wanted.keys() - self._links.keys()))
-            linked = [name for name in wanted if name in self._links and self._links[name].usable]
-            if not wanted.keys() <= self._links.keys():
-                linked = []
+            self._impostors.intersection_update(healthy.values())
+            await asyncio.gather(*(self._open(name, healthy[name]) for name in healthy.keys() - self._links.keys()))
+            seen = [self._seen(status) for status in statuses if not self._drains(status.replica)]
+            linked = [status.replica for status in seen if status.failure is None]
             self._router.set_replicas(linked)
-            self._linked(len(linked))
+            self._on_change(len(linked))
+            self._updated.set()
+            self._updated = asyncio.Event()
+            return seen
+
+    def _drains(self, name: str) -> bool:
+        return (link := self._links.get(name)) is not None and not link.usable and not link.lost
+
+    def _seen(self, status: Status) -> Status:
+        link = self._links.get(status.replica)
+        if status.failure is not None or (link is not None and link.usable):
+            return status
+        return replace(status, failure="the ingress has no connection to it")
 
     async def _open(self, name: str, address: Address | None) -> None:
         if address is None or address in self._impostors or self._clock() < self._not_before.get(name, 0.0):
@@ -129,11 +150,11 @@ class LinkedRequests:
         where = f"{address.host} port {address.port}"
         try:
             async with asyncio.timeout(_OPEN_S):
-                told = partial(self._router.others, name)
-                self._links[name] = await Link.open(address, partial(self._router.remove, name), told)
+                on_load = partial(self._router.others, name)
+                self._links[name] = await Link.open(address, partial(self._router.remove, name), on_load, self._tls)
         except Impostor as error:
             self._impostors.add(address)
             _log.error("%s is not %s: %s. Nothing was sent there; it is not used again", where, name, error)
         except (OSError, TimeoutError) as error:
-            _log.warning("no link to %s at %s (%r): requests go by Serve's handles", name, where, error)
+            _log.warning("no link to %s at %s (%r): it gets no requests", name, where, error)
             self._not_before[name] = self._clock() + _AGAIN_S

@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import ssl
 import time
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Protocol
 
 from service.errors import MrpServeError
 from service.frames import LONGEST, Frames, Malformed
-from service.link.messages import AT_REPLICA, Alive, Call, End, Item, Leaving, Refused
+from service.link.messages import AT_REPLICA, Alive, Call, DrainNotice, End, Item, Refused
 from service.link.proof import NONCE, is_proof, make_nonce, make_proof
 from service.silence import BEAT_S
 from service.telemetry.faults import unexpected_error
@@ -44,7 +46,7 @@ class Replica(Protocol):
 
 
 class LinkServer:
-    """Listens on a free port. `start` makes it. `address`: where, and its secret. `leaving`: it takes no more calls."""
+    """Listens on a free port. `start` makes it. `address`: where, and its secret. `draining`: no more calls."""
 
     address: Address
     _listening: asyncio.Server
@@ -57,13 +59,16 @@ class LinkServer:
         self._noted, self._refused = -_NOTED_S, 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self.leaving = False
+        self.draining = False
 
     @classmethod
-    async def start(cls, replica: Replica, host: str) -> LinkServer:
-        """Listens on `host`, an address that the ingresses can reach."""
-        server = cls(replica)
-        server._listening = await asyncio.get_running_loop().create_server(lambda: _Connection(server), host, 0)
+    async def start(cls, replica: Replica, host: str, tls: ssl.SSLContext | None = None) -> LinkServer:
+        """Listens on `host`, an address that the ingresses can reach. `tls`: encrypts, and checks certificates."""
+        server, loop = cls(replica), asyncio.get_running_loop()
+        limit_s = _PROVEN_S if tls else None
+        server._listening = await loop.create_server(
+            partial(_Connection, server), host, 0, ssl=tls, ssl_handshake_timeout=limit_s
+        )
         port = server._listening.sockets[0].getsockname()[1]
         server.address = Address(host, port, secrets.token_hex(_SECRET))
         server._beating = asyncio.create_task(server._beat())
@@ -76,12 +81,12 @@ class LinkServer:
 
     async def close(self, patience_s: float = 0.0) -> None:
         """Tells all ingresses, and waits at most `patience_s` until every call has ended. Then it ends the others."""
-        self.leaving = True
+        self.draining = True
         self._listening.close()
         for connection in list(self._unproven):
             connection.cut()
         for connection in self._connections:
-            connection.send(Leaving())
+            connection.send(DrainNotice())
         try:
             async with asyncio.timeout(patience_s):
                 await self._idle.wait()
@@ -91,7 +96,7 @@ class LinkServer:
         for connection in list(self._connections):
             connection.end()
 
-    def came(self, connection: _Connection) -> None:
+    def connected(self, connection: _Connection) -> None:
         """Somebody has connected. Where too many have, the oldest makes room: an ingress proves itself at once."""
         if len(self._unproven) >= _UNPROVEN:
             oldest = next(iter(self._unproven))
@@ -161,7 +166,7 @@ class _Connection(Frames):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Gives the connection a little time to prove itself."""
         super().connection_made(transport)
-        self._server.came(self)
+        self._server.connected(self)
         why = f"no proof came within {_PROVEN_S:g} s"
         self._deadline = asyncio.get_running_loop().call_later(_PROVEN_S, self.refuse, why)
 
@@ -217,7 +222,7 @@ class _Connection(Frames):
         self._transport.close()
 
     def _begin(self, call: Call) -> None:
-        if self._server.leaving:
+        if self._server.draining:
             self.send(Refused(call.number))
             return
         task = asyncio.get_running_loop().create_task(self._server.answer(self, call))

@@ -22,6 +22,7 @@ from typing import Self
 
 import torch
 
+from service.defaults import STEP_TIMEOUT_S
 from service.engine.forward.grouping import Group as Rows
 from service.engine.forward.networks import Computed, Execution, LocalNetworks, Shapes, Which
 from service.engine.forward.rows import anchors_of
@@ -111,7 +112,9 @@ class Team:
     start.
     """
 
-    def __init__(self, size: int, device: str, *, timeout_s: float = 60.0, deterministic: bool = False) -> None:
+    def __init__(
+        self, size: int, device: str, *, timeout_s: float = STEP_TIMEOUT_S, deterministic: bool = False
+    ) -> None:
         _check(size, device)
         self.size, self._kind = size, device
         if device == "cuda":  # all ranks are here, so what NCCL listens on need not be seen from outside

@@ -11,9 +11,9 @@ import asyncio
 import logging
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -22,15 +22,18 @@ from ray.exceptions import TaskCancelledError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.rayserve.private_ray import keep_serve_on_loopback
 from service.rayserve.scaling import WANTED
-from service.routing.affinity import How
+from service.routing.affinity import RoutingReason
 from service.settings import Settings
-from service.wire import Answer, Exchanged, Failure, Items, Snapshot, Status, Weights, Work
+from service.wire import Exchanged, Snapshot, Status, Weights
 
 if TYPE_CHECKING:
     from service.engine import Parts
     from service.gateway.http.listener import Listener
+    from service.link.requests import ReplicaLinks
     from service.replica.generator import Generator
+    from service.telemetry.metrics import Registry
 
 _log = logging.getLogger("ray.serve")
 
@@ -42,42 +45,32 @@ _LATER_S = 0.005
 
 
 class GeneratorDeployment:
-    """One replica of the model. Serve starts it, checks its health and routes requests to it."""
+    """One replica of the model. Serve starts it and checks its health. Requests come by links."""
 
     #: the engine's parts, if a subclass replaces the default ones
     parts: Parts | None = None
 
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it
-        _keep_serve_on_loopback()
+        address = ray.util.get_node_ip_address()
+        keep_serve_on_loopback(address)
         if settings.engine == "process" and ray.get_runtime_context().get_actor_id():
             _leave_torch_out()
         from service.engine.responsive import keep_responsive
         from service.link.server import LinkServer
+        from service.rayserve.tls import server_tls
         from service.replica.starting import start_generator
         from service.telemetry.logs import install_logs
 
         install_logs(settings)
         self._generator = await start_generator(_replica_name(), settings, self.parts)
         keep_responsive()
-        self._links = await LinkServer.start(self, ray.util.get_node_ip_address()) if settings.links else None
+        self._links = await LinkServer.start(self._generator, address, server_tls())
         self._patience_s = settings.request_timeout_s
         self._watch = asyncio.create_task(_exit_when_failed(self._generator))
 
-    async def complete(self, work: Work) -> Answer | Failure:
-        """The whole answer."""
-        return await self._generator.complete(work)
-
-    def stream(self, work: Work) -> Items:
-        """The answer block by block."""
-        return self._generator.stream(work)
-
-    async def count(self, work: Work) -> int | Failure:
-        """The number of tokens of a work's prompt."""
-        return await self._generator.count(work)
-
     async def status(self) -> Status:
         """Whether the replica can generate, its card, and where it takes links."""
-        return replace(self._generator.status(), address=self._links.address if self._links else None)
+        return replace(self._generator.status(), address=self._links.address)
 
     async def snapshot(self) -> Snapshot:
         """The current metrics of the replica."""
@@ -98,14 +91,14 @@ class GeneratorDeployment:
             raise RuntimeError(failure)
 
     async def __del__(self) -> None:
-        # Serve has waited for the calls of its handles, and routes no more to this replica.
+        # Serve has taken this replica out of its broadcasts. The links wait for the requests that it has.
         if links := getattr(self, "_links", None):
             await links.close(self._patience_s)
         if hasattr(self, "_generator"):
             self._generator.close()
 
 
-class LeavingNoticed:
+class ServeDisconnectAdapter:
     """Turns Serve's own error for a client that disconnected into ASGI's `http.disconnect`."""
 
     def __init__(self, app: ASGIApp) -> None:
@@ -127,43 +120,33 @@ class LeavingNoticed:
 class IngressDeployment:
     """The HTTP front. Serve builds the application in every replica by `__serve_build_asgi_app__`."""
 
-    async def __init__(self, settings: Settings, generator: DeploymentHandle[Any]) -> None:  # type: ignore[misc]
-        _keep_serve_on_loopback()
-        from service.gateway.http import listener
+    async def __init__(  # type: ignore[misc]
+        self, settings: Settings, generator: DeploymentHandle[Any], listens: bool = False
+    ) -> None:
+        """`listens`: the ingress takes connections itself, on `host` and `port`. Otherwise Serve's proxies do."""
+        keep_serve_on_loopback(ray.util.get_node_ip_address())
+        from service.gateway.http.listener import Listener
         from service.gateway.ingress import Ingress
-        from service.link.requests import LinkedRequests, Requests
-        from service.rayserve.handles import HandleRequests
         from service.rayserve.ray_backend import RayBackend
-        from service.routing.router import Router, slack
         from service.telemetry.logs import install_logs
         from service.telemetry.metrics import Registry
         from service.telemetry.tracing import start_tracing
 
         install_logs(settings)
         context = serve.get_replica_context()
-        own = serve.get_deployment_handle(context.deployment, context.app_name)
-        asked = serve.get_deployment_handle(generator.deployment_name, context.app_name)
+        ingresses = serve.get_deployment_handle(context.deployment, context.app_name)
         registry = Registry("ingress")
-
-        def routed(how: How) -> None:
-            registry.add("request_routed_total", by=how)
-
-        requests: Requests = HandleRequests(generator, routed)
-        if settings.links:
-            by_prefix = settings.routing == "prefix" and settings.prefix_cache
-            later = partial(asyncio.get_running_loop().call_later, _LATER_S)
-            router = Router(slack(settings.places), by_prefix, routed, later=later)
-            requests = LinkedRequests(router, requests, partial(registry.set, "replicas_linked"))
-        self._backend = backend = RayBackend(requests, asked, own, may_sleep=settings.num_replicas == 0)
-        self._ingress = Ingress(_replica_name(), settings, backend, start_tracing(settings), registry)
+        links = _links(settings, registry, on_wait=lambda: self._backend.look())  # noqa: PLW0108 - made below
+        self._backend = RayBackend(links, generator, ingresses, scales_to_zero=settings.num_replicas == 0)
+        self._ingress = Ingress(_replica_name(), settings, self._backend, start_tracing(settings), registry)
         self._patience_s = settings.request_timeout_s
         self._listener: Listener | None = None
-        if settings.listener == "ingress":
-            app = self._ingress.app(answers_request_id=True)
-            self._listener = await listener.Listener.start(app, settings.host, settings.port)
+        if listens:
+            app = self._ingress.app(answers_request_id=True, host=settings.host)
+            self._listener = await Listener.start(app, settings.host, settings.port)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        return LeavingNoticed(self._ingress.app(answers_request_id=False))
+        return ServeDisconnectAdapter(self._ingress.app(answers_request_id=False))
 
     async def snapshot(self) -> Snapshot:
         """The current metrics of the ingress."""
@@ -201,6 +184,20 @@ class IngressDeployment:
             await listener.close(self._patience_s)
 
 
+def _links(settings: Settings, registry: Registry, on_wait: Callable[[], None]) -> ReplicaLinks:
+    """An ingress's links, which count in `registry`."""
+    from service.link.requests import ReplicaLinks
+    from service.rayserve.tls import client_tls
+    from service.routing.router import Router, slack
+
+    def on_route(reason: RoutingReason) -> None:
+        registry.add("request_routed_total", by=reason)
+
+    later = partial(asyncio.get_running_loop().call_later, _LATER_S)
+    router = Router(slack(settings.slots), settings.prefix_cache, on_route, later=later)
+    return ReplicaLinks(router, partial(registry.set, "replicas_linked"), on_wait, client_tls())
+
+
 async def _exit_when_failed(generator: Generator) -> None:
     """Ends the process of a replica whose engine has stopped.
 
@@ -222,19 +219,6 @@ def _leave_torch_out() -> None:
     """
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # how the import system marks what is absent
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-
-
-def _keep_serve_on_loopback() -> None:
-    """Where Ray's node is on loopback, as of `mrp-serve serve`, Serve's port of this process is there, too.
-
-    Serve opens it after the deployment's constructor, on all addresses, and has no setting for it.
-    """
-    address = ray.util.get_node_ip_address()
-    if address != "127.0.0.1":
-        return
-    replica: Any = import_module("ray.serve._private.replica")
-    add = replica.add_port_to_grpc_server
-    replica.add_port_to_grpc_server = lambda server, where: add(server, where.replace("[::]", address))
 
 
 def _replica_name() -> str:

@@ -1,4 +1,4 @@
-"""`Backend` over Ray Serve: questions go to all replicas by Serve's broadcast, requests by any `Requests`."""
+"""`Backend` over Ray Serve: control calls go to all replicas by Serve's broadcasts, requests by links."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from service.errors import Asleep, EngineFailed, ExchangeFailed, NotReady
+from service.errors import EngineFailed, ExchangeFailed, NotReady, ScaledToZero
 from service.gateway.backend import serving
-from service.link.requests import Requests
-from service.rayserve.serve_state import is_asleep, why_none
+from service.link.requests import ReplicaLinks
+from service.rayserve.serve_state import is_scaled_to_zero, why_none
+from service.tracebacks import without_message
 from service.wire import Answer, Exchanged, Failure, Items, ModelCard, Snapshot, Status, Weights, Work
 
 _log = logging.getLogger(__name__)
@@ -36,27 +37,26 @@ _T = TypeVar("_T")
 class RayBackend:
     """Implements `Backend` over the two deployments of one application.
 
-    `requests`: the way of requests, which hears of all replicas. `asked`: a handle of the generator for control calls
-    to all replicas, and for nothing else: a handle's request counts expire when unused, control calls would keep stale
-    counts alive. `may_sleep`: whether the service may scale to zero replicas.
+    `links`: the links to the replicas. `replicas`, `ingresses`: Serve's handles for control calls to all of them.
+    `scales_to_zero`: whether the service may have no replica on purpose.
     """
 
     def __init__(
         self,
-        requests: Requests,
-        asked: DeploymentHandle[Any],
-        ingress: DeploymentHandle[Any],
-        may_sleep: bool = False,
+        links: ReplicaLinks,
+        replicas: DeploymentHandle[Any],
+        ingresses: DeploymentHandle[Any],
+        scales_to_zero: bool = False,
     ) -> None:
-        self._requests = requests
-        self._asked = asked
-        self._ingress = ingress
-        self._may_sleep = may_sleep
+        self._links = links
+        self._replicas, self._ingresses = replicas, ingresses
+        self._scales_to_zero = scales_to_zero
         self._card: ModelCard | None = None
         self._card_since = 0.0
         self._renewing: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
         self._statuses: list[Status] = []
-        self._replicas: list[Snapshot] = []
+        self._snapshots: list[Snapshot] = []
         self._last_words = ""
         self._asking = asyncio.Lock()
 
@@ -64,15 +64,15 @@ class RayBackend:
 
     async def complete(self, work: Work) -> Answer | Failure:
         """The whole answer. Cancelling the call cancels the replica's task."""
-        return self._with_last_words(await self._requests.complete(work))
+        return self._with_last_words(await self._links.complete(work))
 
     async def count(self, work: Work) -> int | Failure:
         """The number of tokens of a work's prompt."""
-        return await self._requests.count(work)
+        return await self._links.count(work)
 
     async def stream(self, work: Work) -> Items:
         """The answer block by block. Closing the stream cancels the replica's task."""
-        async with aclosing(self._requests.stream(work)) as items:
+        async with aclosing(self._links.stream(work)) as items:
             async for item in items:
                 yield self._with_last_words(item)
 
@@ -114,23 +114,38 @@ class RayBackend:
     async def statuses(self) -> list[Status]:
         """One status for every replica that answers.
 
-        If none does: Asleep if the service is scaled to zero, else NotReady with Serve's reason. One replica that hangs
-        blocks the answers of all. Until Serve has removed it, the last statuses are returned, and no links are opened.
+        If none does: ScaledToZero if the service is, else NotReady with Serve's reason. One replica that hangs blocks
+        the answers of all. Until Serve has removed it, the last statuses are returned, and no links are opened.
         """
         try:
-            self._statuses = await _of_all(self._asked, "status", Status)
+            self._statuses = await _of_all(self._replicas, "status", Status)
             if self._statuses:
                 self._last_words = ""
-                await self._requests.learn(self._statuses)
+                self._statuses = await self._links.update(self._statuses)
         except TimeoutError:
             _log.warning("a replica does not answer within %s s", _CONTROL_S)
         if self._statuses:
             return self._statuses
-        self._card, handle = None, self._asked
-        if self._may_sleep and await asyncio.to_thread(is_asleep, handle.app_name, handle.deployment_name):
-            raise Asleep("no replica runs without requests; the next request starts one", retry_after=_RETRY_S)
+        self._card, handle = None, self._replicas
+        if self._scales_to_zero and await asyncio.to_thread(is_scaled_to_zero, handle.app_name, handle.deployment_name):
+            raise ScaledToZero("no replica runs without requests; the next request starts one", retry_after=_RETRY_S)
         why = await asyncio.to_thread(why_none, handle.app_name, handle.deployment_name)
         raise NotReady(f"{why}{self._last_words}", retry_after=5.0)
+
+    def look(self) -> None:
+        """Asks for the replicas every second until no request waits for a link. A request that waits calls this."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._keep_looking())
+
+    async def _keep_looking(self) -> None:
+        while self._links.waiting:
+            try:
+                await self.statuses()
+            except NotReady:
+                pass
+            except Exception as error:  # noqa: BLE001 - requests wait on while Serve's controller is away
+                _log.warning("the replicas could not be asked", extra={"exception": without_message(error)})
+            await asyncio.sleep(_FRESH_S)
 
     async def check_weights(self, weights: Weights) -> list[Exchanged]:
         """Whether every replica that answers could take these weights."""
@@ -146,7 +161,7 @@ class RayBackend:
     async def announce(self, weights: Weights) -> None:
         """Tells all ingresses that older weights may no longer answer. One that hangs learns it from the replicas."""
         try:
-            await _of_all(self._ingress, "learn_weights", type(None), weights)
+            await _of_all(self._ingresses, "learn_weights", type(None), weights)
         except TimeoutError:
             _log.warning("an ingress does not answer within %s s", _CONTROL_S)
 
@@ -156,16 +171,16 @@ class RayBackend:
 
     async def _of_weights(self, method: str, weights: Weights) -> list[Exchanged]:
         try:
-            return await _of_all(self._asked, method, Exchanged, weights, timeout_s=_EXCHANGE_S)
+            return await _of_all(self._replicas, method, Exchanged, weights, timeout_s=_EXCHANGE_S)
         except TimeoutError:
             raise ExchangeFailed(f"a replica has not answered within {_EXCHANGE_S:g} s") from None
 
     async def snapshots(self, own: Snapshot) -> tuple[list[Snapshot], list[Snapshot]]:
         """The metrics of all processes that answer. While a replica hangs, the last metrics of all replicas."""
-        asked = (_of_all(handle, "snapshot", Snapshot) for handle in (self._ingress, self._asked))
-        ingresses, replicas = await asyncio.gather(*asked, return_exceptions=True)
-        self._replicas = _known(replicas, self._replicas)
-        return _known(ingresses, []) or [own], self._replicas
+        calls = (_of_all(handle, "snapshot", Snapshot) for handle in (self._ingresses, self._replicas))
+        ingresses, replicas = await asyncio.gather(*calls, return_exceptions=True)
+        self._snapshots = _or_before(replicas, self._snapshots)
+        return _or_before(ingresses, []) or [own], self._snapshots
 
     def _with_last_words(self, item: _T) -> _T:
         """Keeps the error of a stopped engine for later questions, when the replica's process is gone."""
@@ -186,7 +201,7 @@ async def _of_all(
     return [result for result in results if isinstance(result, kind)]
 
 
-def _known(answers: list[_T] | BaseException, before: list[_T]) -> list[_T]:
+def _or_before(answers: list[_T] | BaseException, before: list[_T]) -> list[_T]:
     """The answers, or the previous ones if a process did not answer in time."""
     if isinstance(answers, list):
         return answers

@@ -1,8 +1,7 @@
 """The target number of replicas: the sum of the numbers that the ingresses need.
 
-Serve's controller calls `policy` ten times a second if the Serve config names it for the application:
-
-    autoscaling_policy: {policy_function: "service.hooks:autoscaling_policy"}
+Serve's controller calls `deployment_policy` ten times a second for each of the two deployments (`app.py`). If a Serve
+config names `service.hooks:autoscaling_policy` for the application, the controller calls `policy` instead.
 
 Ingresses report their number every second (`IngressDeployment.record_autoscaling_stats`). Serve applies the bounds
 and delays of the settings (`app.py`). This module runs in the controller's process and must not import torch.
@@ -22,6 +21,18 @@ WANTED = "replicas_wanted"
 
 #: seconds after which the report of an ingress is too old to use
 STALE_S = 15.0
+
+
+#: application -> its deployments, as Serve has shown them last: the two calls of `deployment_policy` share it
+_deployments: dict[str | None, dict[object, AutoscalingContext]] = {}
+
+
+def deployment_policy(context: AutoscalingContext) -> tuple[float, dict[str, object]]:
+    """The target number of replicas of one deployment. Serve calls this for both deployments in the same process."""
+    contexts = _deployments.setdefault(context.app_name, {})
+    contexts[context.deployment_id] = context
+    decisions, _ = policy(contexts)
+    return decisions.get(context.deployment_id, context.target_num_replicas), {}
 
 
 def policy(

@@ -22,10 +22,10 @@ def why_none(app_name: str, deployment_name: str) -> str:
     return describe(deployment)
 
 
-def is_asleep(app_name: str, deployment_name: str) -> bool:
+def is_scaled_to_zero(app_name: str, deployment_name: str) -> bool:
     """Whether a deployment without an answering replica is scaled to zero on purpose.
 
-    Also true while the first replica is starting and the routers do not know it yet. False while the deployment is
+    Also true while the first replica is starting and the handles do not know it yet. False while the deployment is
     being deployed, and once Serve knows that a replica was lost or does not start.
     """
     deployment = serve.status().applications[app_name].deployments[deployment_name]
@@ -59,7 +59,7 @@ def last_line(message: str) -> str:
     return next(iter(_raised(plain)), _QUALIFIED.sub("", lines[-1]) if lines else "")
 
 
-def place(message: str) -> str:
+def raised_at(message: str) -> str:
     """File and line where the exception at the end of a traceback was raised. Empty without a traceback."""
     frames = list(_FRAME.finditer(message))
     return f"{frames[-1][1]}:{frames[-1][2]}" if frames and _raised(_COLOUR.sub("", message)) else ""

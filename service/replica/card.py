@@ -10,7 +10,7 @@ from service.errors import SettingsError
 from service.quality.presets import presets_of
 from service.replica.engines import Served
 from service.replica.examples import examples_of
-from service.settings import Settings, places_of
+from service.settings import Settings, slots_of
 from service.text import TextCodec
 from service.wire import ModelCard, Weights
 
@@ -38,8 +38,8 @@ def make_card(settings: Settings, served: Served, codec: TextCodec) -> ModelCard
         chat=codec.chat_problem is None,
         quality=presets_of(served.path, config, settings.quality_file, served.activation_parts),
         examples=examples_of(served.path),
-        places=places_of(served.max_running),
-        replica_places=places_of(served.max_running),
+        places=slots_of(served.max_running),
+        replica_places=slots_of(served.max_running),
         tool_format=codec.tool_format.name if codec.tool_format else None,
         tools_problem=codec.tools_problem,
         thinking=codec.thinking,

@@ -22,7 +22,7 @@ from service.model.memory import DeviceMemory, memory_of
 from service.model.options import pick_device, pick_dtype
 from service.parallel import Team
 from service.replica.engines import Served
-from service.settings import Settings, places_of
+from service.settings import Settings, slots_of
 from service.text import TextCodec
 
 _log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Core:
             settings.deterministic,
         )
         # The ingress limits the waiting requests. The engine has room for all that the ingress admits.
-        self.room = settings.max_waiting + max(settings.places, places_of(engine.max_running))
+        self.room = settings.max_waiting + max(settings.slots, slots_of(engine.max_running))
         load = codec or partial(TextCodec.load, checkpoint.path)
         self.compiler = Compiler(lambda: Vocabulary.of(load(), checkpoint.config))
         self._checkpoint = checkpoint

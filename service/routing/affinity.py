@@ -26,18 +26,18 @@ TABLE_KEYS = 65_536
 
 _64_BITS = 2**64 - 1
 
-#: how a replica was chosen: by its cached prefix; by load, since no replica has the prefix; by load, since all
+#: why a replica was chosen: for its cached prefix; by load, since no replica has the prefix; by load, since all
 #: replicas that have the prefix are overloaded
-How = Literal["prefix", "load", "overloaded"]
-HOW: tuple[How, ...] = get_args(How)
+RoutingReason = Literal["prefix", "load", "overloaded"]
+ROUTING_REASONS: tuple[RoutingReason, ...] = get_args(RoutingReason)
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """The replicas to try, in this order. `how`: how the first was chosen."""
+class RoutingDecision:
+    """The replica for a request, and why."""
 
-    replicas: tuple[str, ...]
-    how: How
+    replica: str
+    reason: RoutingReason
 
 
 class Affinity:
@@ -50,20 +50,20 @@ class Affinity:
         self._slack = slack
         self._table = PrefixTable(size)
         self._rng = rng or random.Random()  # noqa: S311
-        self._places: dict[str, int] = {}
+        self._hashes: dict[str, int] = {}
 
-    def choose(self, keys: PrefixKeys, loads: Mapping[str, float]) -> Choice:
-        """The replicas for a prompt. `loads`: replica -> its requests, at least one replica."""
+    def choose(self, keys: PrefixKeys, loads: Mapping[str, float]) -> RoutingDecision:
+        """The replica for a prompt. `loads`: replica -> its requests, at least one replica."""
         latest = self._table.holders(keys.session, loads)[-1:] if keys.session is not None else ()
         holders = self._table.longest(keys, LEAST_SHARE, loads)
         bound = self.bound(loads)
         if not latest and not holders:
-            return Choice(self._unknown(keys, loads, bound), "load")
-        for known in (latest, holders):
-            if free := [name for name in known if loads[name] + 1 <= bound]:
-                return Choice((self._least_loaded(free, loads, keys.home),), "prefix")
+            return RoutingDecision(self._unknown(keys, loads, bound), "load")
+        for names in (latest, holders):
+            if free := [name for name in names if loads[name] + 1 <= bound]:
+                return RoutingDecision(self._least_loaded(free, loads, keys.home), "prefix")
         others = [name for name, load in loads.items() if load + 1 <= bound]
-        return Choice(self._by_load(None, others or list(loads), loads), "overloaded")
+        return RoutingDecision(self._by_load(None, others or list(loads), loads), "overloaded")
 
     def learn(self, keys: PrefixKeys, replica: str) -> None:
         """Notes that `replica` has taken a prompt with these keys."""
@@ -74,23 +74,23 @@ class Affinity:
         mean = (sum(loads.values()) + 1) / len(loads)
         return max(BOUND * mean, mean + self._slack)
 
-    def _unknown(self, keys: PrefixKeys, loads: Mapping[str, float], bound: float) -> tuple[str, ...]:
-        """The replicas for an unknown prompt. A named session goes to its home replica, if the load allows.
+    def _unknown(self, keys: PrefixKeys, loads: Mapping[str, float], bound: float) -> str:
+        """The replica for an unknown prompt. A named session goes to its home replica, if the load allows.
 
         If sessions went by load, two ingresses could choose different replicas for one session and keep them.
         """
         if keys.session is not None and loads[home := self._home(keys.session, list(loads))] + 1 <= bound:
-            return (home,)
+            return home
         return self._by_load(keys.home, list(loads), loads)
 
-    def _by_load(self, home: int | None, names: Sequence[str], loads: Mapping[str, float]) -> tuple[str, ...]:
-        """The less loaded of two replicas first. One of the two is the key's home, the same in every ingress."""
+    def _by_load(self, home: int | None, names: Sequence[str], loads: Mapping[str, float]) -> str:
+        """The less loaded of two replicas. One of the two is the key's home, the same in every ingress."""
         first = self._home(home, names) if home is not None else self._rng.choice(names)
         if len(names) == 1:
-            return (first,)
+            return first
         second = names[self._rng.randrange(len(names) - 1)]
         second = second if second != first else names[-1]
-        return (first, second) if loads[first] <= loads[second] else (second, first)
+        return first if loads[first] <= loads[second] else second
 
     def _least_loaded(self, names: Sequence[str], loads: Mapping[str, float], home: int | None) -> str:
         least = min(loads[name] for name in names)
@@ -98,12 +98,12 @@ class Affinity:
 
     def _home(self, key: int, names: Sequence[str]) -> str:
         """The home of a key, by rendezvous hashing: if a replica comes or goes, only its own keys move."""
-        return names[0] if len(names) == 1 else max(names, key=lambda name: _mixed(key ^ self._place(name)))
+        return names[0] if len(names) == 1 else max(names, key=lambda name: _mixed(key ^ self._hash(name)))
 
-    def _place(self, name: str) -> int:
-        if name not in self._places:
-            self._places[name] = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big")
-        return self._places[name]
+    def _hash(self, name: str) -> int:
+        if name not in self._hashes:
+            self._hashes[name] = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "big")
+        return self._hashes[name]
 
 
 def _mixed(bits: int) -> int:

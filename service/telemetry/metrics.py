@@ -20,7 +20,7 @@ from service.wire import Family
 PREFIX = "mrp_"
 
 #: the process that counts a metric
-Place = Literal["replica", "ingress"]
+Process = Literal["replica", "ingress"]
 
 _SECONDS = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0),
@@ -40,12 +40,12 @@ class Metric:
     help: str
     labels: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
-    where: Place = "replica"
+    where: Process = "replica"
 
 
 METRICS: tuple[Metric, ...] = (
     Metric("num_requests_running", "gauge", "Requests being decoded"),
-    Metric("num_requests_waiting", "gauge", "Requests waiting in an engine or (replica=queue) for a place"),
+    Metric("num_requests_waiting", "gauge", "Requests waiting in an engine or (replica=queue) for a slot"),
     Metric("kv_cache_usage_perc", "gauge", "Share of the KV pages in use, 0 to 1"),
     Metric("weights_version", "gauge", "Version of the weights that answer; 0: those of the start"),
     Metric(
@@ -60,7 +60,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "replicas_linked",
         "gauge",
-        "Replicas that requests reach by links; 0: they go by Serve's handles",
+        "Replicas that this ingress has a connection to; requests wait while there are none",
         where="ingress",
     ),
     Metric(
@@ -71,7 +71,7 @@ METRICS: tuple[Metric, ...] = (
         where="ingress",
     ),
     Metric("queue_blocks_left", "gauge", "Blocks left to decode for all requests, estimated", where="ingress"),
-    Metric("queue_blocks_per_second", "gauge", "Blocks a second while all places are taken", where="ingress"),
+    Metric("queue_blocks_per_second", "gauge", "Blocks a second while all slots are taken", where="ingress"),
     Metric(
         "replicas_wanted",
         "gauge",
@@ -92,7 +92,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "spec_decode_num_accepted_tokens_per_pos_total",
         "counter",
-        "Drafts accepted, by place in the draft",
+        "Drafts accepted, by position in the draft",
         ("position",),
     ),
     Metric(
@@ -122,7 +122,7 @@ METRICS: tuple[Metric, ...] = (
 class Registry:
     """The metrics of one process. KeyError for a name that is not in the table."""
 
-    def __init__(self, where: Place) -> None:
+    def __init__(self, where: Process) -> None:
         self._registry = CollectorRegistry()
         self._gauges: dict[str, Gauge] = {}
         self._counters: dict[str, Counter] = {}

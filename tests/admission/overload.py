@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from service.admission.controller import Admission, AdmissionController, Visit
+from service.admission.controller import Admission, AdmissionController, IncomingRequest
 from service.admission.keys import ApiKey
 from service.arrival import Arrival
 from service.decode.modes import Static
@@ -69,27 +69,27 @@ class Log:
 
 
 class Service:
-    """`places` requests at a time, each at `pace` blocks a second, so `places × pace` in all.
+    """`slots` requests at a time, each at `pace` blocks a second, so `slots × pace` in all.
 
     Every attempt of a client comes to one of the ingresses at random, as proxies spread them.
     """
 
     def __init__(
-        self, places: int, pace: float, lengths: Lengths, seed: int = 1, tenants: int = 1, **settings: Any
+        self, slots: int, pace: float, lengths: Lengths, seed: int = 1, tenants: int = 1, **settings: Any
     ) -> None:
         self.pace, self.lengths = pace, lengths
         self.random, self.spread = random.Random(seed), random.Random(seed)
         loop = asyncio.get_running_loop()
         made = Settings(**settings)
         self.doors = [AdmissionController(made, loop.time, tenants=tenants) for _ in range(made.num_ingresses)]
-        self.card: ModelCard = replace(CARD, places=places, replica_places=made.places, max_model_len=10**6)
+        self.card: ModelCard = replace(CARD, places=slots, replica_places=made.slots, max_model_len=10**6)
         self.log = Log()
-        self.capacity = places * pace
+        self.capacity = slots * pace
 
-    def shrink(self, places: int) -> None:
-        """So many places are left; what runs goes on."""
-        self.card = replace(self.card, places=places)
-        self.capacity = places * self.pace
+    def shrink(self, slots: int) -> None:
+        """So many slots are left; what runs goes on."""
+        self.card = replace(self.card, places=slots)
+        self.capacity = slots * self.pace
         for door in self.doors:
             door.serves(self.card)
 
@@ -115,7 +115,7 @@ class Service:
         door.serves(self.card)
         self.log.retries += client.attempts > 1
         try:
-            visit = Visit(key, "10.0.0.1", "/generate", str(number).encode())
+            visit = IncomingRequest(key, "10.0.0.1", "/generate", str(number).encode())
             admitted = door.admit(visit, [work(number, client.asked)])
         except QueueFull as refusal:
             self.log.retry_after.append(max(1, math.ceil(refusal.retry_after or 0)))
@@ -125,7 +125,7 @@ class Service:
 
     async def serve(self, door: AdmissionController, admitted: Admission, client: Client) -> None:
         let_in, streams = now(), self.random.random() < self.lengths.streams
-        async with door.place(admitted.works[0], admitted.bill) as job:
+        async with door.slot(admitted.works[0], admitted.charge) as usage:
             began = now()
             client.waited_s = began - let_in
             if not streams:  # nobody sees its blocks before the last
@@ -135,9 +135,9 @@ class Service:
                 for block in range(client.decoded):
                     await asyncio.sleep(1 / self.pace)
                     self.log.decoded.append((now(), 1))
-                    job.take(Chunk(block, "", (1,) * BLOCK, STATS))
+                    usage.take(Chunk(block, "", (1,) * BLOCK, STATS))
             ending = Ending("stop", 1, client.decoded * BLOCK, STATS)
-            job.take(ending if streams else Answer("", (), ending))
+            usage.take(ending if streams else Answer("", (), ending))
         client.ended = now()
 
     async def poisson(self, rate: float, seconds: float, **how: Any) -> list[asyncio.Task[Client]]:

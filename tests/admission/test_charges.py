@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.admission.bill import Bill
-from service.admission.controller import Admission, AdmissionController, Visit
+from service.admission.charge import TokenCharge
+from service.admission.controller import Admission, AdmissionController, IncomingRequest
 from service.admission.keys import ApiKey
 from service.errors import DeadlineExceeded, NotReady, OutOfMemory, RateLimited, ReplicaLost
 from service.gateway.draining import Draining
@@ -70,10 +70,10 @@ class Client:
 class Shop:
     """An admission controller with replicas. `paid`: what all requests of a key have cost so far."""
 
-    def __init__(self, places: int, tokens_per_minute: int = 10**6) -> None:
+    def __init__(self, slots: int, tokens_per_minute: int = 10**6) -> None:
         self.key = ApiKey("a", b"a", tokens_per_minute=tokens_per_minute)
         self.door = AdmissionController(Settings(max_queue_s=1e6, max_waiting=10**6), asyncio.get_running_loop().time)
-        self.door.serves(replace(CARD, places=places, max_model_len=10**9))
+        self.door.serves(replace(CARD, places=slots, max_model_len=10**9))
         self.replicas, cards = Replicas(), SimpleNamespace(watch=lambda: None)
         self.draining = Draining()
         self.answers = PlacedAnswers(self.replicas, self.door, cards, self.draining)  # type: ignore[arg-type]
@@ -85,9 +85,9 @@ class Shop:
 
         self.door._limits.take_tokens = took  # type: ignore[method-assign]
 
-    def bill(self) -> Bill:
+    def charge(self) -> TokenCharge:
         """Of a request that nobody pays."""
-        return Bill(lambda _: None)
+        return TokenCharge(lambda _: None)
 
     async def ask(self, client: Client, stream: bool, fails_at: int | None = None, timeout_s: float = 1e6) -> Client:
         """Sends one request and waits for its end, of any kind."""
@@ -95,7 +95,7 @@ class Shop:
         if fails_at is not None:
             self.replicas.fails_at[str(self.count)] = fails_at
         asked = work(self.count, client.asked // BLOCK, timeout_s)
-        admitted = self.door.admit(Visit(self.key, "", "", b""), [asked])
+        admitted = self.door.admit(IncomingRequest(self.key, "", "", b""), [asked])
         with suppress(asyncio.CancelledError):
             try:
                 await (self._stream if stream else self._complete)(admitted, client)
@@ -105,17 +105,17 @@ class Shop:
         return client
 
     async def _complete(self, admitted: Admission, client: Client) -> None:
-        await self.answers.complete(admitted.works[0], admitted.bill)
+        await self.answers.complete(admitted.works[0], admitted.charge)
 
     async def _stream(self, admitted: Admission, client: Client) -> None:
-        async with aclosing(self.answers.stream(admitted.works[0], admitted.bill)) as items:
+        async with aclosing(self.answers.stream(admitted.works[0], admitted.charge)) as items:
             async for item in items:
                 client.got += len(item.token_ids) if isinstance(item, Chunk) else 0
 
 
-def in_shop(places: int, script: Callable[[Shop], Awaitable[object]], **key: int) -> None:
+def in_shop(slots: int, script: Callable[[Shop], Awaitable[object]], **key: int) -> None:
     async def main() -> None:
-        await script(Shop(places, **key))
+        await script(Shop(slots, **key))
 
     run(main())
 
@@ -139,7 +139,7 @@ class TestInTheQueue:
             asking = asyncio.ensure_future(shop.ask(Client(40), stream))
             await asyncio.sleep(1)
             assert shop.paid == PROMPT + 40
-            shop.door.turn_away(NotReady("given up"))
+            shop.door.reject_all(NotReady("given up"))
             assert isinstance((await asking).error, NotReady)
             assert shop.paid == 0
 
@@ -188,7 +188,7 @@ requests = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(requests, st.integers(1, 4))
-def test_a_key_pays_for_what_it_got_and_for_what_it_left(plan: list[Any], places: int) -> None:
+def test_a_key_pays_for_what_it_got_and_for_what_it_left(plan: list[Any], slots: int) -> None:
     async def script(shop: Shop) -> None:
         async def later(
             comes: float, blocks: int, stream: bool, fails_at: int | None, leaves: float | None, timeout_s: float
@@ -202,4 +202,4 @@ def test_a_key_pays_for_what_it_got_and_for_what_it_left(plan: list[Any], places
         clients = await asyncio.gather(*(later(*one) for one in plan))
         assert shop.paid == sum(client.owes for client in clients)
 
-    in_shop(places, script)
+    in_shop(slots, script)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from service.admission.bill import Bill
-from service.admission.controller import AdmissionController, Visit
-from service.admission.demand import FEWEST, Demand, Load
+from service.admission.charge import TokenCharge
+from service.admission.controller import AdmissionController, IncomingRequest
+from service.admission.demand import FEWEST, Load, ReplicaDemand
 from service.admission.keys import ApiKey
 from service.arrival import Arrival
 from service.decode.modes import Static
@@ -23,35 +23,35 @@ from tests.clock import Clock
 from tests.gateway.doubles import CARD
 
 
-def load(in_hand: int = 0, placed: int = 0, waiting: float = 0.0, rate: float | None = 2.0) -> Load:
-    return Load(in_hand, placed, waiting, rate)
+def load(in_flight: int = 0, placed: int = 0, waiting: float = 0.0, rate: float | None = 2.0) -> Load:
+    return Load(in_flight, placed, waiting, rate)
 
 
 @pytest.fixture
-def demand(clock: Clock) -> Demand:
-    """Replicas of ten places, 20 blocks a second together at full load."""
-    return Demand(10, 10.0, clock)
+def demand(clock: Clock) -> ReplicaDemand:
+    """Replicas of ten slots, 20 blocks a second together at full load."""
+    return ReplicaDemand(10, 10.0, clock)
 
 
-def test_nobody_wants_nothing(demand: Demand) -> None:
+def test_nobody_wants_nothing(demand: ReplicaDemand) -> None:
     assert demand.wanted(load(), 1.0) == 0
     assert demand.wanted(load(rate=None), 1.0) == 0
 
 
 @pytest.mark.parametrize("rate", [None, 2.0])
-def test_anybody_wants_something(demand: Demand, rate: float | None) -> None:
+def test_anybody_wants_something(demand: ReplicaDemand, rate: float | None) -> None:
     assert demand.wanted(load(1, rate=rate), 1.0) == FEWEST > 0
 
 
-def test_without_a_rate_by_the_places_taken(demand: Demand) -> None:
+def test_without_a_rate_by_the_slots_taken(demand: ReplicaDemand) -> None:
     assert demand.wanted(load(10, 10, rate=None), 1.0) == pytest.approx(1.25)
     assert demand.wanted(load(90, 4, 1000, rate=None), 1.0) == pytest.approx(0.5)
 
 
-def test_what_comes_is_kept_up_with_and_soon_forgotten(demand: Demand, clock: Clock) -> None:
+def test_what_comes_is_kept_up_with_and_soon_forgotten(demand: ReplicaDemand, clock: Clock) -> None:
     for _ in range(300):
         clock.now += 1
-        demand.came(16)  # 0.8 of a replica
+        demand.arrived(16)  # 0.8 of a replica
     assert demand.wanted(load(), 1.0) == pytest.approx(1.0, rel=0.03)
     assert demand.wanted(load(), 0.5) == pytest.approx(0.5, rel=0.03)  # half of it will be decoded
     clock.now += 30
@@ -60,37 +60,37 @@ def test_what_comes_is_kept_up_with_and_soon_forgotten(demand: Demand, clock: Cl
     assert demand.wanted(load(), 1.0) == 0
 
 
-def test_what_waits_is_to_be_worked_off_in_time(demand: Demand) -> None:
+def test_what_waits_is_to_be_worked_off_in_time(demand: ReplicaDemand) -> None:
     assert demand.wanted(load(9, 0, 600), 1.0) == pytest.approx(3.0)
 
 
-def test_replicas_are_not_taken_from_who_has_a_place(demand: Demand) -> None:
+def test_replicas_are_not_taken_from_who_has_a_slot(demand: ReplicaDemand) -> None:
     """Long requests that came long ago: nothing comes, nothing waits."""
     assert demand.wanted(load(25, 25), 1.0) == pytest.approx(2.5)
 
 
-def test_full_replicas_before_which_somebody_waits_want_another_one(demand: Demand) -> None:
+def test_full_replicas_before_which_somebody_waits_want_another_one(demand: ReplicaDemand) -> None:
     """This holds however short the queue is. The decoding rate does not show how many replicas are needed."""
     assert demand.wanted(load(11, 10, 16), 1.0) == pytest.approx(1.25)
     assert demand.wanted(load(36, 30, 60), 1.0) == pytest.approx(3.75)
 
 
-def test_replicas_count_with_the_places_that_their_card_names() -> None:
-    """With `max_running: auto` a replica may have fewer places than the settings allow."""
+def test_replicas_count_with_the_slots_that_their_card_names() -> None:
+    """With `max_running: auto` a replica may have fewer slots than the settings allow."""
     door = AdmissionController(Settings(), lambda: 0.0)
-    most = door._demand.places
-    assert most == Settings().places
+    most = door._demand.slots
+    assert most == Settings().slots
     door.serves(replace(CARD, places=24, replica_places=8))  # of three replicas
-    assert door._demand.places == 8 < most
+    assert door._demand.slots == 8 < most
 
 
 class TestRefused:
     """What a replica could never decode is no demand."""
 
     async def answer(self, door: AdmissionController, asked: Work, error: Exception | None = None) -> None:
-        [mine] = door.admit(Visit(ApiKey("a"), "", "", b""), [asked]).works
-        bill = Bill(lambda _: None)
-        async with door.place(mine, bill):
+        [mine] = door.admit(IncomingRequest(ApiKey("a"), "", "", b""), [asked]).works
+        charge = TokenCharge(lambda _: None)
+        async with door.slot(mine, charge):
             if error is not None:
                 raise error
 
@@ -108,7 +108,7 @@ class TestRefused:
         door = AdmissionController(Settings(), clock)
         door.serves(CARD)
         giant = structs.replace(request(clock), max_new_tokens=2**31 - 1, shorten=True)
-        [work] = door.admit(Visit(ApiKey("a"), "", "", b""), [giant]).works
+        [work] = door.admit(IncomingRequest(ApiKey("a"), "", "", b""), [giant]).works
         assert work.max_new_tokens == CARD.max_model_len
 
     def test_at_the_replica(self, clock: Clock) -> None:

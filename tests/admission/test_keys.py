@@ -99,7 +99,7 @@ class TestFiles:
         assert SECRET not in caught.value.message
         assert digest(SECRET) not in caught.value.message
 
-    def test_a_key_that_is_in_both_places(self, ring) -> None:
+    def test_a_key_that_is_in_both_slots(self, ring) -> None:
         with pytest.raises(SettingsError, match="the key of 'key-1' and 'team' is given twice"):
             ring([entry()], api_keys=SECRET)
         with pytest.raises(SettingsError, match="the name 'key-1' is given twice"):

@@ -114,7 +114,7 @@ def test_below_capacity_nobody_is_refused() -> None:
 def test_a_flood_leaves_others_their_share(tenants: int) -> None:
     """One key asks for five times the capacity, another one for a quarter of it. The other key is hardly affected.
 
-    Of two tenants, none gets all places, so that the other key hardly waits.
+    Of two tenants, none gets all slots, so that the other key hardly waits.
     """
 
     async def main() -> tuple[Log, list[Any]]:

@@ -18,7 +18,7 @@ from service.settings import Settings
 from tests.admission.overload import Lengths, Service
 from tests.admission.virtual import now, run
 
-#: blocks a second of a replica's place; blocks of a request; seconds until a new replica decodes
+#: blocks a second of a replica's slot; blocks of a request; seconds until a new replica decodes
 PACE, BLOCKS, STARTS_S = 2.0, 16, 8.0
 RUNNING = 8
 #: the first minutes, in which the rate becomes known, and Serve's delay after them
@@ -31,7 +31,7 @@ class Cluster:
 
     service: Service
     config: Any
-    places: int
+    slots: int
     target: int
     ready: int
     targets: list[tuple[float, int]] = field(default_factory=list)
@@ -43,13 +43,13 @@ class Cluster:
         target = config.initial_replicas or config.min_replicas
         lengths = Lengths(lambda _: BLOCKS)
         service = Service(0, PACE, lengths, max_waiting=100_000, max_running=RUNNING, num_ingresses=args.num_ingresses)
-        service.shrink(target * args.places)
-        return cls(service, config, args.places, target, target)
+        service.shrink(target * args.slots)
+        return cls(service, config, args.slots, target, target)
 
     @property
     def capacity(self) -> float:
         """Requests a second of one replica."""
-        return self.places * PACE / BLOCKS
+        return self.slots * PACE / BLOCKS
 
     async def control(self) -> None:
         """The controller's loop."""
@@ -73,7 +73,7 @@ class Cluster:
     def resize(self, replicas: int) -> None:
         if replicas <= self.target:
             self.ready = replicas
-            self.service.shrink(replicas * self.places)
+            self.service.shrink(replicas * self.slots)
 
     def _contexts(self, state: dict[str, Any]) -> dict[str, AutoscalingContext]:
         doors = self.service.doors

@@ -12,25 +12,25 @@ from hypothesis import strategies as st
 from service.admission.slots import Slots, Waiter
 from service.admission.throughput import Throughput
 from service.errors import NotReady
-from service.fair_queue import Claim, FairQueue
+from service.fair_queue import FairQueue, Ticket
 from tests.admission.virtual import now, run
 
 
 class Hall:
-    """Slots, and requests that report when they got a place."""
+    """Slots, and requests that report when they got a slot."""
 
-    def __init__(self, places: int, shared: bool = False) -> None:
+    def __init__(self, slots: int, shared: bool = False) -> None:
         self.queue: FairQueue[Waiter] = FairQueue()
         self.gate = Slots(self.queue, Throughput(asyncio.get_running_loop().time), shared)
-        self.gate.resize(places)
+        self.gate.resize(slots)
         self.came: list[str] = []
         self.inside = self.most = 0
 
-    def visit(self, name: str, stays: float = 1.0, fails: bool = False, **claim: object) -> asyncio.Task[None]:
-        return asyncio.ensure_future(self._visit(name, stays, fails, Claim(now(), **claim)))  # type: ignore[arg-type]
+    def visit(self, name: str, stays: float = 1.0, fails: bool = False, **ticket: object) -> asyncio.Task[None]:
+        return asyncio.ensure_future(self._visit(name, stays, fails, Ticket(now(), **ticket)))  # type: ignore[arg-type]
 
-    async def _visit(self, name: str, stays: float, fails: bool, claim: Claim, timeout_s: float = 1e9) -> None:
-        await self.gate.enter(claim, timeout_s)
+    async def _visit(self, name: str, stays: float, fails: bool, ticket: Ticket, timeout_s: float = 1e9) -> None:
+        await self.gate.enter(ticket, timeout_s)
         try:
             self.came.append(name)
             self.inside += 1
@@ -40,15 +40,15 @@ class Hall:
                 raise ValueError(name)
         finally:
             self.inside -= 1
-            self.gate.leave(claim.tenant)
+            self.gate.leave(ticket.tenant)
 
     def is_empty(self) -> bool:
         return self.gate.used == self.inside == len(self.queue) == 0
 
 
-def in_hall(places: int, script: Callable[[Hall], object], shared: bool = False) -> Hall:
+def in_hall(slots: int, script: Callable[[Hall], object], shared: bool = False) -> Hall:
     async def main() -> Hall:
-        hall = Hall(places, shared)
+        hall = Hall(slots, shared)
         result = script(hall)
         if asyncio.iscoroutine(result):
             await result
@@ -58,7 +58,7 @@ def in_hall(places: int, script: Callable[[Hall], object], shared: bool = False)
 
 
 class TestOrder:
-    def test_no_more_than_places(self) -> None:
+    def test_no_more_than_slots(self) -> None:
         async def script(hall: Hall) -> None:
             await asyncio.gather(*(hall.visit(str(number)) for number in range(10)))
             assert now() == 4.0
@@ -83,7 +83,7 @@ class TestOrder:
 
         assert in_hall(1, script).came == ["first", "second", "third"]
 
-    def test_without_places_everybody_waits_until_there_are_some(self) -> None:
+    def test_without_slots_everybody_waits_until_there_are_some(self) -> None:
         async def script(hall: Hall) -> None:
             tasks = [hall.visit(str(number)) for number in range(4)]
             await asyncio.sleep(10)
@@ -97,7 +97,7 @@ class TestOrder:
 
         assert in_hall(0, script).is_empty()
 
-    def test_fewer_places_than_are_taken(self) -> None:
+    def test_fewer_slots_than_are_taken(self) -> None:
         async def script(hall: Hall) -> None:
             tasks = [hall.visit(str(number)) for number in range(6)]
             await asyncio.sleep(0.5)
@@ -127,11 +127,11 @@ class TestLeaving:
         assert hall.came == ["inside", "last"]
         assert hall.is_empty()
 
-    def test_in_the_moment_a_place_is_given(self) -> None:
+    def test_in_the_moment_a_slot_is_given(self) -> None:
         async def script(hall: Hall) -> None:
             inside, waits, last = await self.stand(hall)
             inside.cancel()
-            await asyncio.sleep(0)  # it leaves, and the place is another's, who has not heard of it yet
+            await asyncio.sleep(0)  # it leaves, and the slot is another's, who has not heard of it yet
             waits.cancel()
             await last
             assert now() == 1.5
@@ -153,7 +153,7 @@ class TestLeaving:
             inside = hall.visit("inside", 5.0)
             await asyncio.sleep(0)
             with pytest.raises(TimeoutError):
-                await hall._visit("late", 1.0, False, Claim(now()), timeout_s=2.0)
+                await hall._visit("late", 1.0, False, Ticket(now()), timeout_s=2.0)
             assert now() == 2.0
             assert len(hall.queue) == 0
             await inside
@@ -161,8 +161,8 @@ class TestLeaving:
         assert in_hall(1, script).is_empty()
 
     @pytest.mark.parametrize("timeout_s", [0.0, -5.0])
-    def test_a_free_place_needs_no_time(self, timeout_s: float) -> None:
-        assert in_hall(1, lambda hall: hall._visit("a", 1.0, False, Claim(now()), timeout_s)).came == ["a"]
+    def test_a_free_slot_needs_no_time(self, timeout_s: float) -> None:
+        assert in_hall(1, lambda hall: hall._visit("a", 1.0, False, Ticket(now()), timeout_s)).came == ["a"]
 
 
 class TestTurnedAway:
@@ -173,7 +173,7 @@ class TestTurnedAway:
         async def script(hall: Hall) -> None:
             tasks = [hall.visit(str(number)) for number in range(3)]
             await asyncio.sleep(1)
-            hall.gate.turn_away(told)
+            hall.gate.reject_all(told)
             errors = await asyncio.gather(*tasks, return_exceptions=True)
             assert [type(error) for error in errors] == [NotReady] * 3
             assert {(error.message, error.param, error.retry_after) for error in errors} == {("given up", "model", 5.0)}
@@ -182,18 +182,18 @@ class TestTurnedAway:
 
         assert in_hall(0, script).is_empty()
 
-    def test_only_where_there_are_no_places(self) -> None:
+    def test_only_where_there_are_no_slots(self) -> None:
         async def script(hall: Hall) -> None:
             tasks = [hall.visit(str(number)) for number in range(2)]
             await asyncio.sleep(0.5)
-            hall.gate.turn_away(NotReady("given up"))
+            hall.gate.reject_all(NotReady("given up"))
             await asyncio.gather(*tasks)
 
         assert in_hall(1, script).came == ["0", "1"]
 
 
 class TestShared:
-    """80 places at replicas that decode 64 requests at once."""
+    """80 slots at replicas that decode 64 requests at once."""
 
     @pytest.mark.parametrize(
         ("weights", "held"),
@@ -220,14 +220,14 @@ class TestShared:
 
         assert in_hall(80, script, shared=True).is_empty()
 
-    @pytest.mark.parametrize(("places", "held"), [(1, 1), (2, 1), (5, 3), (10, 7)])
-    def test_few_places(self, places: int, held: int) -> None:
+    @pytest.mark.parametrize(("slots", "held"), [(1, 1), (2, 1), (5, 3), (10, 7)])
+    def test_few_slots(self, slots: int, held: int) -> None:
         async def script(hall: Hall) -> None:
             await asyncio.gather(*(hall.visit("", tenant="flood") for _ in range(12)))
 
-        assert in_hall(places, script, shared=True).most == held
+        assert in_hall(slots, script, shared=True).most == held
 
-    def test_a_place_that_another_tenant_leaves_is_for_who_waits(self) -> None:
+    def test_a_slot_that_another_tenant_leaves_is_for_who_waits(self) -> None:
         async def script(hall: Hall) -> None:
             other = [hall.visit("other", tenant="other") for _ in range(20)]
             flood = [hall.visit("flood", 5.0, tenant="flood") for _ in range(60)]
@@ -255,17 +255,17 @@ visitors = st.lists(
 
 @settings(max_examples=80, deadline=None)
 @given(visitors, st.integers(1, 4), st.lists(st.tuples(st.floats(0, 20), st.integers(0, 4)), max_size=4), st.booleans())
-def test_no_place_is_lost_or_doubled(plan: list, places: int, resizes: list, shared: bool) -> None:
-    """Requests come, leave, fail, time out and are cancelled at any moment. In the end all places are free."""
+def test_no_slot_is_lost_or_doubled(plan: list, slots: int, resizes: list, shared: bool) -> None:
+    """Requests come, leave, fail, time out and are cancelled at any moment. In the end all slots are free."""
 
     async def main() -> None:
-        hall, loop = Hall(places, shared), asyncio.get_running_loop()
+        hall, loop = Hall(slots, shared), asyncio.get_running_loop()
         tasks = []
 
         async def later(comes, stays, fails, cancelled, timeout_s, priority, tenant) -> None:
             await asyncio.sleep(comes)
-            claim = Claim(now(), tenant, 1.0, priority)
-            task = asyncio.ensure_future(hall._visit("", stays, fails, claim, timeout_s))
+            ticket = Ticket(now(), tenant, 1.0, priority)
+            task = asyncio.ensure_future(hall._visit("", stays, fails, ticket, timeout_s))
             if cancelled is not None:
                 loop.call_later(cancelled, task.cancel)
             await asyncio.gather(task, return_exceptions=True)
@@ -276,6 +276,6 @@ def test_no_place_is_lost_or_doubled(plan: list, places: int, resizes: list, sha
         await asyncio.gather(*tasks)
         await asyncio.sleep(30)
         assert hall.is_empty()
-        assert hall.most <= max([places, *(count for _, count in resizes)])
+        assert hall.most <= max([slots, *(count for _, count in resizes)])
 
     run(main())

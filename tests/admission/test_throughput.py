@@ -9,7 +9,7 @@ from tests.clock import Clock
 
 
 def passes(meter: Throughput, clock: Clock, seconds: float, blocks_a_second: float) -> None:
-    """Time with all places taken, in tenths of seconds."""
+    """Time with all slots taken, in tenths of seconds."""
     for _ in range(round(seconds * 10)):
         clock.now += 0.1
         meter.occupied(4, 4)
@@ -26,7 +26,7 @@ class TestRate:
         meter.decoded(60)
         assert meter.rate == pytest.approx(3.2, rel=0.1)  # 60 blocks in 60 s, of which the last 20 count
 
-    def test_is_what_is_decoded_while_all_places_are_taken(self, clock: Clock) -> None:
+    def test_is_what_is_decoded_while_all_slots_are_taken(self, clock: Clock) -> None:
         meter = Throughput(clock)
         meter.occupied(4, 4)
         passes(meter, clock, 100, 8.0)
@@ -45,7 +45,7 @@ class TestRate:
         passes(meter, clock, 100, 2.0)
         assert meter.rate == pytest.approx(2.0, rel=0.05)
 
-    def test_follows_the_places(self, clock: Clock) -> None:
+    def test_follows_the_slots(self, clock: Clock) -> None:
         meter = Throughput(clock)
         meter.occupied(4, 4)
         passes(meter, clock, 50, 8.0)
@@ -53,7 +53,7 @@ class TestRate:
         assert meter.rate == pytest.approx(4.0, rel=0.02)
         meter.occupied(4, 0)
         assert meter.rate is None
-        assert meter.rate_of_place == pytest.approx(2.0, rel=0.02)
+        assert meter.rate_per_slot == pytest.approx(2.0, rel=0.02)
 
 
 class TestWholeAnswers:
@@ -61,7 +61,7 @@ class TestWholeAnswers:
 
     @pytest.mark.parametrize(("before", "full", "after"), [(0, 10, 0), (5, 10, 0), (0, 10, 30), (4, 40, 4)])
     def test_what_was_decoded_at_full_load_counts(self, clock: Clock, before: float, full: float, after: float) -> None:
-        """Four places at 2 blocks a second each, all in use for a part of the time only."""
+        """Four slots at 2 blocks a second each, all in use for a part of the time only."""
         meter = Throughput(clock)
         meter.occupied(3, 4)
         first = [meter.moment() for _ in range(3)]
@@ -74,9 +74,9 @@ class TestWholeAnswers:
         clock.now += after
         for begun in first:
             meter.decoded_since(begun, 2 * (clock.now - begun.at))
-        assert meter.rate_of_place == pytest.approx(2.0, rel=0.01)
+        assert meter.rate_per_slot == pytest.approx(2.0, rel=0.01)
 
-    def test_what_was_decoded_beside_free_places_does_not(self, clock: Clock) -> None:
+    def test_what_was_decoded_beside_free_slots_does_not(self, clock: Clock) -> None:
         meter = Throughput(clock)
         meter.occupied(3, 4)
         begun = meter.moment()

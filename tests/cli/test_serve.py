@@ -51,3 +51,16 @@ def test_the_command_to_try_has_a_place_for_the_key_where_one_is_asked_for(keys)
 )
 def test_a_service_without_keys_that_others_may_reach_says_so(given, warned):
     assert ("warning: no API keys are set" in _ready(Settings(**given), 3.0)) is warned
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--max-num-seqs", 0), "max_running is 0"),
+        (("--max-num-seqs", 7, "--max-running", 8), "max_num_seqs is 7, and another name of max_running says 8"),
+        (("--no-enable-prefix-caching", "--prefix-cache"), "enable_prefix_caching is False"),
+    ],
+)
+def test_names_of_other_servers_are_flags(run, capsys, flags, words):
+    assert run("serve", *flags) == 1
+    assert words in capsys.readouterr().err

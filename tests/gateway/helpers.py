@@ -26,10 +26,11 @@ def client(app: ASGIApp, **headers: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers)
 
 
-def over(backend: Backend | Generator, **settings: Any) -> httpx.AsyncClient:
+def over(backend: Backend | Generator, *, listens: bool = False, **given: Any) -> httpx.AsyncClient:
     """A client of a fresh ingress over a backend."""
-    backend = LocalBackend(backend) if isinstance(backend, Generator) else backend
-    return client(Ingress("i0", Settings(**settings), backend).app(answers_request_id=True))
+    backend, settings = LocalBackend(backend) if isinstance(backend, Generator) else backend, Settings(**given)
+    host = settings.host if listens else None
+    return client(Ingress("i0", settings, backend).app(answers_request_id=True, host=host))
 
 
 async def page(http: httpx.AsyncClient) -> Callable[..., float]:

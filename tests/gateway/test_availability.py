@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from service.errors import Asleep, EngineFailed, NotReady
+from service.errors import EngineFailed, NotReady, ScaledToZero
 from service.gateway import availability as cards
 from service.gateway.ingress import Ingress
 from service.settings import Settings
@@ -20,7 +20,7 @@ from tests.gateway.doubles import CARD, STATS, Scripted
 from tests.gateway.generate.helpers import GENERATE, ask, body, problem
 from tests.gateway.helpers import client, eventually
 
-ASLEEP = Asleep("nobody asks", retry_after=1.0)
+ASLEEP = ScaledToZero("nobody asks", retry_after=1.0)
 
 
 class Coming(Scripted):
@@ -103,7 +103,7 @@ async def test_nobody_is_asked_when_nobody_waits(asleep: Hall) -> None:
     assert asleep.ingress._availability._watch is None
 
 
-class TestAsleep:
+class TestScaledToZero:
     async def test_a_request_wakes_it_and_waits(self, asleep: Hall) -> None:
         assert asleep.ingress.replicas_wanted == 0
         task = asleep.asking()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import ssl
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from service.arrival import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams, Stats
 from service.errors import EngineFailed
-from service.link.requests import LinkedRequests
+from service.link.requests import ReplicaLinks
 from service.link.server import LinkServer
 from service.routing.router import Router
 from service.wire import Answer, Chunk, Ending, Failure, Items, Status, Work
@@ -66,50 +67,35 @@ class Replica:
             raise ValueError("a prompt that must not be told")
 
 
-class Otherwise:
-    """The other way to the replicas: notes what goes there."""
-
-    def __init__(self) -> None:
-        self.works: list[Work] = []
-
-    async def complete(self, work: Work) -> Answer | Failure:
-        self.works.append(work)
-        return answer("otherwise")
-
-    async def count(self, work: Work) -> int | Failure:
-        self.works.append(work)
-        return -1
-
-    async def stream(self, work: Work) -> Items:
-        self.works.append(work)
-        yield Ending("length", 1, 0, Stats())
-
-    async def learn(self, statuses: Sequence[Status]) -> None:
-        raise AssertionError("the links learn, not the other way")
-
-
 class Service:
     """Replicas with their servers, and ingresses that know them."""
 
     def __init__(self) -> None:
         self.replicas: dict[str, Replica] = {}
         self.servers: dict[str, LinkServer] = {}
-        self.otherwise = Otherwise()
-        self.now, self.linked = 0.0, -1
+        self.now, self.linked, self.waits = 0.0, -1, 0
+        self.tls: tuple[ssl.SSLContext | None, ssl.SSLContext | None] = (None, None)  # of replicas, of ingresses
 
     async def add(self, name: str) -> Replica:
         self.replicas[name] = replica = Replica(name)
-        self.servers[name] = await LinkServer.start(replica, "127.0.0.1")
+        self.servers[name] = await LinkServer.start(replica, "127.0.0.1", self.tls[0])
         return replica
 
     def statuses(self) -> list[Status]:
         return [Status(name, None, CARD, server.address) for name, server in self.servers.items()]
 
-    async def ingress(self) -> LinkedRequests:
-        router = Router(1, by_prefix=False, routed=lambda how: None)
-        requests = LinkedRequests(router, self.otherwise, self._note, clock=lambda: self.now)
-        await requests.learn(self.statuses())
-        return requests
+    async def ingress(self) -> ReplicaLinks:
+        links = self.links()
+        await links.update(self.statuses())
+        return links
+
+    def links(self) -> ReplicaLinks:
+        """An ingress that knows no replica."""
+        router = Router(1, by_prefix=False, on_route=lambda reason: None)
+        return ReplicaLinks(router, self._note, self._wait, self.tls[1], clock=lambda: self.now)
 
     def _note(self, linked: int) -> None:
         self.linked = linked
+
+    def _wait(self) -> None:
+        self.waits += 1

@@ -1,4 +1,4 @@
-"""Requests over links: answers, errors, cancellation, loss, leaving. Real sockets, doubles of replicas."""
+"""Requests over links: answers, errors, cancellation, loss, draining, waiting. Real sockets, doubles of replicas."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from service import frames
+from service import frames, wire
+from service.arrival import Arrival
 from service.engine.request import Stats
-from service.errors import DeadlineExceeded, EngineFailed, MrpServeError, ReplicaLost
+from service.errors import DeadlineExceeded, EngineFailed, InvalidRequest, MrpServeError, ReplicaLost
 from service.link import client as link_client
 from service.link import requests as linked
-from service.link.requests import LinkedRequests
-from service.routing.router import Router
-from service.wire import Address, Answer, Chunk, Ending, Failure, Status
+from service.wire import Address, Answer, Chunk, Ending, Failure, Resume, Status
 from tests.gateway.helpers import eventually
 from tests.link.doubles import CARD, Service, answer, work
+
+UNLINKED = "the ingress has no connection to it"
 
 
 async def test_answers_blocks_and_counts_come_through(service: Service) -> None:
@@ -30,7 +31,7 @@ async def test_answers_blocks_and_counts_come_through(service: Service) -> None:
     items = [item async for item in ingress.stream(work())]
     assert items == [*(Chunk(index, "a", (index,), Stats()) for index in range(3)), Ending("length", 1, 3, Stats())]
     assert service.servers["a"].calls == 0
-    assert (service.otherwise.works, service.linked) == ([], 1)
+    assert (service.linked, service.waits) == (1, 0)
 
 
 async def test_many_calls_share_a_link_and_keep_apart(service: Service) -> None:
@@ -87,42 +88,43 @@ async def test_a_lost_replica_loses_its_calls_at_once_and_gets_no_more(service: 
         with pytest.raises(ReplicaLost) as caught:
             await lost
         assert caught.value.retry_after
-    assert await ingress.complete(work()) == answer("otherwise")
+    waits = asyncio.create_task(ingress.complete(work()))
+    await eventually(lambda: ingress.waiting == 1)
     await service.add("a")  # as a replica of that name never does, an unreachable one that is back
-    await ingress.learn(service.statuses())
-    assert await ingress.complete(work()) == answer("a")
+    await ingress.update(service.statuses())
+    assert await waits == answer("a")
 
 
-async def test_a_replica_that_leaves_finishes_its_calls_and_takes_no_more(service: Service) -> None:
-    ingress, leaving = await service.ingress(), service.replicas["a"]
+async def test_a_replica_that_drains_finishes_its_calls_and_takes_no_more(service: Service) -> None:
+    ingress, draining = await service.ingress(), service.replicas["a"]
     await service.add("b")
     running = [asyncio.create_task(ingress.complete(work("wait"))) for _ in range(2)]
-    await eventually(lambda: leaving.begun == 2)
-    await ingress.learn(service.statuses())
+    await eventually(lambda: draining.begun == 2)
+    await ingress.update(service.statuses())
     closing = asyncio.create_task(service.servers["a"].close(60.0))
     await eventually(lambda: not ingress._links["a"].usable)
     assert {(await ingress.complete(work())).text for _ in range(8)} == {"b"}  # type: ignore[union-attr]
-    await ingress.learn(service.statuses())  # Serve may still count it
+    seen = await ingress.update(service.statuses())  # Serve may still count it
+    assert [status.replica for status in seen] == ["b"]
     assert {(await ingress.complete(work())).text for _ in range(8)} == {"b"}  # type: ignore[union-attr]
-    leaving.may_go_on.set()
+    draining.may_go_on.set()
     assert await asyncio.gather(*running) == [answer("a")] * 2
     await closing
-    assert service.otherwise.works == []
 
 
-async def test_a_call_that_crosses_the_leaving_goes_elsewhere(service: Service) -> None:
+async def test_a_call_that_crosses_the_notice_goes_to_another_replica(service: Service) -> None:
     ingress = await service.ingress()
     for name in "bcd":
         await service.add(name)
-    await ingress.learn(service.statuses())
+    await ingress.update(service.statuses())
     for name in "abc":
-        service.servers[name].leaving = True  # the ingress does not know yet
+        service.servers[name].draining = True  # the ingress does not know yet
     answers = await asyncio.gather(*(ingress.complete(work()) for _ in range(32)))
-    assert all(isinstance(one, Answer) for one in answers)
+    assert all(isinstance(item, Answer) for item in answers)
     assert [service.replicas[name].begun for name in "abc"] == [0, 0, 0]
 
 
-async def test_the_last_words_of_a_replica_that_leaves_arrive(service: Service) -> None:
+async def test_the_last_words_of_a_replica_that_drains_arrive(service: Service) -> None:
     ingress, replica = await service.ingress(), service.replicas["a"]
     asked = [asyncio.create_task(ingress.complete(work("wait"))) for _ in range(3)]
     await eventually(lambda: replica.begun == 3)
@@ -158,26 +160,51 @@ async def test_only_the_first_word_has_a_limit(service: Service, monkeypatch: py
     assert limited == ["id"]
 
 
-async def test_requests_go_another_way_while_a_replica_has_no_link(
+async def test_a_replica_without_a_link_gets_no_requests_and_the_others_do(
     service: Service, caplog: pytest.LogCaptureFixture
 ) -> None:
     ingress = await service.ingress()
     unreachable = Status("b", None, CARD, Address("127.0.0.1", 1, "s"))
-    await ingress.learn([*service.statuses(), unreachable])
-    assert service.linked == 0
+    seen = await ingress.update([*service.statuses(), unreachable])
+    assert [(status.replica, status.failure) for status in seen] == [("a", None), ("b", UNLINKED)]
+    assert service.linked == 1
     assert caplog.text.count("no link to b at 127.0.0.1 port 1") == 1
-    assert await ingress.complete(work()) == answer("otherwise")
-    assert await ingress.count(work()) == -1
-    assert [type(item) async for item in ingress.stream(work())] == [Ending]
-    await ingress.learn([*service.statuses(), unreachable])  # not tried again so soon
+    assert await ingress.complete(work()) == answer("a")
+    await ingress.update([*service.statuses(), unreachable])  # not tried again so soon
     assert caplog.text.count("no link") == 1
     service.now = 60.0
-    await ingress.learn([*service.statuses(), unreachable])
+    await ingress.update([*service.statuses(), unreachable])
     assert caplog.text.count("no link") == 2
-    await ingress.learn([*service.statuses(), Status("c", None, CARD)])  # a replica that takes no links
-    assert await ingress.complete(work()) == answer("otherwise")
-    await ingress.learn([*service.statuses(), replace(unreachable, failure="broken")])
-    assert await ingress.complete(work()) == answer("a")
+    [_, broken] = await ingress.update([*service.statuses(), replace(unreachable, failure="broken")])
+    assert broken.failure == "broken"
+
+
+async def test_without_a_link_requests_wait_until_there_is_one(service: Service) -> None:
+    ingress = service.links()
+    waits = [asyncio.create_task(ingress.complete(work())) for _ in range(3)]
+    counts = asyncio.create_task(ingress.count(work()))
+    streams = asyncio.create_task(anext(ingress.stream(work())))
+    await eventually(lambda: ingress.waiting == service.waits == 5)
+    await ingress.update([])
+    await eventually(lambda: service.waits == 10)
+    await ingress.update(service.statuses())
+    assert await asyncio.gather(*waits) == [answer("a")] * 3
+    assert (await counts, await streams) == (1, Chunk(0, "a", (0,), Stats()))
+    assert ingress.waiting == 0
+
+
+async def test_a_request_waits_for_a_replica_no_longer_than_its_time(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A continued request has no more time than its first attempt had."""
+    monkeypatch.setattr(wire, "_GRACE_S", 0.0)
+    ingress = service.links()
+    with pytest.raises(DeadlineExceeded, match=r"timeout_s is 0\.01, nothing was decoded"):
+        await ingress.complete(work(timeout_s=0.01))
+    continued = structs.replace(work(60.0), arrived=Arrival.ago(61.0), resume=Resume((1,), 1))
+    with pytest.raises(DeadlineExceeded, match="no replica continued in time"):
+        await anext(ingress.stream(continued))
+    assert ingress.waiting == 0
 
 
 async def test_a_replica_that_hangs_loses_its_calls_and_its_link(
@@ -192,7 +219,6 @@ async def test_a_replica_that_hangs_loses_its_calls_and_its_link(
     with pytest.raises(ReplicaLost):
         await asked
     assert ingress._links["a"].lost
-    assert await ingress.complete(work()) == answer("otherwise")
 
 
 async def test_a_replica_without_a_first_word_has_no_link(
@@ -203,17 +229,9 @@ async def test_a_replica_without_a_first_word_has_no_link(
     with socket.create_server(("127.0.0.1", 0)) as stopped:
         address = Address("127.0.0.1", stopped.getsockname()[1], "s")
         ingress = await service.ingress()
-        await ingress.learn([*service.statuses(), Status("b", None, CARD, address)])
+        [_, seen] = await ingress.update([*service.statuses(), Status("b", None, CARD, address)])
     assert "no link to b" in caplog.text
-    assert await ingress.complete(work()) == answer("otherwise")
-
-
-async def test_without_replicas_requests_go_another_way(service: Service) -> None:
-    requests = LinkedRequests(Router(1, by_prefix=False, routed=lambda how: None), service.otherwise, service._note)
-    assert await requests.complete(work()) == answer("otherwise")
-    ingress = await service.ingress()
-    await ingress.learn([])
-    assert await ingress.complete(work()) == answer("otherwise")
+    assert seen.failure == UNLINKED
 
 
 async def test_a_replica_tells_of_other_ingresses(service: Service) -> None:
@@ -221,28 +239,29 @@ async def test_a_replica_tells_of_other_ingresses(service: Service) -> None:
     busy = [asyncio.create_task(first.complete(work("wait"))) for _ in range(5)]
     await eventually(lambda: service.replicas["a"].begun == 5)
     assert await second.complete(work()) == answer("a")
-    assert second._router._loads.now() == {"a": 5}
-    for one in busy:
-        one.cancel()
+    assert second._router._inflight.now() == {"a": 5}
+    for call in busy:
+        call.cancel()
     await asyncio.gather(*busy, return_exceptions=True)
-    await eventually(lambda: first._router._loads.now() == {"a": 0})
+    await eventually(lambda: first._router._inflight.now() == {"a": 0})
 
 
 async def test_two_questions_at_once_open_one_link(service: Service) -> None:
-    requests = LinkedRequests(Router(1, by_prefix=False, routed=lambda how: None), service.otherwise, service._note)
-    await asyncio.gather(*(requests.learn(service.statuses()) for _ in range(5)))
-    await requests.complete(work())
+    ingress = service.links()
+    await asyncio.gather(*(ingress.update(service.statuses()) for _ in range(5)))
+    await ingress.complete(work())
     assert len(service.servers["a"]._connections) == 1
 
 
-async def test_what_a_link_cannot_carry_goes_another_way(service: Service) -> None:
+async def test_what_has_no_encoding_is_refused(service: Service) -> None:
     ingress, deep = await service.ingress(), list[Any]()
     for _ in range(200):
         deep = [deep]
     for schema in ({"maximum": 2**64}, {"enum": ["\ud800"]}, {"enum": deep}):
-        assert await ingress.complete(structs.replace(work(), tools=(schema,))) == answer("otherwise")
+        with pytest.raises(InvalidRequest, match="an integer beyond 64 bits"):
+            await ingress.complete(structs.replace(work(), tools=(schema,)))
     assert await ingress.complete(work()) == answer("a")
-    assert ingress._router._loads.now() == {"a": 0}
+    assert ingress._router._inflight.now() == {"a": 0}
 
 
 async def test_what_a_replica_cannot_send_fails_that_request_alone(service: Service) -> None:
@@ -264,6 +283,6 @@ async def test_messages_of_one_turn_travel_together_unless_they_are_long(
     ingress = await service.ingress()
     long = [structs.replace(work(), text="x" * 400_000, token_ids=None) for _ in range(4)]
     sent.clear()
-    assert await asyncio.gather(*(ingress.complete(one) for one in [*long, work(), work()])) == [answer("a")] * 6
+    assert await asyncio.gather(*(ingress.complete(each) for each in [*long, work(), work()])) == [answer("a")] * 6
     calls = [length for length in sent if length > 100_000]
     assert [length // 400_000 for length in calls] == [2, 2]

@@ -96,4 +96,4 @@ def test_a_deployment_without_replicas_in_one_line(
     ("message", "place"), [(TORCHS, "service/engine/kv_cache.py:19"), (LOST, ""), (SLOW, ""), ("", "")]
 )
 def test_where_a_replica_failed(message: str, place: str) -> None:
-    assert serve_state.place(message) == place
+    assert serve_state.raised_at(message) == place

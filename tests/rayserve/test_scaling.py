@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.serve.config import AutoscalingPolicy
 from ray.serve.schema import ServeApplicationSchema
 
-from service.rayserve.scaling import GENERATOR, STALE_S, WANTED, policy
+from service.rayserve import scaling
+from service.rayserve.scaling import GENERATOR, STALE_S, WANTED, deployment_policy, policy
 
 NOW = 1000.0
 
@@ -20,6 +23,8 @@ def deployment(name: str, running: list[str], target: int, reports: dict[str, tu
     series = {who: [SimpleNamespace(timestamp=NOW - age, value=said)] for who, (age, said) in reports.items()}
     return SimpleNamespace(
         deployment_name=name,
+        deployment_id=name,
+        app_name="mrp",
         running_replicas=running,
         current_num_replicas=len(running),
         target_num_replicas=target,
@@ -91,7 +96,26 @@ def test_the_controller_needs_nothing_of_the_model() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_serve_takes_it_from_a_file() -> None:
+def test_serve_calls_it_for_each_deployment_and_the_generator_follows_the_ingresses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Serve pickles the policy of each deployment. Both must be the function of one module in the controller."""
+    monkeypatch.setattr(scaling, "_deployments", {})
+    named = [AutoscalingPolicy(policy_function="service.hooks:deployment_autoscaling_policy") for _ in range(2)]
+    of_generator, of_ingress = (pickle.loads(policy.get_serialized_policy_def()) for policy in named)
+    assert of_generator is of_ingress is deployment_policy
+    generator = deployment(GENERATOR, [], 0, {})
+    assert of_generator(generator) == (0, {})  # no ingress is known yet
+    assert of_ingress(deployment("Ingress", ["a"], 1, {"a": (1.0, 0.01)})) == (1, {})
+    assert of_generator(generator) == (0.01, {})  # Serve rounds up: from zero to one
+    of_ingress(deployment("Ingress", ["a"], 1, {"a": (1.0, 2.7)}))
+    assert of_generator(generator) == (2.7, {})
+    other = deployment(GENERATOR, ["g"], 4, {})
+    other.app_name = "another"
+    assert of_generator(other) == (4, {})
+
+
+def test_serve_takes_one_for_the_application_from_a_file() -> None:
     named = {"policy_function": "service.hooks:autoscaling_policy"}
     application = ServeApplicationSchema(import_path="service.app:build", autoscaling_policy=named)
     assert application.autoscaling_policy == named

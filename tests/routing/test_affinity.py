@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from service.routing.affinity import BOUND, Affinity, Choice
+from service.routing.affinity import BOUND, Affinity, RoutingDecision
 from service.routing.keys import PrefixKeys, prefix_keys
 from service.routing.table import MAX_HOLDERS, PrefixTable
 from tests.routing.test_keys import chat, work
@@ -24,12 +24,12 @@ class Fleet:
         self.affinity = Affinity(slack, rng=random.Random(seed))
         self.loads: dict[str, float] = {f"r{n}": 0 for n in range(count)}
 
-    def route(self, keys: PrefixKeys) -> tuple[str, Choice]:
-        choice = self.affinity.choose(keys, self.loads)
-        taken = choice.replicas[0]
+    def route(self, keys: PrefixKeys) -> tuple[str, RoutingDecision]:
+        decision = self.affinity.choose(keys, self.loads)
+        taken = decision.replica
         self.affinity.learn(keys, taken)
         self.loads[taken] += 1
-        return taken, choice
+        return taken, decision
 
     def end(self, replica: str) -> None:
         self.loads[replica] -= 1
@@ -40,8 +40,8 @@ def test_the_turns_of_a_chat_stay_with_their_replica() -> None:
     for turn in range(6):
         for session in range(12):
             said = [f"session {session} turn {n}: " + "y" * 40 for n in range(2 * turn + 1)]
-            taken, choice = fleet.route(prefix_keys(work(messages=chat(*said))))
-            assert choice.how == ("prefix" if turn else "load")
+            taken, decision = fleet.route(prefix_keys(work(messages=chat(*said))))
+            assert decision.reason == ("prefix" if turn else "load")
             assert homes.setdefault(session, taken) == taken
             fleet.end(taken)
     assert len(set(homes.values())) > 1
@@ -49,15 +49,15 @@ def test_the_turns_of_a_chat_stay_with_their_replica() -> None:
 
 def test_a_named_session_stays_whatever_it_says_and_its_latest_replica_counts() -> None:
     fleet = Fleet(4)
-    first, choice = fleet.route(prompt("a", session="s"))
-    assert choice.how == "load"
+    first, decision = fleet.route(prompt("a", session="s"))
+    assert decision.reason == "load"
     fleet.end(first)
     for name in "bcd":
-        assert fleet.route(prompt(name, session="s")) == (first, Choice((first,), "prefix"))
+        assert fleet.route(prompt(name, session="s")) == (first, RoutingDecision(first, "prefix"))
         fleet.end(first)
     fleet.loads[first] = 50
-    second, choice = fleet.route(prompt("e", session="s"))
-    assert (second != first, choice.how) == (True, "overloaded")
+    second, decision = fleet.route(prompt("e", session="s"))
+    assert (second != first, decision.reason) == (True, "overloaded")
     fleet.loads = dict.fromkeys(fleet.loads, 0)
     assert fleet.route(prompt("f", session="s"))[0] == second
 
@@ -65,16 +65,16 @@ def test_a_named_session_stays_whatever_it_says_and_its_latest_replica_counts() 
 def test_a_short_match_does_not_count() -> None:
     fleet = Fleet(2)
     head = "h" * 200
-    for tail, how in (("a" * 100, "load"), ("b" * 100, "prefix"), ("c" * 2000, "load")):
-        assert fleet.route(prefix_keys(work(text=head + tail)))[1].how == how
+    for tail, reason in (("a" * 100, "load"), ("b" * 100, "prefix"), ("c" * 2000, "load")):
+        assert fleet.route(prefix_keys(work(text=head + tail)))[1].reason == reason
 
 
 def test_the_longest_known_beginning_decides() -> None:
     affinity, loads = Affinity(5), {"r0": 0, "r1": 3}
     affinity.learn(prompt("a", 400), "r0")
     affinity.learn(prompt("a", 1600), "r1")
-    assert affinity.choose(prompt("a", 2000), loads) == Choice(("r1",), "prefix")
-    assert affinity.choose(prompt("a", 400), loads) == Choice(("r0",), "prefix"), "the least loaded of two"
+    assert affinity.choose(prompt("a", 2000), loads) == RoutingDecision("r1", "prefix")
+    assert affinity.choose(prompt("a", 400), loads) == RoutingDecision("r0", "prefix"), "the least loaded of two"
 
 
 @pytest.mark.parametrize("count", [2, 4, 16])
@@ -92,9 +92,8 @@ def test_an_overloaded_holder_is_passed_over_until_it_is_not() -> None:
     fleet = Fleet(3)
     first, _ = fleet.route(prompt("a"))
     fleet.loads = {name: 10.0 if name == first else 2.0 for name in fleet.loads}
-    second, choice = fleet.route(prompt("a"))
-    assert (choice.how, second != first) == ("overloaded", True)
-    assert first not in choice.replicas
+    second, decision = fleet.route(prompt("a"))
+    assert (decision.reason, second != first) == ("overloaded", True)
     assert fleet.route(prompt("a"))[0] == second, "who has taken it has it, too"
 
 
@@ -102,8 +101,8 @@ def test_replicas_that_are_gone_drop_out() -> None:
     fleet = Fleet(3)
     first, _ = fleet.route(prompt("a", session="s"))
     del fleet.loads[first]
-    second, choice = fleet.route(prompt("a", session="s"))
-    assert (second != first, choice.how) == (True, "load")
+    second, decision = fleet.route(prompt("a", session="s"))
+    assert (second != first, decision.reason) == (True, "load")
     assert fleet.route(prompt("a"))[0] == second
     fleet.loads = {"new": 0}
     assert fleet.route(prompt("a"))[0] == "new"
@@ -140,7 +139,7 @@ def test_homes_are_even_and_do_not_cost_balance(count: int) -> None:
     by_home, by_chance, homes = Fleet(count), Fleet(count), Counter[str]()
     for number in range(50 * count):
         keys = prompt(f"p{number}")
-        homes[by_home.affinity.choose(keys, dict.fromkeys(by_home.loads, 0)).replicas[0]] += 1
+        homes[by_home.affinity.choose(keys, dict.fromkeys(by_home.loads, 0)).replica] += 1
         by_home.route(keys)
         by_chance.route(PrefixKeys(keys.keys, keys.shares))
     assert max(homes.values()) < 2 * 50

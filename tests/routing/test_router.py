@@ -10,7 +10,7 @@ import pytest
 from service.arrival import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams
-from service.routing.affinity import How
+from service.routing.affinity import RoutingReason
 from service.routing.router import Router, slack
 from service.wire import Work
 from tests.clock import Clock
@@ -23,19 +23,19 @@ def work(text: str, attempt: int = 0) -> Work:
 
 
 @pytest.fixture
-def routed() -> list[How]:
+def routed() -> list[RoutingReason]:
     return []
 
 
 @pytest.fixture
-def router(clock: Clock, routed: list[How]) -> Router:
-    made = Router(2, by_prefix=True, routed=routed.append, clock=clock)
+def router(clock: Clock, routed: list[RoutingReason]) -> Router:
+    made = Router(2, by_prefix=True, on_route=routed.append, clock=clock)
     made.set_replicas(["a", "b", "c"])
     return made
 
 
 def test_without_replicas_none_is_chosen(clock: Clock) -> None:
-    router = Router(2, by_prefix=True, routed=lambda how: None, clock=clock)
+    router = Router(2, by_prefix=True, on_route=lambda reason: None, clock=clock)
     assert router.choose(work(PROMPT)) is None
     router.set_replicas(["a"])
     assert router.choose(work(PROMPT)) == "a"
@@ -43,7 +43,9 @@ def test_without_replicas_none_is_chosen(clock: Clock) -> None:
     assert router.choose(work(PROMPT)) is None
 
 
-def test_a_prefix_stays_where_it_is_until_its_replica_is_overloaded(router: Router, routed: list[How]) -> None:
+def test_a_prefix_stays_where_it_is_until_its_replica_is_overloaded(
+    router: Router, routed: list[RoutingReason]
+) -> None:
     home = router.choose(work(PROMPT))
     assert [router.choose(work(PROMPT + "more")) for _ in range(2)] == [home] * 2
     assert routed == ["load", "prefix", "prefix"]
@@ -51,9 +53,9 @@ def test_a_prefix_stays_where_it_is_until_its_replica_is_overloaded(router: Rout
     assert "overloaded" in routed
 
 
-def test_one_replica_is_chosen_before_its_prefixes_are_learned(clock: Clock, routed: list[How]) -> None:
+def test_one_replica_is_chosen_before_its_prefixes_are_learned(clock: Clock, routed: list[RoutingReason]) -> None:
     waiting: list[Callable[[], object]] = []
-    router = Router(2, by_prefix=True, routed=routed.append, clock=clock, later=waiting.append)
+    router = Router(2, by_prefix=True, on_route=routed.append, clock=clock, later=waiting.append)
     router.set_replicas(["a"])
     assert [router.choose(work(PROMPT)) for _ in range(2)] == ["a", "a"]
     assert routed == []
@@ -78,15 +80,15 @@ def test_a_replica_that_leaves_gives_its_prefixes_to_others(router: Router) -> N
     assert router.choose(work(PROMPT)) in {home, other}
 
 
-def test_a_further_attempt_goes_by_load(router: Router, routed: list[How]) -> None:
+def test_a_further_attempt_goes_by_load(router: Router, routed: list[RoutingReason]) -> None:
     home = router.choose(work(PROMPT))
     names = {router.choose(work(PROMPT, attempt=1)) for _ in range(60)}  # each draws two of the three at random
     assert len(names) == 3 > len({home})
     assert len(routed) == 1
 
 
-def test_by_load_the_requests_spread_and_no_choice_is_told(clock: Clock, routed: list[How]) -> None:
-    router = Router(2, by_prefix=False, routed=routed.append, clock=clock)
+def test_by_load_the_requests_spread_and_no_choice_is_told(clock: Clock, routed: list[RoutingReason]) -> None:
+    router = Router(2, by_prefix=False, on_route=routed.append, clock=clock)
     router.set_replicas(["a", "b", "c", "d"])
     counts = Counter(router.choose(work(PROMPT)) for _ in range(400))
     assert max(counts.values()) - min(counts.values()) <= 8

@@ -79,9 +79,9 @@ def ending(house: Service) -> Service:
 
 @pytest.fixture
 def service(services: Services) -> Service:
-    """The program as a user starts it, with API keys and a log. Requests go by Serve's handles; in `house` by links."""
+    """The program as a user starts it, with API keys and a log."""
     logs = ("--log-level", "debug", "--log-format", "json", "--log-file", "{folder}/service.jsonl")
-    return services.of("service.cli.main", "--api-keys", "first,second", "--transport", "serve", *logs)
+    return services.of("service.cli.main", "--api-keys", "first,second", *logs)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """What deployment files rely on: the import path, typed arguments, the two deployments."""
 
-import importlib
 import inspect
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pydantic import ValidationError
 from ray.serve.schema import ServeDeploySchema
 
 from service import app
-from service.rayserve.scaling import policy
+from service.rayserve.scaling import deployment_policy
 from service.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -65,11 +64,20 @@ def test_an_update_starts_new_replicas_first_where_there_is_room_or_but_one(monk
     assert ingress._deployment_config.max_surge_percent > 0
 
 
-@pytest.mark.parametrize(("ingresses", "ongoing"), [(1, 104), (3, 112)])
-def test_a_full_replica_has_room_for_questions(ingresses, ongoing):
-    """80 places, a quarter more because routers are uneven, four questions of every ingress."""
+@pytest.mark.parametrize("ingresses", [1, 3])
+def test_a_replica_takes_control_calls_of_every_ingress(ingresses):
+    """Requests come by links, which Serve does not count."""
     generator = app.build(Settings(device="cpu", num_ingresses=ingresses))._bound_deployment.init_args[1]
-    assert generator._bound_deployment.max_ongoing_requests == ongoing
+    assert generator._bound_deployment.max_ongoing_requests == 8 * ingresses
+
+
+@pytest.mark.parametrize(
+    ("build", "ingresses", "listens"),
+    [("build", 1, False), ("build_one_machine", 1, True), ("build_one_machine", 2, False)],
+)
+def test_a_single_ingress_of_one_machine_listens_itself(build, ingresses, listens):
+    ingress = getattr(app, build)(Settings(device="cpu", num_ingresses=ingresses))._bound_deployment
+    assert ingress.init_args[2] is listens
 
 
 def test_there_are_as_many_ingresses_as_are_asked_for():
@@ -104,25 +112,8 @@ def test_replicas_are_scaled_within_the_settings(fewest, first):
     scaling = generator._deployment_config.autoscaling_config
     assert (scaling.min_replicas, scaling.max_replicas, scaling.initial_replicas) == (fewest, 5, first)
     assert (scaling.upscale_delay_s, scaling.downscale_delay_s) == (3, 70)
-    assert scaling.target_ongoing_requests == 8  # of ten places; what counts where no policy is named
     fixed = ingress._deployment_config.autoscaling_config
     assert (fixed.min_replicas, fixed.max_replicas) == (2, 2)
     for config in (scaling, fixed):
+        assert config.policy.get_policy() is deployment_policy
         assert config.metrics_interval_s <= 1 < config.look_back_period_s
-
-
-def test_the_serve_config_names_our_policy():
-    [application] = ServeDeploySchema.model_validate(CONFIG).applications
-    module, name = application.autoscaling_policy["policy_function"].split(":")
-    assert getattr(importlib.import_module(module), name) is policy
-
-
-@pytest.mark.parametrize(
-    ("changed", "by_prefix"), [({}, True), ({"routing": "load"}, False), ({"prefix_cache": False}, False)]
-)
-def test_requests_go_where_their_prefix_is_if_that_is_asked_for_and_of_use(changed, by_prefix):
-    generator = app.build(Settings(device="cpu", max_running=64, **changed))._bound_deployment.init_args[1]
-    router = generator._bound_deployment._deployment_config.request_router_config
-    assert router.is_default_request_router() is not by_prefix
-    assert router.request_router_kwargs == ({"slack": 5} if by_prefix else {})
-    assert router.get_request_router_class().__name__.startswith("Prefix") is by_prefix

@@ -45,7 +45,7 @@ def test_full_replicas_answer_for_metrics(visitor, house):
         waiting.pop("queue", None)
         most = max(running, key=running.get)
         assert len(running) == REPLICAS, "a full replica said nothing of it"
-        all_places = sum(running.values()) + sum(waiting.values()) == REPLICAS * settings.places
+        all_places = sum(running.values()) + sum(waiting.values()) == REPLICAS * settings.slots
         return all_places and running[most] == RUNNING and waiting[most] > 0
 
     house.pace.slow(0.1)

@@ -40,7 +40,7 @@ class _Routes:
         admitted = await upstream.admit(request, [plan.work])
         [work], writer = admitted.works, Writer(plan)
         if not plan.stream:
-            message = writer.message(await upstream.complete(work, admitted.bill))
+            message = writer.message(await upstream.complete(work, admitted.charge))
             return JsonAnswer(message, headers={"request-id": request_id})
 
         def failed(error: Exception) -> dict[str, Any]:
@@ -48,7 +48,7 @@ class _Routes:
             upstream.count(ours)
             return anthropic_error(in_anthropic_terms(ours), request_id)
 
-        items = upstream.stream(work, admitted.bill)
+        items = upstream.stream(work, admitted.charge)
         response = message_stream(await first_of(items), items, writer, failed)
         response.headers["request-id"] = request_id
         return response
@@ -57,5 +57,5 @@ class _Routes:
         upstream = self._upstream
         body, card = parse_json(await request.body()), await upstream.card()
         admitted = await upstream.admit(request, [plan_count(body, card, upstream.timeout_limit_s)])
-        count = await upstream.tokens(admitted.works[0], admitted.bill)
+        count = await upstream.tokens(admitted.works[0], admitted.charge)
         return JsonAnswer({"input_tokens": count}, headers={"request-id": request.scope["request_id"]})

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from service.admission.bill import Bill
+from service.admission.charge import TokenCharge
 from service.errors import MrpServeError
 from service.gateway.http.concurrent import all_of, merged
 from service.gateway.http.models import models_json
@@ -60,14 +60,14 @@ class _Routes:
             plan = plan.with_works(admitted.works)
             writer = Writer(plan, dialect)
             if plan.stream:
-                return await self._stream(plan, admitted.bill, writer, request.scope["request_id"])
-            answers = await all_of(self._complete(choice.work, admitted.bill) for choice in plan.choices)
+                return await self._stream(plan, admitted.charge, writer, request.scope["request_id"])
+            answers = await all_of(self._complete(choice.work, admitted.charge) for choice in plan.choices)
         except MrpServeError as error:
             raise in_openai_terms(error) from error
         return JsonAnswer(await writer.answer(answers))
 
-    async def _stream(self, plan: ParsedRequest, bill: Bill, writer: Writer, request_id: str) -> Response:
-        items = await started(merged([self._upstream.stream(choice.work, bill) for choice in plan.choices]))
+    async def _stream(self, plan: ParsedRequest, charge: TokenCharge, writer: Writer, request_id: str) -> Response:
+        items = await started(merged([self._upstream.stream(choice.work, charge) for choice in plan.choices]))
 
         def failed(error: Exception) -> dict[str, Any]:
             ours = error if isinstance(error, MrpServeError) else unexpected_error(error, request_id)
@@ -76,5 +76,5 @@ class _Routes:
 
         return choice_stream(items, Script(plan.choices, writer, failed))
 
-    async def _complete(self, work: Work, bill: Bill) -> Answer:
-        return await self._upstream.complete(work, bill)
+    async def _complete(self, work: Work, charge: TokenCharge) -> Answer:
+        return await self._upstream.complete(work, charge)

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from service.admission.bill import Bill
+from service.admission.charge import TokenCharge
 from service.errors import InvalidRequest
 from service.gateway.http.concurrent import all_of
 from service.gateway.http.openapi import errors
@@ -48,12 +48,12 @@ class _Route:
         plan = plan_scores(body, card, upstream.timeout_limit_s)
         admitted = await upstream.admit(request, plan.works)
         works = enumerate(admitted.works)
-        return JsonAnswer(score_json(plan, await all_of(self._one(*work, admitted.bill) for work in works)))
+        return JsonAnswer(score_json(plan, await all_of(self._one(*work, admitted.charge) for work in works)))
 
-    async def _one(self, number: int, work: Work, bill: Bill) -> Answer:
+    async def _one(self, number: int, work: Work, charge: TokenCharge) -> Answer:
         """An item's answer. An error that only the replica finds names the item, too."""
         try:
-            return await self._upstream.complete(work, bill)
+            return await self._upstream.complete(work, charge)
         except InvalidRequest as error:
             param = f"items.{number}" if error.param is None else f"items.{number}.{error.param}"
             raise type(error)(error.message, param=param, retry_after=error.retry_after) from error

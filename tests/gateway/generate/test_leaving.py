@@ -11,7 +11,7 @@ from ray.exceptions import TaskCancelledError
 
 from service.gateway.http import streams
 from service.gateway.ingress import Ingress
-from service.rayserve.deployments import LeavingNoticed
+from service.rayserve.deployments import ServeDisconnectAdapter
 from service.replica.generator import Generator
 from service.settings import Settings
 from tests.gateway.conftest import MakeGenerator
@@ -154,7 +154,7 @@ class TestBeforeItIsRead:
         ingress = Ingress("i0", Settings(), LocalBackend(generator))
         scope = {"type": "http", "method": "POST", "path": "/generate", "headers": [], "query_string": b""}
         with caplog.at_level(logging.WARNING):
-            await LeavingNoticed(ingress.app(answers_request_id=False))(scope, receive, send)
+            await ServeDisconnectAdapter(ingress.app(answers_request_id=False))(scope, receive, send)
         assert sent[0]["status"] == 499
         assert not caplog.records
         assert read(ingress.snapshot().families, "mrp_request_rejected_total") == 0

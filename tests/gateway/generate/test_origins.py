@@ -49,12 +49,12 @@ async def test_pages_of_other_sites_may_not_post(headers: dict[str, str], expect
     ],
 )
 async def test_on_loopback_other_names_are_refused(host: str, name: str, expected: int) -> None:
-    async with over(Scripted(), host=host, listener="ingress") as http:
+    async with over(Scripted(), host=host, listens=True) as http:
         assert await status(http, Host=name) == expected
 
 
 async def test_the_refusal_says_what_to_do() -> None:
-    async with over(Scripted(), listener="ingress") as http:
+    async with over(Scripted(), listens=True) as http:
         response = await http.post(GENERATE, content=BAD, headers={"Host": "evil.example"})
     detail = problem(response, 403)
     assert detail["code"] == "forbidden"

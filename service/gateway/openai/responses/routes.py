@@ -57,8 +57,8 @@ class _Route:
             admitted = await upstream.admit(request, [plan.work])
             [work] = admitted.works
             if not plan.request.stream:
-                return JsonAnswer(writer.response(await upstream.complete(work, admitted.bill)))
-            items = upstream.stream(work, admitted.bill)
+                return JsonAnswer(writer.response(await upstream.complete(work, admitted.charge)))
+            items = upstream.stream(work, admitted.charge)
             first = await first_of(items)
         except MrpServeError as error:
             raise renamed(error, _NAMES) from error

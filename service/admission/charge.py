@@ -29,7 +29,7 @@ def prompt_estimate(work: Work) -> float:
     return (letters + sum(len(str(tool)) for tool in work.tools)) / _LETTERS
 
 
-class Job:
+class AnswerUsage:
     """One answer. `take` gets every item of its stream, or the whole answer.
 
     `asked`, `decoded`: blocks requested, and decoded so far. `streamed`: tokens sent to the client so far. `used`:
@@ -72,7 +72,7 @@ class Job:
         self._throughput.answered(self.asked, self.decoded)
 
 
-class Bill:
+class TokenCharge:
     """The charge for one HTTP request, which may have several answers. `take` takes tokens from the key's bucket.
 
     The answers of a failed request end in any order. `fail` therefore corrects answers that have already ended.
@@ -81,37 +81,37 @@ class Bill:
     def __init__(self, take: Callable[[float], None]) -> None:
         self._take = take
         self._error: Exception | None = None
-        self._closed: list[Job] = []
+        self._closed: list[AnswerUsage] = []
 
-    def open(self, job: Job, estimate: float) -> None:
+    def open(self, usage: AnswerUsage, estimate: float) -> None:
         """Charges the estimate, in tokens, when an answer begins to wait."""
-        job.estimate = estimate
-        self._charge(job, estimate)
+        usage.estimate = estimate
+        self._charge(usage, estimate)
 
-    def close(self, job: Job) -> None:
+    def close(self, usage: AnswerUsage) -> None:
         """Charges the final amount when an answer ended, failed or was aborted."""
-        self._closed.append(job)
-        self._settle(job)
+        self._closed.append(usage)
+        self._settle(usage)
 
     def fail(self, error: Exception) -> None:
         """The request failed: from now on every answer is charged by the first error's cause."""
         self._error = self._error or error
-        for job in self._closed:
-            self._settle(job)
+        for usage in self._closed:
+            self._settle(usage)
 
-    def _settle(self, job: Job) -> None:
+    def _settle(self, usage: AnswerUsage) -> None:
         error = self._error
         refused = isinstance(error, InvalidRequest) and not isinstance(error, ConstraintFailed)
         if error is not None and not (refused or isinstance(error, (ConstraintFailed, DeadlineExceeded))):
-            self._charge(job, job.streamed)  # the service's fault
-        elif job.used is not None:
-            self._charge(job, job.used)
-        elif error is not None and job.begun is None:
-            self._charge(job, 0.0)
+            self._charge(usage, usage.streamed)  # the service's fault
+        elif usage.used is not None:
+            self._charge(usage, usage.used)
+        elif error is not None and usage.begun is None:
+            self._charge(usage, 0.0)
         else:
-            spent = job.prompt + job.streamed
-            self._charge(job, spent if refused else max(job.estimate, spent))
+            spent = usage.prompt + usage.streamed
+            self._charge(usage, spent if refused else max(usage.estimate, spent))
 
-    def _charge(self, job: Job, tokens: float) -> None:
-        self._take(tokens - job.charged)
-        job.charged = tokens
+    def _charge(self, usage: AnswerUsage, tokens: float) -> None:
+        self._take(tokens - usage.charged)
+        usage.charged = tokens

@@ -1,0 +1,21 @@
+"""Default values that more than one part of the program uses: the settings, the engine, its workers and queues."""
+
+from __future__ import annotations
+
+#: waiting requests before 429
+MAX_WAITING = 256
+#: seconds that a step of the engine may take, or an exchange between its ranks
+STEP_TIMEOUT_S = 60.0
+#: seconds of waiting that make up for one priority
+PRIORITY_AGING_S = 10.0
+#: requests that a replica decodes at once, on a CPU and on a GPU
+MAX_RUNNING_CPU, MAX_RUNNING_GPU = 64, 256
+#: rows of one forward on a CPU
+MAX_ROWS_CPU = 256
+#: tokens of a replica's KV cache on a CPU
+KV_CACHE_TOKENS_CPU = 65_536
+#: prompt tokens in a step that also decodes, on a CPU and on a GPU: a step with them takes a few times as long
+#: (dev/lab/performance-log.md)
+PREFILL_TOKENS_CPU, PREFILL_TOKENS_GPU = 64, 512
+#: tokens of a large vocabulary from which a draft is chosen
+DRAFT_CANDIDATES = 32

@@ -1,0 +1,126 @@
+"""Links in a cluster whose Ray encrypts: certificates of one authority at both ends, and nobody without one."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from service.errors import ReplicaLost, SettingsError
+from service.frames import framed
+from service.link.proof import make_nonce
+from service.rayserve.tls import client_tls, server_tls
+from service.wire import Chunk
+from tests.gateway.helpers import eventually
+from tests.link.certificates import Authority
+from tests.link.doubles import Service, answer, work
+
+
+def contexts(monkeypatch: pytest.MonkeyPatch, variables: Mapping[str, str]) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """TLS of a replica and of an ingress on a node with these variables."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    server, client = server_tls(), client_tls()
+    assert server is not None
+    assert client is not None
+    return server, client
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> dict[str, str]:
+    return Authority(tmp_path, "cluster").node("node")
+
+
+@pytest.fixture
+async def encrypted(node: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Service]:
+    service = Service()
+    service.tls = contexts(monkeypatch, node)
+    await service.add("a")
+    yield service
+    for server in service.servers.values():
+        await server.close()
+
+
+async def test_requests_are_answered_over_tls(encrypted: Service) -> None:
+    ingress = await encrypted.ingress()
+    assert await ingress.complete(work()) == answer("a")
+    assert len([item async for item in ingress.stream(work()) if isinstance(item, Chunk)]) == 3
+    transport = ingress._links["a"]._transport
+    assert transport.get_extra_info("cipher")
+    assert transport.get_extra_info("peercert")
+    [connection] = encrypted.servers["a"]._connections
+    assert connection._transport.get_extra_info("peercert")  # both ends have shown a certificate
+
+
+async def test_a_replica_that_drains_says_its_last_words_over_tls(encrypted: Service) -> None:
+    ingress, replica = await encrypted.ingress(), encrypted.replicas["a"]
+    calls = [asyncio.create_task(ingress.complete(work("wait"))) for _ in range(3)]
+    await eventually(lambda: replica.begun == 3)
+    closing = asyncio.create_task(encrypted.servers["a"].close(60.0))
+    await asyncio.sleep(0)
+    replica.may_go_on.set()
+    await closing
+    assert await asyncio.gather(*calls) == [answer("a")] * 3
+
+
+async def test_a_replica_that_is_lost_is_noticed_over_tls(encrypted: Service) -> None:
+    ingress, replica = await encrypted.ingress(), encrypted.replicas["a"]
+    call = asyncio.create_task(ingress.complete(work("wait")))
+    await eventually(lambda: replica.begun == 1)
+    await encrypted.servers["a"].close()
+    with pytest.raises(ReplicaLost):
+        await call
+
+
+async def test_an_ingress_without_tls_gets_no_link(encrypted: Service, caplog: pytest.LogCaptureFixture) -> None:
+    encrypted.tls = (encrypted.tls[0], None)
+    await encrypted.ingress()
+    assert encrypted.linked == 0
+    assert not encrypted.servers["a"]._unproven
+
+
+async def test_a_certificate_of_another_authority_is_refused_at_both_ends(
+    encrypted: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours = encrypted.tls
+    theirs = contexts(monkeypatch, Authority(tmp_path, "other").node("stranger"))
+    encrypted.tls = (ours[0], theirs[1])
+    await encrypted.ingress()
+    assert encrypted.linked == 0
+    encrypted.tls = theirs[0], ours[1]
+    await encrypted.add("b")
+    seen = await (await encrypted.ingress()).update(encrypted.statuses())
+    assert [status.failure is None for status in seen] == [True, False]
+    assert "no link to b" in caplog.text
+
+
+async def test_who_shows_no_certificate_begins_nothing(encrypted: Service) -> None:
+    anonymous = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    anonymous.check_hostname, anonymous.verify_mode = False, ssl.CERT_NONE
+    address = encrypted.servers["a"].address
+    reader, writer = await asyncio.open_connection(address.host, address.port, ssl=anonymous)
+    writer.write(framed(make_nonce()))
+    with suppress(OSError):  # a TLS 1.3 client learns it when it first reads
+        assert await reader.read() == b""
+    writer.close()
+    assert not encrypted.servers["a"]._unproven
+
+
+def test_links_are_plain_where_ray_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for value in ("", "0", "false"):
+        monkeypatch.setenv("RAY_USE_TLS", value)
+        assert server_tls() is client_tls() is None
+
+
+def test_what_is_missing_or_wrong_is_named(node: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    contexts(monkeypatch, node)
+    monkeypatch.setenv("RAY_TLS_CA_CERT", "/nowhere.crt")
+    with pytest.raises(SettingsError, match=r"RAY_TLS_CA_CERT is '/nowhere.crt': .*No such file"):
+        server_tls()
+    monkeypatch.delenv("RAY_TLS_CA_CERT")
+    with pytest.raises(SettingsError, match="RAY_USE_TLS is set, which needs RAY_TLS_CA_CERT"):
+        client_tls()
