@@ -289,7 +289,7 @@ def test_all_code_is_looked_at() -> None:
         ("service.decode.static", "def f():\n    from torch import Tensor", "torch.Tensor"),
         ("service.decode.static", "from service.model import Mrp", "service.model.Mrp"),
         ("service.model.layers", "from service import decode", "service.decode"),
-        ("service.engine.engine", "from service.gateway.http import schemas", "service.gateway.http.schemas"),
+        ("service.engine.engine", "from service.gateway.http import schemas", "service.gateway.http.protocol"),
         ("service.engine.worker", "import ray", "ray"),
         ("service.engine.worker", "from opentelemetry import trace", "opentelemetry.trace"),
         ("service.model.weights", "from fastapi.responses import Response", "fastapi.responses.Response"),

@@ -14,7 +14,7 @@ from service.errors import InvalidRequest, Unauthorized
 from service.gateway.exchange import WeightsExchange
 from service.gateway.http.middleware import given_key
 from service.gateway.http.openapi import OPERATION, errors
-from service.gateway.http.validation import explain, parse_json
+from service.gateway.http.parse import explain, parse_json
 from service.settings import nearest
 from service.wire import Weights
 

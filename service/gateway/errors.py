@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from service.gateway.anthropic.errors import anthropic_error
-from service.gateway.http.answers import error_json
-from service.gateway.http.errors import Write
+from service.gateway.http.errors import Write, error_json
 from service.gateway.openai.errors import openai_error
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -21,8 +20,8 @@ from service.admission.demand import FEWEST
 from service.admission.keys import KeyRing
 from service.errors import MrpServeError, ScaledToZero, Unauthorized
 from service.gateway.admin import admin_router
+from service.gateway.anthropic.errors import AnthropicErrorAnswer
 from service.gateway.anthropic.routes import anthropic_router
-from service.gateway.anthropic.shapes import AnthropicErrorAnswer
 from service.gateway.availability import Availability
 from service.gateway.backend import Backend, serving
 from service.gateway.draining import DrainGate, Draining
@@ -30,19 +29,17 @@ from service.gateway.errors import error_writer
 from service.gateway.exchange import WeightsExchange
 from service.gateway.exposition import CONTENT_TYPE, expose
 from service.gateway.failover import REASONS, Failover
-from service.gateway.http.answers import Health, Live, answer_json
+from service.gateway.http.driver import JsonAnswer
 from service.gateway.http.errors import install_error_handlers
-from service.gateway.http.middleware import BodyLimit, RequestId, given_key
+from service.gateway.http.generate import generate_router
+from service.gateway.http.middleware import BodyLimit, OriginGate, RequestId, given_key
 from service.gateway.http.models import Models, models_json
-from service.gateway.http.openapi import ANTHROPIC, DECODING, OPENAI, OPERATION, documented, errors, generate_docs
-from service.gateway.http.origin import OriginGate
-from service.gateway.http.responses import JsonAnswer
+from service.gateway.http.openapi import ANTHROPIC, DECODING, OPENAI, OPERATION, documented, errors
+from service.gateway.http.protocol import Health, Live
 from service.gateway.http.routes import locked
-from service.gateway.http.streams import Exchange, event_stream, first_of
-from service.gateway.http.validation import parse_generate, parse_json, to_work
+from service.gateway.openai.errors import OpenAiErrorAnswer
 from service.gateway.openai.responses.routes import responses_router
 from service.gateway.openai.routes import openai_router
-from service.gateway.openai.shapes import OpenAiErrorAnswer
 from service.gateway.placed import PlacedAnswers
 from service.gateway.playground.routes import playground_routes
 from service.gateway.request_log import LoggedAnswers, RequestLog, current_record
@@ -129,12 +126,12 @@ class Ingress:
         self._weights.learn(weights)
 
     def _add_routes(self, app: FastAPI) -> None:
-        behind_key = locked(self._authorize)
-        add = partial(app.router.add_api_route, route_class_override=behind_key)
-        add("/generate", self._generate, methods=["POST"], **generate_docs())
-        listed = {200: {"model": Models}, **errors(401, 503)}
-        add("/v1/models", self._models, methods=["GET"], tags=[OPENAI], summary="Model and limits", responses=listed)
         upstream = self._upstream()
+        app.include_router(generate_router(upstream))
+        models = APIRouter(tags=[OPENAI], route_class=locked(self._authorize))
+        listed = {200: {"model": Models}, **errors(401, 503)}
+        models.get("/v1/models", summary="Model and limits", responses=listed)(self._models)
+        app.include_router(models)
         app.include_router(openai_router(upstream), tags=[OPENAI])
         app.include_router(responses_router(upstream), tags=[OPENAI])
         app.include_router(score_router(upstream), tags=[DECODING])
@@ -168,17 +165,6 @@ class Ingress:
         return router
 
     # --- routes ------------------------------------------------------------------------------------
-
-    async def _generate(self, request: Request) -> Response:
-        card = await self._card()
-        wanted = parse_generate(parse_json(await request.body()), card.default_mode)
-        admitted = await self._admit(request, [to_work(wanted, card, self._settings.request_timeout_s)])
-        [work] = admitted.works
-        if wanted.stream:
-            items = self._answers.stream(work, admitted.charge)
-            exchange = Exchange(work, card, request.scope["request_id"], self._count_rejected)
-            return event_stream(await first_of(items), items, exchange)
-        return JsonAnswer(answer_json(await self._answers.complete(work, admitted.charge), work, card))
 
     async def _models(self) -> Response:
         return JsonAnswer(models_json(await self._card()))

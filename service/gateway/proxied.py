@@ -15,7 +15,7 @@ from service.gateway.errors import error_writer
 from service.gateway.http.errors import problem
 from service.gateway.http.guarded import guard_uvicorn
 from service.gateway.http.middleware import REQUEST_ID, CleanRequestId
-from service.gateway.http.sse import MEDIA_TYPE, frame
+from service.gateway.http.streams import MEDIA_TYPE, frame
 
 #: seconds after which a client may try again
 _RETRY_S = 1.0

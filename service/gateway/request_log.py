@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.gateway.failover import Failover
-from service.gateway.http.answers import milliseconds
+from service.gateway.http.builder import milliseconds
 from service.gateway.http.errors import LOGGED
 from service.gateway.spans import describe_answer, describe_request
 from service.telemetry.tracing import current_trace, traced

@@ -14,8 +14,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from service.gateway.http.leaving import EndWhenLeft
 from service.gateway.http.listener import Listener, bind
+from service.gateway.http.middleware import CancelOnDisconnect
 from service.gateway.ingress import Ingress
 from service.settings import Settings
 from tests.gateway.conftest import MakeGenerator
@@ -179,7 +179,7 @@ async def test_who_else_cancels_is_heard() -> None:
     async def stays() -> dict[str, object]:
         return {"type": "http.request", "body": b"", "more_body": False}
 
-    task = asyncio.create_task(EndWhenLeft(app)({"type": "http"}, stays, lambda _: asyncio.sleep(0)))
+    task = asyncio.create_task(CancelOnDisconnect(app)({"type": "http"}, stays, lambda _: asyncio.sleep(0)))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

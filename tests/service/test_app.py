@@ -25,7 +25,7 @@ def test_building_it_needs_neither_torch_nor_the_http_application():
         "transformers",
         "service.gateway.ingress",
         "service.replica.generator",
-        "service.gateway.http.schemas",
+        "service.gateway.http.protocol",
     }
     program = f"import sys, service.app; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -7,13 +7,13 @@ know that they must shorten the conversation.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final, Literal
 
 from fastapi.responses import JSONResponse
+from typing_extensions import TypedDict
 
 from service.errors import MrpServeError, PromptTooLong
-from service.gateway.http.answers import error_json
-from service.gateway.http.errors import problem, renamed
+from service.gateway.http.errors import ErrorDetail, error_json, problem, renamed
 
 _TYPES: Final[Mapping[int, str]] = {
     401: "authentication_error",
@@ -29,16 +29,30 @@ _NAMES: Final = {"max_new_tokens": "max_tokens"}
 _TOO_LONG: Final = "prompt is too long: "
 
 
+class AnthropicErrorDetail(ErrorDetail):
+    """What went wrong, with Anthropic's type of error."""
+
+    type: str
+
+
+class AnthropicErrorAnswer(TypedDict):
+    """Every error of these routes."""
+
+    type: Literal["error"]
+    error: AnthropicErrorDetail
+    request_id: str
+
+
 def in_anthropic_terms(error: MrpServeError) -> MrpServeError:
     """The error with the client's names of fields, and with Anthropic's status."""
-    told = renamed(error, _NAMES)
-    told.status = 400 if error.status == 422 else error.status
-    if isinstance(told, PromptTooLong) and not told.message.startswith(_TOO_LONG):
-        told.message = _TOO_LONG + told.message
-    return told
+    ours = renamed(error, _NAMES)
+    ours.status = 400 if error.status == 422 else error.status
+    if isinstance(ours, PromptTooLong) and not ours.message.startswith(_TOO_LONG):
+        ours.message = _TOO_LONG + ours.message
+    return ours
 
 
-def anthropic_error(error: MrpServeError, request_id: str) -> dict[str, Any]:
+def anthropic_error(error: MrpServeError, request_id: str) -> AnthropicErrorAnswer:
     """The body of an error of Anthropic's routes, and the data of a stream's event `error`."""
     kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
     detail = error_json(error, request_id)["error"]

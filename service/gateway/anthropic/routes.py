@@ -2,60 +2,69 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 
-from service.errors import MrpServeError
-from service.gateway.anthropic.answers import Writer
-from service.gateway.anthropic.convert import plan_count, plan_message
-from service.gateway.anthropic.docs import count_docs, message_docs
-from service.gateway.anthropic.errors import anthropic_error, anthropic_problem, in_anthropic_terms
-from service.gateway.anthropic.stream import message_stream
-from service.gateway.http.responses import JsonAnswer
+from service.gateway.anthropic.builder import MessageBuilder
+from service.gateway.anthropic.errors import AnthropicErrorAnswer, anthropic_problem, in_anthropic_terms
+from service.gateway.anthropic.parse import FIELDS, parse_count, parse_messages
+from service.gateway.anthropic.protocol import (
+    MAX_TEMPERATURE,
+    CountRequest,
+    MessageAnswer,
+    MessagesRequest,
+    PromptRequest,
+    TokenCount,
+)
+from service.gateway.http.driver import Api, JsonAnswer, respond
+from service.gateway.http.openapi import body_docs, errors, route_docs
+from service.gateway.http.parse import parse_json
 from service.gateway.http.routes import answering
-from service.gateway.http.streams import first_of
-from service.gateway.http.validation import parse_json
 from service.gateway.upstream import Upstream
-from service.telemetry.faults import unexpected_error
+
+_STREAM: Final = (
+    "Anthropic's object, with `stats`. With `stream`, Anthropic's server-sent events, from `message_start` to "
+    "`message_stop`. After a time-out stop_reason is `max_tokens`, and finish_reason `timeout` in `stats`."
+)
+_CHAT: Final = {"model": "demo", "messages": [{"role": "user", "content": "12+5="}]}
+
+MESSAGES: Final = Api(parse_messages, MessageBuilder, lambda error, _: in_anthropic_terms(error))
+#: for clients that use betas
+BETA_MESSAGES: Final = Api(partial(parse_messages, betas=True), MessageBuilder, MESSAGES.rename)
 
 
 def anthropic_router(upstream: Upstream) -> APIRouter:
     """The routes, to be mounted at the root."""
-    routes = _Routes(upstream)
     router = APIRouter(prefix="/v1", route_class=answering(upstream.authorize, upstream.count, anthropic_problem))
-    router.post("/messages", **message_docs())(routes.messages)
-    router.post("/messages/count_tokens", **count_docs())(routes.count_tokens)
+    shown = _docs("Messages as Anthropic's client asks for them", MessageAnswer, _STREAM)
+    counted = _docs("The number of tokens of a prompt", TokenCount)
+
+    @router.post("/messages", **shown, **_body(MessagesRequest, {**_CHAT, "max_tokens": 64}))
+    async def messages(request: Request) -> Response:
+        api = BETA_MESSAGES if "anthropic-beta" in request.headers else MESSAGES
+        return _with_id(await respond(api, upstream, request), request)
+
+    @router.post("/messages/count_tokens", **counted, **_body(CountRequest, _CHAT))
+    async def count_tokens(request: Request) -> Response:
+        body, card = parse_json(await request.body()), await upstream.card()
+        admitted = await upstream.admit(request, [parse_count(body, card, upstream.timeout_limit_s)])
+        tokens: TokenCount = {"input_tokens": await upstream.tokens(admitted.works[0], admitted.charge)}
+        return _with_id(JsonAnswer(tokens), request)
+
     return router
 
 
-class _Routes:
-    def __init__(self, upstream: Upstream) -> None:
-        self._upstream = upstream
+def _with_id(response: Response, request: Request) -> Response:
+    response.headers["request-id"] = request.scope["request_id"]
+    return response
 
-    async def messages(self, request: Request) -> Response:
-        upstream, request_id = self._upstream, request.scope["request_id"]
-        body, card = parse_json(await request.body()), await upstream.card()
-        plan = plan_message(body, card, upstream.timeout_limit_s, betas="anthropic-beta" in request.headers)
-        admitted = await upstream.admit(request, [plan.work])
-        [work], writer = admitted.works, Writer(plan)
-        if not plan.stream:
-            message = writer.message(await upstream.complete(work, admitted.charge))
-            return JsonAnswer(message, headers={"request-id": request_id})
 
-        def failed(error: Exception) -> dict[str, Any]:
-            ours = error if isinstance(error, MrpServeError) else unexpected_error(error, request_id)
-            upstream.count(ours)
-            return anthropic_error(in_anthropic_terms(ours), request_id)
+def _docs(summary: str, answer: type, stream: str = "") -> dict[str, Any]:
+    failed = errors(400, 401, 404, 413, 429, 503, 504, model=AnthropicErrorAnswer)
+    return route_docs(summary, answer, failed, stream)
 
-        items = upstream.stream(work, admitted.charge)
-        response = message_stream(await first_of(items), items, writer, failed)
-        response.headers["request-id"] = request_id
-        return response
 
-    async def count_tokens(self, request: Request) -> Response:
-        upstream = self._upstream
-        body, card = parse_json(await request.body()), await upstream.card()
-        admitted = await upstream.admit(request, [plan_count(body, card, upstream.timeout_limit_s)])
-        count = await upstream.tokens(admitted.works[0], admitted.charge)
-        return JsonAnswer({"input_tokens": count}, headers={"request-id": request.scope["request_id"]})
+def _body(body: type[PromptRequest], example: dict[str, Any]) -> dict[str, Any]:
+    return body_docs(body, FIELDS.passed, MAX_TEMPERATURE, example)

@@ -11,16 +11,32 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from typing_extensions import TypedDict
 
 from service.errors import MrpServeError
-from service.gateway.http.answers import error_json
-from service.gateway.http.validation import explain
+from service.gateway.http.parse import explain
 from service.telemetry.faults import unexpected_error
+
+
+class ErrorDetail(TypedDict):
+    """What went wrong; `param` names the field at fault."""
+
+    code: str
+    message: str
+    param: str | None
+    request_id: str
+
+
+class ErrorAnswer(TypedDict):
+    """The body of every error."""
+
+    error: ErrorDetail
+
 
 #: called with every error that ends a request
 Count = Callable[[MrpServeError], None]
 #: makes the JSON of an error and the id of its request
-Write = Callable[[MrpServeError, str], dict[str, Any]]
+Write = Callable[[MrpServeError, str], Mapping[str, Any]]
 
 #: key in the scope of a request, set once the error that ends the request is logged
 LOGGED = "mrp_error_logged"
@@ -71,6 +87,11 @@ def install_error_handlers(app: FastAPI, count: Count, write: Callable[[str], Wr
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
         request.scope[LOGGED] = True  # Starlette raises the error again after this handler
         return answer(request, unexpected_error(error, request.scope["request_id"]))
+
+
+def error_json(error: MrpServeError, request_id: str) -> ErrorAnswer:
+    """An error as the routes of this service's own API send it."""
+    return {"error": {"code": error.code, "message": error.message, "param": error.param, "request_id": request_id}}
 
 
 def problem(

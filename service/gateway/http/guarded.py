@@ -1,14 +1,17 @@
-"""uvicorn's HTTP protocol with limits on what a client may do before, and while, it sends a request.
+"""uvicorn's HTTP protocol with limits on what a client may do while it sends a request and takes the answer.
 
 A head is bounded in bytes, fields and time. A body must go on coming. The number of connections is bounded: those
-without a request make room. `listener.py` uses this protocol, and `guard_uvicorn` gives it to
-Serve's proxies. It knows no routes and no keys.
+without a request make room. A client must take the answer at some speed. `listener.py` uses this protocol, and
+`guard_uvicorn` gives it to Serve's proxies. It knows no routes and no keys.
 """
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import secrets
+import socket
+import struct
 from asyncio import AbstractEventLoop, Transport
 from typing import Any, Final, cast
 
@@ -16,8 +19,6 @@ from pydantic_core import to_json
 from uvicorn.config import HTTP_PROTOCOLS, Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
-
-from service.gateway.http.write_limit import WriteLimit
 
 #: bytes of a head with its request line, and its fields. A chunked body's ends and extensions are bounded alike
 MAX_HEAD: Final = 64 * 1024
@@ -38,6 +39,45 @@ _LAST_WORDS_S: Final = 1.0
 _LOOK_S: Final = 5.0
 
 _CODES: Final = {400: "invalid_http", 408: "request_timeout", 431: "head_too_large", 503: "too_many_connections"}
+#: seconds in which a client takes at least so many bytes while more wait for it
+LIMIT_S = 60.0
+LEAST_BYTES = 16 * 1024
+_RESET = struct.pack("ii", 1, 0)
+
+
+class WriteLimit:
+    """The limit of one connection. `paused` and `resumed` hear what asyncio tells a protocol about its buffer.
+
+    `paused`: the buffer is full, so nothing is added to it until `resumed`.
+    """
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport, self._left = transport, 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def paused(self) -> None:
+        """Begins to watch the client."""
+        self._left = self._transport.get_write_buffer_size()
+        self._timer = asyncio.get_running_loop().call_later(LIMIT_S, self._look)
+
+    def closing(self) -> None:
+        """The connection closes once its client has taken the rest. Watches that, too."""
+        if self._timer is None and self._transport.get_write_buffer_size():
+            self.paused()
+
+    def resumed(self) -> None:
+        """Ends the watch."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self) -> None:
+        if self._left - self._transport.get_write_buffer_size() < LEAST_BYTES:
+            # A reset: else the kernel keeps megabytes for a client that is not there to read them.
+            self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            self._transport.abort()
+        else:
+            self.paused()
 
 
 class GuardedProtocol(HttpToolsProtocol):

@@ -11,7 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from service.gateway.http.guarded import GuardedProtocol
-from service.gateway.http.leaving import EndWhenLeft
+from service.gateway.http.middleware import CancelOnDisconnect
 
 #: seconds for which a connection without requests stays open, as at Serve's proxies
 _KEEP_ALIVE_S = 90
@@ -38,7 +38,7 @@ class Listener:
         """Listens on the address from now on. OSError if it is taken."""
         bound = bind(host, port)
         config = uvicorn.Config(
-            EndWhenLeft(app),
+            CancelOnDisconnect(app),
             http=GuardedProtocol,
             ws="none",
             lifespan="off",

@@ -1,19 +1,30 @@
-"""ASGI middleware before all routes: the request's id, the limit of its body, its origin. Also reads the API key."""
+"""ASGI middleware before all routes: the request's id, its origin, the limit of its body, its client's disconnect.
+
+Also reads the API key.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
 import re
 import secrets
 from collections.abc import Awaitable
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import BodyTooLarge
+from service.errors import BodyTooLarge, Forbidden
+from service.gateway.http.errors import Count, problem
 
 REQUEST_ID = "x-request-id"
 _FOREIGN = re.compile(r"[^A-Za-z0-9._:-]+")
 _MAX_ID = 128
+
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
+_OWN_SITE = frozenset({"same-origin", "none"})
+_LEFT = "http.disconnect"
 
 
 class RequestId:
@@ -78,7 +89,8 @@ def clean_id(value: str) -> str:
 class BodyLimit:
     """Raises BodyTooLarge in the route that reads a body over the limit.
 
-    Both the declared Content-Length and the bytes received count.
+    Both the declared Content-Length and the bytes received count. FastAPI's own limit answers without the size that
+    is allowed, and not in the form of the route's errors.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int) -> None:
@@ -105,3 +117,124 @@ class BodyLimit:
 
     def _error(self, size: str) -> BodyTooLarge:
         return BodyTooLarge(f"the body has {size}, allowed are {self._max_bytes}")
+
+
+class OriginGate:
+    """Answers 403 to requests of other sites' pages. `host`: where the service listens, None for any name.
+
+    It keeps pages of other sites from using a service without API keys by the browser of somebody who may reach it.
+    Browsers say where a request comes from; other clients say nothing and pass. A service on loopback is also asked
+    only by names that cannot lead elsewhere, so a page cannot make its own name an address of this machine (DNS
+    rebinding).
+    """
+
+    def __init__(self, app: ASGIApp, count: Count, host: str | None = None) -> None:
+        self._app, self._count = app, count
+        self._name = host if host is not None and is_local(host) else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles one connection."""
+        app = self._app
+        try:
+            if scope["type"] == "http":
+                self._check(scope["method"], Headers(scope=scope))
+        except Forbidden as error:
+            self._count(error)
+            app = problem(error, scope["request_id"])
+        await app(scope, receive, send)
+
+    def _check(self, method: str, headers: Headers) -> None:
+        if self._name is not None and not is_local(name := _host_name(headers.get("host", "")), or_address=True):
+            raise Forbidden(
+                f"the request is for {name[:80]!r}, and without API keys this server on {self._name} answers to "
+                "localhost and addresses only; set `api_keys`, or `host` to an address that others reach"
+            )
+        if method in _SAFE or (site := headers.get("sec-fetch-site")) in _OWN_SITE:
+            return
+        origin = headers.get("origin")
+        if site is not None or (origin is not None and urlsplit(origin).netloc != headers.get("host")):
+            raise Forbidden(
+                f"the request comes from a page of another site ({(origin or site or '')[:80]!r}), which without API "
+                "keys is not allowed"
+            )
+
+
+def _host_name(host: str) -> str:
+    """The name or address of a `Host`, without its port."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return host
+
+
+def is_local(name: str, *, or_address: bool = False) -> bool:
+    """Whether a name or an address is of this machine only. `or_address`: whether any address will do."""
+    if not name or name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return or_address or address.is_loopback
+
+
+class CancelOnDisconnect:
+    """Cancels the application's task if the client leaves between the request's last byte and the answer's first.
+
+    For servers that tell, but do not cancel. After the answer has begun, the response itself listens (`streams.py`).
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handles one connection."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        watch = _DisconnectWatch(receive, send)
+        try:
+            await self._app(scope, watch.receive, watch.send)
+        except asyncio.CancelledError:
+            if not watch.has_cancelled():
+                raise
+        finally:
+            watch.close()
+
+
+class _DisconnectWatch:
+    """The two channels of one request. `_next`: the message after the body, which comes when the client leaves."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive, self._send = receive, send
+        self._task = asyncio.current_task()
+        self._next: asyncio.Task[Message] | None = None
+        self._begun = self._cancelled = False
+
+    async def receive(self) -> Message:
+        """As the server's, and begins to watch after the last part of the body."""
+        if self._next is not None:
+            return await asyncio.shield(self._next)
+        message = await self._receive()
+        if message["type"] == "http.request" and not message.get("more_body"):
+            self._next = asyncio.create_task(self._after_body())
+        return message
+
+    def send(self, message: Message) -> Awaitable[None]:
+        """As the server's."""
+        self._begun = True
+        return self._send(message)
+
+    def has_cancelled(self) -> bool:
+        """Whether this watch, and nobody else, has cancelled the task. The task then goes on."""
+        return self._cancelled and self._task is not None and self._task.uncancel() == 0
+
+    def close(self) -> None:
+        """Ends the watch."""
+        if self._next is not None:
+            self._next.cancel()
+
+    async def _after_body(self) -> Message:
+        message = await self._receive()
+        if message["type"] == _LEFT and not self._begun and self._task is not None:
+            self._cancelled = self._task.cancel()
+        return message

@@ -1,14 +1,11 @@
-"""The answer of GET /v1/models: the model, its limits, its modes and the presets of `quality`.
-
-As in `answers.py`, the pydantic models are the schema and the functions build plain dictionaries of that shape.
-"""
+"""The answer of GET /v1/models: the model, its limits, its modes and the presets of `quality`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NotRequired, cast
 
-from pydantic import BaseModel
+from typing_extensions import TypedDict
 
 from service.decode.knobs import AUTO, Knob, KnobValue, knobs_in
 from service.decode.modes import MODES
@@ -16,31 +13,32 @@ from service.quality.presets import Presets
 from service.quality.schema import Band, Measured, Plan, QualityName, Row
 from service.wire import Example, ModelCard
 
-_TYPES: Mapping[type[KnobValue], str] = {int: "integer", float: "number", str: "string"}
+_KnobType = Literal["integer", "number", "string"]
+_TYPES: Mapping[type[KnobValue], _KnobType] = {int: "integer", float: "number", str: "string"}
 
 
-class Quality(BaseModel):
+class Quality(TypedDict):
     """The presets of `quality`: the plans by name, and the calibration they come from.
 
     `presets`: the plans of a request that comes now. `load`: the requests at a replica that they are chosen by; it
     follows the real load with some play. `bands`: the plans at every load. `missing`: why there are no presets.
     """
 
-    presets: dict[QualityName, Plan]
-    bands: dict[QualityName, list[Band]]
+    presets: Mapping[QualityName, Plan]
+    bands: Mapping[QualityName, Sequence[Band]]
     load: float
     missing: str | None
     measured: Measured | None
-    frontier: list[Row]
+    frontier: Sequence[Row]
 
 
-class KnobLimits(BaseModel):
+class KnobLimits(TypedDict):
     """A knob of a mode: its type, its range and its default. A limit of null is none.
 
     `choices`: texts that are allowed; beside numbers, if the type is not string. `default`: null if it is not set.
     """
 
-    type: Literal["integer", "number", "string"]
+    type: _KnobType
     description: str
     minimum: float | None
     exclusive_minimum: float | None
@@ -49,29 +47,29 @@ class KnobLimits(BaseModel):
     default: KnobValue | None
 
 
-class ModeInfo(BaseModel):
+class ModeInfo(TypedDict):
     """What a mode does, and its knobs by name."""
 
     summary: str
     knobs: dict[str, KnobLimits]
 
 
-class CardExample(BaseModel):
+class CardExample(TypedDict):
     """A prompt from the checkpoint's card: `messages` of a chat, or a `text` to continue."""
 
     title: str
-    text: str | None = None
-    messages: list[dict[str, str]] | None = None
+    text: NotRequired[str | None]
+    messages: NotRequired[Sequence[Mapping[str, str]]]
 
 
-class ServedWeights(BaseModel):
+class ServedWeights(TypedDict):
     """The weights that answer: the last part of their name, and their version (0: those of the start)."""
 
     model: str
     version: int
 
 
-class Model(BaseModel):
+class Model(TypedDict):
     """The served model and its limits. `tools`: the format of calls, null if it takes no tools."""
 
     id: str
@@ -82,10 +80,10 @@ class Model(BaseModel):
     block_size: int
     vocab_size: int
     max_model_len: int
-    mrp: dict[str, Any] | None
-    modes: list[str]
+    mrp: Mapping[str, Any] | None
+    modes: Sequence[str]
     default_mode: str
-    defaults: dict[str, dict[str, float | str]]
+    defaults: Mapping[str, Mapping[str, KnobValue]]
     mode_info: dict[str, ModeInfo]
     chat_template: bool
     tools: str | None
@@ -94,35 +92,50 @@ class Model(BaseModel):
     quality: Quality
 
 
-class Models(BaseModel):
+class Models(TypedDict):
     """The answer of GET /v1/models."""
 
     object: Literal["list"]
     data: list[Model]
 
 
-def models_json(card: ModelCard) -> dict[str, Any]:
+def models_json(card: ModelCard) -> Models:
     """OpenAI's list with one model, and the fields that this service adds."""
-    model = {"id": card.name, "object": "model", "created": 0, "owned_by": "mrp-serve"}
-    model |= {"weights": {"model": card.weights.name, "version": card.weights.version}}
-    model |= {"block_size": card.block_size, "vocab_size": card.vocab_size, "max_model_len": card.max_model_len}
-    model |= {"mrp": card.mrp, "modes": card.modes, "default_mode": card.default_mode}
-    model |= {"defaults": card.defaults, "chat_template": card.chat}
-    model |= {"tools": card.tool_format, "thinking": card.thinking is not None}
-    model |= {"mode_info": {mode: _mode(mode, card) for mode in card.modes}}
-    model |= {"examples": [_example(one) for one in card.examples]}
-    model |= {"quality": _quality(card.quality)}
-    return {"object": "list", "data": [model]}
+    return {"object": "list", "data": [model_json(card)]}
 
 
-def _mode(mode: str, card: ModelCard) -> dict[str, Any]:
+def model_json(card: ModelCard) -> Model:
+    """The served model."""
+    return {
+        "id": card.name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "mrp-serve",
+        "weights": {"model": card.weights.name, "version": card.weights.version},
+        "block_size": card.block_size,
+        "vocab_size": card.vocab_size,
+        "max_model_len": card.max_model_len,
+        "mrp": card.mrp,
+        "modes": card.modes,
+        "default_mode": card.default_mode,
+        "defaults": card.defaults,
+        "chat_template": card.chat,
+        "tools": card.tool_format,
+        "thinking": card.thinking is not None,
+        "mode_info": {mode: _mode(mode, card) for mode in card.modes},
+        "examples": [_example(example) for example in card.examples],
+        "quality": _quality(card.quality),
+    }
+
+
+def _mode(mode: str, card: ModelCard) -> ModeInfo:
     summary = (MODES[mode].__doc__ or "").strip().partition("\n")[0]
     defaults = card.defaults.get(mode, {})
-    knobs = {name: _limits(one, card.block_size, defaults.get(name)) for name, one in knobs_in(MODES[mode]).items()}
+    knobs = {name: _limits(knob, card.block_size, defaults.get(name)) for name, knob in knobs_in(MODES[mode]).items()}
     return {"summary": summary, "knobs": knobs}
 
 
-def _limits(knob: Knob, block_size: int, default: KnobValue | None) -> dict[str, Any]:
+def _limits(knob: Knob, block_size: int, default: KnobValue | None) -> KnobLimits:
     return {
         "type": _TYPES[knob.kind],
         "description": knob.help,
@@ -134,17 +147,18 @@ def _limits(knob: Knob, block_size: int, default: KnobValue | None) -> dict[str,
     }
 
 
-def _example(example: Example) -> dict[str, Any]:
-    prompt = {"text": example.text} if example.messages is None else {"messages": example.messages}
-    return {"title": example.title, **prompt}
+def _example(example: Example) -> CardExample:
+    if example.messages is not None:
+        return {"title": example.title, "messages": example.messages}
+    return {"title": example.title, "text": example.text}
 
 
-def _quality(presets: Presets) -> dict[str, Any]:
+def _quality(presets: Presets) -> Quality:
     return {
-        "presets": {name: plan.model_dump() for name, plan in presets.plans.items()},
-        "bands": {name: [band.model_dump() for band in bands] for name, bands in presets.bands.items()},
+        "presets": presets.plans,
+        "bands": presets.bands,
         "load": presets.load,
         "missing": presets.missing,
-        "measured": presets.measured,
-        "frontier": presets.frontier,
+        "measured": cast(Measured | None, presets.measured),
+        "frontier": cast(Sequence[Row], presets.frontier),
     }

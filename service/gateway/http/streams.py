@@ -1,37 +1,29 @@
-"""An answer as a stream of server-sent events: `block` frames, then `done` or `error`. On request also `step` frames.
-
-The status is sent after the first item, so an error before it has its own HTTP status. However the response ends,
-the stream of items is closed, which aborts the request.
-"""
+"""Server-sent events, and several answers at once: all results, or their items as they come."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from typing import Any, TypeVar
 
 from fastapi.responses import StreamingResponse
+from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from service.errors import MrpServeError
-from service.gateway.http.answers import block_json, done_json, error_json, step_json
-from service.gateway.http.sse import HEADERS, KEEP_ALIVE_S, MEDIA_TYPE, frame, kept_alive
-from service.telemetry.faults import unexpected_error
-from service.wire import Chunk, Ending, ModelCard, Progress, Work
+KEEP_ALIVE = b": keep-alive\n\n"
+KEEP_ALIVE_S = 15.0
 
-Item = Progress | Chunk | Ending
+MEDIA_TYPE = "text/event-stream"
+HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+
+_T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """What the frames of one answer need. `count` gets an error that ends the stream."""
-
-    work: Work
-    card: ModelCard
-    request_id: str
-    count: Callable[[MrpServeError], None]
+def frame(event: str, data: Any) -> bytes:
+    """One named event with a JSON value."""
+    return b"event: %b\ndata: %b\n\n" % (event.encode(), to_json(data))
 
 
 class FrameStream(StreamingResponse):
@@ -56,13 +48,38 @@ class FrameStream(StreamingResponse):
             await self._items.aclose()
 
 
-def event_stream(first: Item, items: AsyncGenerator[Item], exchange: Exchange) -> FrameStream:
-    """The items of one answer as events."""
-    return FrameStream(_frames(first, items, exchange), items)
+@asynccontextmanager
+async def kept_alive(send: Send, period_s: float) -> AsyncIterator[Send]:
+    """A `send` for one response. After every `period_s` seconds without a message, a comment is sent.
+
+    If the comment cannot be sent, the block ends with that error. FastAPI has such comments, too, for endpoints that
+    are generators: at the price of two queues and two tasks for each stream.
+    """
+    loop = asyncio.get_running_loop()
+    last = loop.time()
+
+    def send_noting_when(message: Message) -> Awaitable[None]:
+        nonlocal last
+        last = loop.time()
+        return send(message)
+
+    async def comment() -> None:
+        while True:
+            if (silent_s := loop.time() - last) >= period_s:
+                await send_noting_when({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+            await asyncio.sleep(max(0.0, period_s - silent_s))
+
+    try:
+        async with asyncio.TaskGroup() as both:
+            comments = both.create_task(comment())
+            yield send_noting_when
+            comments.cancel()
+    except BaseExceptionGroup as group:
+        raise group.exceptions[0] from None
 
 
-async def first_of(items: AsyncGenerator[Item]) -> Item:
-    """The first item of an answer. If it raises, `items` is closed."""
+async def first_of(items: AsyncGenerator[_T]) -> _T:
+    """The first item. If it raises, `items` is closed."""
     try:
         return await anext(items)
     except BaseException:
@@ -70,25 +87,54 @@ async def first_of(items: AsyncGenerator[Item]) -> Item:
         raise
 
 
-async def _frames(first: Item, items: AsyncGenerator[Item], exchange: Exchange) -> AsyncGenerator[bytes]:
+async def all_of(jobs: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """The results in order. The first error, or a cancellation of the caller, cancels the other jobs."""
+    if len(jobs) == 1:
+        return [await jobs[0]]
+    tasks = [asyncio.ensure_future(job) for job in jobs]
     try:
-        yield _frame(first, exchange)
-        async for item in items:
-            yield _frame(item, exchange)
-    except MrpServeError as error:
-        yield _error_frame(error, exchange)
-    except Exception as error:  # noqa: BLE001 - the status is sent, so only a frame can report the error
-        yield _error_frame(unexpected_error(error, exchange.request_id), exchange)
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await _finished(asyncio.gather(*tasks, return_exceptions=True))
 
 
-def _frame(item: Item, exchange: Exchange) -> bytes:
-    if isinstance(item, Chunk):
-        return frame("block", block_json(item, exchange.work))
-    if isinstance(item, Progress):
-        return b"".join(frame("step", step) for step in step_json(item))
-    return frame("done", done_json(item, exchange.work, exchange.card))
+async def merged(streams: Sequence[AsyncGenerator[_T]]) -> AsyncGenerator[tuple[int, _T]]:
+    """The items of all streams as they come, each with the index of its stream.
+
+    Each of several streams computes one item ahead. Closing the merged stream, or an error in one stream, closes all.
+    """
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as stream:
+            async for only in stream:
+                yield 0, only
+        return
+    pending = {_following(stream): index for index, stream in enumerate(streams)}
+    try:
+        while pending:
+            done, _ = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=pending.__getitem__):
+                index = pending.pop(task)
+                if (item := task.result()) is not None:
+                    pending[_following(streams[index])] = index
+                    yield index, item
+    finally:
+        for task in pending:
+            task.cancel()
+        await _finished(_close(list(pending), streams))
 
 
-def _error_frame(error: MrpServeError, exchange: Exchange) -> bytes:
-    exchange.count(error)
-    return frame("error", error_json(error, exchange.request_id))
+def _following(stream: AsyncGenerator[_T]) -> asyncio.Future[_T | None]:
+    return asyncio.ensure_future(anext(stream, None))
+
+
+async def _close(tasks: Sequence[asyncio.Future[Any]], streams: Sequence[AsyncGenerator[Any]]) -> None:
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for stream in streams:
+        await stream.aclose()
+
+
+async def _finished(cleaning: Coroutine[Any, Any, Any] | asyncio.Future[Any]) -> None:
+    """Waits for a clean-up. The clean-up goes on even if the wait is cancelled."""
+    await asyncio.shield(cleaning)

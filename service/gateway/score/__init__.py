@@ -1,5 +1,5 @@
-"""POST /v1/score: probabilities of labels or tokens at places of a pinned text, in one forward.
+"""POST /v1/score: probabilities of labels at positions of a pinned text.
 
-A body goes through `schemas` and `convert` (one `Work` per item), the answers through `answers`. The ingress mounts
-`routes`.
+`protocol` has the body and the answer. `parse` makes one `Work` per item, `builder` builds the answer. The ingress
+mounts `routes`.
 """

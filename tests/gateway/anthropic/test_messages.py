@@ -9,7 +9,8 @@ import pytest
 
 from service.engine.request import Stats
 from service.errors import DeadlineExceeded, NotReady, QueueFull
-from service.gateway.anthropic.shapes import AnthropicErrorAnswer, MessageAnswer, TokenCount
+from service.gateway.anthropic.errors import AnthropicErrorAnswer
+from service.gateway.anthropic.protocol import MessageAnswer, TokenCount
 from service.replica.generator import Generator
 from service.wire import Chunk, Ending, Failure
 from tests.gateway.anthropic.helpers import COUNT, MESSAGES, ask, essence, events, events_of, message, refused, whole_of

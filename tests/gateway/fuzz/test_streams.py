@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.decode.modes import MODES
-from service.gateway.http.sse import frame
+from service.gateway.http.streams import frame
 from tests.gateway.fuzz.test_bodies import FEW, any_json, whole
 
 _LINE_END = re.compile("\r\n|\n|\r")

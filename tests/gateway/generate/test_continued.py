@@ -16,7 +16,7 @@ from service.decode.modes import Static
 from service.engine.request import SamplingParams, Stats
 from service.errors import EngineFailed, ReplicaLost
 from service.gateway.failover import Failover
-from service.gateway.http.validation import parse_generate, to_work
+from service.gateway.http.parse import parse_generate, to_work
 from service.model import Checkpoint
 from service.replica.generator import Generator
 from service.settings import Settings

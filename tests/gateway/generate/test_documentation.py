@@ -12,12 +12,11 @@ import pytest
 
 from service.decode.knobs import knobs_in
 from service.decode.modes import MODES
-from service.gateway.http import schemas
-from service.gateway.http.answers import BlockFrame, Done, GenerateAnswer, StepFrame
-from service.gateway.http.openapi import ANTHROPIC, DECODING, OPENAI, OPERATION
-from service.gateway.http.schemas import EXAMPLES, KNOBS, REQUESTS
-from service.gateway.http.validation import parse_generate
-from service.gateway.openai.schemas import OpenAiRequest
+from service.gateway.http import protocol
+from service.gateway.http.openapi import ANTHROPIC, DECODING, EXAMPLES, OPENAI, OPERATION
+from service.gateway.http.parse import parse_generate
+from service.gateway.http.protocol import KNOBS, REQUESTS, BlockFrame, Done, GenerateAnswer, StepFrame
+from service.gateway.openai.protocol import OpenAiRequest
 from service.quality.schema import QUALITIES
 from tests.gateway.doubles import Scripted
 from tests.gateway.generate.helpers import GENERATE, body, refused
@@ -83,7 +82,7 @@ def test_errors_and_frames_are_there(schema: dict[str, Any]) -> None:
     assert {"200", "401", "404", "413", "422", "429", "503", "504"} <= answers.keys()
     assert "text/event-stream" in answers["200"]["content"]
     for model in (GenerateAnswer, BlockFrame, StepFrame, Done):
-        assert schema["components"]["schemas"][model.__name__]["properties"].keys() == model.model_fields.keys()
+        assert schema["components"]["schemas"][model.__name__]["properties"].keys() == model.__annotations__.keys()
     for status in ("422", "503"):
         assert answers[status]["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorAnswer")
 
@@ -105,7 +104,7 @@ def test_schemas_of_bodies_are_made_once_for_all_applications(monkeypatch: pytes
     def again(**_: Any) -> None:
         pytest.fail("a schema is made again")
 
-    for maker, name in ((schemas.GENERATE, "json_schema"), (OpenAiRequest, "model_json_schema")):
+    for maker, name in ((protocol.GENERATE, "json_schema"), (OpenAiRequest, "model_json_schema")):
         monkeypatch.setattr(maker, name, again)
     over(Scripted())
 

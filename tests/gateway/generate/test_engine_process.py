@@ -23,7 +23,7 @@ from service.engine.forward.runner import Runner
 from service.engine.request import Asked
 from service.errors import CheckpointError, EngineFailed, InvalidRequest, ReplicaLost, ReplicaStopping
 from service.gateway.failover import Failover
-from service.gateway.http.validation import parse_generate, to_work
+from service.gateway.http.parse import parse_generate, to_work
 from service.pickling import PICKLED
 from service.replica import remote as remote_module
 from service.replica.engines import ReplicaEngine

@@ -10,8 +10,8 @@ import pytest
 from starlette.types import Message
 
 from service.errors import NotReady
-from service.gateway.http.answers import ErrorAnswer
-from service.gateway.http.sse import KEEP_ALIVE, KEEP_ALIVE_S, frame, kept_alive
+from service.gateway.http.errors import ErrorAnswer
+from service.gateway.http.streams import KEEP_ALIVE, KEEP_ALIVE_S, frame, kept_alive
 from service.wire import Chunk, Ending, Failure
 from tests.gateway.doubles import STATS, Scripted
 from tests.gateway.generate.helpers import body, frames

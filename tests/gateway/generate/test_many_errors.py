@@ -14,12 +14,12 @@ import yaml
 from pydantic import BaseModel
 
 from service.errors import MAX_MESSAGE, InvalidRequest
-from service.gateway.anthropic.schemas import CountRequest, MessagesRequest
-from service.gateway.http.schemas import REQUESTS, GenerateQuality
-from service.gateway.http.validation import parse_generate
-from service.gateway.openai.responses.schemas import ResponsesRequest
-from service.gateway.openai.schemas import ChatRequest, CompletionRequest
-from service.gateway.score.schemas import ScoreRequest
+from service.gateway.anthropic.protocol import CountRequest, MessagesRequest
+from service.gateway.http.parse import parse_generate
+from service.gateway.http.protocol import REQUESTS, GenerateQuality
+from service.gateway.openai.protocol import ChatRequest, CompletionRequest
+from service.gateway.openai.responses.protocol import ResponsesRequest
+from service.gateway.score.protocol import ScoreRequest
 from tests.gateway.doubles import Scripted
 from tests.gateway.generate.helpers import GENERATE, problem
 from tests.gateway.helpers import over

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from service.arrival import Arrival
 from service.errors import InvalidRequest
-from service.gateway.http.validation import parse_generate, to_work
-from service.gateway.openai.convert import plan_chat
+from service.gateway.http.parse import parse_generate, to_work
+from service.gateway.openai.parse import parse_chat
 from service.replica.generator import Generator
 from service.wire import Answer, Ending
 from tests.gateway.conftest import MakeGenerator
@@ -37,9 +37,9 @@ async def test_what_is_allowed(generator: Generator, wrong: object) -> None:
 
 def test_openai_bodies_may_have_it() -> None:
     chat = {"model": CARD.name, "messages": [{"role": "user", "content": "x"}], "priority": 2, "n": 2}
-    assert [choice.work.priority for choice in plan_chat(chat, CARD, 60.0).choices] == [2, 2]
+    assert [choice.work.priority for choice in parse_chat(chat, CARD, 60.0).choices] == [2, 2]
     with pytest.raises(InvalidRequest, match="priority is 10"):
-        plan_chat(chat | {"priority": 10}, CARD, 60.0)
+        parse_chat(chat | {"priority": 10}, CARD, 60.0)
 
 
 @pytest.mark.parametrize(("waited_s", "order"), [(0.0, ["urgent", "patient"]), (3600.0, ["patient", "urgent"])])

@@ -7,7 +7,7 @@ import signal
 from contextlib import aclosing
 
 from service.gateway.failover import Failover
-from service.gateway.http.validation import parse_generate, to_work
+from service.gateway.http.parse import parse_generate, to_work
 from service.replica.generator import Generator
 from service.replica.starting import load_generator
 from service.settings import Settings

@@ -16,7 +16,7 @@ from starlette.types import Message, Send
 
 from service.gateway.failover import Failover
 from service.gateway.http import streams
-from service.gateway.http.validation import parse_generate, to_work
+from service.gateway.http.parse import parse_generate, to_work
 from service.gateway.ingress import Ingress
 from service.gateway.request_log import LoggedAnswers, RequestLog
 from service.replica.generator import Generator

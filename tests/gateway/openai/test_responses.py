@@ -15,8 +15,8 @@ from starlette.types import ASGIApp
 from service.engine.request import Stats
 from service.errors import DeadlineExceeded, QueueFull
 from service.gateway.ingress import Ingress
-from service.gateway.openai.responses.output import Output
-from service.gateway.openai.responses.shapes import Response
+from service.gateway.openai.responses.builder import OutputBuilder
+from service.gateway.openai.responses.protocol import ResponseObject
 from service.model import load_checkpoint
 from service.replica.generator import Generator
 from service.settings import Settings
@@ -76,7 +76,7 @@ async def test_the_answer_is_that_of_a_chat(http: httpx.AsyncClient) -> None:
     forms.append([{"type": "message", "role": "user", "content": parts}])
     for form in forms:
         answer = await ask(http, RESPONSES, body(form, instructions="w9", ignore_eos=True, metadata={"a": "b"}))
-        assert_shape(Response, answer)
+        assert_shape(ResponseObject, answer)
         [item] = answer["output"]
         assert [part["text"] for part in item["content"]] == [text]
         assert (answer["status"], item["status"]) == ("incomplete", "incomplete")
@@ -160,7 +160,7 @@ TOLD = '<think>\nhm\n</think>\n\nLet me.<tool_call>\n{"name": "add", "arguments"
 
 @pytest.mark.parametrize("width", [1, 5, len(TOLD)])
 def test_items_are_the_same_for_any_cut(width: int) -> None:
-    output = Output(Reading("qwen3", "may"))
+    output = OutputBuilder(Reading("qwen3", "may"))
     pieces = [TOLD[at : at + width] for at in range(0, len(TOLD), width)]
     found = [*(event for piece in pieces for event in output.push(piece)), *output.finish(whole=True)]
     assert [item["type"] for item in output.items] == ["reasoning", "message", "function_call"]

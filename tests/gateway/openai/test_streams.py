@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from service.errors import DeadlineExceeded, NotReady, QueueFull
-from service.gateway.http.concurrent import all_of, merged
+from service.gateway.http.streams import all_of, merged
 from service.gateway.ingress import Ingress
 from service.settings import Settings
 from service.wire import Failure

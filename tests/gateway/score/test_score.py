@@ -10,9 +10,9 @@ import httpx
 import pytest
 import torch
 
-from service.gateway.openai.shapes import OpenAiErrorAnswer
-from service.gateway.score.answers import shares
-from service.gateway.score.schemas import ScoreAnswer
+from service.gateway.openai.errors import OpenAiErrorAnswer
+from service.gateway.score.builder import shares
+from service.gateway.score.protocol import ScoreAnswer
 from service.model import Checkpoint
 from service.replica.generator import Generator
 from tests.gateway.doubles import Dying

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import from_json
 
 from service.arrival import Arrival
@@ -20,7 +20,7 @@ from service.decode.registry import make_params, these_knobs
 from service.engine.request import SamplingParams
 from service.errors import InvalidRequest, UnknownModel
 from service.gateway.http.constraints import ResponseFormat, constraint_of
-from service.gateway.http.schemas import GENERATE, REQUESTS, GenerateCommon, GenerateQuality, Message
+from service.gateway.http.protocol import GENERATE, REQUESTS, GenerateCommon, GenerateQuality, Json, Message
 from service.settings import nearest
 from service.wire import ModelCard, Work
 
@@ -29,14 +29,6 @@ _SHOWN = 80
 _EXPLAINED = 10
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
 
-
-class OfApi(BaseModel):
-    """The own fields of another API's request."""
-
-    model: str
-
-
-_OfApi = TypeVar("_OfApi", bound=OfApi)
 
 #: field -> what it holds, and the fields of that
 _OWNERS: Mapping[str | int, tuple[str, Sequence[str]]] = {
@@ -49,7 +41,7 @@ _OWNERS: Mapping[str | int, tuple[str, Sequence[str]]] = {
 }
 
 
-def parse_json(body: bytes) -> dict[str, Any]:
+def parse_json(body: bytes) -> Json:
     """The JSON object of a body. InvalidRequest if the body is not a JSON object."""
     try:
         value = from_json(body, allow_inf_nan=False)
@@ -74,61 +66,45 @@ def parse_generate(body: Mapping[str, Any], default_mode: str) -> GenerateCommon
     return request
 
 
-def to_work(request: GenerateCommon, card: ModelCard, timeout_limit_s: float) -> Work:
-    """The work for a replica. UnknownModel, or InvalidRequest if the request is over the server's limits."""
+def to_work(request: GenerateCommon, card: ModelCard, timeout_limit_s: float, **fields: Any) -> Work:
+    """The work for a replica. `fields`: fields of the work that do not follow from the request alone.
+
+    UnknownModel, or InvalidRequest if the request is over the server's limits.
+    """
     if request.model is not None:
         check_model(request.model, card)
-    mode, knobs = _plan(request, card)
+    mode, knobs = _mode_and_knobs(request, card)
     timeout_s = request.timeout_s or timeout_limit_s
     if timeout_s > timeout_limit_s:
         raise InvalidRequest(
             f"timeout_s is {timeout_s}, allowed is 0 < timeout_s <= {timeout_limit_s}", param="timeout_s"
         )
+    if "constraint" not in fields:
+        fields["constraint"] = constraint_of(request)
     seed = secrets.randbits(53) if request.seed is None else request.seed
+    parsed: Json = {
+        "params": make_params(mode, knobs),
+        "sampling": SamplingParams(request.temperature, request.top_p, request.top_k, seed),
+        "text": request.prompt,
+        "token_ids": tuple(request.prompt_token_ids) if request.prompt_token_ids else None,
+        "messages": tuple(message.model_dump() for message in request.messages) if request.messages else None,
+        "return_trace": request.return_trace,
+    }
     return Work(
         request_id=secrets.token_hex(12),
-        params=make_params(mode, knobs),
-        sampling=SamplingParams(request.temperature, request.top_p, request.top_k, seed),
         max_new_tokens=request.max_new_tokens,
         timeout_s=timeout_s,
         arrived=Arrival.now(),
-        text=request.prompt,
-        token_ids=tuple(request.prompt_token_ids) if request.prompt_token_ids else None,
-        messages=tuple(message.model_dump() for message in request.messages) if request.messages else None,
         stop=tuple(request.stop or ()),
         stop_token_ids=frozenset(request.stop_token_ids),
         ignore_eos=request.ignore_eos,
-        return_trace=request.return_trace,
         stream_steps=request.stream_steps,
         cache_salt=request.cache_salt or "",
         priority=request.priority,
         session=request.prompt_cache_key or "",
-        constraint=constraint_of(request),
         quality=getattr(request, "quality", None) or "",
+        **(parsed | fields),
     )
-
-
-def parse_own(own: Mapping[str, Any], schema: type[_OfApi], card: ModelCard) -> _OfApi:
-    """An API's own fields as a typed request. Raises InvalidRequest or UnknownModel with the reason."""
-    for name, field in schema.model_fields.items():
-        if field.is_required() and name not in own:
-            raise InvalidRequest(f"{name} is missing", param=name)
-    try:
-        request = schema.model_validate(own)
-    except ValidationError as error:
-        raise explain(error.errors(include_url=False)) from None
-    check_model(request.model, card)
-    return request
-
-
-def shared_work(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float, warmest: float) -> Work:
-    """The work of another API's request, from the fields that it shares with POST /generate. Raises as `to_work`."""
-    request = parse_generate(body, card.default_mode)
-    if request.temperature > warmest:
-        raise InvalidRequest(
-            f"temperature is {request.temperature:g}, allowed are 0 to {warmest:g}", param="temperature"
-        )
-    return to_work(request, card, timeout_limit_s)
 
 
 def check_model(name: str, card: ModelCard) -> None:
@@ -147,7 +123,7 @@ def _check_quality_is_alone(body: Mapping[str, Any]) -> None:
             )
 
 
-def _plan(request: GenerateCommon, card: ModelCard) -> tuple[str, dict[str, Any]]:
+def _mode_and_knobs(request: GenerateCommon, card: ModelCard) -> tuple[str, dict[str, Any]]:
     """The mode and the knobs of a request, or those of the preset that it names, at the load on the card."""
     if (quality := getattr(request, "quality", None)) is not None:
         plan = card.quality.plan(quality)

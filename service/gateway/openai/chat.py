@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from service.errors import InvalidRequest
+from service.gateway.http.api_requests import StrictModel
 from service.text.tools import arguments_of, result, said
 
 
@@ -41,7 +42,7 @@ def _received(value: object) -> object:
     """A part of a message without what OpenAI's client adds to what it receives."""
     if not isinstance(value, Mapping):
         return value
-    return {name: one for name, one in value.items() if name not in {"parsed", "parsed_arguments", "index"}}
+    return {name: field for name, field in value.items() if name not in {"parsed", "parsed_arguments", "index"}}
 
 
 class TextPart(BaseModel):
@@ -51,22 +52,18 @@ class TextPart(BaseModel):
     text: str
 
 
-Parts = Annotated[list[TextPart], Field(min_length=1)]
-Text = Annotated[str, BeforeValidator(_text_of, json_schema_input_type=str | Parts)]
+TextParts = Annotated[list[TextPart], Field(min_length=1)]
+Text = Annotated[str, BeforeValidator(_text_of, json_schema_input_type=str | TextParts)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class CalledFunction(_Strict):
+class CalledFunction(StrictModel):
     """The function of a call. `arguments`: a JSON object as text."""
 
     name: str
     arguments: str
 
 
-class MessageCall(_Strict):
+class MessageCall(StrictModel):
     """A call of a tool that the model made."""
 
     id: str
@@ -77,7 +74,7 @@ class MessageCall(_Strict):
 Call = Annotated[MessageCall, BeforeValidator(_received, json_schema_input_type=MessageCall)]
 
 
-class ChatMessage(_Strict):
+class ChatMessage(StrictModel):
     """One message, of any role."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -100,14 +97,14 @@ class ChatMessage(_Strict):
         return self
 
 
-class SpokenMessage(_Strict):
+class SpokenMessage(StrictModel):
     """What was said to the model. The role `developer` is OpenAI's newer name for `system`."""
 
     role: Literal["system", "developer", "user"]
     content: Text
 
 
-class AssistantMessage(_Strict):
+class AssistantTextMessage(StrictModel):
     """What the model said. `reasoning_content`: its thinking before."""
 
     role: Literal["assistant"]
@@ -116,7 +113,7 @@ class AssistantMessage(_Strict):
     reasoning_content: str | None = None
 
 
-class CallingMessage(_Strict):
+class AssistantCallMessage(StrictModel):
     """What the model said and which tools it called."""
 
     role: Literal["assistant"]
@@ -125,7 +122,7 @@ class CallingMessage(_Strict):
     reasoning_content: str | None = None
 
 
-class ToolMessage(_Strict):
+class ToolMessage(StrictModel):
     """What a tool answered to a call. `name` changes nothing: the call has the tool's name."""
 
     role: Literal["tool"]
@@ -135,7 +132,7 @@ class ToolMessage(_Strict):
 
 
 #: the messages as the documentation shows them
-_Documented = SpokenMessage | AssistantMessage | CallingMessage | ToolMessage
+_Documented = SpokenMessage | AssistantTextMessage | AssistantCallMessage | ToolMessage
 Message = Annotated[ChatMessage, BeforeValidator(_filled, json_schema_input_type=_Documented)]
 
 
@@ -152,8 +149,8 @@ def _for_template(message: ChatMessage, param: str, called: dict[str, str]) -> d
         calls = []
         for number, call in enumerate(message.tool_calls or ()):
             called[call.id] = call.function.name
-            place = f"{param}.tool_calls.{number}.function.arguments"
-            calls.append((call.id, call.function.name, arguments_of(call.function.arguments, place)))
+            location = f"{param}.tool_calls.{number}.function.arguments"
+            calls.append((call.id, call.function.name, arguments_of(call.function.arguments, location)))
         return said(content, calls, message.reasoning_content or "")
     if message.role == "tool":
         call_id = message.tool_call_id or ""

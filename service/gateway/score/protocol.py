@@ -1,25 +1,22 @@
-"""The schemas of POST /v1/score."""
+"""The body of POST /v1/score and its answer. In JSON, a scored position is a place."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from typing_extensions import TypedDict
 
 from service.fair_queue import DEFAULT_PRIORITY, HIGHEST_PRIORITY, LOWEST_PRIORITY
-from service.gateway.http.schemas import MAX_CACHE_KEY, MAX_SALT, Message, TokenId
-from service.gateway.http.validation import OfApi
+from service.gateway.http.api_requests import ApiRequest
+from service.gateway.http.protocol import MAX_CACHE_KEY, MAX_SALT, ONE_PROMPT, Message, TokenId
+from service.gateway.openai.protocol import OpenAiUsage
 
 MAX_ITEMS = 64
 MAX_LABELS = 100
 MAX_LIKELIEST = 20
 
 _FORM = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-#: exactly one of the prompts is there and not null, for the documentation
-_PROMPTS = ("prompt", "prompt_token_ids", "messages")
-_ONE_PROMPT: list[JsonValue] = [
-    {"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in _PROMPTS
-]
 
 
 def _listed(value: object) -> object:
@@ -35,8 +32,8 @@ LabelIds = Annotated[list[TokenId], Field(min_length=1, max_length=MAX_LABELS, f
 Mark = Annotated[str, Field(min_length=1, max_length=64)]
 
 
-class Questions(BaseModel):
-    """What is asked of places: in an item, or in the request for all items that do not say it themselves."""
+class ScoreQuestion(BaseModel):
+    """The labels and the mark of positions: of an item, or of all items that have none themselves."""
 
     model_config = _FORM
 
@@ -45,10 +42,10 @@ class Questions(BaseModel):
     mark: Mark | None = Field(None, description="the text that stands for a place; default: a place behind the text")
 
 
-class ScoreItem(Questions):
+class ScoreItem(ScoreQuestion):
     """A pinned text. Exactly one of the three prompts must be given."""
 
-    model_config = ConfigDict(**_FORM, json_schema_extra={"oneOf": _ONE_PROMPT})
+    model_config = ConfigDict(**_FORM, json_schema_extra={"oneOf": ONE_PROMPT})
 
     prompt: Annotated[str, Field(min_length=1)] | None = Field(None, description="a text")
     prompt_token_ids: Annotated[list[TokenId | None], Field(min_length=1, fail_fast=True)] | None = Field(
@@ -57,7 +54,7 @@ class ScoreItem(Questions):
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = Field(None, description="a chat")
 
 
-class ScoreRequest(Questions, OfApi):
+class ScoreRequest(ScoreQuestion, ApiRequest):
     """POST /v1/score."""
 
     model: str = Field(description="as GET /v1/models names it")
@@ -71,8 +68,8 @@ class ScoreRequest(Questions, OfApi):
     user: str | None = Field(None, description="a label that changes nothing")
 
 
-class TokenScore(BaseModel):
-    """One of the likeliest tokens at a place."""
+class TokenScore(TypedDict):
+    """One of the likeliest tokens at a position."""
 
     token: str
     token_id: int
@@ -80,8 +77,8 @@ class TokenScore(BaseModel):
     bytes: list[int] | None
 
 
-class Place(BaseModel):
-    """A place. `position`: the tokens before it. `scores`, `logprobs`, `token_ids`: one per label, in their order."""
+class ScoredPosition(TypedDict):
+    """A position. `position`: the tokens before it. `scores`, `logprobs`, `token_ids`: one per label, in order."""
 
     position: int
     scores: list[float]
@@ -90,29 +87,20 @@ class Place(BaseModel):
     top_logprobs: list[TokenScore]
 
 
-class Scored(BaseModel):
-    """The places of one item, in the order of its text."""
+class ScoredItem(TypedDict):
+    """The positions of one item, in the order of its text."""
 
     index: int
     object: Literal["score"]
-    places: list[Place]
+    places: list[ScoredPosition]
 
 
-class ScoreUsage(BaseModel):
-    """Token counts. Places count as none."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: dict[str, int]
-
-
-class ScoreAnswer(BaseModel):
-    """The answer of POST /v1/score."""
+class ScoreAnswer(TypedDict):
+    """The answer of POST /v1/score. Positions count as no tokens."""
 
     id: str
     object: Literal["list"]
     created: int
     model: str
-    data: list[Scored]
-    usage: ScoreUsage
+    data: list[ScoredItem]
+    usage: OpenAiUsage

@@ -1,16 +1,18 @@
-"""The request schemas of POST /generate: one pydantic model per mode, made from the registry of modes.
+"""The bodies and the answers of POST /generate.
 
-The field `mode` selects the model. A mode's knobs are the fields of its params class. A new mode or knob needs no
-line here. The engine checks ranges that depend on the model (block size, length, vocabulary).
-`validation.py` parses bodies with these schemas, `openapi.py` documents them.
+There is one pydantic model of a body per mode, made from the registry of modes. The field `mode` selects the model.
+A mode's knobs are the fields of its params class, so a new mode or knob needs no line here. The engine checks ranges
+that depend on the model (block size, length, vocabulary). `parse.py` parses bodies with these models.
+
+Answers are typed dictionaries. `builder.py` builds them, and `openapi.py` documents bodies and answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from operator import or_
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import (
     BaseModel,
@@ -26,14 +28,18 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
 
 from service.decode.knobs import AUTO, Knob, KnobValue, knobs_in
 from service.decode.modes import KNOBS, MODES
-from service.engine.request import MAX_SEED
+from service.engine.request import MAX_SEED, FinishReason
 from service.errors import InvalidRequest
 from service.fair_queue import DEFAULT_PRIORITY, HIGHEST_PRIORITY, LOWEST_PRIORITY
 from service.gateway.http.constraints import Choice, GrammarText, Regex, ResponseFormat
 from service.quality.schema import QualityName
+from service.wire import TraceStep
+
+Json = dict[str, Any]
 
 PROMPTS = ("prompt", "prompt_token_ids", "messages")
 MAX_STOPS = 16
@@ -82,7 +88,7 @@ class Message(BaseModel):
 
 
 #: exactly one of the three prompts is there and not null, for the documentation
-_ONE_PROMPT: list[JsonValue] = [
+ONE_PROMPT: list[JsonValue] = [
     {"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in PROMPTS
 ]
 
@@ -94,7 +100,7 @@ class GenerateCommon(BaseModel):
     """The fields of POST /generate that every mode has. Exactly one of the three prompts must be given."""
 
     model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, json_schema_extra={"oneOf": _ONE_PROMPT}
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, json_schema_extra={"oneOf": ONE_PROMPT}
     )
 
     prompt: Annotated[str, Field(min_length=1)] | None = Field(None, description="text to be continued")
@@ -199,37 +205,126 @@ GENERATE: TypeAdapter[Any] = TypeAdapter(
     Annotated[reduce(or_, REQUESTS.values()), Field(discriminator="mode")]  # type: ignore[arg-type]
 )
 
-EXAMPLES: Mapping[str, Any] = {
-    "text": {"summary": "Continue a text", "value": {"prompt": "def fibonacci(n):", "max_new_tokens": 64}},
-    "chat": {
-        "summary": "Answer a message, streamed",
-        "value": {"messages": [{"role": "user", "content": "What is 12 + 5?"}], "stream": True},
-    },
-    "speculative": {
-        "summary": "MRP drafts, the backbone verifies: static's output in less time",
-        "value": {"prompt": "1 + 1 =", "mode": "speculative", "mrp_steps": "auto", "stop": ["\n\n"]},
-    },
-    "quality": {
-        "summary": "The fastest mode within a quality: lossless, balanced or fast",
-        "value": {"prompt": "1 + 1 =", "quality": "lossless"},
-    },
-    "remask": {
-        "summary": "Parallel decoding; tokens that MRP doubts are masked again",
-        "value": {"prompt": "1 + 1 =", "mode": "remask", "threshold": 0.5, "return_trace": True},
-    },
-    "schema": {
-        "summary": "JSON that fits a schema",
-        "value": {
-            "prompt": "Tom is 5 years old.",
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"schema": {"properties": {"age": {"type": "integer"}}, "required": ["age"]}},
-            },
-        },
-    },
-    "choice": {"summary": "One of several texts", "value": {"prompt": "1 + 1 = 2?", "choice": ["yes", "no"]}},
-    "sampled": {
-        "summary": "A repeatable sample",
-        "value": {"prompt": "Once", "temperature": 0.8, "top_p": 0.95, "seed": 17},
-    },
-}
+
+# --- answers -------------------------------------------------------------------------------------
+
+#: no answer ends with `abort`: its client has left
+EndReason = Annotated[FinishReason, WithJsonSchema({"type": "string", "enum": ["stop", "length", "timeout"]})]
+
+
+class ForwardCounts(TypedDict):
+    """The number of forwards of each kind in which the request had a row.
+
+    A commit that shares a forward with other work is not counted.
+    """
+
+    prefill: int
+    denoise: int
+    verify: int
+    commit: int
+    mrp: int
+
+
+class AnswerStats(TypedDict):
+    """How the answer was decoded. `mrp_steps`: as requested, or as chosen by `auto`.
+
+    `forced_tokens`: tokens that a constraint forced, for which no forward was needed.
+
+    Times count from the arrival of the request at the ingress.
+    """
+
+    tokens_per_forward: float
+    tokens_per_forward_total: float
+    forwards: ForwardCounts
+    drafts_proposed: int
+    drafts_accepted: int
+    remasked: int
+    forced_tokens: int
+    mrp_steps: int | None
+    cached_tokens: int
+    queue_ms: float
+    first_block_ms: float | None
+    total_ms: float
+
+
+class DecodedStats(AnswerStats):
+    """How an answer of another API was decoded, with this service's finish reason."""
+
+    finish_reason: EndReason
+    mode: str
+    knobs: dict[str, KnobValue]
+    seed: int
+
+
+class Usage(TypedDict):
+    """Token counts as OpenAI names them."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class StepFrame(TraceStep):
+    """A frame of a stream with `stream_steps`: one decision, before the frame of its block.
+
+    `step`: its number in the block. A number that comes again replaces that step and those after it: another replica
+    decodes the block again. `texts`: the text of each token. `prompt_positions`: positions of the block that the
+    prompt fills. `ms`: when it was made, counted from the arrival of the request at the ingress.
+    """
+
+    step: int
+    texts: dict[int, str]
+    prompt_positions: int
+    ms: float
+
+
+class Traced(TypedDict):
+    """The decisions of decoding, if the request wants them."""
+
+    trace: NotRequired[Sequence[TraceStep]]
+
+
+class Done(TypedDict):
+    """The last frame of a stream: the answer without the fields that earlier frames had.
+
+    `constraint_met`: whether the answer satisfies the request's constraint; only there if it has one.
+    """
+
+    id: str
+    model: str
+    finish_reason: EndReason
+    mode: str
+    knobs: dict[str, KnobValue]
+    seed: int
+    usage: Usage
+    stats: AnswerStats
+    constraint_met: NotRequired[bool | None]
+
+
+class GenerateAnswer(Done, Traced):
+    """The answer of POST /generate."""
+
+    text: str
+    token_ids: Sequence[int]
+
+
+class BlockFrame(Traced):
+    """A frame of a stream: one finished block."""
+
+    index: int
+    text: str
+    token_ids: Sequence[int]
+    stats: AnswerStats
+
+
+class Live(TypedDict):
+    """The answer of GET /live."""
+
+    status: Literal["ok"]
+
+
+class Health(TypedDict):
+    """The answer of GET /health."""
+
+    status: Literal["ok"]
+    replicas_ready: int

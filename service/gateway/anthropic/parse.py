@@ -1,0 +1,199 @@
+"""Parses Anthropic's bodies: one `Work`, and the form of its answer.
+
+The validation of POST /generate parses the fields that both APIs share. Chat templates get the messages as `text.tools`
+makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from service.errors import InvalidRequest
+from service.gateway.anthropic.protocol import (
+    MAX_TEMPERATURE,
+    AnyToolChoice,
+    CountRequest,
+    MessageParam,
+    MessagesRequest,
+    NamedToolChoice,
+    PromptRequest,
+    TextBlock,
+    ThinkingBlock,
+    ThinkingParam,
+    ToolParam,
+    ToolResultBlock,
+    ToolUseBlock,
+)
+from service.gateway.http.api_requests import (
+    PASSED,
+    BodyFields,
+    ChatPrompt,
+    chat_fields,
+    parse_own,
+    parse_shared_of_chat,
+)
+from service.gateway.http.driver import ParsedRequest
+from service.gateway.http.parse import to_work
+from service.text.tools import Reading, Tool, ToolUse, result, said
+from service.wire import ModelCard, Work
+
+#: what stands between the texts of two blocks
+_BETWEEN: Final = "\n"
+_OF_ROLE: Final = {
+    "thinking": "assistant",
+    "redacted_thinking": "assistant",
+    "tool_use": "assistant",
+    "tool_result": "user",
+}
+
+_NO_OPS: Mapping[str, tuple[Any, ...]] = {
+    "container": (),
+    "mcp_servers": ([],),
+}
+
+_HINTS: frozenset[str] = frozenset(
+    {
+        "betas",
+        "cache_control",
+        "context_management",
+        "diagnostics",
+        "inference_geo",
+        "metadata",
+        "service_tier",
+        "speed",
+    }
+)
+
+FIELDS = BodyFields(PASSED - {"stop"}, _NO_OPS, _HINTS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedMessages(ParsedRequest):
+    """One request. `max_tokens`: as the client asked, which may be more than the model's length leaves.
+
+    `reading`: how its answer is read.
+    """
+
+    max_tokens: int
+    reading: Reading
+
+
+def parse_messages(
+    body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float, *, betas: bool = False
+) -> ParsedMessages:
+    """Parses a body of POST /v1/messages. Raises InvalidRequest or UnknownModel with the reason.
+
+    `betas`: whether the client uses betas, so that unknown fields are ignored.
+    """
+    own, shared = FIELDS.split(body, MessagesRequest.model_fields, strict=not betas)
+    request = parse_own(own, MessagesRequest, card)
+    shared |= {"max_new_tokens": min(request.max_tokens, card.max_model_len), "stop": request.stop_sequences}
+    shared |= _form(request, shared)
+    common = parse_shared_of_chat(shared, card, MAX_TEMPERATURE)
+    fields, reading = chat_fields(common, _prompt(request, card), card)
+    work = to_work(common, card, timeout_limit_s, shorten=True, **fields)
+    return ParsedMessages(works=(work,), stream=request.stream, max_tokens=request.max_tokens, reading=reading)
+
+
+def parse_count(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> Work:
+    """The work whose prompt is to be counted. Raises as above. Unknown fields are ignored."""
+    own, shared = FIELDS.split(body, CountRequest.model_fields, strict=False)
+    request = parse_own(own, CountRequest, card)
+    common = parse_shared_of_chat({**shared, "max_new_tokens": 1}, card, MAX_TEMPERATURE)
+    fields, _ = chat_fields(common, _prompt(request, card), card)
+    return to_work(common, card, timeout_limit_s, **fields)
+
+
+def _prompt(request: PromptRequest, card: ModelCard) -> ChatPrompt:
+    messages = for_template(request.system, request.messages)
+    return ChatPrompt(messages, _tool_use(request.tools, request.tool_choice), _think(request.thinking, card))
+
+
+def _form(request: MessagesRequest, shared: Mapping[str, Any]) -> dict[str, Any]:
+    """The form of the answer as POST /generate names it."""
+    form = (request.output_config and request.output_config.format) or request.output_format
+    if form is None:
+        return {}
+    if shared.get("response_format") is not None:
+        raise InvalidRequest(
+            "output_config.format and response_format are given, allowed is one of them", param="response_format"
+        )
+    return {"response_format": {"type": "json_schema", "json_schema": {"schema": form.schema_}}}
+
+
+def _tool_use(tools: list[ToolParam], choice: AnyToolChoice | NamedToolChoice | None) -> ToolUse | None:
+    """What the answer may call. None without tools. InvalidRequest if the fields do not fit each other."""
+    functions = tuple(Tool(tool.name, tool.description, tool.input_schema) for tool in tools)
+    if isinstance(choice, NamedToolChoice):
+        return ToolUse(functions, "required", (choice.name,), parallel=False)
+    if choice is None:
+        return ToolUse(functions) if functions else None
+    if choice.type == "any":
+        return ToolUse(functions, "required", parallel=not choice.disable_parallel_tool_use)
+    return ToolUse(functions, choice.type, parallel=not choice.disable_parallel_tool_use) if functions else None
+
+
+def _think(wanted: ThinkingParam | None, card: ModelCard) -> bool | None:
+    """Whether to think; None leaves it to the chat template.
+
+    A request that says nothing wants no thinking. A checkpoint that does not think answers without.
+    """
+    if card.thinking is None:
+        return None
+    if wanted is None:
+        return False if card.thinking.switch else None
+    return wanted.type != "disabled"
+
+
+# --- messages --------------------------------------------------------------------------------------
+
+
+def text_of(texts: Sequence[TextBlock]) -> str:
+    """The texts of blocks, joined by line ends."""
+    return _BETWEEN.join(block.text for block in texts)
+
+
+def for_template(system: Sequence[TextBlock], messages: Sequence[MessageParam]) -> tuple[dict[str, Any], ...]:
+    """The messages as chat templates take them. The last message must not be the assistant's.
+
+    InvalidRequest if it is, if a block is not of its message's role, or if a result has no call.
+    """
+    if messages[-1].role == "assistant":
+        raise InvalidRequest(
+            "the last message is the assistant's; an answer cannot be begun for this model, end with a user's message",
+            param=f"messages.{len(messages) - 1}.role",
+        )
+    made = [{"role": "system", "content": text_of(system)}] if system else []
+    called: dict[str, str] = {}
+    for number, message in enumerate(messages):
+        made.extend(_for_template(message, f"messages.{number}.content", called))
+    return tuple(made)
+
+
+def _for_template(message: MessageParam, param: str, called: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """One message, and before it the results of tools. `called`: id -> name of earlier calls; its own are added."""
+    for number, block in enumerate(message.content):
+        role = _OF_ROLE.get(block.type, message.role)
+        if role != message.role:
+            raise InvalidRequest(
+                f"{param}.{number} is a block {block.type} of the role {message.role}, allowed is {role}",
+                param=f"{param}.{number}",
+            )
+        if isinstance(block, ToolUseBlock):
+            called[block.id] = block.name
+        if isinstance(block, ToolResultBlock):
+            if block.tool_use_id not in called:
+                raise InvalidRequest(
+                    f"{param}.{number}.tool_use_id is {block.tool_use_id[:80]!r}, no call before has this id",
+                    param=f"{param}.{number}.tool_use_id",
+                )
+            yield result(block.tool_use_id, called[block.tool_use_id], text_of(block.content))
+    text = text_of([block for block in message.content if isinstance(block, TextBlock)])
+    if message.role == "assistant":
+        calls = [(block.id, block.name, block.input) for block in message.content if isinstance(block, ToolUseBlock)]
+        thought = _BETWEEN.join(block.thinking for block in message.content if isinstance(block, ThinkingBlock))
+        yield said(text, calls, thought)
+    elif text or not any(isinstance(block, ToolResultBlock) for block in message.content):
+        yield {"role": message.role, "content": text}

@@ -1,0 +1,246 @@
+"""The bodies of Anthropic's routes and their answers with this service's fields.
+
+The models of the bodies have Anthropic's own fields. POST /generate parses the fields that both APIs share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from typing_extensions import TypedDict
+
+from service.gateway.http.api_requests import MAX_TOOLS, ApiRequest, StrictModel, ToolName
+from service.gateway.http.protocol import MAX_NEW_TOKENS, DecodedStats, Json, StopTexts
+from service.wire import TraceStep
+
+#: Anthropic's limit; POST /generate allows higher temperatures
+MAX_TEMPERATURE = 1
+
+# --- messages --------------------------------------------------------------------------------------
+
+
+def _blocks_of(content: object) -> object:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+class LenientModel(BaseModel):
+    """An object of a body whose other fields are ignored, such as `cache_control` and `citations`."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+
+class TextBlock(LenientModel):
+    """A text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingBlock(LenientModel):
+    """What the model thought before an earlier answer. Other fields, such as `signature`, are ignored."""
+
+    type: Literal["thinking"]
+    thinking: str
+
+
+class RedactedThinkingBlock(LenientModel):
+    """Thinking that nobody can read. It is left out."""
+
+    type: Literal["redacted_thinking"]
+
+
+class ToolUseBlock(LenientModel):
+    """A call of a tool that the model made."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+TextBlocks = Annotated[
+    list[TextBlock], Field(fail_fast=True), BeforeValidator(_blocks_of, json_schema_input_type=str | list[TextBlock])
+]
+
+
+class ToolResultBlock(LenientModel):
+    """What a tool answered to a call. `is_error` changes nothing: the content tells."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: TextBlocks = []
+
+
+Block = Annotated[
+    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
+]
+
+
+class MessageParam(StrictModel):
+    """One message."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[
+        list[Block], Field(fail_fast=True), BeforeValidator(_blocks_of, json_schema_input_type=str | list[Block])
+    ]
+
+
+# --- tools and thinking ----------------------------------------------------------------------------
+
+
+class ToolParam(LenientModel):
+    """A tool that the model may call. Fields that are not here, such as `cache_control` and `strict`, are ignored."""
+
+    type: Literal["custom"] | None = None
+    name: ToolName
+    description: str | None = None
+    input_schema: dict[str, Any] = Field(description="JSON schema of an object")
+
+
+class AnyToolChoice(StrictModel):
+    """Whether tools are called. any: one at least."""
+
+    type: Literal["auto", "any", "none"]
+    disable_parallel_tool_use: bool = False
+
+
+class NamedToolChoice(StrictModel):
+    """The one tool that is called."""
+
+    type: Literal["tool"]
+    name: str
+    disable_parallel_tool_use: bool = False
+
+
+class ThinkingParam(LenientModel):
+    """Whether to think. Other fields, such as `budget_tokens`, are ignored."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+
+
+Tools = Annotated[list[ToolParam], Field(max_length=MAX_TOOLS, fail_fast=True)]
+
+
+# --- the bodies ------------------------------------------------------------------------------------
+
+
+class OutputFormat(StrictModel):
+    """The form of the answer: JSON that fits a schema."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(LenientModel):
+    """How the answer is made. Fields other than `format`, such as `effort`, are ignored."""
+
+    format: OutputFormat | None = None
+
+
+class PromptRequest(ApiRequest):
+    """The fields that both routes have."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    model: str = Field(description="as GET /v1/models names it")
+    messages: Annotated[list[MessageParam], Field(min_length=1, fail_fast=True)] = Field(
+        description="the last one is not an assistant's"
+    )
+    system: TextBlocks = Field([], description="a text or blocks of text")
+    tools: Tools = Field([], description="tools that the model may call")
+    tool_choice: Annotated[AnyToolChoice | NamedToolChoice, Field(discriminator="type")] | None = None
+    thinking: ThinkingParam | None = Field(None, description="default: no thinking, if the checkpoint can do without")
+    output_config: OutputConfig | None = Field(None, description="`format`: JSON that fits a schema")
+    output_format: OutputFormat | None = Field(None, description="older name of output_config.format")
+
+
+class MessagesRequest(PromptRequest):
+    """POST /v1/messages."""
+
+    max_tokens: int = Field(ge=1, le=MAX_NEW_TOKENS, description="may be more than the model's length leaves")
+    stop_sequences: StopTexts | None = Field(None, description="texts that end the answer; not returned")
+    stream: bool = Field(False, description="server-sent events as Anthropic's client reads them")
+
+
+class CountRequest(PromptRequest):
+    """POST /v1/messages/count_tokens."""
+
+
+# --- the answers -----------------------------------------------------------------------------------
+
+StopReason = Literal["end_turn", "stop_sequence", "tool_use", "max_tokens", "model_context_window_exceeded"]
+
+
+class TextContent(TypedDict):
+    """A block of text."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingContent(TypedDict):
+    """What the model thought before. There is no signature."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class ToolUseContent(TypedDict):
+    """A call of a tool."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: Json
+
+
+ContentBlock = TextContent | ThinkingContent | ToolUseContent
+
+
+class MessageUsage(TypedDict):
+    """Token counts. The prompt's are `input_tokens` and, from the prefix cache, `cache_read_input_tokens`."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+class MessageStop(TypedDict):
+    """Why a message ends. `stop_sequence`: the text that ended it."""
+
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class MessageExtras(TypedDict):
+    """What this service adds."""
+
+    stats: DecodedStats
+    trace: NotRequired[Sequence[TraceStep]]
+    constraint_met: NotRequired[bool | None]
+
+
+class MessageHead(TypedDict):
+    """What a message and the first event of its stream begin with."""
+
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+
+
+class MessageAnswer(MessageHead, MessageStop, MessageExtras):
+    """The answer of POST /v1/messages."""
+
+    content: list[ContentBlock]
+    usage: MessageUsage
+
+
+class TokenCount(TypedDict):
+    """The answer of POST /v1/messages/count_tokens."""
+
+    input_tokens: int

@@ -1,0 +1,271 @@
+"""Builds completions and chat completions, whole or as events, in OpenAI's shape with additional fields.
+
+Every choice also has `token_ids`, and at its end `stats`: those of POST /generate with its finish reason, mode and
+seed. `trace` is added on request. A time-out has OpenAI's finish reason `length`. Events are unnamed, then `[DONE]`.
+OpenAI's client raises an event with an `error`, after which no `[DONE]` follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Generic, TypeVar
+
+from pydantic_core import to_json
+
+from service.errors import MrpServeError
+from service.gateway.http.builder import decoded_stats
+from service.gateway.http.driver import ResponseBuilder
+from service.gateway.http.protocol import Json
+from service.gateway.openai.errors import openai_error
+from service.gateway.openai.logprobs import TokenLogprob, token_logprobs
+from service.gateway.openai.parse import ParsedCompletion
+from service.gateway.openai.protocol import (
+    AssistantMessage,
+    ChatCompletion,
+    ChoiceEnd,
+    ChoiceTokens,
+    Completion,
+    CompletionHead,
+    FinishReasonName,
+    MessageChoice,
+    Met,
+    OpenAiUsage,
+    TextChoice,
+)
+from service.text.tools import AnswerReader, CallBegun, CallPiece, Content, Event, ReadAnswer, Thought, read_answer
+from service.wire import Answer, Chunk, Ending, ModelCard, Progress
+
+DONE = b"data: [DONE]\n\n"
+
+_Choice = TypeVar("_Choice", TextChoice, MessageChoice)
+
+
+class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
+    """What both routes have in common. The choices of a request are its works."""
+
+    _ID_PREFIX: ClassVar[str]
+    _FRAME_OBJECT: ClassVar[str]
+
+    def __init__(self, parsed: ParsedCompletion, card: ModelCard) -> None:
+        self._parsed = parsed
+        self._readers = [AnswerReader(parsed.reading) for _ in parsed.works]
+        self._written = [0] * len(parsed.works)  # characters of each choice's text that have log-probabilities
+        self._endings: dict[int, Ending] = {}
+        name = self._ID_PREFIX + parsed.works[0].request_id
+        self._head: CompletionHead = {"id": name, "created": int(time.time()), "model": card.name}
+
+    # --- the form of a choice ----------------------------------------------------------------------
+
+    @abstractmethod
+    def _choice(self, index: int, read: ReadAnswer, end: ChoiceEnd) -> _Choice:
+        """A whole choice."""
+
+    @abstractmethod
+    def _opening(self, index: int) -> Json | None:
+        """The first frame of a choice. None if there is none before its text."""
+
+    @abstractmethod
+    def _part(self, event: Event) -> Json | None:
+        """A frame with a part of the answer. None if an event has none."""
+
+    @abstractmethod
+    def _closing(self) -> Json:
+        """The last frame of a choice."""
+
+    @abstractmethod
+    def _logprobs(self, tokens: Sequence[TokenLogprob]) -> Json:
+        """The log-probabilities of tokens, and of the likeliest tokens at each position."""
+
+    # --- whole answers -----------------------------------------------------------------------------
+
+    async def _choices(self, answers: Sequence[Answer]) -> list[_Choice]:
+        """The whole choices. Lets other tasks run after each: log-probabilities are long."""
+        choices = list[_Choice]()
+        for index, answer in enumerate(answers):
+            self._endings[index] = answer.ending
+            read = read_answer(self._parsed.reading, answer.text)
+            choices.append(self._choice(index, read, self._end(index, answer, read.called)))
+            await asyncio.sleep(0)
+        return choices
+
+    def _end(self, index: int, answer: Answer, called: bool) -> ChoiceEnd:
+        end: ChoiceEnd = {
+            "finish_reason": _reason(answer.ending, called),
+            **self._tokens(index, answer),
+            "stats": decoded_stats(answer.ending, self._parsed.works[index]),
+            **self._met(index, answer.ending),
+        }
+        return end
+
+    # --- streams -----------------------------------------------------------------------------------
+
+    def opening(self, index: int, first: Progress | Chunk | Ending) -> bytes:
+        opening = self._opening(index)
+        return b"" if opening is None else self._frame(index, opening)
+
+    def piece(self, index: int, chunk: Chunk) -> bytes:
+        """The frames of one block, one at least. The first has the block's tokens."""
+        empty = self._part(Content("")) if self._parsed.reading.plain else None
+        first, *others = self._parts(self._readers[index].push(chunk.text)) or [empty or self._closing()]
+        frames = [self._frame(index, first, self._tokens(index, chunk)), *(self._frame(index, part) for part in others)]
+        return b"".join(frames)
+
+    def closing(self, index: int, ending: Ending) -> bytes:
+        self._endings[index] = ending
+        reader = self._readers[index]
+        rest: list[bytes] = [self._frame(index, part) for part in self._parts(reader.finish())]
+        stats = decoded_stats(ending, self._parsed.works[index])
+        end = {"finish_reason": _reason(ending, reader.called), "stats": stats, **self._met(index, ending)}
+        return b"".join([*rest, self._frame(index, self._closing(), end)])
+
+    def end(self) -> bytes:
+        """The token counts, if the request wants them, and the mark of the end."""
+        if not self._parsed.include_usage:
+            return DONE
+        return _data({**self._head, "object": self._FRAME_OBJECT, "choices": [], "usage": self._usage()}) + DONE
+
+    def error(self, error: MrpServeError, request_id: str) -> bytes:
+        return _data(openai_error(error, request_id))
+
+    def _parts(self, events: Sequence[Event]) -> list[Json]:
+        return [part for event in events if (part := self._part(event)) is not None]
+
+    def _frame(self, index: int, content: Json, extras: Mapping[str, object] | None = None) -> bytes:
+        choice = {"index": index, **content, "logprobs": None, "finish_reason": None, **(extras or {})}
+        usage = {"usage": None} if self._parsed.include_usage else {}
+        return _data({**self._head, "object": self._FRAME_OBJECT, "choices": [choice], **usage})
+
+    # --- fields of both ----------------------------------------------------------------------------
+
+    def _tokens(self, index: int, part: Answer | Chunk) -> ChoiceTokens:
+        logprobs = None
+        if self._parsed.alternatives is not None:
+            logprobs = self._logprobs(token_logprobs(part.pieces, part.trace, self._written[index]))
+            self._written[index] += sum(len(piece.added) for piece in part.pieces)
+        tokens: ChoiceTokens = {"logprobs": logprobs, "token_ids": part.token_ids}
+        if self._parsed.return_trace:
+            tokens["trace"] = part.trace
+        return tokens
+
+    def _met(self, index: int, ending: Ending) -> Met:
+        return {} if self._parsed.works[index].constraint is None else {"constraint_met": ending.constraint_met}
+
+    def _usage(self) -> OpenAiUsage:
+        """The token counts. A prompt counts once, however many answers it gets."""
+        firsts = [ending for index, ending in self._endings.items() if index % self._parsed.n == 0]
+        prompts = sum(ending.prompt_tokens for ending in firsts)
+        completions = sum(ending.completion_tokens for ending in self._endings.values())
+        return {
+            "prompt_tokens": prompts,
+            "completion_tokens": completions,
+            "total_tokens": prompts + completions,
+            "prompt_tokens_details": {"cached_tokens": sum(ending.stats.cached_tokens for ending in firsts)},
+        }
+
+
+class CompletionBuilder(OpenAiBuilder[TextChoice]):
+    """Builds the answer to one POST /v1/completions."""
+
+    _ID_PREFIX, _FRAME_OBJECT = "cmpl-", "text_completion"
+
+    async def whole(self, answers: Sequence[Answer]) -> Completion:
+        choices = await self._choices(answers)
+        return {**self._head, "object": "text_completion", "choices": choices, "usage": self._usage()}
+
+    def _choice(self, index: int, read: ReadAnswer, end: ChoiceEnd) -> TextChoice:
+        return {"index": index, "text": self._parsed.echoes[index] + read.content, **end}
+
+    def _opening(self, index: int) -> Json | None:
+        echo = self._parsed.echoes[index]
+        return {"text": echo} if echo else None
+
+    def _part(self, event: Event) -> Json | None:
+        return {"text": event.text} if isinstance(event, Content) else None
+
+    def _closing(self) -> Json:
+        return {"text": ""}
+
+    def _logprobs(self, tokens: Sequence[TokenLogprob]) -> Json:
+        """One list per kind of value."""
+        return {
+            "tokens": [token.token for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [_by_name(token) for token in tokens] if self._parsed.alternatives else None,
+            "text_offset": [token.offset for token in tokens],
+        }
+
+
+class ChatBuilder(OpenAiBuilder[MessageChoice]):
+    """Builds the answer to one POST /v1/chat/completions."""
+
+    _ID_PREFIX, _FRAME_OBJECT = "chatcmpl-", "chat.completion.chunk"
+
+    async def whole(self, answers: Sequence[Answer]) -> ChatCompletion:
+        choices = await self._choices(answers)
+        return {**self._head, "object": "chat.completion", "choices": choices, "usage": self._usage()}
+
+    def _choice(self, index: int, read: ReadAnswer, end: ChoiceEnd) -> MessageChoice:
+        message: AssistantMessage = {"role": "assistant", "content": read.content, "refusal": None}
+        if self._parsed.reading.thinking != "no":
+            message["reasoning_content"] = read.thought or None
+        if read.calls:
+            message["content"] = read.content or None
+            message["tool_calls"] = [
+                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in read.calls
+            ]
+        return {"index": index, "message": message, **end}
+
+    def _opening(self, index: int) -> Json:
+        """The role of the message. Its content may be none, if the message can have calls."""
+        return {"delta": {"role": "assistant", "content": None if self._parsed.reading.format else ""}}
+
+    def _part(self, event: Event) -> Json | None:
+        match event:
+            case Content(text):
+                return {"delta": {"content": text}}
+            case Thought(text):
+                return {"delta": {"reasoning_content": text}}
+            case CallBegun(number, call, name):
+                begun = {"id": call, "type": "function", "function": {"name": name, "arguments": ""}}
+                return {"delta": {"tool_calls": [{"index": number, **begun}]}}
+            case CallPiece(number, text):
+                return {"delta": {"tool_calls": [{"index": number, "function": {"arguments": text}}]}}
+            case _:
+                return None
+
+    def _closing(self) -> Json:
+        return {"delta": {}}
+
+    def _logprobs(self, tokens: Sequence[TokenLogprob]) -> Json:
+        """One object per token."""
+        content = []
+        for token in tokens:
+            chosen = _record(token.token, token.data, token.logprob)
+            likeliest = [_record(other.text, other.data, min(0.0, other.logprob)) for other in token.likeliest]
+            content.append({**chosen, "top_logprobs": (likeliest or [chosen]) if self._parsed.alternatives else []})
+        return {"content": content, "refusal": None}
+
+
+def _reason(ending: Ending, called: bool) -> FinishReasonName:
+    """OpenAI's finish reason. OpenAI has none for a time-out; `length` also means an answer cut off."""
+    if ending.finish_reason != "stop":
+        return "length"
+    return "tool_calls" if called else "stop"
+
+
+def _record(token: str, data: bytes | None, logprob: float) -> Json:
+    return {"token": token, "logprob": logprob, "bytes": None if data is None else list(data)}
+
+
+def _by_name(token: TokenLogprob) -> dict[str, float]:
+    """Name -> log-probability: of the likeliest tokens, and of the chosen one. Of two of one name, the likelier."""
+    named = {other.text: min(0.0, other.logprob) for other in reversed(token.likeliest)}
+    return {**dict(reversed(named.items())), token.token: token.logprob}
+
+
+def _data(body: Mapping[str, object]) -> bytes:
+    return b"data: %b\n\n" % to_json(body)

@@ -1,0 +1,228 @@
+"""Parses OpenAI's bodies: one `Work` per choice, and the form of the answer.
+
+The validation of POST /generate parses the fields that both APIs share.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
+
+from service.engine.request import MAX_SEED
+from service.errors import InvalidRequest
+from service.gateway.http.api_requests import (
+    PASSED,
+    BodyFields,
+    ChatPrompt,
+    chat_fields,
+    parse_own,
+    parse_shared,
+    parse_shared_of_chat,
+)
+from service.gateway.http.driver import ParsedRequest
+from service.gateway.http.parse import to_work
+from service.gateway.http.protocol import GenerateCommon, Json
+from service.gateway.openai.chat import for_template
+from service.gateway.openai.protocol import (
+    MAX_CHOICES,
+    MAX_TEMPERATURE,
+    AllowedChoice,
+    ChatRequest,
+    CompletionRequest,
+    Effort,
+    NamedTool,
+    OpenAiRequest,
+    Prompt,
+    TemplateOptions,
+)
+from service.text.tools import Reading, Tool, ToolUse
+from service.wire import ModelCard, Work
+
+#: OpenAI's default for completions; chats have the default of POST /generate
+_COMPLETION_TOKENS = 16
+
+_NO_OPS: Mapping[str, tuple[Any, ...]] = {
+    "audio": (),
+    "best_of": (1,),
+    "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "modalities": (["text"],),
+    "moderation": (),
+    "parallel_tool_calls": (True, False),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "reasoning_effort": ("none",),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+
+_HINTS: frozenset[str] = frozenset(
+    {
+        "metadata",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "user",
+    }
+)
+
+FIELDS = BodyFields(PASSED, _NO_OPS, _HINTS)
+
+_Request = TypeVar("_Request", bound=OpenAiRequest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedCompletion(ParsedRequest):
+    """A request of either route. `works`: one per choice. `n`: choices per prompt.
+
+    `echoes`: the text before each choice. `alternatives`: top log-probabilities per token, None for none. `reading`:
+    how the text of answers is read.
+    """
+
+    n: int
+    echoes: tuple[str, ...]
+    include_usage: bool
+    alternatives: int | None
+    return_trace: bool
+    reading: Reading = field(default_factory=Reading)
+
+
+def parse_completion(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> ParsedCompletion:
+    """Parses a body of POST /v1/completions. Raises InvalidRequest or UnknownModel with the reason."""
+    request, shared = _parse(_without_best_of(body), CompletionRequest, card)
+    _check_completion(request)
+    shared["max_new_tokens"] = request.max_tokens or _COMPLETION_TOKENS
+    first = request.prompt[0]
+    shared |= {"prompt": first} if isinstance(first, str) else {"prompt_token_ids": list(first)}
+    common = parse_shared(shared, card, MAX_TEMPERATURE)
+    work = to_work(common, card, timeout_limit_s, **_logprobs_fields(common, request.logprobs))
+    prompts = [prompt for prompt in request.prompt for _ in range(request.n)]
+    works = [work, *(_choice(work, index, _prompt(prompts[index])) for index in range(1, len(prompts)))]
+    echoes = [prompt if request.echo and isinstance(prompt, str) else "" for prompt in prompts]
+    return _parsed(request, common, works, echoes=tuple(echoes), alternatives=request.logprobs)
+
+
+def parse_chat(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> ParsedCompletion:
+    """Parses a body of POST /v1/chat/completions. Raises InvalidRequest or UnknownModel with the reason."""
+    request, shared = _parse(body, ChatRequest, card)
+    limits = {request.max_tokens, request.max_completion_tokens} - {None}
+    if len(limits) > 1:
+        raise InvalidRequest(
+            f"max_tokens is {request.max_tokens} and max_completion_tokens {request.max_completion_tokens}; "
+            "they mean the same, give one of them",
+            param="max_tokens",
+        )
+    if request.top_logprobs and not request.logprobs:
+        raise InvalidRequest(f"top_logprobs is {request.top_logprobs}, which needs logprobs true", param="top_logprobs")
+    if limits:
+        shared["max_new_tokens"] = limits.pop()
+    alternatives = (request.top_logprobs or 0) if request.logprobs else None
+    common = parse_shared_of_chat(shared, card, MAX_TEMPERATURE)
+    thinks = think(request.reasoning_effort, request.chat_template_kwargs)
+    chat = ChatPrompt(for_template(request.messages), _tool_use(request), *thinks)
+    fields, reading = chat_fields(common, chat, card)
+    work = to_work(common, card, timeout_limit_s, **fields, **_logprobs_fields(common, alternatives))
+    works = [work, *(_choice(work, index, {}) for index in range(1, request.n))]
+    echoes = ("",) * request.n
+    return _parsed(request, common, works, echoes=echoes, alternatives=alternatives, reading=reading)
+
+
+def _parse(body: Mapping[str, Any], schema: type[_Request], card: ModelCard) -> tuple[_Request, dict[str, Any]]:
+    """OpenAI's own fields as a typed request, and the other fields, which are not parsed yet."""
+    own, shared = FIELDS.split(body, schema.model_fields)
+    request = parse_own(own, schema, card)
+    if request.stream_options and not request.stream:
+        raise InvalidRequest("stream_options are given, which need stream true", param="stream_options")
+    return request, shared
+
+
+def _without_best_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The body without `best_of` if it equals `n`, since it then changes nothing."""
+    same = body.get("best_of") is not None and body["best_of"] == body.get("n")
+    return {name: value for name, value in body.items() if name != "best_of"} if same else body
+
+
+def _check_completion(request: CompletionRequest) -> None:
+    count = request.n * len(request.prompt)
+    if count > MAX_CHOICES:
+        raise InvalidRequest(
+            f"{len(request.prompt)} prompts with n {request.n} are {count} answers, allowed are {MAX_CHOICES}",
+            param="n",
+        )
+    if request.echo and not all(isinstance(prompt, str) for prompt in request.prompt):
+        raise InvalidRequest("echo is true, which needs prompts that are texts", param="echo")
+    if request.echo and request.logprobs is not None:
+        raise InvalidRequest("echo is true with logprobs; a prompt's tokens have no log-probabilities", param="echo")
+
+
+def _prompt(prompt: Prompt) -> Json:
+    return {"text": prompt, "token_ids": None} if isinstance(prompt, str) else {"text": None, "token_ids": prompt}
+
+
+def _logprobs_fields(common: GenerateCommon, alternatives: int | None) -> Json:
+    """The fields of a work from which log-probabilities are read. `alternatives`: per token, None for none."""
+    named = alternatives is not None
+    return {
+        "return_trace": named or common.return_trace,
+        "return_pieces": named,
+        "top_logprobs": alternatives or 0,
+    }
+
+
+def _choice(work: Work, index: int, prompt: Json) -> Work:
+    """A further choice. Choice i has the request's seed + i."""
+    seed = (work.sampling.seed + index) % (MAX_SEED + 1)
+    return replace(work, request_id=secrets.token_hex(12), sampling=replace(work.sampling, seed=seed), **prompt)
+
+
+def _parsed(request: OpenAiRequest, common: GenerateCommon, works: Sequence[Work], **fields: Any) -> ParsedCompletion:
+    return ParsedCompletion(
+        works=tuple(works),
+        stream=request.stream,
+        n=request.n,
+        include_usage=bool((request.stream_options or {}).get("include_usage")),
+        return_trace=common.return_trace,
+        **fields,
+    )
+
+
+# --- tools and thinking ----------------------------------------------------------------------------
+
+
+def _tool_use(request: ChatRequest) -> ToolUse | None:
+    """What the answer may call. None without tools. InvalidRequest if the fields do not fit each other."""
+    functions = (spec.function for spec in request.tools)
+    tools = tuple(Tool(function.name, function.description, function.parameters) for function in functions)
+    choice, parallel = request.tool_choice, request.parallel_tool_calls
+    if isinstance(choice, NamedTool):
+        return ToolUse(tools, "required", (choice.function.name,), parallel=False)
+    if isinstance(choice, AllowedChoice):
+        names = tuple(tool.function.name for tool in choice.allowed_tools.tools)
+        return ToolUse(tools, choice.allowed_tools.mode, names, parallel)
+    return ToolUse(tools, choice, (), parallel) if tools or choice == "required" else None
+
+
+def think(effort: Effort | None, options: TemplateOptions | None) -> tuple[bool | None, str]:
+    """Whether to think, None leaves it to the chat template; and the field that says so."""
+    wanted = None if effort is None else effort != "none"
+    enabled = options.enable_thinking if options else None
+    if wanted is None or enabled is None:
+        return (enabled, "chat_template_kwargs") if wanted is None else (wanted, "reasoning_effort")
+    if wanted != enabled:
+        raise InvalidRequest(
+            f"reasoning_effort is {effort!r} and chat_template_kwargs.enable_thinking {str(enabled).lower()}; "
+            "give one of them",
+            param="chat_template_kwargs",
+        )
+    return wanted, "reasoning_effort"

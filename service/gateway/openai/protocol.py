@@ -1,0 +1,272 @@
+"""The bodies of OpenAI's two routes and their answers with this service's fields.
+
+The models of the bodies have OpenAI's own fields. POST /generate parses the fields that both APIs share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import ConfigDict, Field, PlainValidator, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic_core import PydanticCustomError
+from typing_extensions import TypedDict
+
+from service.gateway.http.api_requests import MAX_TOOLS, ApiRequest, StrictModel, ToolName
+from service.gateway.http.protocol import MAX_NEW_TOKENS, DecodedStats, Json, Usage
+from service.gateway.openai.chat import Message
+from service.wire import TraceStep
+
+#: the most choices of one request, over all its prompts
+MAX_CHOICES = 128
+
+#: OpenAI's limit; POST /generate allows higher temperatures
+MAX_TEMPERATURE = 2
+
+#: the most log-probabilities per token
+MAX_LIKELIEST = 20
+
+_TEXT = {"type": "string", "minLength": 1}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_PROMPT_SCHEMA = {
+    "anyOf": [
+        _TEXT,
+        {"type": "array", "items": _TEXT, "minItems": 1, "maxItems": MAX_CHOICES},
+        _IDS,
+        {"type": "array", "items": _IDS, "minItems": 1, "maxItems": MAX_CHOICES},
+    ]
+}
+
+Prompt = str | tuple[int, ...]
+
+
+def prompts_of(value: object) -> tuple[Prompt, ...]:
+    """The prompts of a completion: a text, ids, or a list of either."""
+    items = [value] if _prompt_of(value) is not None else value
+    prompts = [_prompt_of(item) for item in items] if isinstance(items, list) else []
+    kinds = {type(prompt) for prompt in prompts}
+    if not prompts or None in prompts or len(kinds) != 1:
+        message = "a text, token ids, or a list of texts or of token ids is expected, none of them empty"
+        raise PydanticCustomError("prompt", message)
+    return tuple(prompt for prompt in prompts if prompt is not None)
+
+
+def _prompt_of(value: object) -> Prompt | None:
+    if isinstance(value, str):
+        return value or None
+    if isinstance(value, list) and value and all(type(item) is int for item in value):
+        return tuple(value)
+    return None
+
+
+#: how much a model is to think; only `none` differs from the others
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+
+
+class FunctionSpec(StrictModel):
+    """A function. `strict` changes nothing: arguments always fit the schema `parameters`."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = Field(None, description="JSON schema of an object; default: no arguments")
+    strict: bool | None = None
+
+
+class ToolSpec(StrictModel):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: FunctionSpec
+
+
+class NamedFunction(StrictModel):
+    """A function by its name."""
+
+    name: str
+
+
+class NamedTool(StrictModel):
+    """The one tool that is called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class AllowedTools(StrictModel):
+    """Some of the tools. `mode`: whether one of them must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, fail_fast=True)]
+
+
+class AllowedChoice(StrictModel):
+    """A choice among some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+def _any_tool_choice(value: object, known: ValidatorFunctionWrapHandler) -> object:
+    """One error instead of one for each kind of choice."""
+    try:
+        return known(value)
+    except ValidationError:
+        message = "none, auto, required, a function by its name or allowed_tools is expected"
+        raise PydanticCustomError("tool_choice", message) from None
+
+
+ONE_ERROR = WrapValidator(_any_tool_choice)
+ToolChoice = Annotated[Literal["none", "auto", "required"] | NamedTool | AllowedChoice, ONE_ERROR]
+
+
+class TemplateOptions(StrictModel):
+    """What vLLM's clients tell the chat template."""
+
+    enable_thinking: bool | None = None
+
+
+#: load clients send vLLM's `continuous_usage_stats` with `include_usage`
+StreamOption = Literal["include_usage", "include_obfuscation", "continuous_usage_stats"]
+
+
+class OpenAiRequest(ApiRequest):
+    """The fields that both routes have."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    model: str = Field(description="as GET /v1/models names it")
+    n: int = Field(1, ge=1, le=MAX_CHOICES, description="answers per prompt; answer i has the seed `seed` + i")
+    max_tokens: int | None = Field(
+        None, ge=1, le=MAX_NEW_TOKENS, description="default: 16 for completions, 256 for chats"
+    )
+    stream: bool = Field(False, description="server-sent events, one per block, then [DONE]")
+    stream_options: dict[StreamOption, bool] | None = Field(
+        None, description="include_usage: a last frame with the token counts; other frames have none"
+    )
+
+
+class CompletionRequest(OpenAiRequest):
+    """POST /v1/completions."""
+
+    prompt: Annotated[
+        tuple[Prompt, ...],
+        PlainValidator(prompts_of, json_schema_input_type=Any),
+        Field(json_schema_extra=_PROMPT_SCHEMA),
+    ]
+    echo: bool = Field(False, description="put the prompt before the answer; needs prompts that are texts")
+    logprobs: int | None = Field(None, ge=0, le=MAX_LIKELIEST, description="so many of the likeliest for each token")
+
+
+class ChatRequest(OpenAiRequest):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
+    tools: Annotated[list[ToolSpec], Field(fail_fast=True)] = Field(
+        [], max_length=MAX_TOOLS, description="functions that the model may call"
+    )
+    tool_choice: ToolChoice = Field("auto", description="whether and which tools are called")
+    parallel_tool_calls: bool = Field(True, description="whether an answer may have several calls")
+    reasoning_effort: Effort | None = Field(
+        None, description="none: no thinking; any other: thinking, where the chat template knows it"
+    )
+    chat_template_kwargs: TemplateOptions | None = Field(None, description="vLLM's way to turn thinking on and off")
+    max_completion_tokens: int | None = Field(None, ge=1, le=MAX_NEW_TOKENS, description="newer name of max_tokens")
+    logprobs: bool = Field(False, description="log-probabilities of the answer's tokens")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=MAX_LIKELIEST, description="so many of the likeliest for each token; needs logprobs"
+    )
+
+
+# --- answers ---------------------------------------------------------------------------------------
+
+FinishReasonName = Literal["stop", "length", "tool_calls"]
+
+
+class Met(TypedDict):
+    """Whether the answer satisfies the request's constraint; only there if it has one."""
+
+    constraint_met: NotRequired[bool | None]
+
+
+class ChoiceTokens(TypedDict):
+    """The tokens of a choice, or of a part of it."""
+
+    logprobs: Json | None
+    token_ids: Sequence[int]
+    trace: NotRequired[Sequence[TraceStep]]
+
+
+class ChoiceEnd(ChoiceTokens, Met):
+    """What the choices of both routes have."""
+
+    finish_reason: FinishReasonName
+    stats: DecodedStats
+
+
+class TextChoice(ChoiceEnd):
+    """A choice of a completion."""
+
+    index: int
+    text: str
+
+
+class FunctionOfCall(TypedDict):
+    """The function that is called. `arguments`: JSON as text, incomplete if the answer was cut."""
+
+    name: str
+    arguments: str
+
+
+class ToolCallOfMessage(TypedDict):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionOfCall
+
+
+class AssistantMessage(TypedDict):
+    """The model's message. `content` is null if there is none beside calls."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: NotRequired[str | None]
+    tool_calls: NotRequired[list[ToolCallOfMessage]]
+
+
+class MessageChoice(ChoiceEnd):
+    """A choice of a chat completion."""
+
+    index: int
+    message: AssistantMessage
+
+
+class OpenAiUsage(Usage):
+    """Token counts, and those of the prompt that the prefix cache had."""
+
+    prompt_tokens_details: dict[str, int]
+
+
+class CompletionHead(TypedDict):
+    """What the answers and the frames of both routes begin with."""
+
+    id: str
+    created: int
+    model: str
+
+
+class Completion(CompletionHead):
+    """The answer of POST /v1/completions."""
+
+    object: Literal["text_completion"]
+    choices: list[TextChoice]
+    usage: OpenAiUsage
+
+
+class ChatCompletion(CompletionHead):
+    """The answer of POST /v1/chat/completions."""
+
+    object: Literal["chat.completion"]
+    choices: list[MessageChoice]
+    usage: OpenAiUsage

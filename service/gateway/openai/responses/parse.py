@@ -1,0 +1,178 @@
+"""Parses a body of POST /v1/responses: one `Work`, and the form of its answer.
+
+Chat templates get the items of `input` as messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from service.errors import InvalidRequest
+from service.gateway.http.api_requests import (
+    PASSED,
+    BodyFields,
+    ChatPrompt,
+    chat_fields,
+    parse_own,
+    parse_shared_of_chat,
+)
+from service.gateway.http.driver import ParsedRequest
+from service.gateway.http.parse import to_work
+from service.gateway.openai.parse import think
+from service.gateway.openai.protocol import MAX_TEMPERATURE
+from service.gateway.openai.responses.protocol import (
+    AllowedFunctions,
+    CallItem,
+    ContentPart,
+    FunctionChoice,
+    InputItem,
+    MessageItem,
+    ReasoningItem,
+    ResponsesRequest,
+    ResultItem,
+    SchemaFormat,
+)
+from service.text.tools import Reading, Tool, ToolUse, arguments_of, result, said
+from service.wire import ModelCard
+
+_NO_OPS: Mapping[str, tuple[Any, ...]] = {
+    "background": (False,),
+    "conversation": (),
+    "prompt": (),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "top_logprobs": (0,),
+    "truncation": ("disabled",),
+}
+
+_HINTS: frozenset[str] = frozenset(
+    {
+        "context_management",
+        "max_tool_calls",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "stream_options",
+        "user",
+    }
+)
+
+FIELDS = BodyFields(PASSED - {"response_format"}, _NO_OPS, _HINTS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedResponses(ParsedRequest):
+    """One request. `reading`: how its answer is read."""
+
+    request: ResponsesRequest
+    reading: Reading
+
+
+def parse_responses(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> ParsedResponses:
+    """Parses a body. Raises InvalidRequest or UnknownModel with the reason."""
+    _check_state(body)
+    own, shared = FIELDS.split(body, ResponsesRequest.model_fields)
+    request = parse_own(own, ResponsesRequest, card)
+    shared |= _form(request)
+    if request.max_output_tokens is not None:
+        shared["max_new_tokens"] = request.max_output_tokens
+    common = parse_shared_of_chat(shared, card, MAX_TEMPERATURE)
+    wanted, _ = think(request.reasoning.effort if request.reasoning else None, None)
+    messages = for_template(request.instructions, request.input)
+    fields, reading = chat_fields(common, ChatPrompt(messages, _tool_use(request), wanted, "reasoning.effort"), card)
+    work = to_work(common, card, timeout_limit_s, **fields)
+    return ParsedResponses(works=(work,), stream=request.stream, request=request, reading=reading)
+
+
+def _check_state(body: Mapping[str, Any]) -> None:
+    """Refuses what refers to a stored response."""
+    if body.get("previous_response_id") is not None:
+        raise InvalidRequest(
+            "previous_response_id is given, and no response is stored; send the whole conversation as input",
+            param="previous_response_id",
+        )
+    items = body.get("input")
+    for number, item in enumerate(items if isinstance(items, list) else []):
+        if isinstance(item, Mapping) and item.get("type") == "item_reference":
+            raise InvalidRequest(
+                f"input.{number} refers to a stored item, and none is stored; send the item itself",
+                param=f"input.{number}",
+            )
+
+
+def _form(request: ResponsesRequest) -> dict[str, Any]:
+    """The form of the answer as POST /generate names it."""
+    form = request.text.format if request.text else None
+    if form is None or form.type == "text":
+        return {}
+    if isinstance(form, SchemaFormat):
+        return {"response_format": {"type": "json_schema", "json_schema": {"schema": form.schema_}}}
+    return {"response_format": {"type": form.type}}
+
+
+def _tool_use(request: ResponsesRequest) -> ToolUse | None:
+    """What the answer may call. None without tools. InvalidRequest if the fields do not fit each other."""
+    tools = tuple(Tool(tool.name, tool.description, tool.parameters) for tool in request.tools)
+    choice, parallel = request.tool_choice, request.parallel_tool_calls
+    if isinstance(choice, FunctionChoice):
+        return ToolUse(tools, "required", (choice.name,), parallel=False)
+    if isinstance(choice, AllowedFunctions):
+        return ToolUse(tools, choice.mode, tuple(tool.name for tool in choice.tools), parallel)
+    return ToolUse(tools, choice, (), parallel) if tools or choice == "required" else None
+
+
+# --- messages --------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _AssistantTurn:
+    """The assistant's items that follow each other: one message of what was thought, said and called."""
+
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[tuple[str, str, Mapping[str, Any]]] = field(default_factory=list)
+
+    def pop(self) -> Iterator[dict[str, Any]]:
+        """The message of these items, if there are any. They are gone then."""
+        if self.texts or self.calls:
+            yield said("\n".join(self.texts), self.calls, "\n".join(self.thoughts))
+        self.texts, self.thoughts, self.calls = [], [], []
+
+
+def for_template(instructions: str | None, items: Sequence[InputItem]) -> tuple[dict[str, Any], ...]:
+    """The items as chat templates take them. InvalidRequest: no message, bad arguments, or a result of no call."""
+    made: list[dict[str, Any]] = [{"role": "system", "content": instructions}] if instructions else []
+    turn, called = _AssistantTurn(), dict[str, str]()
+    for number, item in enumerate(items):
+        match item:
+            case ReasoningItem():
+                turn.thoughts += [part.text for part in item.content or ()]
+            case CallItem():
+                called[item.call_id] = item.name
+                turn.calls.append((item.call_id, item.name, arguments_of(item.arguments, f"input.{number}.arguments")))
+            case MessageItem(role="assistant"):
+                turn.texts.append(_text(item.content))
+            case MessageItem():
+                made += turn.pop()
+                made.append(
+                    {"role": "system" if item.role == "developer" else item.role, "content": _text(item.content)}
+                )
+            case ResultItem():
+                made += turn.pop()
+                if item.call_id not in called:
+                    raise InvalidRequest(
+                        f"input.{number}.call_id is {item.call_id[:80]!r}, no call before has this id; send the whole "
+                        "conversation, since no response is stored",
+                        param=f"input.{number}.call_id",
+                    )
+                made.append(result(item.call_id, called[item.call_id], _text(item.output)))
+    made += turn.pop()
+    if not made:
+        raise InvalidRequest("input has no message", param="input")
+    return tuple(made)
+
+
+def _text(parts: Sequence[ContentPart]) -> str:
+    return "".join(part.text for part in parts)
