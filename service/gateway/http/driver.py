@@ -16,7 +16,6 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from pydantic_core import to_json
 
-from service.admission.bill import Bill
 from service.errors import MrpServeError
 from service.gateway.http.parse import parse_json
 from service.gateway.http.streams import FrameStream, all_of, first_of, merged
@@ -112,18 +111,18 @@ async def respond(api: Api[_Parsed], upstream: Upstream, request: Request) -> Re
         admitted = await upstream.admit(request, parsed.works)
     builder = api.builder(parsed, card)
     if not parsed.stream:
-        jobs = [_complete(api, upstream, admitted.charge, *numbered) for numbered in enumerate(admitted.works)]
-        return JsonAnswer(await builder.whole(await all_of(jobs)))
+
+        async def complete(index: int, work: Work) -> Answer:
+            with api.renamed(index):
+                return await upstream.complete(work, admitted.charge)
+
+        answers = await all_of([complete(index, work) for index, work in enumerate(admitted.works)])
+        return JsonAnswer(await builder.whole(answers))
     items = merged([upstream.stream(work, admitted.charge) for work in admitted.works])
     with api.renamed():
         first = await first_of(items)
     context = StreamContext(api, builder, upstream, request.scope["request_id"])
     return FrameStream(_frames(first, items, context), items)
-
-
-async def _complete(api: Api[Any], upstream: Upstream, bill: Bill, index: int, work: Work) -> Answer:
-    with api.renamed(index):
-        return await upstream.complete(work, bill)
 
 
 @dataclass(frozen=True, slots=True)
