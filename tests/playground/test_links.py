@@ -11,8 +11,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+from pydantic_core import to_json
 
-from service.gateway.http.models import models_json
+from service.gateway.http.models import model_json
 from service.gateway.playground.routes import files
 from tests.gateway.doubles import CARD
 
@@ -50,7 +51,7 @@ def opened(folder: Path, *links: str) -> list[dict[str, Any]]:
         (folder / name).write_bytes(content)
     (folder / "package.json").write_text('{"type": "module"}', "utf-8")
     (folder / "run.js").write_text(SCRIPT, "utf-8")
-    given = json.dumps({"model": models_json(CARD)["data"][0], "links": links})
+    given = to_json({"model": model_json(CARD), "links": links}).decode()
     command = [NODE or "", "run.js", given]
     run = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True, timeout=60)
     made: list[dict[str, Any]] = json.loads(run.stdout)
