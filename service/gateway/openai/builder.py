@@ -108,10 +108,11 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
 
     def piece(self, index: int, chunk: Chunk) -> bytes:
         """The frames of one block, one at least. The first has the block's tokens."""
-        empty = self._part(Content("")) if self._parsed.reading.plain else None
-        first, *others = self._parts(self._readers[index].push(chunk.text)) or [empty or self._closing()]
-        frames = [self._frame(index, first, self._tokens(index, chunk)), *(self._frame(index, part) for part in others)]
-        return b"".join(frames)
+        parts = self._parts(self._readers[index].push(chunk.text))
+        if not parts:
+            parts = self._parts([Content("")]) if self._parsed.reading.plain else [self._closing()]
+        events = self._frame(index, parts[0], self._tokens(index, chunk))
+        return events + b"".join([self._frame(index, part) for part in parts[1:]]) if len(parts) > 1 else events
 
     def closing(self, index: int, ending: Ending) -> bytes:
         self._endings[index] = ending
