@@ -37,7 +37,7 @@ async def test_what_is_allowed(generator: Generator, wrong: object) -> None:
 
 def test_openai_bodies_may_have_it() -> None:
     chat = {"model": CARD.name, "messages": [{"role": "user", "content": "x"}], "priority": 2, "n": 2}
-    assert [choice.work.priority for choice in parse_chat(chat, CARD, 60.0).choices] == [2, 2]
+    assert [work.priority for work in parse_chat(chat, CARD, 60.0).works] == [2, 2]
     with pytest.raises(InvalidRequest, match="priority is 10"):
         parse_chat(chat | {"priority": 10}, CARD, 60.0)
 
