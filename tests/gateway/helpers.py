@@ -74,6 +74,6 @@ def assert_shape(shape: type, value: object) -> None:
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(30):
         while not condition():
             await asyncio.sleep(0.002)

@@ -41,7 +41,7 @@ from tests.engine.helpers import FAIR
 from tests.gateway.conftest import UNMEASURED
 from tests.gateway.generate.helpers import CASES, GENERATE, PROMPT, ask, body, essence, golden_body, problem, streamed
 from tests.gateway.generate.test_ranks import ThenElsewhere
-from tests.gateway.helpers import idle, over, samples_of
+from tests.gateway.helpers import eventually, idle, over, samples_of
 from tests.other_weights import other_weights
 from tests.parallel.test_team import alive
 from tests.runners import Around
@@ -50,12 +50,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 #: endings of the names of metrics that tell times
 TIMES = ("_seconds_sum", "_seconds_bucket", "_created")
-
-
-async def eventually(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not true():
-            await asyncio.sleep(0.01)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
