@@ -63,11 +63,6 @@ class Settings(BaseSettings):
     tensor_parallel_size: Count = Field(
         1, description="devices of one machine that hold a replica's model together; it divides heads and inner sizes"
     )
-    engine: Literal["process", "thread"] = Field(
-        "process",
-        description="where a replica's engine runs: process: of its own, so that it never waits for text and "
-        "connections; thread: of the replica, which saves some 180 MB of the host's memory",
-    )
     torch_threads: Count | None = Field(
         None, description="CPU threads of each of a replica's processes; default: half the cores, shared by them"
     )
@@ -223,6 +218,17 @@ class Settings(BaseSettings):
         """Whether requests go by links. Serve's own autoscaling counts only the requests of its handles."""
         encrypted = os.environ.get("RAY_USE_TLS", "0").lower() in {"1", "true"}
         return self.transport == "link" or (self.transport == "auto" and not self.autoscaled and not encrypted)
+
+    def to_json(self) -> str:
+        """The settings for another process of this service, without keys."""
+        return self.model_dump_json(exclude={"api_keys", "admin_keys"})
+
+    @classmethod
+    def of_json(cls, text: str) -> Settings:
+        """The settings that `to_json` wrote. Neither the environment nor a file is read."""
+        settings = cls.__new__(cls)
+        cls.__pydantic_validator__.validate_json(text, self_instance=settings)
+        return settings
 
     def on_one_machine(self) -> Settings:
         """The settings with `listener` chosen, for a service that runs on this machine alone."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.decode.params import ModeParams
-from service.engine import Engine, EngineConfig, EngineWorker, GenerationRequest, Parts
+from service.engine import AsyncEngine, Engine, EngineConfig, GenerationRequest, Parts
 from service.engine.drafting.costs import StepCosts
 from service.model import Checkpoint
 
@@ -58,7 +58,7 @@ async def _measure(
     config = EngineConfig(requests, max(256, 8 * requests), kv_cache_tokens=requests * (tokens + size))
     engine = Engine(checkpoint, config, parts=Parts(costs=costs))
     ids: list[int] = [threading.get_native_id()]
-    worker = EngineWorker(engine, max_waiting=2 * requests)
+    worker = AsyncEngine(engine, max_waiting=2 * requests)
     worker.start()
     clients = [asyncio.create_task(_ask(worker, place, params, tokens)) for place in range(requests)]
     try:
@@ -72,7 +72,7 @@ async def _measure(
         worker.stop()
 
 
-async def _ask(worker: EngineWorker, place: int, params: ModeParams, tokens: int) -> None:
+async def _ask(worker: AsyncEngine, place: int, params: ModeParams, tokens: int) -> None:
     """Requests of one place, without end."""
     number = 0
     while True:

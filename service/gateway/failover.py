@@ -10,9 +10,8 @@ Weights that were exchanged meanwhile begin the answer again, unless a part of i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import aclosing
-from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -28,7 +27,7 @@ from service.errors import (
     WeightsChanged,
 )
 from service.gateway.backend import Backend
-from service.wire import Answer, Answering, Chunk, Ending, Failure, Progress, Resume, Weights, Work
+from service.wire import Answering, Chunk, Ending, Failure, Progress, Resume, Weights, Work
 
 #: the pause before the second attempt; it doubles for every further attempt, up to the longest
 _PAUSE_S = 0.05
@@ -41,9 +40,6 @@ _ELSEWHERE = (ReplicaStopping, WeightsBehind)
 
 #: the codes of all errors that may lead to another attempt
 REASONS = tuple(error.code for error in (*_LOSSES, *_ELSEWHERE, WeightsChanged, QueueFull))
-
-
-_T = TypeVar("_T")
 
 
 class Failover:
@@ -64,29 +60,22 @@ class Failover:
         self._max_failovers = max_failovers
         self._count = count
 
-    async def complete(self, work: Work) -> Answer:
-        """The whole answer. After a loss the answer is decoded again from the start."""
-        return await self._whole(work, self._backend.complete)
-
     async def tokens(self, work: Work) -> int:
         """The number of tokens of a work's prompt."""
-        return await self._whole(work, self._backend.count)
-
-    async def _whole(self, work: Work, ask: Callable[[Work], Awaitable[_T | Failure]]) -> _T:
         attempts = _Attempts(work, self._max_failovers, self._count, self._newest)
         while True:
             try:
-                result = await ask(attempts.work)
-                if isinstance(result, Failure):
-                    raise result.error
-                return result
+                tokens = await self._backend.count(attempts.work)
+                if isinstance(tokens, Failure):
+                    raise tokens.error
+                return tokens
             except MrpServeError as error:
                 await attempts.another(error)
 
-    async def stream(self, work: Work, told: Callable[[Progress | Chunk | Ending], None] = lambda _: None) -> Answering:
+    async def stream(self, work: Work) -> Answering:
         """The answer block by block, every block once. Closing the stream ends the current attempt.
 
-        `told`: gets every item before it is passed on. After a loss, the steps of an unfinished block come again.
+        After a loss, the steps of an unfinished block come again.
         """
         attempts = _Attempts(work, self._max_failovers, self._count, self._newest)
         while True:
@@ -96,10 +85,8 @@ class Failover:
                         if isinstance(item, Failure):
                             raise item.error
                         attempts.took(item)
-                        told(item)
                         yield item
                         if isinstance(item, Chunk) and item.ending is not None:
-                            told(item.ending)
                             yield item.ending
                 if not attempts.complete:
                     raise AssertionError("a stream ended without an ending")

@@ -1,4 +1,4 @@
-"""Streams whose clients read more slowly than the engine decodes. `PlacedAnswers` sends every stream through a `Relay`.
+"""Streams whose clients read more slowly than the engine decodes. Every stream goes through a `Relay`.
 
 Who sends a stream takes its items straight from the replica. While that one waits for its client, a task takes them
 instead, at the replica's pace. So the place at the replica is free when the replica's answer ends, whoever reads.

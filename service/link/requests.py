@@ -5,25 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, cast
 
 from service.frames import Unsendable
 from service.link.client import Asked, Elsewhere, Impostor, Link
 from service.link.messages import Method
 from service.link.server import Replica
 from service.routing.router import Router
-from service.wire import Address, Answer, Failure, Items, Status, Work, patience_s, too_late
+from service.wire import Address, Failure, Items, Status, Work, patience_s, too_late
 
 _log = logging.getLogger(__name__)
 
 #: seconds to connect and to see the replica's proof, and seconds until the next try
 _OPEN_S = 2.0
 _AGAIN_S = 10.0
-
-_T = TypeVar("_T")
 
 
 class Requests(Replica, Protocol):
@@ -56,20 +54,13 @@ class LinkedRequests:
         self._impostors: set[Address] = set()
         self._learning = asyncio.Lock()
 
-    async def complete(self, work: Work) -> Answer | Failure:
-        """The whole answer."""
-        return await self._whole("complete", work, self._otherwise.complete)
-
     async def count(self, work: Work) -> int | Failure:
         """The number of tokens of a work's prompt."""
-        return await self._whole("count", work, self._otherwise.count)
-
-    async def _whole(self, method: Method, work: Work, otherwise: Callable[[Work], Awaitable[_T]]) -> _T:
-        if (begun := await self._begin(method, work)) is None:
-            return await otherwise(work)
-        asked, answer = begun
+        if (begun := await self._begin("count", work)) is None:
+            return await self._otherwise.count(work)
+        asked, tokens = begun
         asked.end()
-        return cast(_T, answer)
+        return cast(int | Failure, tokens)
 
     async def stream(self, work: Work) -> Items:
         """The answer block by block."""

@@ -25,10 +25,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.rayserve.scaling import WANTED
 from service.routing.affinity import How
 from service.settings import Settings
-from service.wire import Answer, Exchanged, Failure, Items, Snapshot, Status, Weights, Work
+from service.wire import Exchanged, Failure, Items, Snapshot, Status, Weights, Work
 
 if TYPE_CHECKING:
-    from service.engine import Parts
     from service.gateway.http.listener import Listener
     from service.replica.generator import Generator
 
@@ -44,12 +43,12 @@ _LATER_S = 0.005
 class GeneratorDeployment:
     """One replica of the model. Serve starts it, checks its health and routes requests to it."""
 
-    #: the engine's parts, if a subclass replaces the default ones
-    parts: Parts | None = None
+    #: `module:name` of the engine's `Parts`, if a subclass replaces the default ones
+    parts = ""
 
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it
         _keep_serve_on_loopback()
-        if settings.engine == "process" and ray.get_runtime_context().get_actor_id():
+        if ray.get_runtime_context().get_actor_id():
             _leave_torch_out()
         from service.engine.responsive import keep_responsive
         from service.link.server import LinkServer
@@ -62,10 +61,6 @@ class GeneratorDeployment:
         self._links = await LinkServer.start(self, ray.util.get_node_ip_address()) if settings.links else None
         self._patience_s = settings.request_timeout_s
         self._watch = asyncio.create_task(_exit_when_failed(self._generator))
-
-    async def complete(self, work: Work) -> Answer | Failure:
-        """The whole answer."""
-        return await self._generator.complete(work)
 
     def stream(self, work: Work) -> Items:
         """The answer block by block."""

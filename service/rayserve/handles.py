@@ -17,7 +17,7 @@ from ray.serve.handle import DeploymentHandle
 
 from service.errors import NotReady, QueueFull, ReplicaLost
 from service.rayserve.report import Listener, reporting_to
-from service.wire import Answer, Failure, Items, Status, Work, patience_s, too_late
+from service.wire import Failure, Items, Status, Work, patience_s, too_late
 
 #: seconds after which a client may try again
 _RETRY_S = 1.0
@@ -29,14 +29,9 @@ class HandleRequests:
     def __init__(self, generator: DeploymentHandle[Any], routed: Listener) -> None:
         # A handle for each method, made once: every `options` makes a handle. Ours are plain dataclasses.
         plain: dict[str, Any] = {"request_serialization": "pickle", "response_serialization": "pickle"}
-        self._complete = generator.options(method_name="complete", **plain)
         self._count = generator.options(method_name="count", **plain)
         self._stream = generator.options(method_name="stream", stream=True, **plain)
         self._routed = routed
-
-    async def complete(self, work: Work) -> Answer | Failure:
-        """The whole answer. Cancelling the call cancels the replica's task."""
-        return cast(Answer | Failure, await self._call(self._complete, work))
 
     async def count(self, work: Work) -> int | Failure:
         """The number of tokens of a work's prompt."""

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from service.gateway.placed import PlacedAnswers
 
 from service.admission.bill import Bill
 from service.admission.controller import Admission, AdmissionController, Visit
 from service.admission.keys import ApiKey
 from service.errors import DeadlineExceeded, NotReady, OutOfMemory, RateLimited, ReplicaLost
 from service.gateway.draining import Draining
-from service.gateway.placed import PlacedAnswers
 from service.settings import Settings
 from service.wire import Answer, Answering, Chunk, Ending, Work
 from tests.admission.overload import BLOCK, work
