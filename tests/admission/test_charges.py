@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from service.gateway.placed import PlacedAnswers
 
 from service.admission.bill import Bill
 from service.admission.controller import Admission, AdmissionController, Visit
 from service.admission.keys import ApiKey
 from service.errors import DeadlineExceeded, NotReady, OutOfMemory, RateLimited, ReplicaLost
 from service.gateway.draining import Draining
+from service.gateway.pipeline import RequestPipeline
 from service.settings import Settings
-from service.wire import Answer, Answering, Chunk, Ending, Work
+from service.wire import Answering, Chunk, Ending, Work
 from tests.admission.overload import BLOCK, work
 from tests.admission.virtual import run
 from tests.gateway.doubles import CARD, STATS
@@ -34,12 +34,6 @@ class Replicas:
     """A block a second, all that is asked for; some requests fail instead of a block. Id of a request -> block."""
 
     fails_at: dict[str, int] = field(default_factory=dict)
-
-    async def complete(self, work: Work) -> Answer:
-        async with aclosing(self.stream(work)) as items:
-            *_, ending = [item async for item in items]
-        assert isinstance(ending, Ending)
-        return Answer("", (), ending)
 
     async def stream(self, work: Work) -> Answering:
         for block in range(work.max_new_tokens // BLOCK):
@@ -76,7 +70,7 @@ class Shop:
         self.door.serves(replace(CARD, places=places, max_model_len=10**9))
         self.replicas, cards = Replicas(), SimpleNamespace(watch=lambda: None)
         self.draining = Draining()
-        self.answers = PlacedAnswers(self.replicas, self.door, cards, self.draining)  # type: ignore[arg-type]
+        self.answers = RequestPipeline(self.replicas, self.door, cards, self.draining)  # type: ignore[arg-type]
         self.count, self.paid, take = 0, 0.0, self.door._limits.take_tokens
 
         def took(tenant: str, tokens: float) -> None:

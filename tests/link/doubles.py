@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+from msgspec import structs
+
 from service.arrival import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams, Stats
@@ -16,6 +18,7 @@ from service.link.server import LinkServer
 from service.routing.router import Router
 from service.wire import Answer, Chunk, Ending, Failure, Items, Status, Work
 from tests.gateway import doubles
+from tests.gathered import gathered
 
 CARD = replace(doubles.CARD, name="m", places=1)
 
@@ -28,6 +31,17 @@ def answer(text: str) -> Answer:
     return Answer(text, (1,), Ending("length", 1, 1, Stats()))
 
 
+def chunk_of(whole: Answer) -> Chunk:
+    return Chunk(0, whole.text, whole.token_ids, whole.ending.stats, ending=whole.ending)
+
+
+class Ingress(LinkedRequests):
+    """Requests whose answers are wanted whole, too."""
+
+    async def complete(self, work: Work) -> Answer | Failure:
+        return await gathered(self.stream(structs.replace(work, together=16)))
+
+
 class Replica:
     """Answers with its name. A work named `wait` waits for ever, `bug` raises, `fail` fails."""
 
@@ -35,16 +49,15 @@ class Replica:
         self.name, self.begun, self.cancelled = name, 0, 0
         self.may_go_on = asyncio.Event()
 
-    async def complete(self, work: Work) -> Answer | Failure:
-        async with self._counted():
-            await self._act(work)
-            return Failure(EngineFailed("broken")) if work.request_id == "fail" else answer(self.name)
-
     async def count(self, work: Work) -> int | Failure:
         return len(work.token_ids or ())
 
     async def stream(self, work: Work) -> Items:
         async with self._counted():
+            if work.together > 1:
+                await self._act(work)
+                yield Failure(EngineFailed("broken")) if work.request_id == "fail" else chunk_of(answer(self.name))
+                return
             for index in range(3):
                 yield Chunk(index, self.name, (index,), Stats())
                 await self._act(work)
@@ -72,17 +85,13 @@ class Otherwise:
     def __init__(self) -> None:
         self.works: list[Work] = []
 
-    async def complete(self, work: Work) -> Answer | Failure:
-        self.works.append(work)
-        return answer("otherwise")
-
     async def count(self, work: Work) -> int | Failure:
         self.works.append(work)
         return -1
 
     async def stream(self, work: Work) -> Items:
         self.works.append(work)
-        yield Ending("length", 1, 0, Stats())
+        yield chunk_of(answer("otherwise")) if work.together > 1 else Ending("length", 1, 0, Stats())
 
     async def learn(self, statuses: Sequence[Status]) -> None:
         raise AssertionError("the links learn, not the other way")
@@ -105,9 +114,9 @@ class Service:
     def statuses(self) -> list[Status]:
         return [Status(name, None, CARD, server.address) for name, server in self.servers.items()]
 
-    async def ingress(self) -> LinkedRequests:
+    async def ingress(self) -> Ingress:
         router = Router(1, by_prefix=False, routed=lambda how: None)
-        requests = LinkedRequests(router, self.otherwise, self._note, clock=lambda: self.now)
+        requests = Ingress(router, self.otherwise, self._note, clock=lambda: self.now)
         await requests.learn(self.statuses())
         return requests
 

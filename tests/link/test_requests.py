@@ -16,11 +16,10 @@ from service.engine.request import Stats
 from service.errors import DeadlineExceeded, EngineFailed, MrpServeError, ReplicaLost
 from service.link import client as link_client
 from service.link import requests as linked
-from service.link.requests import LinkedRequests
 from service.routing.router import Router
 from service.wire import Address, Answer, Chunk, Ending, Failure, Status
 from tests.gateway.helpers import eventually
-from tests.link.doubles import CARD, Service, answer, work
+from tests.link.doubles import CARD, Ingress, Service, answer, work
 
 
 async def test_answers_blocks_and_counts_come_through(service: Service) -> None:
@@ -209,7 +208,7 @@ async def test_a_replica_without_a_first_word_has_no_link(
 
 
 async def test_without_replicas_requests_go_another_way(service: Service) -> None:
-    requests = LinkedRequests(Router(1, by_prefix=False, routed=lambda how: None), service.otherwise, service._note)
+    requests = Ingress(Router(1, by_prefix=False, routed=lambda how: None), service.otherwise, service._note)
     assert await requests.complete(work()) == answer("otherwise")
     ingress = await service.ingress()
     await ingress.learn([])
@@ -229,7 +228,7 @@ async def test_a_replica_tells_of_other_ingresses(service: Service) -> None:
 
 
 async def test_two_questions_at_once_open_one_link(service: Service) -> None:
-    requests = LinkedRequests(Router(1, by_prefix=False, routed=lambda how: None), service.otherwise, service._note)
+    requests = Ingress(Router(1, by_prefix=False, routed=lambda how: None), service.otherwise, service._note)
     await asyncio.gather(*(requests.learn(service.statuses()) for _ in range(5)))
     await requests.complete(work())
     assert len(service.servers["a"]._connections) == 1

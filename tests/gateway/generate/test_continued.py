@@ -27,6 +27,7 @@ from tests.gateway.engines import Held, failing
 from tests.gateway.generate.helpers import PROMPT, ask, body, essence, streamed
 from tests.gateway.helpers import over, page
 from tests.gateway.local import LocalBackend
+from tests.gathered import gathered
 from tests.replicas import local_generator
 
 #: every mode, with knobs that make it work for its tokens
@@ -212,7 +213,7 @@ async def refuses(replica: Generator) -> None:
     """Returns when a replica takes no requests any more."""
     for number in itertools.count():
         asked = replace(work_of(replica, body()), request_id=f"probe {number}")
-        task = asyncio.ensure_future(replica.complete(asked))
+        task = asyncio.ensure_future(gathered(replica.stream(asked)))
         done, _ = await asyncio.wait({task}, timeout=0.01)
         task.cancel()
         if done:
