@@ -47,14 +47,9 @@ class RequestPipeline:
         with self._counted(bill), self._draining.until_cut():
             async with self._slot(work, bill) as job:
                 work = with_origin(replace(work, together=_TOGETHER), self._model)
-                chunks: list[Chunk] = []
                 async with aclosing(self._replicas.stream(work)) as items:
-                    async for item in items:
-                        if isinstance(item, Chunk):
-                            chunks.append(item)
-                        if isinstance(item, Ending):
-                            note_ending(item, self._model)
-                            answer = Answer.of(chunks, item)
+                    answer = await _gathered(items)
+                note_ending(answer.ending, self._model)
                 job.take(answer)
                 return answer
 
@@ -66,14 +61,9 @@ class RequestPipeline:
                 job.count(tokens)
                 return tokens
 
-    async def stream(self, work: Work, bill: Bill) -> Answering:
+    def stream(self, work: Work, bill: Bill) -> Answering:
         """The answer block by block. The slot is free when the replica's answer ends, or the stream is closed."""
-        relay = self._readers.relay(work, self._blocks(work, bill))
-        try:
-            while (item := await relay.next()) is not None:
-                yield item
-        finally:
-            await relay.close()
+        return self._readers.relay(work, self._blocks(work, bill))
 
     async def _blocks(self, work: Work, bill: Bill) -> Answering:
         with self._counted(bill):
@@ -109,3 +99,13 @@ class RequestPipeline:
             raise
         finally:
             self.in_flight -= 1
+
+
+async def _gathered(items: Answering) -> Answer:
+    chunks: list[Chunk] = []
+    async for item in items:
+        if isinstance(item, Chunk):
+            chunks.append(item)
+        elif isinstance(item, Ending):
+            return Answer.of(chunks, item)
+    raise AssertionError("an answer ended without an ending")

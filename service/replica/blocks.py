@@ -23,7 +23,8 @@ class AnswerBlocks:
     """The answer to one `work`. `waited_s`: seconds from its arrival at the ingress to the engine.
 
     `pieces`: names the tokens, None if the request does not need names. `text_of`: the text of a token id.
-    `stats`: the statistics so far, over all replicas. `ending`: set by the last event.
+    `stats`: the statistics so far, over all replicas. `ending`: set by the last event. `events`: those taken, for a
+    trace; None without one.
     """
 
     work: Work
@@ -35,6 +36,7 @@ class AnswerBlocks:
     block_size: int
     stats: Stats = field(init=False)
     ending: Ending | None = field(init=False, default=None)
+    events: list[BlockEvent] | None = field(init=False, default=None)
     _num_tokens: int = field(init=False)
     _held: list[Chunk] = field(init=False, default_factory=list)
 
@@ -48,6 +50,8 @@ class AnswerBlocks:
 
     def take(self, event: BlockEvent) -> Chunk | None:
         """The chunk of the last `together` events, None if more are to come. Not to be called after the ending."""
+        if self.events is not None:
+            self.events.append(event)
         if (chunk := self._chunk(event)) is not None:
             self._held.append(chunk)
         if not self._held or (len(self._held) < self.work.together and self.ending is None):

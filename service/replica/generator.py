@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -89,9 +89,21 @@ class Generator:
         """
         self._in_flight += 1
         try:
-            async with aclosing(self._decode(work) if work.scoring is None else self._score(work)) as items:
-                async for item in items:
-                    yield item
+            if work.scoring is not None:
+                yield await self._score(work)
+                return
+            answer, events = await self._begin(work)
+            item: Progress | Chunk | None = None
+            with self._followed(work, answer):
+                async with aclosing(events):
+                    async for event in events:
+                        item = answer.progress(event) if isinstance(event, BlockProgress) else answer.take(event)
+                        if answer.ending is not None:
+                            break
+                        if item is not None:
+                            yield item
+            ending = self._counted(work, answer)
+            yield item or ending
         except MrpServeError as error:
             yield Failure(error)
         except Exception as error:  # noqa: BLE001 - Serve would log the message, which may quote the request
@@ -99,7 +111,8 @@ class Generator:
         finally:
             self._in_flight -= 1
 
-    async def _decode(self, work: Work) -> AsyncGenerator[Progress | Chunk | Ending]:
+    async def _begin(self, work: Work) -> tuple[AnswerBlocks, AsyncGenerator[BlockEvent | BlockProgress]]:
+        """The answer to a work, and the engine's events that fill it."""
         self._weights.admit(work)
         prompt = await self._encode(work)
         waited_s = work.arrived.waited_s()
@@ -107,31 +120,24 @@ class Generator:
         pieces = self._codec.pieces() if work.return_pieces else None
         text, size = self._codec.stream(work.stop), self._engine.info.config.block_size
         answer = AnswerBlocks(work, len(prompt), waited_s, text, pieces, self._codec.name_of, size)
-        chunk: Chunk | None = None
-        traced: list[BlockEvent] = []
+        if self._tracing:
+            answer.events = []
+        return answer, self._engine.generate(request, work.constraint)
+
+    @contextmanager
+    def _followed(self, work: Work, answer: AnswerBlocks) -> Iterator[None]:
+        """Counts an answer that its client leaves, and traces every answer."""
         try:
-            async with aclosing(self._engine.generate(request, work.constraint)) as events:
-                async for event in events:
-                    if isinstance(event, BlockProgress):
-                        yield answer.progress(event)
-                        continue
-                    if self._tracing:
-                        traced.append(event)
-                    chunk = answer.take(event)
-                    if answer.ending is not None:
-                        break
-                    if chunk is not None:
-                        yield chunk
+            yield
         except (asyncio.CancelledError, GeneratorExit):
             self._metrics.finished(work.params.mode, "abort", answer.stats)
             raise
         finally:
             if self._tracing:
-                trace_request(self._tracing, self._replica, work, Timeline(waited_s, len(prompt), traced))
-        ending = self._counted(work, answer)
-        yield chunk or ending
+                timeline = Timeline(answer.waited_s, answer.prompt_tokens, answer.events or [])
+                trace_request(self._tracing, self._replica, work, timeline)
 
-    async def _score(self, work: Work) -> AsyncGenerator[Ending]:
+    async def _score(self, work: Work) -> Ending:
         """The places of a work with `scoring`: one request to the engine that has one event."""
         self._weights.admit(work)
         length = sum(len(message["content"]) for message in work.messages or ()) + len(work.text or "")
@@ -142,7 +148,7 @@ class Generator:
         try:
             async with aclosing(self._engine.generate(request)) as items:
                 events = [event async for event in items if isinstance(event, BlockEvent)]
-        except (asyncio.CancelledError, GeneratorExit):
+        except asyncio.CancelledError:
             self._metrics.finished(work.params.mode, "abort", stats)
             raise
         finally:
@@ -154,7 +160,7 @@ class Generator:
         stats = event.stats.later_by(waited_s)
         self._metrics.finished(work.params.mode, "stop", stats)
         prompt_tokens = sum(token != MASKED for token in prompt)
-        yield Ending("stop", prompt_tokens, 0, stats, places=self._reader.named(asked, event))
+        return Ending("stop", prompt_tokens, 0, stats, places=self._reader.named(asked, event))
 
     def _counted(self, work: Work, answer: AnswerBlocks) -> Ending:
         """Counts a finished answer. Called before the last item is sent: a client that leaves then has all of it."""
