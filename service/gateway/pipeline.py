@@ -14,7 +14,7 @@ from service.gateway.draining import Draining
 from service.gateway.failover import Failover
 from service.gateway.request_log import note_ending, with_origin
 from service.gateway.slow_readers import SlowReaders
-from service.wire import Answer, Answering, Chunk, Ending, Work
+from service.wire import Answer, Answering, Ending, Work
 
 #: blocks of a whole answer that come in one chunk
 _TOGETHER = 16
@@ -47,8 +47,7 @@ class RequestPipeline:
         with self._counted(bill), self._draining.until_cut():
             async with self._slot(work, bill) as job:
                 work = with_origin(replace(work, together=_TOGETHER), self._model)
-                async with aclosing(self._replicas.stream(work)) as items:
-                    answer = await _gathered(items)
+                answer = await self._replicas.complete(work)
                 note_ending(answer.ending, self._model)
                 job.take(answer)
                 return answer
@@ -99,13 +98,3 @@ class RequestPipeline:
             raise
         finally:
             self.in_flight -= 1
-
-
-async def _gathered(items: Answering) -> Answer:
-    chunks: list[Chunk] = []
-    async for item in items:
-        if isinstance(item, Chunk):
-            chunks.append(item)
-        elif isinstance(item, Ending):
-            return Answer.of(chunks, item)
-    raise AssertionError("an answer ended without an ending")

@@ -20,7 +20,7 @@ from service.errors import DeadlineExceeded, NotReady, OutOfMemory, RateLimited,
 from service.gateway.draining import Draining
 from service.gateway.pipeline import RequestPipeline
 from service.settings import Settings
-from service.wire import Answering, Chunk, Ending, Work
+from service.wire import Answer, Answering, Chunk, Ending, Work
 from tests.admission.overload import BLOCK, work
 from tests.admission.virtual import run
 from tests.gateway.doubles import CARD, STATS
@@ -34,6 +34,12 @@ class Replicas:
     """A block a second, all that is asked for; some requests fail instead of a block. Id of a request -> block."""
 
     fails_at: dict[str, int] = field(default_factory=dict)
+
+    async def complete(self, work: Work) -> Answer:
+        async with aclosing(self.stream(work)) as items:
+            *_, ending = [item async for item in items]
+        assert isinstance(ending, Ending)
+        return Answer("", (), ending)
 
     async def stream(self, work: Work) -> Answering:
         for block in range(work.max_new_tokens // BLOCK):

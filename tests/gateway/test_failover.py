@@ -236,6 +236,13 @@ async def test_every_attempt_has_an_id_of_its_own(error: Failure | Exception) ->
     assert len(asked.counted) == 2
 
 
+async def test_a_whole_answer_goes_on_after_the_last_chunk() -> None:
+    asked = Asked(Attempts([FIRST, LOST], [SECOND, Failure(LOST)], [LAST]))
+    answer = await asked.failover.complete(replace(work(), together=16))
+    assert (answer.text, answer.token_ids, answer.ending) == ("abc", (10, 20, 11, 21, 12, 22), ENDING)
+    assert [sent.resume.num_blocks for sent in asked.attempts.works] == [0, 1, 2]
+
+
 @pytest.mark.parametrize("scripts", [([FIRST, None],), ([FIRST, LOST], [SECOND, None])])
 @pytest.mark.parametrize("leave", ["close", "cancel"])
 async def test_who_leaves_ends_the_attempt_at_hand(scripts: tuple[list[Item], ...], leave: str) -> None:
@@ -289,6 +296,12 @@ class TestWeights:
         asked = Asked(Attempts([changed], [FIRST, SECOND, LAST]))
         assert await asked.items() == WHOLE
         assert asked.counted == ["weights_changed"]
+
+    async def test_a_whole_answer_begins_again_since_its_client_has_none_of_it(self) -> None:
+        asked = Asked(Attempts([FIRST, Failure(WeightsChanged("other weights"))], [FIRST, SECOND, LAST]))
+        answer = await asked.failover.complete(replace(work(), together=16))
+        assert answer.token_ids == (10, 20, 11, 21, 12, 22)
+        assert asked.attempts.works[1].resume == Resume()
 
     async def test_an_answer_of_which_a_part_was_sent_ends(self) -> None:
         asked = Asked(Attempts([FIRST, Failure(WeightsChanged("other weights"))], [LAST]))
