@@ -79,7 +79,7 @@ class Handle:
         self.told: list[tuple[Any, ...]] = []
 
     def options(self, *, method_name: str, **_: Any) -> Any:
-        assert method_name in {"complete", "stream", "count"}
+        assert method_name in {"stream", "count"}
         return SimpleNamespace(remote=lambda sent: self.response)
 
     def broadcast(self, method: str, *args: Any) -> Any:
@@ -110,7 +110,6 @@ LOST: list[tuple[BaseException, type[MrpServeError], int]] = [
 
 
 async def test_answers_and_blocks_come_through() -> None:
-    assert await backend(Handle(ANSWER)).complete(work()) == ANSWER
     items = [item async for item in backend(Handle(CHUNK, ANSWER.ending)).stream(work())]
     assert items == [CHUNK, ANSWER.ending]
     assert await backend(Handle(13)).count(work()) == 13
@@ -119,7 +118,7 @@ async def test_answers_and_blocks_come_through() -> None:
 @pytest.mark.parametrize(("error", "kind", "status"), LOST, ids=lambda value: type(value).__name__)
 async def test_serves_errors_become_ours(error: BaseException, kind: type[MrpServeError], status: int) -> None:
     with pytest.raises(kind) as caught:
-        await backend(Handle(error)).complete(work())
+        await anext(backend(Handle(error)).stream(work()))
     assert type(caught.value) is kind
     assert (caught.value.status, bool(caught.value.retry_after)) == (status, True)
     items = backend(Handle(CHUNK, error)).stream(work())
@@ -130,16 +129,15 @@ async def test_serves_errors_become_ours(error: BaseException, kind: type[MrpSer
 
 async def test_a_bug_in_a_replica_stays_one() -> None:
     with pytest.raises(RayTaskError):
-        await backend(Handle(task_error())).complete(work())
+        await anext(backend(Handle(task_error())).stream(work()))
 
 
 async def test_who_waits_too_long_for_a_replica_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "_GRACE_S", 0.0)
-    for ask in (lambda made: made.complete(work(0.001)), lambda made: anext(made.stream(work(0.001)))):
-        handle = Handle(None)
-        with pytest.raises(DeadlineExceeded, match=r"timeout_s is 0\.001"):
-            await ask(backend(handle))
-        assert handle.response.cancelled
+    handle = Handle(None)
+    with pytest.raises(DeadlineExceeded, match=r"timeout_s is 0\.001"):
+        await anext(backend(handle).stream(work(0.001)))
+    assert handle.response.cancelled
 
 
 async def test_a_block_that_takes_its_time_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,7 +151,7 @@ async def test_a_block_that_takes_its_time_is_waited_for(monkeypatch: pytest.Mon
 
 async def test_who_leaves_is_cancelled_in_the_replica() -> None:
     unary, streamed = Handle(None), Handle(CHUNK, None)
-    asked = asyncio.create_task(backend(unary).complete(work()))
+    asked = asyncio.ensure_future(anext(backend(unary).stream(work())))
     await asyncio.sleep(0)
     asked.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -301,7 +299,7 @@ async def test_it_says_what_the_last_replica_ended_of(monkeypatch: pytest.Monkey
     failed = Failure(EngineFailed("the engine stopped: ValueError: bad"))
     asked = backend(Handle(failed, failed, control=lambda method: answers.pop(0)))
     monkeypatch.setattr(ray_backend, "why_none", lambda app, deployment: "none")
-    assert await asked.complete(work()) == failed
+    assert await anext(asked.stream(work())) == failed
     with pytest.raises(NotReady, match="none; before, the engine stopped: ValueError: bad"):
         await asked.statuses()
     assert await asked.statuses()
