@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from service.constraints import Constraint
 from service.engine import BlockEvent, GenerationRequest
 from service.engine.request import Asked
 from service.errors import CheckpointError, EngineFailed, InvalidRequest, ReplicaLost, ReplicaStopping
@@ -175,6 +176,30 @@ class TestAnswers:
             wrong = await http.post(GENERATE, json={"prompt": "Tom", "regex": "("})
             assert problem(wrong, 422)["param"] == "regex"
         there.close()
+
+    async def test_who_leaves_before_the_grammar_is_compiled_frees_the_id(self) -> None:
+        engine = await start(Settings(device="cpu"))
+        digits = Constraint.regex("[0-9]{3}")
+        leaving = asyncio.create_task(anext(engine.generate(request("one"), digits)))  # type: ignore[arg-type]
+        await eventually(lambda: engine._compiling == {"one"})
+        assert not engine._requests  # no step is due
+        with pytest.raises(InvalidRequest, match="is in use"):
+            await blocks(engine, request("one"))
+        leaving.cancel()
+        await eventually(lambda: not engine._compiling)
+        again = request("one", stop_token_ids=frozenset(engine.info.config.eos_token_ids))
+        async with aclosing(engine.generate(again, digits)) as items:
+            events = [item async for item in items if isinstance(item, BlockEvent)]
+        assert events[-1].constraint_met
+        assert events[-1].stats.queue_s > 0
+        engine.close()
+
+    async def test_the_time_limit_holds_while_the_grammar_is_compiled(self) -> None:
+        engine = await start(Settings(device="cpu"))
+        async with aclosing(engine.generate(request(timeout_s=0.001), Constraint.regex("[0-9]{3}"))) as items:
+            [event] = [item async for item in items if isinstance(item, BlockEvent)]
+        assert (event.finish_reason, event.token_ids) == ("timeout", ())
+        engine.close()
 
     async def test_a_request_that_it_can_never_serve(self, remote: Generator) -> None:
         async with over(remote) as http:
