@@ -211,12 +211,12 @@ class EngineThread:
             reason = error.message if isinstance(error, MrpServeError) else kind_and_place(error)
             self._stop_for(reason, EngineFailed(f"the engine stopped: {reason}"), error)
 
-    def _stop_for(self, reason: str, told: MrpServeError, error: Exception) -> None:
-        """Stops for good. `told`: what its requests get."""
+    def _stop_for(self, reason: str, ending: MrpServeError, error: Exception) -> None:
+        """Stops for good. `ending`: the error of its requests."""
         _log.error("the engine stopped", extra={"exception": without_message(error)})
         with self._changed:
             self._failure = reason
-        self._fail(told)
+        self._fail(ending)
 
     def _step(self) -> list[Item]:
         """One step of the engine: for each request its progress, then its events."""

@@ -139,14 +139,14 @@ def _answers(record: Record) -> dict[str, Any]:
 
 
 def _counts(endings: list[Ending]) -> dict[str, Any]:
-    stats = [ending.stats for ending in endings]
-    firsts = [milliseconds(one.first_block_s) for one in stats if one.first_block_s is not None]
-    forwards = sum(one.forwards.denoise + one.forwards.verify for one in stats)
+    all_stats = [ending.stats for ending in endings]
+    firsts = [milliseconds(stats.first_block_s) for stats in all_stats if stats.first_block_s is not None]
+    forwards = sum(stats.forwards.denoise + stats.forwards.verify for stats in all_stats)
     return {
         "prompt_tokens": sum(ending.prompt_tokens for ending in endings),
         "completion_tokens": sum(ending.completion_tokens for ending in endings),
-        "tokens_per_forward": round(sum(one.decoded_tokens for one in stats) / max(1, forwards), 4),
-        "queue_ms": milliseconds(min(one.queue_s for one in stats)),
+        "tokens_per_forward": round(sum(stats.decoded_tokens for stats in all_stats) / max(1, forwards), 4),
+        "queue_ms": milliseconds(min(stats.queue_s for stats in all_stats)),
         "first_block_ms": min(firsts, default=None),
-        "total_ms": milliseconds(max(one.total_s for one in stats)),
+        "total_ms": milliseconds(max(stats.total_s for stats in all_stats)),
     }

@@ -101,8 +101,8 @@ class AnswerBlocks:
         return Progress(event.index, event.first, trace_steps(event), texts, held, self.waited_s + event.total_s)
 
     def _stats(self, stats: Stats) -> Stats:
-        own, resume = stats.later_by(self.waited_s), self.work.resume
-        return resume.stats.continued(own) if resume.num_blocks else own
+        rest, resume = stats.later_by(self.waited_s), self.work.resume
+        return resume.stats.continued(rest) if resume.num_blocks else rest
 
     def _ending(self, reason: FinishReason | None, met: bool | None) -> Ending | None:
         if reason is None:

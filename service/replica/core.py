@@ -130,14 +130,14 @@ def _prepared(core: EngineCore) -> EngineCore:
 
 def _limits(settings: Settings, checkpoint: Checkpoint, memory: DeviceMemory) -> EngineConfig:
     """The engine's limits: what the settings leave open is what fits beside the weights."""
-    asked = Sizes(
+    sizes = Sizes(
         kv_cache_tokens=_number(settings.kv_cache_tokens),
         max_running=_number(settings.max_running),
         max_rows=_number(settings.max_rows),
         memory_utilization=settings.memory_utilization,
         cuda_graphs=settings.cuda_graphs == "auto" and checkpoint.shard.size == 1,
     )
-    fitted = fit(asked, checkpoint.own_config, checkpoint.dtype.itemsize, memory)
+    fitted = fit(sizes, checkpoint.own_config, checkpoint.dtype.itemsize, memory)
     _log.info(
         "KV cache of %d tokens, %d requests, %d rows", fitted.kv_cache_tokens, fitted.max_running, fitted.max_rows
     )

@@ -101,8 +101,8 @@ class ReplicaMetrics(EngineMetrics):
 
     def _count_ended(self) -> None:
         ended, self._ended = self._ended, []
-        for one in ended:
-            self._count(*one)
+        for request in ended:
+            self._count(*request)
 
     def _count(self, mode: str, reason: FinishReason, stats: Stats) -> None:
         """Counts the end of a request. Its times count from the arrival at the ingress.
