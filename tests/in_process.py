@@ -35,6 +35,7 @@ class InProcessEngine:
     async def generate(
         self, request: GenerationRequest, constraint: Constraint | None = None
     ) -> AsyncGenerator[BlockEvent | BlockProgress]:
+        self._core.engine.validate(request)
         if constraint is not None:
             request = await self._core.compiled(request, constraint)
         items = self._engine.generate(request)

@@ -149,12 +149,11 @@ class EngineThread:
         return self._state
 
     def submit(self, request: GenerationRequest) -> None:
-        """Validates a request and gives it to the engine.
+        """Gives the engine a request that `validate` has accepted.
 
-        Raises what `Engine.validate` raises; QueueFull if `max_waiting` requests wait; InvalidRequest if its id is in
-        use; ReplicaStopping while the engine is stopping, stalled or stopped.
+        Raises QueueFull if `max_waiting` requests wait; InvalidRequest if its id is in use; ReplicaStopping while the
+        engine is stopping, stalled or stopped.
         """
-        self._engine.validate(request)
         with self._changed:
             if self._failure is not None:
                 raise ReplicaStopping(f"the engine stopped: {self._failure}", retry_after=1.0)
@@ -308,7 +307,8 @@ class AsyncEngine(EngineThread):
     def generate(self, request: GenerationRequest) -> AsyncGenerator[BlockEvent | BlockProgress]:
         """The request's block events, and its steps if it asks for them. The last item has a finish reason.
 
-        Closing the generator aborts the request. Raises what `submit` raises; ReplicaStopping if the engine stops;
-        EngineFailed; OutOfMemory if the device had no memory for this request.
+        Closing the generator aborts the request. Raises what `Engine.validate` and `submit` raise; ReplicaStopping if
+        the engine stops; EngineFailed; OutOfMemory if the device had no memory for this request.
         """
+        self._engine.validate(request)
         return self._streams.open(request.request_id, partial(self.submit, request))

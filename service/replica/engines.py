@@ -52,8 +52,8 @@ class EngineClient(Protocol):
         """The request's block events, and its steps if it asks for them. The last item has a finish reason.
 
         `constraint`: what the answer must be; the request waits in the engine's process for its grammar. Closing the
-        generator aborts the request. Raises what `Compiler.compile` and `EngineThread.submit` raise; ReplicaStopping if
-        the engine stops; EngineFailed; OutOfMemory if the device has no memory for this request.
+        generator aborts the request. Raises what `validate`, `Compiler.compile` and `EngineThread.submit` raise;
+        ReplicaStopping if the engine stops; EngineFailed; OutOfMemory if the device has no memory for this request.
         """
 
     async def check(self, model: str) -> None:

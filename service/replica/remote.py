@@ -22,6 +22,7 @@ from service.constraints import Constraint
 from service.engine.observer import EngineState
 from service.engine.request import BlockEvent, BlockProgress, GenerationRequest, RequestFailed
 from service.engine.streams import RequestStreams
+from service.engine.validation import validate
 from service.errors import InvalidRequest, MrpServeError, ReplicaLost, ReplicaStopping
 from service.frames import Frames
 from service.parallel.child import start_child
@@ -129,7 +130,9 @@ class EngineProcessClient(Frames):
     def generate(
         self, request: GenerationRequest, constraint: Constraint | None = None
     ) -> AsyncGenerator[BlockEvent | BlockProgress]:
-        """See `EngineClient.generate`."""
+        """See `EngineClient.generate`. A request that the engine can never serve does not reach its process."""
+        info = self.info
+        validate(request, info.config, info.max_model_len, deterministic=info.deterministic)
         return self._streams.open(request.request_id, partial(self._submit, request, constraint))
 
     def _submit(self, request: GenerationRequest, constraint: Constraint | None) -> None:
