@@ -26,7 +26,7 @@ def score_json(plan: Plan, answers: Sequence[Answer]) -> dict[str, Any]:
             {
                 "index": index,
                 "object": "score",
-                "places": [_place(one, normalize=plan.normalize) for one in answer.places],
+                "places": [_place(one, normalize=plan.normalize) for one in answer.ending.places],
             }
             for index, answer in enumerate(answers)
         ],
