@@ -26,7 +26,7 @@ from service.calibration.plans import parse_plan
 from service.cli.options import DeviceOption, DtypeOption, ModelOption, OutputOption, load, use_threads
 from service.cli.output import Counter, results, table
 from service.decode.params import ModeParams
-from service.engine import Engine, EngineConfig, EngineWorker, GenerationRequest, Parts
+from service.engine import AsyncEngine, Engine, EngineConfig, GenerationRequest, Parts
 from service.engine.drafting.costs import StepCosts
 from service.engine.responsive import keep_responsive
 from service.model import Checkpoint
@@ -124,7 +124,7 @@ async def _measure(
     config = EngineConfig(requests, max(256, 8 * requests), kv_cache_tokens=requests * (tokens + size))
     engine = Engine(checkpoint, config, parts=Parts(costs=costs))
     ids: list[int] = [threading.get_native_id()]
-    worker = EngineWorker(engine, max_waiting=2 * requests)
+    worker = AsyncEngine(engine, max_waiting=2 * requests)
     worker.start()
     clients = [asyncio.create_task(_ask(worker, slot, params, tokens)) for slot in range(requests)]
     try:
@@ -138,7 +138,7 @@ async def _measure(
         worker.stop()
 
 
-async def _ask(worker: EngineWorker, slot: int, params: ModeParams, tokens: int) -> None:
+async def _ask(worker: AsyncEngine, slot: int, params: ModeParams, tokens: int) -> None:
     """Requests of a slot, without end."""
     number = 0
     while True:

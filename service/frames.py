@@ -1,19 +1,20 @@
-"""Messages between two processes of this program, over a connection. Both ends inherit from `Frames`.
+"""Messages between two processes of this program, over a connection.
 
-A frame is its length (4 bytes) and its content: messages, by the codec that both ends agree on. All messages of one
-turn of the event loop travel together, so the blocks of many answers cost one write and one wake-up.
-
-Connections that another user or machine can reach take `MessagePack` (`messagepack.py`). Only a pair of sockets that
-two processes have inherited may take `Pickled` (`pickling.py`), which runs code of the sender's choice.
+A frame is its length (4 bytes) and its content: messages, by a codec (`messagepack.py`) that both ends agree on.
+`Frames` is an end on an event loop. All messages of one turn of the loop travel together, so the blocks of many
+answers cost one write and one wake-up. `Channel` is an end for threads.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import select
 import socket
 import struct
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Protocol, cast
 
 _log = logging.getLogger(__name__)
@@ -105,9 +106,7 @@ class Frames(asyncio.Protocol):
 
         Raises Unsendable, and sends nothing then.
         """
-        encoded = self.codec.encode(message)
-        if len(encoded) >= LONGEST:
-            raise Unsendable(f"a message has {len(encoded)} bytes, allowed are less than {LONGEST}")
+        encoded = _encoded(self.codec, message)
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
         self._unsent.append(encoded)
@@ -116,6 +115,62 @@ class Frames(asyncio.Protocol):
         messages, self._unsent = self._unsent, []
         if messages and not self._transport.is_closing():
             self._transport.write(b"".join(framed(self.codec.content(some)) for some in _together(messages)))
+
+
+class Channel:
+    """One end of a connection, for threads. EOFError: the other end is closed.
+
+    A socket that an event loop reads from, and that so does not block, can be written to.
+    """
+
+    def __init__(self, end: socket.socket, codec: Codec) -> None:
+        self._end, self._codec = end, codec
+        self._sending = threading.Lock()
+        self._messages: list[Any] = []
+
+    def send(self, message: object) -> None:
+        """Sends a message. It may wait until the other side has read earlier ones. Any thread may call it."""
+        unsent = memoryview(framed(self._codec.content([_encoded(self._codec, message)])))
+        with self._sending:
+            while unsent:
+                try:
+                    unsent = unsent[self._end.send(unsent) :]
+                except BlockingIOError:
+                    select.select([], [self._end], [])
+                except OSError as error:
+                    raise EOFError from error
+
+    def receive(self) -> Any:
+        """Waits for a message. One thread calls it. Malformed as `Codec.decode` raises it."""
+        while not self._messages:
+            (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
+            self._messages = self._codec.decode(self._exactly(length))
+        return self._messages.pop(0)
+
+    def close(self) -> None:
+        """Closes this end. Who waits at either end gets an EOFError."""
+        with suppress(OSError):  # the other end is closed
+            self._end.shutdown(socket.SHUT_RDWR)
+        self._end.close()
+
+    def _exactly(self, length: int) -> bytes:
+        content = bytearray()
+        while len(content) < length:
+            try:
+                piece = self._end.recv(length - len(content))
+            except OSError as error:
+                raise EOFError from error
+            if not piece:
+                raise EOFError
+            content += piece
+        return bytes(content)
+
+
+def _encoded(codec: Codec, message: object) -> bytes:
+    encoded = codec.encode(message)
+    if len(encoded) >= LONGEST:
+        raise Unsendable(f"a message has {len(encoded)} bytes, allowed are less than {LONGEST}")
+    return encoded
 
 
 def framed(content: bytes) -> bytes:

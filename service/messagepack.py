@@ -1,15 +1,16 @@
 """Messages as MessagePack, decoded strictly by their types. Nothing that comes can run code or make another type.
 
 An error crosses as the name of its class, one of `service/errors.py`, and its fields. An `Arrival` crosses as the
-seconds since. All else is `Data` (`data.py`), plain values and named tuples.
+seconds since. All else is `Data` (`data.py`), plain values, named tuples, dataclasses as maps, and what a connection
+adds (`Extension`).
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -28,12 +29,21 @@ _Error = tuple[str, str, str | None, float | None]
 _MANY = struct.Struct("!BI")
 
 
+class Extension(NamedTuple):
+    """A further type that may cross. `plain`: what it crosses as. `make`: makes it again, or raises."""
+
+    kind: type[Any]
+    plain: Callable[[Any], Any]
+    make: Callable[[Any], Any]
+
+
 class MessagePack:
     """A codec of frames (`frames.py`). `receives`: what may come, a union of types."""
 
-    def __init__(self, receives: Any) -> None:
-        self._encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
-        self._decoder = msgspec.msgpack.Decoder(list[receives], dec_hook=_made)
+    def __init__(self, receives: Any, *extensions: Extension) -> None:
+        self._extensions = (*_EXTENSIONS, *extensions)
+        self._encoder = msgspec.msgpack.Encoder(enc_hook=self._plain)
+        self._decoder = msgspec.msgpack.Decoder(list[receives], dec_hook=self._made)
 
     def encode(self, message: object) -> bytes:
         """A message. Unsendable if it has what MessagePack has not: integers beyond 64 bits, halves of characters."""
@@ -55,14 +65,19 @@ class MessagePack:
             raise Malformed(f"{len(content)} bytes are no message: {type(error).__name__}") from None
         return messages
 
+    def _plain(self, value: Any) -> Any:
+        for extension in self._extensions:
+            if isinstance(value, extension.kind):
+                return extension.plain(value)
+        raise TypeError(f"a {type(value).__name__} cannot be sent")
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, MrpServeError):
-        name = next(kind.__name__ for kind in type(value).__mro__ if _ERRORS.get(kind.__name__) is kind)
-        return name, _whole(value.message), value.param and _whole(value.param), value.retry_after
-    if isinstance(value, Arrival):
-        return value.waited_s()
-    raise TypeError(f"a {type(value).__name__} cannot be sent")
+    def _made(self, kind: type[Any], value: Any) -> Any:
+        return next(extension for extension in self._extensions if extension.kind is kind).make(value)
+
+
+def _plain_error(error: MrpServeError) -> _Error:
+    name = next(kind.__name__ for kind in type(error).__mro__ if _ERRORS.get(kind.__name__) is kind)
+    return name, _whole(error.message), error.param and _whole(error.param), error.retry_after
 
 
 def _whole(text: str) -> str:
@@ -70,10 +85,18 @@ def _whole(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _made(kind: type[Any], value: Any) -> Any:
-    if kind is MrpServeError:
-        name, message, param, retry_after = msgspec.convert(value, _Error)
-        return _ERRORS[name](message, param=param, retry_after=retry_after)
-    if kind is Arrival and isinstance(value, float) and math.isfinite(value):
-        return Arrival.ago(value)
-    raise ValueError(f"a {kind.__name__} has not come")
+def _make_error(value: Any) -> MrpServeError:
+    name, message, param, retry_after = msgspec.convert(value, _Error)
+    return _ERRORS[name](message, param=param, retry_after=retry_after)
+
+
+def _make_arrival(value: Any) -> Arrival:
+    if not isinstance(value, float) or not math.isfinite(value):
+        raise ValueError("an arrival is a finite number of seconds")
+    return Arrival.ago(value)
+
+
+_EXTENSIONS = (
+    Extension(MrpServeError, _plain_error, _make_error),
+    Extension(Arrival, Arrival.waited_s, _make_arrival),
+)

@@ -40,6 +40,7 @@ ALIASES = {
 }
 #: settings of earlier versions -> what holds instead
 _GONE = {
+    "engine": "a replica's engine always has a process of its own",
     "listener": "one ingress of `mrp-serve serve` listens itself; Serve's proxies are before several, and in clusters",
     "routing": "requests go where their prompt's prefix is cached, unless prefix_cache is false",
     "transport": "requests always go by the ingresses' own connections, encrypted where Ray is (`RAY_USE_TLS`)",
@@ -82,11 +83,6 @@ class Settings(BaseSettings):
     )
     tensor_parallel_size: Count = Field(
         1, description="devices of one machine that hold a replica's model together; it divides heads and inner sizes"
-    )
-    engine: Literal["process", "thread"] = Field(
-        "process",
-        description="where a replica's engine runs: process: of its own, so that it never waits for text and "
-        "connections; thread: of the replica, which saves some 180 MB of the host's memory",
     )
     torch_threads: Count | None = Field(
         None, description="CPU threads of each of a replica's processes; default: half the cores, shared by them"
@@ -235,6 +231,17 @@ class Settings(BaseSettings):
     def ingress_listens(self) -> bool:
         """Whether the ingress of `mrp-serve serve` takes connections itself. One process listens on a port."""
         return self.num_ingresses == 1
+
+    def to_json(self) -> str:
+        """The settings for another process of this service, without keys."""
+        return self.model_dump_json(exclude={"api_keys", "admin_keys"})
+
+    @classmethod
+    def of_json(cls, text: str) -> Settings:
+        """The settings that `to_json` wrote. Neither the environment nor a file is read."""
+        settings = cls.__new__(cls)
+        cls.__pydantic_validator__.validate_json(text, self_instance=settings)
+        return settings
 
     @model_validator(mode="after")
     def _several_devices(self) -> Self:

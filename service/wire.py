@@ -1,15 +1,15 @@
 """The data that crosses between an ingress and a replica: frozen values.
 
-The ingress sends `Work`. A replica returns `Answer | Failure`, or a stream of `Chunk`s, with `Progress` between them
-on request. The stream ends with an `Ending`, in the last chunk or by itself, or with a `Failure`. Times in statistics
-count from the arrival at the ingress.
+The ingress sends `Work`. A replica returns a stream of `Chunk`s, with `Progress` between them on request. The stream
+ends with an `Ending`, in the last chunk or by itself, or with a `Failure`. The ingress makes an `Answer` of a stream
+that is wanted whole. Times in statistics count from the arrival at the ingress.
 
 `Data` crosses links (`link/messages.py`); the dataclasses cross by Ray alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,6 +118,7 @@ class Work(Data, frozen=True):
     `scoring`: places of the prompt are read, and nothing is decoded.
     `weights`: the oldest that may answer; None: any.
     `quality`: the preset that `params` were chosen by, empty if the request named none.
+    `together`: blocks that may come in one chunk; more than 1 where the client gets a whole answer.
     """
 
     request_id: str
@@ -151,6 +152,7 @@ class Work(Data, frozen=True):
     scoring: Scoring | None = None
     tools: Private[tuple[Mapping[str, Any], ...]] = ()
     think: bool | None = None
+    together: int = 1
 
 
 #: seconds by which the ingress's time limit is longer than the engine's
@@ -172,7 +174,7 @@ class Ending(Data, frozen=True, tag=3):
     """The end of an answer: its finish reason, token counts and statistics.
 
     `constraint_met`: whether the answer satisfies the request's constraint; None without one. `stop_text`: the text of
-    the request's `stop` that ended the answer, None if none did.
+    the request's `stop` that ended the answer, None if none did. `places`: those of a work with `scoring`.
     """
 
     finish_reason: FinishReason
@@ -181,14 +183,16 @@ class Ending(Data, frozen=True, tag=3):
     stats: Stats
     constraint_met: bool | None = None
     stop_text: Private[str | None] = None
+    places: Private[tuple[PlaceScores, ...]] = ()
 
 
 class Chunk(Data, frozen=True, tag=2):
-    """One finished block: the text and tokens it adds, the statistics so far, and its history on request.
+    """Finished blocks: the text and tokens they add, the statistics so far, and their history on request.
 
-    The last chunk carries the `ending`, so the receiver of the whole answer knows that it is complete. Every other
-    chunk ends at the end of a block, where another replica can continue. `prompt_tokens`: those of the whole prompt.
-    `version`: of the weights that decoded it.
+    A chunk has one block, or several of a whole answer. The last chunk carries the `ending`, so the receiver of the
+    whole answer knows that it is complete. Every other chunk ends at the end of a block, where another replica can
+    continue. `index`: the last block's. `prompt_tokens`: those of the whole prompt. `version`: of the weights that
+    decoded it.
     """
 
     index: int
@@ -229,15 +233,25 @@ class Progress(Data, frozen=True, tag=1):
     total_s: float
 
 
-class Answer(Data, frozen=True, tag=5):
-    """A whole answer: the text and tokens of all its chunks, in order. `places`: those of a work with `scoring`."""
+class Answer(Data, frozen=True):
+    """A whole answer: the text and tokens of all its chunks, in order."""
 
     text: Private[str]
     token_ids: Private[tuple[int, ...]]
     ending: Ending
     trace: Private[tuple[TraceStep, ...]] = ()
     pieces: Private[tuple[TokenPiece, ...]] = ()
-    places: Private[tuple[PlaceScores, ...]] = ()
+
+    @classmethod
+    def of(cls, chunks: Sequence[Chunk], ending: Ending) -> Answer:
+        """The answer that came as these chunks."""
+        return cls(
+            "".join(chunk.text for chunk in chunks),
+            tuple(token for chunk in chunks for token in chunk.token_ids),
+            ending,
+            tuple(step for chunk in chunks for step in chunk.trace),
+            tuple(piece for chunk in chunks for piece in chunk.pieces),
+        )
 
 
 class Failure(Data, frozen=True, tag=4):
@@ -320,7 +334,7 @@ class Address:
 class Status:
     """The state of a replica. `failure`: why it cannot generate, None if it can. `card`: what it serves.
 
-    `address`: where it takes links; None if requests reach it by Serve's handles only.
+    `address`: where it takes links; None until it does.
     """
 
     replica: str

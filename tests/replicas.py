@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from service.engine import Parts
 from service.model import Checkpoint
-from service.replica.core import Core
+from service.replica.core import EngineCore, load_core
 from service.replica.generator import Generator
-from service.replica.local import LocalEngine
 from service.replica.metrics import ReplicaMetrics
 from service.settings import Settings
-from service.telemetry.tracing import Tracing
+from service.telemetry.tracing import Tracing, start_tracing
 from service.text import TextCodec
+from tests.in_process import InProcessEngine
 
 
 def local_generator(
@@ -22,5 +22,12 @@ def local_generator(
 ) -> Generator:
     """A replica of a checkpoint that is loaded, its engine on a thread of this process."""
     metrics, codec = ReplicaMetrics(), TextCodec.load(checkpoint.path)
-    core = Core(checkpoint, settings, metrics, parts, lambda: codec)
-    return Generator(replica, LocalEngine(core, settings.stall_timeout_s), metrics, settings, tracing)
+    core = EngineCore(checkpoint, settings, metrics, parts, lambda: codec)
+    return Generator(replica, InProcessEngine(core, settings.stall_timeout_s), metrics, settings, tracing)
+
+
+def load_generator(replica: str, settings: Settings, parts: Parts | None = None) -> Generator:
+    """A replica whose checkpoint is loaded into this process, on several devices if the settings say so."""
+    metrics = ReplicaMetrics()
+    engine = InProcessEngine(load_core(settings, metrics, parts), settings.stall_timeout_s)
+    return Generator(replica, engine, metrics, settings, start_tracing(settings))

@@ -248,7 +248,7 @@ def test_an_alias_is_a_near_name_too() -> None:
         Settings(max_num_seq=7)
 
 
-@pytest.mark.parametrize("name", ["listener", "routing", "transport"])
+@pytest.mark.parametrize("name", ["engine", "listener", "routing", "transport"])
 def test_a_setting_that_is_gone_says_what_holds_instead(name: str) -> None:
     with pytest.raises(SettingsError, match=f"'{name}' is gone: "):
         Settings(**{name: "auto"})

@@ -83,8 +83,6 @@ def _cpu_s(program: int | None) -> dict[str, float]:
             replica = sorted(threads.values(), reverse=True)
         else:
             found[role] += sum(threads.values())
-    if replica and not found[ENGINE]:  # with `engine: thread` it is the replica's busiest one
-        found[ENGINE] = replica.pop(0)
     if replica:
         found["replica: event loop"] += replica.pop(0)
         found["Ray"] += sum(replica)

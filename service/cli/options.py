@@ -71,13 +71,13 @@ def ranks_of(
     """As `load`, on so many devices; what an engine needs to use them. The processes end with the block."""
     from service.demo import CHECKPOINT
     from service.engine import Parts
-    from service.parallel import Team
+    from service.parallel import TensorParallelExecutor
 
     if size == 1:
         yield load(model, device, dtype, block_size, quantization=quantization), Parts()
         return
     options = load_options(device, dtype, block_size, quantization)
-    with Team(size, options.device) as team:
+    with TensorParallelExecutor(size, options.device) as team:
         yield team.load(model or CHECKPOINT, options), Parts(ranks=team)
 
 

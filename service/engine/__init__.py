@@ -21,24 +21,24 @@ from service.engine.request import (
 if TYPE_CHECKING:
     from service.engine.engine import Engine
     from service.engine.parts import Parts
-    from service.engine.worker import EngineWorker
+    from service.engine.thread import AsyncEngine
 else:
 
     def __getattr__(name: str) -> type:
-        modules = {"Engine": "engine", "EngineWorker": "worker", "Parts": "parts"}
+        modules = {"AsyncEngine": "thread", "Engine": "engine", "Parts": "parts"}
         if name not in modules:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(f"service.engine.{modules[name]}"), name)
 
 
 __all__ = [
+    "AsyncEngine",
     "BlockEvent",
     "BlockProgress",
     "Completion",
     "Engine",
     "EngineConfig",
     "EngineState",
-    "EngineWorker",
     "Forwards",
     "GenerationRequest",
     "Observer",

@@ -103,7 +103,11 @@ class Engine:
     def submit(self, request: GenerationRequest) -> None:
         """Queues a request. Raises what `validate` raises."""
         self.validate(request)
-        self._scheduler.enqueue(Waiting(request, self._clock()))
+        self.enqueue(request)
+
+    def enqueue(self, request: GenerationRequest) -> None:
+        """Queues a request that `validate` has accepted."""
+        self._scheduler.enqueue(Waiting(request, self._clock() - request.delay_s))
 
     def abort(self, request_id: str) -> None:
         """Ends a request and frees its pages at once. Unknown or finished ids are ignored."""

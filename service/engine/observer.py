@@ -7,18 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from service.data import Data
 from service.decode.block import Step
 from service.engine.request import BlockEvent, ForwardKind, GenerationRequest
-from service.pickling import numbered, sent_often
 from service.tracebacks import kind_and_place
 
 _log = logging.getLogger(__name__)
 
 
-@numbered(255)
-@sent_often
-@dataclass(frozen=True, slots=True)
-class EngineState:
+class EngineState(Data, frozen=True):
     """The current state of the engine. Pages that only the prefix cache holds count as free."""
 
     num_running: int

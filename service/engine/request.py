@@ -6,26 +6,30 @@ These are frozen values, used from the scheduler to the API.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from service.data import Data
+from service.data import Data, Private
 from service.decode.block import Known, Step
 from service.decode.guide import GrammarSource
-from service.decode.modes import Static
+from service.decode.modes import Mode, Static
 from service.decode.params import ModeParams
+from service.decode.score import Score
 from service.errors import InvalidRequest, MrpServeError
 from service.fair_queue import DEFAULT_PRIORITY, HIGHEST_PRIORITY, LOWEST_PRIORITY
-from service.pickling import numbered, sent_often
 
 FinishReason = Literal["stop", "length", "timeout", "abort"]
 ForwardKind = Literal["prefill", "denoise", "verify", "commit", "mrp"]
 
+if TYPE_CHECKING:
+    AnyMode = ModeParams
+else:
+    AnyMode = Mode | Score  # what messages are decoded to
+
 MAX_SEED = 2**63 - 1
 
 
-@numbered(253)
 class SamplingParams(Data, frozen=True):
     """How a token is drawn. Temperature 0 is greedy; `top_k` 0 and `top_p` 1 filter nothing.
 
@@ -63,8 +67,6 @@ class Asked(NamedTuple):
     tokens: tuple[int, ...] = ()
 
 
-@numbered(252)
-@sent_often
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One prompt to continue. `timeout_s` counts from submission; None: no limit.
@@ -76,11 +78,12 @@ class GenerationRequest:
     for callers who wait for the last one anyway. `asked`: what its picks tell besides tokens.
     `grammar`: what the answer must keep to; its end tokens must be stop tokens of the request.
     `version`: of the weights that must decode it, those of the tokens that it continues; None: any.
+    `delay_s`: seconds since the submission that its grammar took.
     """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
-    params: ModeParams = field(default_factory=Static)
+    params: AnyMode = field(default_factory=Static)
     sampling: SamplingParams = field(default_factory=SamplingParams)
     max_new_tokens: int = 256
     stop_token_ids: frozenset[int] = frozenset()
@@ -97,6 +100,7 @@ class GenerationRequest:
     asked: Asked | None = None
     grammar: GrammarSource | None = field(default=None, repr=False, compare=False)
     version: int | None = None
+    delay_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not HIGHEST_PRIORITY <= self.priority <= LOWEST_PRIORITY:
@@ -113,7 +117,6 @@ class GenerationRequest:
         return asked._replace(likeliest=max(asked.likeliest, likeliest))
 
 
-@numbered(248)
 class Forwards(Data, frozen=True):
     """The number of forwards of each kind in which a request had a row.
 
@@ -136,7 +139,6 @@ class Forwards(Data, frozen=True):
         )
 
 
-@numbered(247)
 class Stats(Data, frozen=True):
     """The statistics of one request so far. Times are in seconds since submission.
 
@@ -199,10 +201,7 @@ class Stats(Data, frozen=True):
         )
 
 
-@numbered(251)
-@sent_often
-@dataclass(frozen=True, slots=True)
-class BlockEvent:
+class BlockEvent(Data, frozen=True, tag=1):
     """One finished block, or the end of a request.
 
     `token_ids`: the completion's new tokens, without a stop token. The tokens of all events together are the
@@ -218,16 +217,14 @@ class BlockEvent:
     token_ids: tuple[int, ...]
     stats: Stats
     finish_reason: FinishReason | None = None
-    steps: tuple[Step, ...] = field(default=(), repr=False)
+    steps: Private[tuple[Step, ...]] = ()
     error: MrpServeError | None = None
     constraint_met: bool | None = None
-    found: tuple[tuple[int, Known], ...] = field(default=(), repr=False)
+    found: Private[tuple[tuple[int, Known], ...]] = ()
     version: int = 0
 
 
-@sent_often
-@dataclass(frozen=True, slots=True)
-class BlockProgress:
+class BlockProgress(Data, frozen=True, tag=2):
     """New steps of a block, before or with its `BlockEvent`, for a request with `report_steps`.
 
     `first`: the number of the first of these steps in its block. `total_s`: seconds since submission.
@@ -236,8 +233,15 @@ class BlockProgress:
     request_id: str
     index: int
     first: int
-    steps: tuple[Step, ...] = field(repr=False)
+    steps: Private[tuple[Step, ...]]
     total_s: float = 0.0
+
+
+class RequestFailed(Data, frozen=True, tag=3):
+    """The engine ended a request, or has not taken it."""
+
+    request_id: str
+    error: MrpServeError
 
 
 @dataclass(frozen=True, slots=True, repr=False)

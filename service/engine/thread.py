@@ -11,16 +11,17 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
 
 from service import defaults
 from service.engine.engine import Engine
 from service.engine.observer import EngineState
-from service.engine.request import GenerationRequest
-from service.engine.streams import Item, ends
+from service.engine.request import BlockEvent, BlockProgress, GenerationRequest, RequestFailed
+from service.engine.streams import Item, RequestStreams, ends
 from service.errors import (
     EngineFailed,
     InvalidRequest,
@@ -92,14 +93,14 @@ class _Held:
 class EngineThread:
     """Owns the thread that steps an engine. `start` it once, `stop` it once.
 
-    `deliver`: gets what a step found, as (request id, item) in order; it must be quick and not raise. A step that
-    takes longer than `stall_timeout_s` counts as a failure while it lasts.
+    `deliver`: gets the items of a step in their order; it must be quick and not raise. A step that takes longer than
+    `stall_timeout_s` counts as a failure while it lasts.
     """
 
     def __init__(
         self,
         engine: Engine,
-        deliver: Callable[[list[tuple[str, Item]]], None],
+        deliver: Callable[[list[Item]], None],
         max_waiting: int = defaults.MAX_WAITING,
         stall_timeout_s: float = defaults.STEP_TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
@@ -149,7 +150,7 @@ class EngineThread:
         return self._state
 
     def submit(self, request: GenerationRequest) -> None:
-        """Gives the engine a request that it has validated.
+        """Gives the engine a request that `validate` has accepted.
 
         Raises QueueFull if `max_waiting` requests wait; InvalidRequest if its id is in use; ReplicaStopping while the
         engine is stopping, stalled or stopped.
@@ -210,22 +211,22 @@ class EngineThread:
             reason = error.message if isinstance(error, MrpServeError) else kind_and_place(error)
             self._stop_for(reason, EngineFailed(f"the engine stopped: {reason}"), error)
 
-    def _stop_for(self, reason: str, told: MrpServeError, error: Exception) -> None:
-        """Stops for good. `told`: what its requests get."""
+    def _stop_for(self, reason: str, ending: MrpServeError, error: Exception) -> None:
+        """Stops for good. `ending`: the error of its requests."""
         _log.error("the engine stopped", extra={"exception": without_message(error)})
         with self._changed:
             self._failure = reason
-        self._fail(told)
+        self._fail(ending)
 
-    def _step(self) -> list[tuple[str, Item]]:
-        """One step of the engine: for each request its steps, then its events."""
+    def _step(self) -> list[Item]:
+        """One step of the engine: for each request its progress, then its events."""
         self._step_began = self._clock()
         try:
             events = self._engine.step()
         finally:
             self._step_began = None
-        steps: list[tuple[str, Item]] = [(one.request_id, one) for one in self._engine.progress]
-        return [*steps, *((event.request_id, event.error or event) for event in events)]
+        ended = (RequestFailed(event.request_id, event.error) if event.error else event for event in events)
+        return [*self._engine.progress, *ended]
 
     def _wait(self) -> _Inbox | None:
         """The inbox, as soon as there is work. None when stopping."""
@@ -242,7 +243,7 @@ class EngineThread:
 
     def _take(self, inbox: _Inbox) -> None:
         for request in inbox.submitted:
-            self._engine.submit(request)
+            self._engine.enqueue(request)
         for request_id in inbox.aborted:
             self._engine.abort(request_id)
             with self._changed:
@@ -259,7 +260,7 @@ class EngineThread:
         if change.cut:
             ended = self._engine.abort_running()
             why = "the weights are being exchanged, and the setting weights_update is abort"
-            self._send([(request_id, WeightsChanged(why, retry_after=1.0)) for request_id in ended])
+            self._send([RequestFailed(request_id, WeightsChanged(why, retry_after=1.0)) for request_id in ended])
 
     def _exchange_if_idle(self) -> None:
         """Makes the change that waits, once no request runs."""
@@ -276,16 +277,39 @@ class EngineThread:
             change, self._change, self._inbox.change = self._change or self._inbox.change, None, None
         if change is not None:
             change.end(copy(error))
-        self._send([(request_id, copy(error)) for request_id in failed])  # raising an error extends its traceback
+        self._send([RequestFailed(request_id, copy(error)) for request_id in failed])  # raising extends a traceback
 
-    def _send(self, items: list[tuple[str, Item]]) -> None:
+    def _send(self, items: list[Item]) -> None:
         """Hands on the items of requests that nobody has aborted."""
-        due: list[tuple[str, Item]] = []
+        due: list[Item] = []
         with self._changed:
-            for request_id, item in items:
-                if (held := self._held.get(request_id)) is None:
+            for item in items:
+                if (held := self._held.get(item.request_id)) is None:
                     continue
-                due += [(request_id, one) for one in held.due(item)]
+                due += held.due(item)
                 if ends(item):
-                    del self._held[request_id]
+                    del self._held[item.request_id]
         self._deliver(due)
+
+
+class AsyncEngine(EngineThread):
+    """An `EngineThread` for event loops of the same process, which get the items of each request as a stream."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        max_waiting: int = defaults.MAX_WAITING,
+        stall_timeout_s: float = defaults.STEP_TIMEOUT_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._streams = RequestStreams(self.abort)
+        super().__init__(engine, self._streams.deliver, max_waiting, stall_timeout_s, clock)
+
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[BlockEvent | BlockProgress]:
+        """The request's block events, and its steps if it asks for them. The last item has a finish reason.
+
+        Closing the generator aborts the request. Raises what `Engine.validate` and `submit` raise; ReplicaStopping if
+        the engine stops; EngineFailed; OutOfMemory if the device had no memory for this request.
+        """
+        self._engine.validate(request)
+        return self._streams.open(request.request_id, partial(self.submit, request))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from service.errors import NotReady
-from service.wire import Answer, Exchanged, Failure, Items, ModelCard, Snapshot, Status, Weights, Work
+from service.wire import Exchanged, Failure, Items, ModelCard, Snapshot, Status, Weights, Work
 
 
 class Backend(Protocol):
@@ -17,9 +17,6 @@ class Backend(Protocol):
 
     async def card(self) -> ModelCard:
         """The card of the service. NotReady, with the reason, if no replica can generate; ScaledToZero at zero."""
-
-    async def complete(self, work: Work) -> Answer | Failure:
-        """The whole answer. Cancelling the call aborts the request."""
 
     async def count(self, work: Work) -> int | Failure:
         """The number of tokens of a work's prompt."""

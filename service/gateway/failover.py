@@ -4,15 +4,14 @@ A continued request consists of the prompt and the tokens already sent, with the
 the same tokens. An invalid request, or one that met a bug, is not tried again. A request whose engine failed is
 tried once more. If the second engine fails too, the request is suspected and no third replica gets it.
 
-Weights that were exchanged meanwhile begin the answer again, unless a part of it was sent.
+Weights that were exchanged meanwhile begin the answer again, unless the client has a part of it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import aclosing
-from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -43,9 +42,6 @@ _ELSEWHERE = (ReplicaStopping, WeightsBehind)
 REASONS = tuple(error.code for error in (*_LOSSES, *_ELSEWHERE, WeightsChanged, QueueFull))
 
 
-_T = TypeVar("_T")
-
-
 class Failover:
     """Sends a request to a backend until it is answered. `count` gets every error that leads to another attempt.
 
@@ -65,30 +61,34 @@ class Failover:
         self._count = count
 
     async def complete(self, work: Work) -> Answer:
-        """The whole answer. After a loss the answer is decoded again from the start."""
-        return await self._whole(work, self._backend.complete)
+        """The whole answer. After a loss it goes on after the last chunk that came. `work.together` is more than 1."""
+        attempts = _Attempts(work, self._max_failovers, self._count, self._newest)
+        async with aclosing(self._stream(attempts)) as items:
+            async for item in items:
+                if isinstance(item, Ending):
+                    return Answer.of(attempts.sent, item)
+        raise AssertionError("an answer ended without an ending")
 
     async def tokens(self, work: Work) -> int:
         """The number of tokens of a work's prompt."""
-        return await self._whole(work, self._backend.count)
-
-    async def _whole(self, work: Work, ask: Callable[[Work], Awaitable[_T | Failure]]) -> _T:
         attempts = _Attempts(work, self._max_failovers, self._count, self._newest)
         while True:
             try:
-                result = await ask(attempts.work)
-                if isinstance(result, Failure):
-                    raise result.error
-                return result
+                tokens = await self._backend.count(attempts.work)
+                if isinstance(tokens, Failure):
+                    raise tokens.error
+                return tokens
             except MrpServeError as error:
                 await attempts.another(error)
 
-    async def stream(self, work: Work, told: Callable[[Progress | Chunk | Ending], None] = lambda _: None) -> Answering:
+    def stream(self, work: Work) -> Answering:
         """The answer block by block, every block once. Closing the stream ends the current attempt.
 
-        `told`: gets every item before it is passed on. After a loss, the steps of an unfinished block come again.
+        After a loss, the steps of an unfinished block come again.
         """
-        attempts = _Attempts(work, self._max_failovers, self._count, self._newest)
+        return self._stream(_Attempts(work, self._max_failovers, self._count, self._newest))
+
+    async def _stream(self, attempts: _Attempts) -> Answering:
         while True:
             try:
                 async with aclosing(self._backend.stream(attempts.work)) as items:
@@ -96,10 +96,8 @@ class Failover:
                         if isinstance(item, Failure):
                             raise item.error
                         attempts.took(item)
-                        told(item)
                         yield item
                         if isinstance(item, Chunk) and item.ending is not None:
-                            told(item.ending)
                             yield item.ending
                 if not attempts.complete:
                     raise AssertionError("a stream ended without an ending")
@@ -111,7 +109,10 @@ class Failover:
 
 
 class _Attempts:
-    """The attempts at one request: the work of the next attempt, and whether there may be one."""
+    """The attempts at one request: the work of the next attempt, and whether there may be one.
+
+    `sent`: the chunks that came.
+    """
 
     def __init__(
         self,
@@ -126,14 +127,14 @@ class _Attempts:
         self._first = work
         self._max_failovers = max_failovers
         self._count = count
-        self._sent: list[Chunk] = []
+        self.sent: list[Chunk] = []
         self._made = self._lost = self._failed_engines = 0
 
     def took(self, item: Progress | Chunk | Ending) -> None:
-        """Notes an item that is sent to the client. No other replica needs to send it."""
+        """Notes an item that came. No other replica needs to send it."""
         self.complete = isinstance(item, Ending) or (isinstance(item, Chunk) and item.ending is not None)
         if isinstance(item, Chunk):
-            self._sent.append(item)
+            self.sent.append(item)
 
     async def another(self, error: MrpServeError) -> None:
         """Returns when the next attempt is due. Raises `error` if there may be no further attempt."""
@@ -148,6 +149,8 @@ class _Attempts:
             raise error
         self._made += 1
         self._count(error)
+        if isinstance(error, WeightsChanged):
+            self.sent.clear()
         # Every attempt has its own request id: the chosen replica may still be aborting the last attempt.
         name = f"{self._first.request_id}.{self._made}"
         resume, weights = self._resume(), self._newest()
@@ -155,18 +158,18 @@ class _Attempts:
         await asyncio.sleep(pause)
 
     def _resume(self) -> Resume:
-        if not self._sent:
+        if not self.sent:
             return Resume()
-        tokens = tuple(token for chunk in self._sent for token in chunk.token_ids)
-        last = self._sent[-1]
+        tokens = tuple(token for chunk in self.sent for token in chunk.token_ids)
+        last = self.sent[-1]
         return Resume(tokens, last.index + 1, last.stats, last.version)
 
     def _elsewhere(self, error: MrpServeError) -> bool:
         """Whether to try another replica. QueueFull is tried again only after a first attempt was accepted."""
         if isinstance(error, _LOSSES):
             return self._lost <= self._max_failovers
-        if isinstance(error, WeightsChanged) and self._sent:
-            return False
+        if isinstance(error, WeightsChanged) and self.sent and self._first.together == 1:
+            return False  # the client has them
         return self._max_failovers > 0 and (
             isinstance(error, (*_ELSEWHERE, WeightsChanged)) or (isinstance(error, QueueFull) and self._made > 0)
         )

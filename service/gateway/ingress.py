@@ -40,9 +40,9 @@ from service.gateway.http.routes import locked
 from service.gateway.openai.errors import OpenAiErrorAnswer
 from service.gateway.openai.responses.routes import responses_router
 from service.gateway.openai.routes import openai_router
-from service.gateway.placed import PlacedAnswers
+from service.gateway.pipeline import RequestPipeline
 from service.gateway.playground.routes import playground_routes
-from service.gateway.request_log import LoggedAnswers, RequestLog, current_record
+from service.gateway.request_log import RequestLog, current_record
 from service.gateway.score.routes import score_router
 from service.gateway.spans import telemetry
 from service.gateway.throttled import Throttled
@@ -89,8 +89,9 @@ class Ingress:
         self._availability = Availability(backend, self._admission, settings.request_timeout_s, weights.saw)
         self._load = LoadHysteresis()
         self.draining = Draining()
-        answers = LoggedAnswers(replicas, settings.model_name)
-        self._answers = PlacedAnswers(answers, self._admission, self._availability, self.draining)
+        self._answers = RequestPipeline(
+            replicas, self._admission, self._availability, self.draining, settings.model_name
+        )
         self._statuses, self._page = Throttled(backend.statuses), Throttled(self._exposed)
 
     def app(self, *, answers_request_id: bool, host: str | None = None) -> ASGIApp:

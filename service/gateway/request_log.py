@@ -1,7 +1,7 @@
 """One log line for every finished request: what was asked, how the request ended and how long it took.
 
-`RequestLog` wraps the application and writes the line. `LoggedAnswers` wraps the replicas and notes how each answer
-ended. Both run on the same task and share a context variable. No line holds a prompt, an answer or a key.
+`RequestLog` wraps the application and writes the line. The request's pipeline notes each work and its ending. Both run
+on the same task and share a context variable. No line holds a prompt, an answer or a key.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from typing import Any
 from msgspec.structs import replace
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.gateway.failover import Failover
 from service.gateway.http.builder import milliseconds
 from service.gateway.http.errors import LOGGED
 from service.gateway.spans import describe_answer, describe_request
 from service.telemetry.tracing import current_trace, traced
 from service.tracebacks import without_message
-from service.wire import Answer, Answering, Ending, Origin, Work
+from service.wire import Ending, Origin, Work
 
 _log = logging.getLogger("service.requests")
 
@@ -78,46 +77,26 @@ class RequestLog:
             _write(record, scope, time.monotonic() - started)
 
 
-class LoggedAnswers:
-    """Answers of the replicas. Notes every request and ending in the current record.
-
-    Every request carries the origin of that record to its replica.
-    """
-
-    def __init__(self, replicas: Failover, model: str) -> None:
-        self._replicas, self._model = replicas, model
-
-    async def complete(self, work: Work) -> Answer:
-        """The whole answer."""
-        answer = await self._replicas.complete(self._asked(work))
-        self._note(answer.ending)
-        return answer
-
-    def stream(self, work: Work) -> Answering:
-        """The answer block by block."""
-        return self._replicas.stream(self._asked(work), self._note)
-
-    async def tokens(self, work: Work) -> int:
-        """The number of tokens of a work's prompt. The record notes no answer."""
-        return await self._replicas.tokens(work)
-
-    def _asked(self, work: Work) -> Work:
-        record = _current.get()
-        if record is None:
-            return work
-        trace = current_trace()
-        work = replace(work, origin=replace(record.origin, trace=trace) if trace else record.origin)
-        record.works.append(work)
-        if traced():
-            describe_request(work, self._model)
+def with_origin(work: Work, model: str) -> Work:
+    """The work with the origin of the current record, which notes it. `model`: its name in traces."""
+    record = _current.get()
+    if record is None:
         return work
+    trace = current_trace()
+    work = replace(work, origin=replace(record.origin, trace=trace) if trace else record.origin)
+    record.works.append(work)
+    if traced():
+        describe_request(work, model)
+    return work
 
-    def _note(self, item: object) -> None:
-        record = _current.get()
-        if record is not None and isinstance(item, Ending):
-            record.endings.append(item)
-            if traced():
-                describe_answer(_answers(record), self._model)
+
+def note_ending(ending: Ending, model: str) -> None:
+    """Notes the ending of an answer in the current record."""
+    record = _current.get()
+    if record is not None:
+        record.endings.append(ending)
+        if traced():
+            describe_answer(_answers(record), model)
 
 
 # --- the line --------------------------------------------------------------------------------------
@@ -160,14 +139,14 @@ def _answers(record: Record) -> dict[str, Any]:
 
 
 def _counts(endings: list[Ending]) -> dict[str, Any]:
-    stats = [ending.stats for ending in endings]
-    firsts = [milliseconds(one.first_block_s) for one in stats if one.first_block_s is not None]
-    forwards = sum(one.forwards.denoise + one.forwards.verify for one in stats)
+    all_stats = [ending.stats for ending in endings]
+    firsts = [milliseconds(stats.first_block_s) for stats in all_stats if stats.first_block_s is not None]
+    forwards = sum(stats.forwards.denoise + stats.forwards.verify for stats in all_stats)
     return {
         "prompt_tokens": sum(ending.prompt_tokens for ending in endings),
         "completion_tokens": sum(ending.completion_tokens for ending in endings),
-        "tokens_per_forward": round(sum(one.decoded_tokens for one in stats) / max(1, forwards), 4),
-        "queue_ms": milliseconds(min(one.queue_s for one in stats)),
+        "tokens_per_forward": round(sum(stats.decoded_tokens for stats in all_stats) / max(1, forwards), 4),
+        "queue_ms": milliseconds(min(stats.queue_s for stats in all_stats)),
         "first_block_ms": min(firsts, default=None),
-        "total_ms": milliseconds(max(one.total_s for one in stats)),
+        "total_ms": milliseconds(max(stats.total_s for stats in all_stats)),
     }

@@ -1,4 +1,4 @@
-"""Streams whose clients read more slowly than the engine decodes. `PlacedAnswers` sends every stream through a `Relay`.
+"""Streams whose clients read more slowly than the engine decodes. Every stream goes through a `Relay`.
 
 Who sends a stream takes its items straight from the replica. While that one waits for its client, a task takes them
 instead, at the replica's pace. So the place at the replica is free when the replica's answer ends, whoever reads.
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
+from collections.abc import AsyncGenerator
 from contextvars import Context, copy_context
-from typing import cast
+from typing import Any, cast
 
 from service.errors import SlowReader
 from service.messagepack import MessagePack
@@ -36,12 +37,14 @@ class SlowReaders:
         self._timer: asyncio.TimerHandle | None = None
 
     def relay(self, work: Work, items: Answering) -> Relay:
-        """The stream of a work. `Relay.close` must follow."""
-        relay = Relay(self, work, items)
+        """The stream of a work."""
+        return Relay(self, work, items)
+
+    def watch(self, relay: Relay) -> None:
+        """Somebody reads a stream."""
         self._relays.add(relay)
         if self._timer is None:
             self._look_later()
-        return relay
 
     def forget(self, relay: Relay) -> None:
         """A stream is closed."""
@@ -69,21 +72,44 @@ class SlowReaders:
         self._timer = asyncio.get_running_loop().call_later(LOOK_S, self._look, context=Context())
 
 
-class Relay:
-    """The items of one answer, one after the other. `tenant`: of its work. `size`: bytes that wait for its client."""
+class Relay(AsyncGenerator[Item, None]):
+    """The items of one answer. `tenant`: of its work. `size`: bytes that wait for its client.
+
+    The stream of an answer that began must be closed, unless it was read to its end.
+    """
 
     def __init__(self, readers: SlowReaders, work: Work, items: Answering) -> None:
         self._readers, self._work, self._items = readers, work, items
         self.tenant, self.size = work.tenant, 0
         self._context = copy_context()
-        self._reading = False
+        self._begun = self._reading = False
         self._taking: asyncio.Task[None] | None = None
         self._backlog: deque[bytes] = deque()
         self._changed = asyncio.Event()
         self._error: Exception | None = None
 
-    async def next(self) -> Item | None:
-        """The next item; None after the last. Raises what ended the answer, or SlowReader."""
+    async def asend(self, value: None) -> Item:  # noqa: ARG002 - the signature is Python's
+        """The next item. Raises what ended the answer, or SlowReader."""
+        if not self._begun:
+            self._begun = True
+            self._readers.watch(self)
+        try:
+            item = await self._next()
+        except BaseException:
+            await self.aclose()
+            raise
+        if item is None:
+            await self.aclose()
+            raise StopAsyncIteration
+        return item
+
+    async def athrow(self, kind: Any, value: Any = None, traceback: Any = None) -> Item:  # noqa: ARG002
+        """Ends the answer with an error."""
+        await self.aclose()
+        raise kind
+
+    async def _next(self) -> Item | None:
+        """The next item; None after the last."""
         if self._taking is None:
             self._reading = True
             try:
@@ -119,7 +145,7 @@ class Relay:
         self._resize(-self.size)
         self._changed.set()
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Ends the answer, unless it has ended."""
         self._backlog.clear()
         self._resize(-self.size)

@@ -6,9 +6,9 @@ from typing import Literal
 
 from service.data import Data
 from service.messagepack import MessagePack
-from service.wire import Answer, Chunk, Ending, Failure, Progress, Work
+from service.wire import Chunk, Ending, Failure, Progress, Work
 
-Method = Literal["complete", "count", "stream"]
+Method = Literal["count", "stream"]
 
 
 class Call(Data, frozen=True, tag=1):
@@ -26,10 +26,10 @@ class Cancel(Data, frozen=True, tag=2):
 
 
 class Item(Data, frozen=True, tag=3):
-    """A part of an answer, or all of it. `others`: requests of other ingresses that the replica has."""
+    """A part of an answer, or a number of tokens. `others`: requests of other ingresses that the replica has."""
 
     number: int
-    item: Progress | Chunk | Ending | Failure | Answer | int
+    item: Progress | Chunk | Ending | Failure | int
     others: int
 
 

@@ -16,7 +16,7 @@ from service.frames import Unsendable
 from service.link.client import Impostor, Link, PendingCall, ReplicaDraining
 from service.link.messages import Method
 from service.routing.router import Router
-from service.wire import Address, Answer, Failure, Items, Status, Work, patience_s, too_late
+from service.wire import Address, Failure, Items, Status, Work, patience_s, too_late
 
 _log = logging.getLogger(__name__)
 
@@ -52,18 +52,11 @@ class ReplicaLinks:
 
     # --- requests ----------------------------------------------------------------------------------
 
-    async def complete(self, work: Work) -> Answer | Failure:
-        """The whole answer. Cancelling the call aborts the request."""
-        return cast(Answer | Failure, await self._whole("complete", work))
-
     async def count(self, work: Work) -> int | Failure:
         """The number of tokens of a work's prompt."""
-        return cast(int | Failure, await self._whole("count", work))
-
-    async def _whole(self, method: Method, work: Work) -> object:
-        call, answer = await self._begin(method, work)
+        call, tokens = await self._begin("count", work)
         call.end()
-        return answer
+        return cast(int | Failure, tokens)
 
     async def stream(self, work: Work) -> Items:
         """The answer block by block. Closing the stream aborts the request."""

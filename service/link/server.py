@@ -20,7 +20,7 @@ from service.link.messages import AT_REPLICA, Alive, Call, DrainNotice, End, Ite
 from service.link.proof import NONCE, is_proof, make_nonce, make_proof
 from service.silence import BEAT_S
 from service.telemetry.faults import unexpected_error
-from service.wire import Address, Answer, Failure, Items, Work
+from service.wire import Address, Failure, Items, Work
 
 _log = logging.getLogger(__name__)
 
@@ -34,9 +34,6 @@ _NOTED_S = 60.0
 
 class Replica(Protocol):
     """What answers the calls."""
-
-    async def complete(self, work: Work) -> Answer | Failure:
-        """The whole answer. Cancelling the call aborts the request."""
 
     async def count(self, work: Work) -> int | Failure:
         """The number of tokens of a work's prompt."""
@@ -145,7 +142,7 @@ class LinkServer:
                     async for item in items:
                         send(item)
             else:
-                send(await getattr(self._replica, call.method)(work))
+                send(await self._replica.count(work))
         except MrpServeError as error:
             send(Failure(error))
         except Exception as error:  # noqa: BLE001 - a bug: the log gets its place, the client the request's id

@@ -1,7 +1,7 @@
 """Other weights of the same shape in the place of those that a checkpoint has.
 
 The new numbers are copied into the tensors that are there. So captured graphs, compiled kernels and everything that
-refers to a tensor stay valid. Replicas (`service/replica/exchange.py`) and ranks (`service/parallel`) call this.
+refers to a tensor stay valid. Replicas (`service/replica/weight_update.py`) and ranks (`service/parallel`) call this.
 """
 
 from __future__ import annotations

@@ -13,12 +13,12 @@ def start_child(module: str, *arguments: str) -> tuple[subprocess.Popen[bytes], 
 
     The end of either process closes its socket, which the other one notices at once.
     """
-    own, theirs = socket.socketpair()
-    with theirs:
+    here, there = socket.socketpair()
+    with there:
         process = subprocess.Popen(  # noqa: S603 - this program
-            [sys.executable, "-P", "-m", module, str(theirs.fileno()), *arguments],
-            pass_fds=[theirs.fileno()],
+            [sys.executable, "-P", "-m", module, str(there.fileno()), *arguments],
+            pass_fds=[there.fileno()],
             stdin=subprocess.DEVNULL,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))},
         )
-    return process, own
+    return process, here

@@ -1,26 +1,28 @@
-"""What rank 0 tells the others, and what they answer. Forwards have no answer."""
+"""The messages of rank 0 to the workers, and their answers. Forwards have no answer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import torch
+
+from service.data import Data
 from service.decode.block import Block
 from service.engine.forward.grouping import Group
 from service.engine.forward.networks import Shapes, Which
 from service.engine.forward.rows import Row
 from service.errors import MrpServeError
+from service.messagepack import Extension, MessagePack
 from service.model import LoadOptions
 from service.model.memory import DeviceMemory
 
 
-@dataclass(frozen=True, slots=True)
-class Join:
+class Join(Data, frozen=True, tag=1):
     """Rank `rank` of `size`: its device, and where the ranks find each other.
 
-    `store`: a file in a folder of its own. `timeout_s`: for one exchange between the ranks. `ordered`: sums are made
-    in the order of the ranks. `threads`: torch's, on the CPU.
+    `store`: a file in a folder of its own. `timeout_s`: limit of one collective operation. `ordered`: sums are made in
+    the order of the ranks. `threads`: torch's, on the CPU.
     """
 
     rank: int
@@ -32,30 +34,26 @@ class Join:
     threads: int
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """A part of the checkpoint in a folder. Replaces the one before."""
+class LoadCheckpoint(Data, frozen=True, tag=2):
+    """Loads a part of the checkpoint in a folder. Replaces the one before."""
 
     path: str
     options: LoadOptions
 
 
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """A part of other weights of the same shape, to be read beside those that are served, while forwards go on."""
+class LoadWeights(Data, frozen=True, tag=3):
+    """Reads a part of other weights of the same shape beside the served ones, while forwards go on."""
 
     path: str
     options: LoadOptions
 
 
-@dataclass(frozen=True, slots=True)
-class Take:
-    """The fetched weights take the place of the served ones."""
+class ApplyWeights(Data, frozen=True, tag=4):
+    """The loaded weights take the place of the served ones."""
 
 
-@dataclass(frozen=True, slots=True)
-class Open:
-    """Networks with a cache of their own, of the checkpoint that was loaded. Replaces the ones before."""
+class OpenNetworks(Data, frozen=True, tag=5):
+    """Networks with a cache of their own, of the loaded checkpoint. Replaces the ones before."""
 
     num_pages: int
     shapes: Shapes
@@ -63,29 +61,28 @@ class Open:
 
 
 class SentRow(NamedTuple):
-    """A row without what only readings need. `place`: its index. `table`: the number of its page table."""
+    """A row without the fields that only readings need. `block_index`: its `Row.index`. `table`: its table's index."""
 
     tokens: tuple[int, ...]
-    place: int
+    block_index: int
     keeps: bool
     table: int
 
 
-@dataclass(frozen=True, slots=True)
-class Forward:
+class Forward(Data, frozen=True, tag=6):
     """A group of rows for one of the networks. `tables`: the pages that the rows of each sequence read or write.
 
     Anchors of MRP's rows follow as a tensor.
     """
 
     which: Which
-    rows: Sequence[SentRow]
-    tables: Sequence[list[int]]
+    rows: list[SentRow]
+    tables: list[list[int]]
     width: int | None
 
     @classmethod
     def of(cls, which: Which, group: Group) -> Forward:
-        """What the others need to know of a group."""
+        """The message for a group."""
         numbers: dict[int, int] = {}
         tables: list[list[int]] = []
         rows = []
@@ -101,24 +98,41 @@ class Forward:
 
     @property
     def group(self) -> Group:
-        """The group as a follower has it; rows of one sequence have the same list of pages."""
-        rows = [Row(Block(row.tokens), row.place, self.tables[row.table], row.keeps) for row in self.rows]
+        """The group as a worker has it; rows of one sequence have the same list of pages."""
+        rows: Sequence[Row] = [
+            Row(Block(row.tokens), row.block_index, self.tables[row.table], row.keeps) for row in self.rows
+        ]
         return Group(rows, range(len(rows)), self.width)
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """The last message is obeyed. `memory`: of the device, if a checkpoint was loaded.
+class Ready(Data, frozen=True, tag=1):
+    """The last message is handled. `memory`: the device's, if a checkpoint was loaded.
 
-    `problem`: why weights could not be fetched; the rank goes on with those that it has.
+    `problem`: why weights could not be loaded; the rank goes on with the served ones.
     """
 
     memory: DeviceMemory | None = None
     problem: MrpServeError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The last message could not be obeyed, and this rank ends. `error`: one of ours, or what is known of another."""
+class Failed(Data, frozen=True, tag=2):
+    """The last message could not be handled, and this rank ends."""
 
-    error: MrpServeError | str
+    error: MrpServeError
+
+
+#: messages to a worker
+Command = Join | LoadCheckpoint | LoadWeights | ApplyWeights | OpenNetworks | Forward
+
+
+def _dtype(name: Any) -> torch.dtype:
+    if not isinstance(dtype := getattr(torch, name), torch.dtype):
+        raise TypeError(f"torch.{name} is no dtype")
+    return dtype
+
+
+_DTYPE = Extension(torch.dtype, lambda dtype: str(dtype).removeprefix("torch."), _dtype)
+
+#: the codecs of the two ends, by the messages that come there
+AT_WORKER = MessagePack(Command, _DTYPE)
+AT_DRIVER = MessagePack(Ready | Failed, _DTYPE)

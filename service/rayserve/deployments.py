@@ -29,7 +29,6 @@ from service.settings import Settings
 from service.wire import Exchanged, Snapshot, Status, Weights
 
 if TYPE_CHECKING:
-    from service.engine import Parts
     from service.gateway.http.listener import Listener
     from service.link.requests import ReplicaLinks
     from service.replica.generator import Generator
@@ -47,13 +46,13 @@ _LATER_S = 0.005
 class GeneratorDeployment:
     """One replica of the model. Serve starts it and checks its health. Requests come by links."""
 
-    #: the engine's parts, if a subclass replaces the default ones
-    parts: Parts | None = None
+    #: `module:name` of the engine's `Parts`, if a subclass replaces the default ones
+    parts = ""
 
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it
         address = ray.util.get_node_ip_address()
         keep_serve_on_loopback(address)
-        if settings.engine == "process" and ray.get_runtime_context().get_actor_id():
+        if ray.get_runtime_context().get_actor_id():
             _leave_torch_out()
         from service.engine.responsive import keep_responsive
         from service.link.server import LinkServer

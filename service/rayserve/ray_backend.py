@@ -17,7 +17,7 @@ from service.gateway.backend import serving
 from service.link.requests import ReplicaLinks
 from service.rayserve.serve_state import is_scaled_to_zero, why_none
 from service.tracebacks import without_message
-from service.wire import Answer, Exchanged, Failure, Items, ModelCard, Snapshot, Status, Weights, Work
+from service.wire import Exchanged, Failure, Items, ModelCard, Snapshot, Status, Weights, Work
 
 _log = logging.getLogger(__name__)
 
@@ -61,10 +61,6 @@ class RayBackend:
         self._asking = asyncio.Lock()
 
     # --- requests ----------------------------------------------------------------------------------
-
-    async def complete(self, work: Work) -> Answer | Failure:
-        """The whole answer. Cancelling the call cancels the replica's task."""
-        return self._with_last_words(await self._links.complete(work))
 
     async def count(self, work: Work) -> int | Failure:
         """The number of tokens of a work's prompt."""

@@ -1,19 +1,21 @@
 """Turns the block events of one request into the chunks of its answer: text, stop texts, statistics, the ending.
 
-An answer that another replica has begun continues where that replica stopped.
+An answer that another replica has begun continues where that replica stopped. `trace_steps` makes the denoising
+history as JSON, one object per step; positions are relative to the block.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
-from service.decode.block import Step
+from msgspec.structs import replace
+
+from service.decode.block import Pick, Step
 from service.engine.request import BlockEvent, BlockProgress, FinishReason, Stats
-from service.replica.history import trace_steps
 from service.text.pieces import Scores, TokenPieces
 from service.text.stream import TextStream
-from service.wire import Chunk, Ending, Progress, Work
+from service.wire import Chunk, Ending, Progress, TraceStep, Work
 
 
 @dataclass(slots=True)
@@ -21,7 +23,8 @@ class AnswerBlocks:
     """The answer to one `work`. `waited_s`: seconds from its arrival at the ingress to the engine.
 
     `pieces`: names the tokens, None if the request does not need names. `text_of`: the text of a token id.
-    `stats`: the statistics so far, over all replicas. `ending`: set by the last event.
+    `stats`: the statistics so far, over all replicas. `ending`: set by the last event. `events`: those taken, for a
+    trace; None without one.
     """
 
     work: Work
@@ -33,7 +36,9 @@ class AnswerBlocks:
     block_size: int
     stats: Stats = field(init=False)
     ending: Ending | None = field(init=False, default=None)
+    events: list[BlockEvent] | None = field(init=False, default=None)
     _num_tokens: int = field(init=False)
+    _held: list[Chunk] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         resume = self.work.resume
@@ -44,7 +49,31 @@ class AnswerBlocks:
         self._num_tokens = len(resume.token_ids)
 
     def take(self, event: BlockEvent) -> Chunk | None:
-        """The chunk that an event adds to the answer, None if it adds nothing. Not to be called after the ending."""
+        """The chunk of the last `together` events, None if more are to come. Not to be called after the ending."""
+        if self.events is not None:
+            self.events.append(event)
+        if (chunk := self._chunk(event)) is not None:
+            self._held.append(chunk)
+        if not self._held or (len(self._held) < self.work.together and self.ending is None):
+            return None
+        held, self._held = self._held, []
+        return held[0] if len(held) == 1 and held[0].ending is self.ending else self._joined(held)
+
+    def _joined(self, chunks: Sequence[Chunk]) -> Chunk:
+        return Chunk(
+            chunks[-1].index,
+            "".join(chunk.text for chunk in chunks),
+            tuple(token for chunk in chunks for token in chunk.token_ids),
+            self.stats,
+            tuple(step for chunk in chunks for step in chunk.trace),
+            self.ending,
+            tuple(piece for chunk in chunks for piece in chunk.pieces),
+            self.prompt_tokens,
+            chunks[-1].version,
+        )
+
+    def _chunk(self, event: BlockEvent) -> Chunk | None:
+        """The chunk that an event adds to the answer, None if it adds nothing."""
         piece, token_ids = self.text.push(event.token_ids)
         reason = "stop" if self.text.stopped else event.finish_reason
         if reason is not None:
@@ -72,8 +101,8 @@ class AnswerBlocks:
         return Progress(event.index, event.first, trace_steps(event), texts, held, self.waited_s + event.total_s)
 
     def _stats(self, stats: Stats) -> Stats:
-        own, resume = stats.later_by(self.waited_s), self.work.resume
-        return resume.stats.continued(own) if resume.num_blocks else own
+        rest, resume = stats.later_by(self.waited_s), self.work.resume
+        return resume.stats.continued(rest) if resume.num_blocks else rest
 
     def _ending(self, reason: FinishReason | None, met: bool | None) -> Ending | None:
         if reason is None:
@@ -94,3 +123,23 @@ def _likeliest(steps: Sequence[Step], count: int) -> list[Scores]:
         for pick in step.revealed:
             filled[pick.position] = pick.known.likeliest[:count] if pick.known else ()
     return [filled[position] for position in sorted(filled)]
+
+
+def trace_steps(event: BlockEvent | BlockProgress) -> tuple[TraceStep, ...]:
+    """The steps of an event's block."""
+    return tuple(_step(event.index, step) for step in event.steps)
+
+
+def _step(block: int, step: Step) -> TraceStep:
+    return {
+        "block": block,
+        "kind": step.kind,
+        "revealed": _picks(step.revealed),
+        "revoked": list(step.revoked),
+        "drafted": _picks(step.drafted),
+        "accepted": step.accepted,
+    }
+
+
+def _picks(picks: Iterable[Pick]) -> list[tuple[int, int, float]]:
+    return [(pick.position, pick.token, round(pick.confidence, 6)) for pick in picks]

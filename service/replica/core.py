@@ -1,34 +1,32 @@
-"""What decodes in a replica: a checkpoint, its engine, the grammars of answers, other weights in their place.
-
-It is in the process that computes: the replica's own (`local.py`), or one of its own (`process.py`).
-"""
+"""The core of a replica's engine process: a checkpoint, its engine, grammars of answers, and weight updates."""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from service.constraints import Compiler
+from service.constraints import Compiler, Constraint, Owner
 from service.constraints.vocabulary import Vocabulary
-from service.engine import Engine, EngineConfig, Observer, Parts
+from service.engine import Engine, EngineConfig, GenerationRequest, Observer, Parts
 from service.engine.sizing import Sizes, fit
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.exchange import check, fetch, take
 from service.model.memory import DeviceMemory, memory_of
 from service.model.options import pick_device, pick_dtype
-from service.parallel import Team
-from service.replica.engines import Served
+from service.parallel import TensorParallelExecutor
+from service.replica.engines import EngineInfo
 from service.settings import Settings, slots_of
 from service.text import TextCodec
 
 _log = logging.getLogger(__name__)
 
 
-class Core:
+class EngineCore:
     """A checkpoint and its engine. `parts`: the engine's; their ranks end with it. `codec`: loads the tokenizer."""
 
     def __init__(
@@ -42,8 +40,8 @@ class Core:
         self.ranks = parts.ranks if parts else None
         limits = _limits(settings, checkpoint, self.ranks.memory() if self.ranks else memory_of(checkpoint.device))
         self.engine = engine = Engine(checkpoint, limits, observer, parts)
-        self.served = Served(
-            checkpoint.path,
+        self.info = EngineInfo(
+            str(checkpoint.path),
             checkpoint.config,
             checkpoint.activation_parts,
             engine.max_model_len,
@@ -70,14 +68,20 @@ class Core:
         """Why its ranks can no longer compute. None while they can."""
         return self.ranks.failure if self.ranks else None
 
+    async def compiled(self, request: GenerationRequest, constraint: Constraint) -> GenerationRequest:
+        """The request with the grammar of its answer. Raises what `Compiler.compile` raises."""
+        began = time.monotonic()
+        grammar = await self.compiler.compile(constraint, Owner(request.tenant, request.cache_salt))
+        return replace(request, grammar=grammar, delay_s=time.monotonic() - began)
+
     def check(self, model: str) -> None:
         """Whether other weights could be taken. Raises what `service.model.exchange.check` raises. Blocks."""
-        check(model, self.served.config, self._options)
+        check(model, self.info.config, self._options)
 
     def fetch(self, model: str) -> tuple[Callable[[], None], Path]:
         """Reads other weights. Returns what puts them in the place of the served ones, and their folder. Blocks."""
         if self.ranks is None:
-            fresh = fetch(model, self.served.config, self._options)
+            fresh = fetch(model, self.info.config, self._options)
             return partial(take, self._checkpoint, fresh), fresh.path
         fresh = self.ranks.fetch(model, self._options)
         return partial(self.ranks.take, fresh), fresh.path
@@ -91,7 +95,7 @@ class Core:
 
 def load_core(
     settings: Settings, observer: Observer, parts: Parts | None = None, codec: Callable[[], TextCodec] | None = None
-) -> Core:
+) -> EngineCore:
     """Loads the checkpoint, on several devices if the settings say so, and prepares its engine.
 
     Blocks until the weights are read and the costs of forwards are measured. Raises what loading raises.
@@ -107,31 +111,33 @@ def load_core(
     )
     parts, ranks = parts or Parts(), settings.tensor_parallel_size
     if ranks == 1:
-        return _prepared(Core(load_checkpoint(settings.model, options), settings, observer, parts, codec))
-    team = Team(ranks, device, timeout_s=settings.stall_timeout_s, deterministic=settings.deterministic)
+        return _prepared(EngineCore(load_checkpoint(settings.model, options), settings, observer, parts, codec))
+    executor = TensorParallelExecutor(
+        ranks, device, timeout_s=settings.stall_timeout_s, deterministic=settings.deterministic
+    )
     try:
-        checkpoint, parts = team.load(settings.model, options), replace(parts, ranks=team)
-        return _prepared(Core(checkpoint, settings, observer, parts, codec))
+        checkpoint, parts = executor.load(settings.model, options), replace(parts, ranks=executor)
+        return _prepared(EngineCore(checkpoint, settings, observer, parts, codec))
     except BaseException:
-        team.close()
+        executor.close()
         raise
 
 
-def _prepared(core: Core) -> Core:
+def _prepared(core: EngineCore) -> EngineCore:
     core.engine.prepare()
     return core
 
 
 def _limits(settings: Settings, checkpoint: Checkpoint, memory: DeviceMemory) -> EngineConfig:
     """The engine's limits: what the settings leave open is what fits beside the weights."""
-    asked = Sizes(
+    sizes = Sizes(
         kv_cache_tokens=_number(settings.kv_cache_tokens),
         max_running=_number(settings.max_running),
         max_rows=_number(settings.max_rows),
         memory_utilization=settings.memory_utilization,
         cuda_graphs=settings.cuda_graphs == "auto" and checkpoint.shard.size == 1,
     )
-    fitted = fit(asked, checkpoint.own_config, checkpoint.dtype.itemsize, memory)
+    fitted = fit(sizes, checkpoint.own_config, checkpoint.dtype.itemsize, memory)
     _log.info(
         "KV cache of %d tokens, %d requests, %d rows", fitted.kv_cache_tokens, fitted.max_running, fitted.max_rows
     )

@@ -1,62 +1,69 @@
-"""The engine of a replica as the event loop sees it, wherever it runs."""
+"""The engine of a replica as the replica's event loop sees it."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from service.constraints import Constraint, Owner
-from service.decode.guide import GrammarSource
+from service.constraints import Constraint
+from service.data import Data
 from service.engine.observer import EngineState
 from service.engine.request import BlockEvent, BlockProgress, GenerationRequest
 from service.model import ModelConfig
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """What an engine serves. `path`: the checkpoint's folder. `max_model_len`: prompt and answer, in tokens.
+class EngineInfo(Data, frozen=True):
+    """The served model and its limits. `folder`: the checkpoint's. `max_model_len`: prompt and answer, in tokens.
 
     `activation_parts`: as in `Checkpoint`. `deterministic`: whether answers may not depend on the load.
     """
 
-    path: Path
+    folder: str
     config: ModelConfig
     activation_parts: int
     max_model_len: int
     max_running: int
     deterministic: bool
 
+    @property
+    def path(self) -> Path:
+        """The checkpoint's folder."""
+        return Path(self.folder)
 
-class ReplicaEngine(Protocol):
-    """A running engine. `local.py` has it in this process, `remote.py` in one of its own."""
+
+class EngineClient(Protocol):
+    """A running engine: `EngineProcessClient` in the service."""
 
     @property
-    def served(self) -> Served:
-        """What it serves."""
+    def info(self) -> EngineInfo:
+        """The served model and its limits."""
 
     @property
     def failure(self) -> str | None:
-        """Why it cannot decode. None while it can."""
+        """Why the engine cannot decode. None while it can."""
 
     def state(self) -> EngineState:
-        """What it has to do."""
+        """The numbers of requests and pages after the last step."""
 
-    def generate(self, request: GenerationRequest) -> AsyncGenerator[BlockEvent | BlockProgress]:
-        """The items of a request, as `EngineWorker.generate`."""
+    def generate(
+        self, request: GenerationRequest, constraint: Constraint | None = None
+    ) -> AsyncGenerator[BlockEvent | BlockProgress]:
+        """The request's block events, and its steps if it asks for them. The last item has a finish reason.
 
-    async def compile(self, constraint: Constraint, owner: Owner) -> GrammarSource:
-        """The grammar of a constraint, for requests of this engine. Raises what `Compiler.compile` raises."""
+        `constraint`: what the answer must be; the request waits in the engine's process for its grammar. Closing the
+        generator aborts the request. Raises what `validate`, `Compiler.compile` and `EngineThread.submit` raise;
+        ReplicaStopping if the engine stops; EngineFailed; OutOfMemory if the device has no memory for this request.
+        """
 
     async def check(self, model: str) -> None:
-        """Whether it could take other weights. Raises what `service.model.exchange.check` raises."""
+        """Whether the engine could take other weights. Raises what `service.model.exchange.check` raises."""
 
     async def fetch(self, model: str) -> Path:
-        """Reads other weights beside those that it serves. Returns their folder. Raises what `check` raises."""
+        """Reads other weights beside the served ones. Returns their folder. Raises what `check` raises."""
 
     async def take(self, version: int, *, cut: bool) -> None:
-        """Puts the fetched weights in the place of the served ones, as `EngineWorker.exchange`."""
+        """Puts the loaded weights in the place of the served ones, as `EngineThread.exchange`."""
 
     def close(self) -> None:
-        """Stops it. Requests in progress end with ReplicaStopping."""
+        """Stops the engine. Requests in progress end with ReplicaStopping."""

@@ -9,31 +9,29 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from service.constraints import Owner
 from service.decode.block import MASKED
 from service.engine import BlockEvent, BlockProgress, GenerationRequest
 from service.engine.request import Asked, Stats
 from service.errors import MrpServeError
 from service.replica.blocks import AnswerBlocks
 from service.replica.card import make_card
-from service.replica.engines import ReplicaEngine
-from service.replica.exchange import Exchange
+from service.replica.engines import EngineClient
 from service.replica.metrics import ReplicaMetrics
 from service.replica.reads import Reader
 from service.replica.spans import Timeline, trace_request
+from service.replica.weight_update import WeightUpdater
 from service.settings import Settings
 from service.telemetry.faults import unexpected_error
 from service.telemetry.tracing import Tracing
 from service.text import TextCodec
 from service.wire import (
-    Answer,
     Chunk,
     Ending,
     Exchanged,
@@ -53,8 +51,6 @@ _log = logging.getLogger(__name__)
 _LONG = 4096
 #: a prompt of at least so many characters takes memory that the allocator keeps: 1 MB of text some 300 MB
 _HUGE = 128 * 1024
-#: blocks of a whole answer that the event loop takes at once: each wake-up is paid with Python's lock
-_TOGETHER = 16
 
 _T = TypeVar("_T")
 
@@ -68,56 +64,82 @@ class Generator:
     def __init__(
         self,
         replica: str,
-        engine: ReplicaEngine,
+        engine: EngineClient,
         metrics: ReplicaMetrics,
         settings: Settings,
         tracing: Tracing | None = None,
     ) -> None:
         self._replica, self._engine, self._metrics, self._tracing = replica, engine, metrics, tracing
-        served = engine.served
-        self._codec = TextCodec.load(served.path)
+        info = engine.info
+        self._codec = TextCodec.load(info.path)
         if self._codec.chat_warning:
             _log.warning("%s", self._codec.chat_warning)
-        self._eos = frozenset(served.config.eos_token_ids)
-        self._reader = Reader(self._codec, served.config.mask_token_id, served.config.vocab_size)
-        self._exchange = Exchange(replica, make_card(settings, served, self._codec), engine, settings)
+        self._eos = frozenset(info.config.eos_token_ids)
+        self._reader = Reader(self._codec, info.config.mask_token_id, info.config.vocab_size)
+        self._weights = WeightUpdater(replica, make_card(settings, info, self._codec), engine, settings)
         self._encoder = ThreadPoolExecutor(1, "encode")
         self._in_flight = 0
 
     # --- requests ----------------------------------------------------------------------------------
 
-    async def complete(self, work: Work) -> Answer | Failure:
-        """The whole answer. Cancelling the task aborts the request."""
-        if work.scoring is not None:
-            return await self._score(work)
-        chunks: list[Chunk] = []
-        # A stop text ends the request early, so it is looked for in every block.
-        together = 1 if work.stop else _TOGETHER
-        async with aclosing(self.stream(work, together)) as items:
-            async for item in items:
-                if isinstance(item, Failure):
-                    return item
-                if isinstance(item, Chunk):
-                    chunks.append(item)
-                ending = item if isinstance(item, Ending) else getattr(item, "ending", None)
-                if ending is not None:
-                    return _join(chunks, ending)
-        raise AssertionError("a stream ended without an ending")
+    async def stream(self, work: Work) -> Items:
+        """The blocks of an answer and its ending, and steps if the work asks for them.
 
-    async def _score(self, work: Work) -> Answer | Failure:
+        A work with `scoring` has an ending only. Closing the stream, or cancelling its task, aborts the request.
+        """
         self._in_flight += 1
         try:
-            return await self._read(work)
+            if work.scoring is not None:
+                yield await self._score(work)
+                return
+            answer, events = await self._begin(work)
+            item: Progress | Chunk | None = None
+            with self._followed(work, answer):
+                async with aclosing(events):
+                    async for event in events:
+                        item = answer.progress(event) if isinstance(event, BlockProgress) else answer.take(event)
+                        if answer.ending is not None:
+                            break
+                        if item is not None:
+                            yield item
+            ending = self._counted(work, answer)
+            yield item or ending
         except MrpServeError as error:
-            return Failure(error)
-        except Exception as error:  # noqa: BLE001 - as in `stream`
-            return Failure(unexpected_error(error, work.origin.request_id))
+            yield Failure(error)
+        except Exception as error:  # noqa: BLE001 - Serve would log the message, which may quote the request
+            yield Failure(unexpected_error(error, work.origin.request_id))
         finally:
             self._in_flight -= 1
 
-    async def _read(self, work: Work) -> Answer:
+    async def _begin(self, work: Work) -> tuple[AnswerBlocks, AsyncGenerator[BlockEvent | BlockProgress]]:
+        """The answer to a work, and the engine's events that fill it."""
+        self._weights.admit(work)
+        prompt = await self._encode(work)
+        waited_s = work.arrived.waited_s()
+        request = self._request(work, prompt, waited_s)
+        pieces = self._codec.pieces() if work.return_pieces else None
+        text, size = self._codec.stream(work.stop), self._engine.info.config.block_size
+        answer = AnswerBlocks(work, len(prompt), waited_s, text, pieces, self._codec.name_of, size)
+        if self._tracing:
+            answer.events = []
+        return answer, self._engine.generate(request, work.constraint)
+
+    @contextmanager
+    def _followed(self, work: Work, answer: AnswerBlocks) -> Iterator[None]:
+        """Counts an answer that its client leaves, and traces every answer."""
+        try:
+            yield
+        except (asyncio.CancelledError, GeneratorExit):
+            self._metrics.finished(work.params.mode, "abort", answer.stats)
+            raise
+        finally:
+            if self._tracing:
+                timeline = Timeline(answer.waited_s, answer.prompt_tokens, answer.events or [])
+                trace_request(self._tracing, self._replica, work, timeline)
+
+    async def _score(self, work: Work) -> Ending:
         """The places of a work with `scoring`: one request to the engine that has one event."""
-        self._exchange.admit(work)
+        self._weights.admit(work)
         length = sum(len(message["content"]) for message in work.messages or ()) + len(work.text or "")
         prompt = await self._aside(length, lambda: self._reader.prompt(work))
         asked, waited_s = self._reader.asked(work), work.arrived.waited_s()
@@ -137,59 +159,8 @@ class Generator:
             raise too_late(work)
         stats = event.stats.later_by(waited_s)
         self._metrics.finished(work.params.mode, "stop", stats)
-        ending = Ending("stop", sum(token != MASKED for token in prompt), 0, stats)
-        return Answer("", (), ending, places=self._reader.named(asked, event))
-
-    async def stream(self, work: Work, together: int = 1) -> Items:
-        """The blocks of an answer and its ending, and steps if the work asks for them.
-
-        `together`: so many blocks come at once. Closing the stream, or cancelling its task, aborts the request.
-        """
-        self._in_flight += 1
-        try:
-            async with aclosing(self._decode(work, together)) as items:
-                async for item in items:
-                    yield item
-        except MrpServeError as error:
-            yield Failure(error)
-        except Exception as error:  # noqa: BLE001 - Serve would log the message, which may quote the request
-            yield Failure(unexpected_error(error, work.origin.request_id))
-        finally:
-            self._in_flight -= 1
-
-    async def _decode(self, work: Work, together: int) -> AsyncGenerator[Progress | Chunk | Ending]:
-        self._exchange.admit(work)
-        prompt = await self._encode(work)
-        owner = Owner(work.tenant, work.cache_salt)
-        grammar = None if work.constraint is None else await self._engine.compile(work.constraint, owner)
-        waited_s = work.arrived.waited_s()
-        request = replace(self._request(work, prompt, waited_s), grammar=grammar, together=together)
-        pieces = self._codec.pieces() if work.return_pieces else None
-        text, size = self._codec.stream(work.stop), self._engine.served.config.block_size
-        answer = AnswerBlocks(work, len(prompt), waited_s, text, pieces, self._codec.name_of, size)
-        chunk: Chunk | None = None
-        traced: list[BlockEvent] = []
-        try:
-            async with aclosing(self._engine.generate(request)) as events:
-                async for event in events:
-                    if isinstance(event, BlockProgress):
-                        yield answer.progress(event)
-                        continue
-                    if self._tracing:
-                        traced.append(event)
-                    chunk = answer.take(event)
-                    if answer.ending is not None:
-                        break
-                    if chunk is not None:
-                        yield chunk
-        except (asyncio.CancelledError, GeneratorExit):
-            self._metrics.finished(work.params.mode, "abort", answer.stats)
-            raise
-        finally:
-            if self._tracing:
-                trace_request(self._tracing, self._replica, work, Timeline(waited_s, len(prompt), traced))
-        ending = self._counted(work, answer)
-        yield chunk or ending
+        prompt_tokens = sum(token != MASKED for token in prompt)
+        return Ending("stop", prompt_tokens, 0, stats, places=self._reader.named(asked, event))
 
     def _counted(self, work: Work, answer: AnswerBlocks) -> Ending:
         """Counts a finished answer. Called before the last item is sent: a client that leaves then has all of it."""
@@ -238,6 +209,7 @@ class Generator:
             num_continued=len(sent),
             report_steps=work.stream_steps,
             keep_steps=work.return_trace or work.return_pieces,
+            together=1 if work.stop else work.together,  # a stop text ends the request early
             asked=Asked(work.top_logprobs) if work.top_logprobs else None,
             version=work.resume.version if work.resume.num_blocks else None,
         )
@@ -246,7 +218,7 @@ class Generator:
         """The tokens that may still be decoded. `prompt`: without those that other replicas have decoded."""
         most = work.max_new_tokens
         if work.shorten:
-            most = max(1, min(most, self._engine.served.max_model_len - len(prompt)))
+            most = max(1, min(most, self._engine.info.max_model_len - len(prompt)))
         return most - len(work.resume.token_ids)
 
     async def count(self, work: Work) -> int | Failure:
@@ -262,19 +234,19 @@ class Generator:
 
     async def check_weights(self, weights: Weights) -> Exchanged:
         """Whether the replica could take these weights. Nothing is changed."""
-        return await self._exchange.check(weights)
+        return await self._weights.check(weights)
 
     async def exchange(self, weights: Weights) -> Exchanged:
         """Takes these weights, unless it has them or newer ones."""
-        return await self._exchange.to(weights)
+        return await self._weights.update(weights)
 
     def status(self) -> Status:
         """Whether the replica can generate, and its card."""
-        return Status(self._replica, self._engine.failure, self._exchange.card)
+        return Status(self._replica, self._engine.failure, self._weights.card)
 
     def snapshot(self) -> Snapshot:
         """The current metrics."""
-        self._metrics.serves(self._exchange.card.weights.version)
+        self._metrics.serves(self._weights.card.weights.version)
         families = self._metrics.families(self._engine.state(), self._replica)
         return Snapshot(self._replica, self._in_flight, families)
 
@@ -284,16 +256,6 @@ class Generator:
         self._encoder.shutdown(wait=False, cancel_futures=True)
         if self._tracing:
             self._tracing.close()
-
-
-def _join(chunks: list[Chunk], ending: Ending) -> Answer:
-    return Answer(
-        "".join(chunk.text for chunk in chunks),
-        tuple(token for chunk in chunks for token in chunk.token_ids),
-        ending,
-        tuple(step for chunk in chunks for step in chunk.trace),
-        tuple(piece for chunk in chunks for piece in chunk.pieces),
-    )
 
 
 def _then_give_memory_back(work: Callable[[], _T]) -> _T:

@@ -1,128 +1,120 @@
-"""What a replica and the process of its engine tell each other."""
+"""The messages between a replica and the process of its engine."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+import msgspec
 
-from service.constraints import Constraint, Owner
-from service.decode.guide import Grammar
+from service.constraints import Constraint
+from service.data import Data
 from service.engine import EngineState, GenerationRequest
 from service.engine.streams import Item
 from service.errors import MrpServeError
-from service.pickling import numbered
-from service.replica.engines import Served
-from service.settings import Settings
-
-if TYPE_CHECKING:
-    from service.engine import Parts
+from service.messagepack import MessagePack
+from service.replica.engines import EngineInfo
+from service.telemetry.sums import Added
 
 # --- to the engine's process -----------------------------------------------------------------------
 
 
-class Start(NamedTuple):
-    """The first message: what is to be loaded. `parts`: of the engine, if not the default ones."""
+class Start(Data, frozen=True, tag=1):
+    """The first message: what to load. `settings`: as `Settings.to_json` writes them."""
 
-    settings: Settings
-    parts: Parts | None
+    settings: str
 
 
-@numbered(250)
-class Submit(NamedTuple):
-    """A request that is valid. Its grammar, if it has one, is a `KeptGrammar`."""
+class Submit(Data, frozen=True, tag=2):
+    """A request without a grammar. The engine's process compiles the `constraint` of its answer."""
 
     request: GenerationRequest
+    constraint: Constraint | None = None
 
 
-class Abort(NamedTuple):
+class Abort(Data, frozen=True, tag=3):
     """A request is no longer wanted."""
 
     request_id: str
 
 
-class Compile(NamedTuple):
-    """To be compiled, for requests that come."""
-
-    constraint: Constraint
-    owner: Owner
-
-
-class Check(NamedTuple):
-    """Whether other weights could be taken?"""
+class CheckWeights(Data, frozen=True, tag=1):
+    """Could the engine take these weights?"""
 
     model: str
 
 
-class Fetch(NamedTuple):
-    """Other weights are to be read."""
+class LoadWeights(Data, frozen=True, tag=2):
+    """Reads other weights beside the served ones."""
 
     model: str
 
 
-class Take(NamedTuple):
-    """The fetched weights are to be taken."""
+class ApplyWeights(Data, frozen=True, tag=3):
+    """The loaded weights take the place of the served ones. `cut`: running requests end; else they finish first."""
 
     version: int
     cut: bool
 
 
-class Ask(NamedTuple):
-    """Something that has an `Answered` with the same number."""
+Procedure = CheckWeights | LoadWeights | ApplyWeights
+
+
+class Call(Data, frozen=True, tag=4):
+    """A procedure. Its `Reply` has the same number."""
 
     number: int
-    what: Compile | Check | Fetch | Take
+    procedure: Procedure
 
 
 # --- from the engine's process ---------------------------------------------------------------------
 
 
-class Ready(NamedTuple):
+class Ready(Data, frozen=True, tag=1):
     """The engine is loaded and takes requests."""
 
-    served: Served
+    info: EngineInfo
 
 
-class Unloaded(NamedTuple):
-    """The engine could not be loaded, and its process ends. `error`: one of ours, or what is known of another."""
+class StartFailed(Data, frozen=True, tag=2):
+    """The engine could not be loaded, and its process ends."""
 
-    error: MrpServeError | str
+    error: MrpServeError
 
 
-@numbered(249)
-class Stepped(NamedTuple):
-    """What happened since the last one. `items`: for those who follow the requests.
+class StepOutputs(Data, frozen=True, tag=3):
+    """The items of requests since the last message, and the engine's state.
 
-    `over`: requests that the engine no longer has, aborted ones included. `failure`: why the engine has stopped, None
-    if it has not. `counted`: a pickle of what metrics are to be told (`Added`), opened later than the items. It
-    is empty if the counts come with a later message.
+    `finished`: requests that the engine no longer has, aborted ones included. `failure`: why the engine has stopped,
+    None if it has not. `counted`: encoded metrics (`encode_counts`), empty if they come with a later message.
     """
 
-    items: list[tuple[str, Item]]
-    over: list[str]
+    items: list[Item]
+    finished: list[str]
     state: EngineState
-    failure: str | None
+    failure: str | None = None
     counted: bytes = b""
 
 
-class Alive(NamedTuple):
-    """The process runs. Says so when nothing else is to be said."""
+class Compiled(Data, frozen=True, tag=4):
+    """A request's constraint is compiled. The engine has the request from now on."""
+
+    request_id: str
 
 
-class Answered(NamedTuple):
-    """What came of an `Ask`. `path`: of fetched weights."""
+class Alive(Data, frozen=True, tag=5):
+    """The process runs. Sent when there is nothing else to send."""
+
+
+class Reply(Data, frozen=True, tag=6):
+    """The result of a `Call`. `path`: the folder of loaded weights."""
 
     number: int
     error: MrpServeError | None = None
     path: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class KeptGrammar:
-    """A grammar that the engine's process has compiled. Implements `GrammarSource` for requests on their way there."""
+#: the codecs of the two ends, by the messages that come there
+AT_ENGINE = MessagePack(Start | Submit | Abort | Call)
+AT_REPLICA = MessagePack(Ready | StartFailed | StepOutputs | Compiled | Alive | Reply)
 
-    constraint: Constraint
-    owner: Owner
-
-    def open(self) -> Grammar:
-        """Only the compiled grammar can be opened."""
-        raise AssertionError("a grammar is to be opened outside of the process that compiled it")
+#: Counts are decoded later than the items beside them, since answers go first.
+encode_counts = msgspec.msgpack.Encoder().encode
+decode_counts = msgspec.msgpack.Decoder(Added).decode

@@ -1,8 +1,6 @@
 """The metrics of a replica: the engine's steps and events, and the ends of requests.
 
-`EngineMetrics` counts where the engine runs. With an engine on a thread it counts into the replica's registry, and
-prometheus_client locks each metric. The process of an engine counts into `Sums`, which the replica puts into its
-registry.
+`EngineMetrics` counts in the engine's process, into `Sums`. The replica adds these sums to its registry.
 """
 
 from __future__ import annotations
@@ -80,7 +78,7 @@ class EngineMetrics:
 
 
 class ReplicaMetrics(EngineMetrics):
-    """The metrics of a replica in a registry of its own. Observes an engine on a thread of the replica."""
+    """The metrics of a replica in a registry of its own. In tests, it observes an engine of the same process, too."""
 
     def __init__(self) -> None:
         self._registry = Registry("replica")
@@ -103,8 +101,8 @@ class ReplicaMetrics(EngineMetrics):
 
     def _count_ended(self) -> None:
         ended, self._ended = self._ended, []
-        for one in ended:
-            self._count(*one)
+        for request in ended:
+            self._count(*request)
 
     def _count(self, mode: str, reason: FinishReason, stats: Stats) -> None:
         """Counts the end of a request. Its times count from the arrival at the ingress.

@@ -1,52 +1,57 @@
-"""The process of a replica's engine: `python -m service.replica.process DESCRIPTOR`, started by `remote.py`.
+"""The process of a replica's engine: `python -m service.replica.process DESCRIPTOR [PARTS]`, started by `remote.py`.
 
-The engine shares no Python lock with the replica's event loop. The engine's thread sends what a step found itself, so
-this process's own event loop only wakes for messages that come. The process ends when its socket closes.
+The engine shares no Python lock with the replica's event loop. The engine's thread sends the results of a step itself,
+so this process's own event loop only wakes for messages that come. The process ends when its socket closes.
+
+`PARTS`: `module:name` of the engine's `Parts`, if not the default ones.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import pickle
-import select
 import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
+from importlib import import_module
 from math import inf
 from typing import Any, NoReturn
 
+from service.constraints import Constraint
 from service.decode.block import Step
-from service.engine import BlockEvent, GenerationRequest, StepReport
+from service.engine import BlockEvent, GenerationRequest, Parts, StepReport
+from service.engine.request import RequestFailed
 from service.engine.responsive import keep_responsive
 from service.engine.streams import Item
 from service.engine.thread import EngineThread
-from service.errors import MrpServeError, ReplicaStopping
-from service.frames import Frames, framed
+from service.errors import EngineFailed, MrpServeError
+from service.frames import Channel, Frames
 from service.model.options import set_threads
-from service.pickling import PICKLED
-from service.replica.core import Core, load_core
+from service.replica.core import EngineCore, load_core
 from service.replica.messages import (
+    AT_ENGINE,
+    AT_REPLICA,
     Abort,
     Alive,
-    Answered,
-    Ask,
-    Check,
-    Compile,
-    Fetch,
-    KeptGrammar,
+    ApplyWeights,
+    Call,
+    CheckWeights,
+    Compiled,
+    LoadWeights,
+    Procedure,
     Ready,
+    Reply,
     Start,
-    Stepped,
+    StartFailed,
+    StepOutputs,
     Submit,
-    Take,
-    Unloaded,
+    encode_counts,
 )
 from service.replica.metrics import EngineMetrics
+from service.settings import Settings
 from service.silence import BEAT_S
 from service.telemetry.faults import unexpected_error
 from service.telemetry.logs import install_logs
@@ -59,35 +64,16 @@ _COUNTED_S = 0.1
 _WATCH_S = 0.1
 
 
-class _Out:
-    """Sends messages from any thread. `end`: does not block, since the event loop reads from it."""
-
-    def __init__(self, end: socket.socket) -> None:
-        self._end, self._sending = end, threading.Lock()
-
-    def send(self, message: object) -> None:
-        """Waits until all of it is sent. If the replica is gone, this process ends."""
-        left = memoryview(framed(PICKLED.encode(message)))
-        with self._sending:
-            while left:
-                try:
-                    left = left[self._end.send(left) :]
-                except BlockingIOError:
-                    select.select([], [self._end], [])
-                except OSError:
-                    os._exit(0)
-
-
 class _Steps:
-    """Sends what the engine's steps find, and counts them. Implements `Observer`. Used by the engine's thread."""
+    """Sends the results of the engine's steps, and counts them. Implements `Observer`. Used by the engine's thread."""
 
     thread: EngineThread
 
-    def __init__(self, send: Callable[[Stepped], None]) -> None:
+    def __init__(self, send: Callable[[StepOutputs], None]) -> None:
         self._send = send
         self._sums = Sums()
         self._metrics = EngineMetrics(self._sums)
-        self._over: list[str] = []
+        self._finished: list[str] = []
         self._due = inf
 
     def on_step(self, report: StepReport) -> None:
@@ -100,67 +86,80 @@ class _Steps:
         """Counted."""
         self._metrics.on_event(request, event, steps)
         if event.finish_reason is not None:
-            self._over.append(request.request_id)
+            self._finished.append(request.request_id)
 
-    def deliver(self, items: list[tuple[str, Item]]) -> None:
+    def deliver(self, items: list[Item]) -> None:
         """Sends the items. Counts come with the end of a request, so metrics know every answer that a client has."""
         failure = self.thread.failure
-        due = bool(self._over) or time.monotonic() > self._due
+        due = bool(self._finished) or time.monotonic() > self._due
         if not (items or due or failure):
             return
-        over, self._over = self._over, []
+        finished, self._finished = self._finished, []
         counted = b""
         if due:
-            counted, self._due = pickle.dumps(self._sums.take(), protocol=pickle.HIGHEST_PROTOCOL), inf
-        self._send(Stepped(items, over, self.thread.state(), failure, counted))
+            counted, self._due = encode_counts(self._sums.take()), inf
+        self._send(StepOutputs(items, finished, self.thread.state(), failure, counted))
 
 
 class EngineProcess(Frames):
-    """What the process does with the messages that come. `end`: its socket."""
+    """Handles the messages that come. `end`: the process's socket. `parts`: the engine's."""
 
-    def __init__(self, end: socket.socket) -> None:
-        super().__init__(PICKLED)
-        self._out = _Out(end)
-        self._steps = _Steps(self._out.send)
-        self._core: Core
-        self._fetched: Callable[[], None] | None = None
+    def __init__(self, end: socket.socket, parts: Parts | None) -> None:
+        super().__init__(AT_ENGINE)
+        self._parts = parts
+        self._channel = Channel(end, AT_REPLICA)
+        self._steps = _Steps(self._send)
+        self._core: EngineCore
+        self._apply: Callable[[], None] | None = None
+        self._compiling: dict[str, GenerationRequest] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def received(self, content: bytes) -> None:
-        """Obeys the messages in their order. Those that take time are obeyed beside others."""
+        """Handles the messages in their order. Those that take time are handled beside others."""
         for message in self.codec.decode(content):
-            if isinstance(message, Submit):
-                self._submit(message.request)
-            elif isinstance(message, Abort):
-                self._steps.thread.abort(message.request_id)
-            elif isinstance(message, Ask):
-                self._begin(self._answer(message))
-            elif isinstance(message, Start):
-                self._begin(self._start(message))
+            match message:
+                case Submit(request, None):
+                    self._submit(request)
+                case Submit(request, Constraint() as constraint):
+                    self._compiling[request.request_id] = request
+                    self._begin(self._compile(request, constraint))
+                case Abort(request_id):
+                    self._abort(request_id)
+                case Call():
+                    self._begin(self._reply(message))
+                case Start(settings):
+                    self._begin(self._start(settings))
 
     def connection_lost(self, error: Exception | None) -> NoReturn:  # noqa: ARG002 - the signature is asyncio's
         """The replica has closed its engine, or is gone. A step may be under way that nobody needs."""
         os._exit(0)
+
+    def _send(self, message: object) -> None:
+        """Sends a message from any thread. If the replica is gone, this process ends."""
+        try:
+            self._channel.send(message)
+        except EOFError:
+            os._exit(0)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _start(self, message: Start) -> None:
+    async def _start(self, written: str) -> None:
         try:
-            settings = message.settings
+            settings = Settings.of_json(written)
             install_logs(settings)
             set_threads(settings.torch_threads, settings.tensor_parallel_size)
-            self._core = await asyncio.to_thread(load_core, settings, self._steps, message.parts)
+            self._core = await asyncio.to_thread(load_core, settings, self._steps, self._parts)
         except Exception as error:  # noqa: BLE001 - the replica says what it was
-            self._out.send(Unloaded(error if isinstance(error, MrpServeError) else kind_and_place(error)))
+            self._send(StartFailed(error if isinstance(error, MrpServeError) else EngineFailed(kind_and_place(error))))
             return
         keep_responsive()
         # The replica knows steps that take too long by their silence.
-        self._steps.thread = EngineThread(self._core.engine, self._steps.deliver, self._core.room, float("inf"))
+        self._steps.thread = EngineThread(self._core.engine, self._steps.deliver, self._core.room, inf)
         self._steps.thread.start()
-        self._out.send(Ready(self._core.served))
+        self._send(Ready(self._core.info))
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
         if self._core.ranks:
             await self._watch()
@@ -169,61 +168,91 @@ class EngineProcess(Frames):
         """Says that this process runs, on a thread that a long step, or a long compilation, does not hold up."""
         while True:
             time.sleep(BEAT_S)
-            self._out.send(Alive())
+            self._send(Alive())
 
     async def _watch(self) -> None:
-        """Tells that a rank is lost, which no step would notice while there is none."""
+        """Reports that a rank is lost, which no step would notice while there is none."""
         while (failure := self._core.failure) is None:
             await asyncio.sleep(_WATCH_S)
-        self._out.send(Stepped([], [], self._steps.thread.state(), failure))
+        self._send(StepOutputs([], [], self._steps.thread.state(), failure))
+
+    # --- requests ----------------------------------------------------------------------------------
 
     def _submit(self, request: GenerationRequest) -> None:
         try:
-            if isinstance(request.grammar, KeptGrammar):
-                known = self._core.compiler.kept(request.grammar.constraint, request.grammar.owner)
-                if known is None:
-                    raise ReplicaStopping(
-                        "the constraint's grammar was dropped; send the request again", retry_after=1.0
-                    )
-                request = replace(request, grammar=known)
             self._steps.thread.submit(request)
         except MrpServeError as error:
-            state = self._steps.thread.state()
-            self._out.send(Stepped([(request.request_id, error)], [request.request_id], state, None))
+            self._end(request.request_id, error)
 
-    async def _answer(self, ask: Ask) -> None:
+    async def _compile(self, request: GenerationRequest, constraint: Constraint) -> None:
+        """Submits a request once it has its grammar. An aborted one has its grammar compiled and kept all the same."""
+        error: MrpServeError | None = None
+        compiled = request
+        try:
+            compiled = await self._core.compiled(request, constraint)
+        except MrpServeError as problem:
+            error = problem
+        except Exception as problem:  # noqa: BLE001 - the log gets its place, the replica no message
+            error = unexpected_error(problem, request.request_id)
+        if self._compiling.get(request.request_id) is not request:
+            return
+        del self._compiling[request.request_id]
+        if error is not None:
+            self._end(request.request_id, error)
+        else:
+            self._send(Compiled(request.request_id))
+            self._submit(compiled)
+
+    def _abort(self, request_id: str) -> None:
+        if self._compiling.pop(request_id, None) is not None:
+            self._send(StepOutputs([], [request_id], self._steps.thread.state()))
+        else:
+            self._steps.thread.abort(request_id)
+
+    def _end(self, request_id: str, error: MrpServeError) -> None:
+        """Ends a request that the engine has not taken."""
+        self._send(StepOutputs([RequestFailed(request_id, error)], [request_id], self._steps.thread.state()))
+
+    # --- weights -----------------------------------------------------------------------------------
+
+    async def _reply(self, call: Call) -> None:
         error: MrpServeError | None = None
         path = ""
         try:
-            path = await self._do(ask.what)
+            path = await self._run(call.procedure)
         except MrpServeError as problem:
             error = problem
         except Exception as problem:  # noqa: BLE001 - the log gets its place, the replica no message
             error = unexpected_error(problem, "")
-        self._out.send(Answered(ask.number, error, path))
+        self._send(Reply(call.number, error, path))
 
-    async def _do(self, what: Compile | Check | Fetch | Take) -> str:
-        if isinstance(what, Compile):
-            await self._core.compiler.compile(what.constraint, what.owner)
-        elif isinstance(what, Check):
-            await asyncio.to_thread(self._core.check, what.model)
-        elif isinstance(what, Fetch):
-            self._fetched, path = await asyncio.to_thread(self._core.fetch, what.model)
-            return str(path)
-        else:
-            take, self._fetched = self._fetched, None
-            if take is None:
-                raise AssertionError("weights are to be taken before they are fetched")
-            await self._steps.thread.exchange(take, what.version, cut=what.cut)
+    async def _run(self, procedure: Procedure) -> str:
+        match procedure:
+            case CheckWeights(model):
+                await asyncio.to_thread(self._core.check, model)
+            case LoadWeights(model):
+                self._apply, path = await asyncio.to_thread(self._core.fetch, model)
+                return str(path)
+            case ApplyWeights(version, cut):
+                apply, self._apply = self._apply, None
+                if apply is None:
+                    raise AssertionError("weights are to be applied before they are loaded")
+                await self._steps.thread.exchange(apply, version, cut=cut)
         return ""
 
 
-async def _main(end: socket.socket) -> None:
-    await asyncio.get_running_loop().create_unix_connection(lambda: EngineProcess(end.dup()), sock=end)
+def _parts(name: str) -> Parts:
+    module, _, attribute = name.partition(":")
+    parts: Parts = getattr(import_module(module), attribute)
+    return parts
+
+
+async def _main(end: socket.socket, parts: Parts | None) -> None:
+    await asyncio.get_running_loop().create_unix_connection(lambda: EngineProcess(end.dup(), parts), sock=end)
     await asyncio.Event().wait()  # until the socket closes
 
 
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # a terminal, or `timeout`, sends it to all; the replica decides
-    asyncio.run(_main(socket.socket(fileno=int(sys.argv[1]))))
+    asyncio.run(_main(socket.socket(fileno=int(sys.argv[1])), _parts(sys.argv[2]) if sys.argv[2:] else None))

@@ -1,6 +1,6 @@
-"""Starts a replica: its engine where the setting `engine` says, and what answers with it.
+"""Starts a replica: its engine's process, and what answers with it.
 
-The tokenizer's libraries take a second to import. An engine in a process of its own loads meanwhile.
+The tokenizer's libraries take a second to import. The engine's process loads the checkpoint meanwhile.
 """
 
 from __future__ import annotations
@@ -10,24 +10,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from service.replica.metrics import ReplicaMetrics
-from service.replica.remote import RemoteEngine
+from service.replica.remote import EngineProcessClient
 from service.settings import Settings
 from service.telemetry.tracing import start_tracing
 
 if TYPE_CHECKING:
-    from service.engine import Parts
     from service.replica.generator import Generator
 
 
-async def start_generator(replica: str, settings: Settings, parts: Parts | None = None) -> Generator:
-    """Loads the engine. `replica`: its name in metrics. Raises what loading raises."""
-    if settings.engine == "thread":
-        from service.model.options import set_threads
+async def start_generator(replica: str, settings: Settings, parts: str = "") -> Generator:
+    """Loads the engine. `replica`: its name in metrics. `parts`: as in `EngineProcessClient.start`.
 
-        set_threads(settings.torch_threads, settings.tensor_parallel_size)
-        return await asyncio.to_thread(load_generator, replica, settings, parts)
+    Raises what loading raises.
+    """
     metrics = ReplicaMetrics()
-    starting = asyncio.create_task(RemoteEngine.start(settings, metrics.put, parts))
+    starting = asyncio.create_task(EngineProcessClient.start(settings, metrics.put, parts))
     await asyncio.to_thread(import_module, "service.replica.generator")
     engine = await starting
     try:
@@ -37,14 +34,3 @@ async def start_generator(replica: str, settings: Settings, parts: Parts | None 
     except BaseException:
         engine.close()
         raise
-
-
-def load_generator(replica: str, settings: Settings, parts: Parts | None = None) -> Generator:
-    """Loads the engine into this process. Blocks until the weights are read."""
-    from service.replica.core import load_core
-    from service.replica.generator import Generator
-    from service.replica.local import LocalEngine
-
-    metrics = ReplicaMetrics()
-    engine = LocalEngine(load_core(settings, metrics, parts), settings.stall_timeout_s)
-    return Generator(replica, engine, metrics, settings, start_tracing(settings))

@@ -18,7 +18,7 @@ from service.admission.controller import Admission, AdmissionController, Incomin
 from service.admission.keys import ApiKey
 from service.errors import DeadlineExceeded, NotReady, OutOfMemory, RateLimited, ReplicaLost
 from service.gateway.draining import Draining
-from service.gateway.placed import PlacedAnswers
+from service.gateway.pipeline import RequestPipeline
 from service.settings import Settings
 from service.wire import Answer, Answering, Chunk, Ending, Work
 from tests.admission.overload import BLOCK, work
@@ -76,7 +76,7 @@ class Shop:
         self.door.serves(replace(CARD, places=slots, max_model_len=10**9))
         self.replicas, cards = Replicas(), SimpleNamespace(watch=lambda: None)
         self.draining = Draining()
-        self.answers = PlacedAnswers(self.replicas, self.door, cards, self.draining)  # type: ignore[arg-type]
+        self.answers = RequestPipeline(self.replicas, self.door, cards, self.draining)  # type: ignore[arg-type]
         self.count, self.paid, take = 0, 0.0, self.door._limits.take_tokens
 
         def took(tenant: str, tokens: float) -> None:

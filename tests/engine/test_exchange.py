@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from service.decode.modes import Speculative, Static
-from service.engine import BlockEvent, Engine, EngineConfig, EngineWorker, GenerationRequest, Parts
+from service.engine import AsyncEngine, BlockEvent, Engine, EngineConfig, GenerationRequest, Parts
 from service.errors import EngineFailed, ReplicaStopping, WeightsChanged
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.exchange import fetch, take
@@ -115,7 +115,7 @@ class Running:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.engine = engine_of(checkpoint)
-        self.worker, self.gate = EngineWorker(self.engine), Gate(self.engine)
+        self.worker, self.gate = AsyncEngine(self.engine), Gate(self.engine)
         self.worker.start()
 
     def ask(self, name: str, tokens: int = 24) -> asyncio.Task[tuple[int, ...]]:

@@ -11,7 +11,7 @@ import pytest
 from service.decode.canvas import Canvas
 from service.decode.modes import Direct, Static
 from service.decode.policy import Decoding
-from service.engine import BlockEvent, Engine, EngineConfig, EngineWorker, GenerationRequest, StepReport
+from service.engine import AsyncEngine, BlockEvent, Engine, EngineConfig, GenerationRequest, StepReport
 from service.engine.sequence import Sequence
 from service.errors import DecodingFailed
 from service.model import Checkpoint
@@ -97,7 +97,7 @@ def test_it_can_be_aborted_before_it_is_collected(checkpoint: Checkpoint) -> Non
 
 @pytest.mark.usefixtures("faulty")
 async def test_a_workers_stream_ends_with_the_error_and_it_stays_healthy(checkpoint: Checkpoint) -> None:
-    worker = EngineWorker(Engine(checkpoint))
+    worker = AsyncEngine(Engine(checkpoint))
     worker.start()
     try:
 

@@ -9,7 +9,7 @@ import pytest
 from service.decode.block import Step
 from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
 from service.decode.params import ModeParams
-from service.engine import BlockEvent, BlockProgress, Engine, EngineWorker, GenerationRequest
+from service.engine import AsyncEngine, BlockEvent, BlockProgress, Engine, GenerationRequest
 from service.model import Checkpoint, load_checkpoint
 from tests.tiny import GOLDEN
 
@@ -62,7 +62,7 @@ def test_answers_do_not_depend_on_it(checkpoint: Checkpoint) -> None:
 
 
 async def test_a_workers_stream_has_the_steps_before_their_block(checkpoint: Checkpoint) -> None:
-    worker = EngineWorker(Engine(checkpoint))
+    worker = AsyncEngine(Engine(checkpoint))
     worker.start()
     try:
         steps: list[Step] = []

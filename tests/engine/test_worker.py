@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 
 from service.decode.modes import Dynamic, Speculative
-from service.engine import BlockEvent, Engine, EngineConfig, EngineWorker, GenerationRequest
+from service.engine import AsyncEngine, BlockEvent, Engine, EngineConfig, GenerationRequest
 from service.engine import streams as streams_module
 from service.errors import EngineFailed, InvalidRequest, MrpServeError, QueueFull, ReplicaLost, ReplicaStopping
 from service.model import Checkpoint
@@ -38,7 +38,7 @@ class Gate:
         self.open, self.steps, self.waiting, self._step = threading.Event(), 0, False, engine.step
         engine.step = self.step  # type: ignore[method-assign]
 
-    async def holds(self, worker: EngineWorker) -> None:
+    async def holds(self, worker: AsyncEngine) -> None:
         """Waits until all that was submitted is in the engine, which waits here."""
         with worker._changed:  # so that the engine takes all of them at once
             await asyncio.sleep(0)
@@ -52,13 +52,13 @@ class Gate:
 
 
 @pytest.fixture
-def start(checkpoint: Checkpoint) -> Iterator[Callable[..., tuple[EngineWorker, Engine]]]:
+def start(checkpoint: Checkpoint) -> Iterator[Callable[..., tuple[AsyncEngine, Engine]]]:
     """start(max_waiting=…, **limits) -> a running worker and its engine; stopped after the test."""
     workers = []
 
-    def start(*, max_waiting: int = 64, observer: Recorder | None = None, **limits: int) -> tuple[EngineWorker, Engine]:
+    def start(*, max_waiting: int = 64, observer: Recorder | None = None, **limits: int) -> tuple[AsyncEngine, Engine]:
         engine = Engine(checkpoint, EngineConfig(**limits), observer)
-        worker = EngineWorker(engine, max_waiting)
+        worker = AsyncEngine(engine, max_waiting)
         worker.start()
         workers.append(worker)
         return worker, engine
@@ -331,7 +331,7 @@ class TestFailure:
         assert "ZeroDivisionError" in str(worker.failure)
 
     def test_a_worker_that_was_not_started_is_not_healthy(self, checkpoint: Checkpoint) -> None:
-        assert EngineWorker(Engine(checkpoint)).failure == "the engine's thread is not running"
+        assert AsyncEngine(Engine(checkpoint)).failure == "the engine's thread is not running"
 
 
 class TestStall:
@@ -342,18 +342,18 @@ class TestStall:
         return Clock()
 
     @pytest.fixture
-    def stalled(self, checkpoint: Checkpoint, clock: Clock) -> Iterator[tuple[EngineWorker, Gate]]:
+    def stalled(self, checkpoint: Checkpoint, clock: Clock) -> Iterator[tuple[AsyncEngine, Gate]]:
         """A worker, and the gate that holds its steps."""
         engine = Engine(checkpoint)
         gate = Gate(engine)
-        worker = EngineWorker(engine, stall_timeout_s=60, clock=clock)
+        worker = AsyncEngine(engine, stall_timeout_s=60, clock=clock)
         worker.start()
         yield worker, gate
         gate.open.set()
         worker.stop()
 
     async def test_it_counts_as_a_failure_while_it_lasts(
-        self, stalled: tuple[EngineWorker, Gate], clock: Clock, checkpoint: Checkpoint
+        self, stalled: tuple[AsyncEngine, Gate], clock: Clock, checkpoint: Checkpoint
     ) -> None:
         worker, gate = stalled
         one = request("x", PROMPT)
@@ -371,7 +371,7 @@ class TestStall:
         assert worker.failure is None
         assert await collect(worker.generate(one)) == alone(checkpoint, one)
 
-    async def test_each_step_has_its_own_time(self, stalled: tuple[EngineWorker, Gate], clock: Clock) -> None:
+    async def test_each_step_has_its_own_time(self, stalled: tuple[AsyncEngine, Gate], clock: Clock) -> None:
         worker, gate = stalled
         step = gate._step
 
@@ -385,7 +385,7 @@ class TestStall:
         assert gate.steps > 2
         assert worker.failure is None
 
-    async def test_an_idle_engine_does_not_stall(self, stalled: tuple[EngineWorker, Gate], clock: Clock) -> None:
+    async def test_an_idle_engine_does_not_stall(self, stalled: tuple[AsyncEngine, Gate], clock: Clock) -> None:
         worker, gate = stalled
         gate.open.set()
         await collect(worker.generate(request("x", PROMPT)))
@@ -394,7 +394,7 @@ class TestStall:
         await collect(worker.generate(request("y", PROMPT)))
 
     async def test_a_hung_engine_does_not_keep_the_worker_from_stopping(
-        self, stalled: tuple[EngineWorker, Gate], clock: Clock
+        self, stalled: tuple[AsyncEngine, Gate], clock: Clock
     ) -> None:
         worker, gate = stalled
         task = asyncio.ensure_future(collect(worker.generate(request("x", PROMPT))))

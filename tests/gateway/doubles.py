@@ -16,7 +16,7 @@ from service.errors import ReplicaLost
 from service.quality.presets import Presets
 from service.quality.schema import Band
 from service.replica.generator import Generator
-from service.wire import Answer, Chunk, Ending, Exchanged, Failure, Items, ModelCard, Snapshot, Status, Weights, Work
+from service.wire import Chunk, Ending, Exchanged, Failure, Items, ModelCard, Snapshot, Status, Weights, Work
 from tests.gateway.generate.helpers import GENERATE
 from tests.gateway.local import LocalBackend
 
@@ -26,7 +26,7 @@ from tests.gateway.local import LocalBackend
 class Dying(LocalBackend):
     """Two replicas. The first is lost after some items of an answer, the second takes the next attempt.
 
-    A whole answer is lost just before it is complete.
+    A whole answer is lost before its last item.
     """
 
     def __init__(self, first: Generator, second: Generator, after: int) -> None:
@@ -36,21 +36,19 @@ class Dying(LocalBackend):
 
     async def stream(self, work: Work) -> Items:
         self.works.append(work)
-        items = (self._first if len(self.works) == 1 else super()).stream(work)
-        left = self._after if len(self.works) == 1 else sys.maxsize
+        dies = len(self.works) == 1
+        items = (self._first if dies else super()).stream(work)
+        left = self._after if dies else sys.maxsize
         async with aclosing(items):
             async for item in items:
-                if not left:
+                if not left or (dies and work.together > 1 and _is_last(item)):
                     raise ReplicaLost("killed", retry_after=1.0)
                 left -= 1
                 yield item
 
-    async def complete(self, work: Work) -> Answer | Failure:
-        self.works.append(work)
-        if len(self.works) > 1:
-            return await super().complete(work)
-        await self._first.complete(work)
-        return Failure(ReplicaLost("killed", retry_after=1.0))
+
+def _is_last(item: object) -> bool:
+    return isinstance(item, Ending) or (isinstance(item, Chunk) and item.ending is not None)
 
 
 # --- clients that leave ----------------------------------------------------------------------------
@@ -142,17 +140,6 @@ class Scripted:
                 await asyncio.Event().wait()
         finally:
             self.live -= 1
-
-    async def complete(self, work: Work) -> Answer | Failure:
-        text = ""
-        async with aclosing(self.stream(work)) as items:  # Python 3.12 may close it later
-            async for item in items:
-                if isinstance(item, Failure):
-                    return item
-                if isinstance(item, Ending):
-                    return Answer(text, (1,), item)
-                text += item.text
-        raise AssertionError("the script has no ending")
 
     async def statuses(self) -> list[Status]:
         if self.down is not None:

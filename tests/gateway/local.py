@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from service.gateway.backend import serving
 from service.replica.generator import Generator
-from service.wire import Answer, Exchanged, Failure, Items, ModelCard, Snapshot, Status, Weights, Work
+from service.wire import Exchanged, Failure, Items, ModelCard, Snapshot, Status, Weights, Work
 
 
 class LocalBackend:
@@ -16,10 +16,6 @@ class LocalBackend:
     async def card(self) -> ModelCard:
         """What the generator serves."""
         return serving(await self.statuses())
-
-    async def complete(self, work: Work) -> Answer | Failure:
-        """The generator's answer."""
-        return await self._generator.complete(work)
 
     async def count(self, work: Work) -> int | Failure:
         """The tokens of the work's prompt."""

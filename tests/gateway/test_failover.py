@@ -29,7 +29,7 @@ from service.errors import (
 )
 from service.gateway import failover
 from service.gateway.failover import Failover
-from service.wire import Answer, Chunk, Ending, Failure, Items, Resume, Weights, Work
+from service.wire import Chunk, Ending, Failure, Items, Resume, Weights, Work
 
 FIRST, SECOND = (Chunk(n, "ab"[n], (10 + n, 20 + n), Stats(decoded_tokens=2 * n + 2)) for n in range(2))
 ENDING = Ending("length", 5, 6, Stats(decoded_tokens=6))
@@ -48,26 +48,16 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 class Attempts:
     """A backend with a script for every attempt. Exceptions are raised; None waits for ever."""
 
-    def __init__(self, *scripts: list[Item] | Answer | Failure | Exception) -> None:
+    def __init__(self, *scripts: list[Item]) -> None:
         self.scripts = list(scripts)
         self.works: list[Work] = []
         self.open = 0
-
-    async def complete(self, work: Work) -> Answer | Failure:
-        self.works.append(work)
-        script = self.scripts.pop(0)
-        if isinstance(script, Exception):
-            raise script
-        assert not isinstance(script, list)
-        return script
 
     async def stream(self, work: Work) -> Items:
         self.works.append(work)
         self.open += 1
         try:
-            script = self.scripts.pop(0)
-            assert isinstance(script, list)
-            for item in script:
+            for item in self.scripts.pop(0):
                 if item is None:
                     await asyncio.Event().wait()
                 elif isinstance(item, BaseException):
@@ -124,10 +114,10 @@ async def test_a_second_failed_engine_ends_the_request_and_no_third_replica_gets
         await asked.items()
     assert len(asked.attempts.works) == 2
     assert asked.counted == ["engine_failed"]
-    whole = Asked(Attempts(failed, LOST, failed))
+    apart = Asked(Attempts([failed], [LOST], [failed]))
     with pytest.raises(Quarantined):
-        await whole.failover.complete(work())
-    assert len(whole.attempts.works) == 3
+        await apart.items()
+    assert len(apart.attempts.works) == 3
 
 
 async def test_without_failovers_a_failed_engine_is_what_the_client_hears_of() -> None:
@@ -186,13 +176,12 @@ async def test_lost_attempts_are_limited(max_failovers: int) -> None:
     ids=lambda error: type(error).__name__,
 )
 async def test_what_no_other_replica_would_do_better(error: Exception) -> None:
-    streamed, unary = Asked(Attempts([FIRST, error])), Asked(Attempts(error))
-    with pytest.raises(type(error)):
-        await streamed.items()
-    with pytest.raises(type(error)):
-        await unary.failover.complete(work())
-    assert streamed.counted == unary.counted == []
-    assert len(streamed.attempts.works) == len(unary.attempts.works) == 1
+    for script in ([FIRST, error], [error]):
+        asked = Asked(Attempts(script))
+        with pytest.raises(type(error)):
+            await asked.items()
+        assert asked.counted == []
+        assert len(asked.attempts.works) == 1
 
 
 async def test_who_is_refused_by_stopping_replicas_asks_on() -> None:
@@ -209,8 +198,7 @@ async def test_who_was_let_in_waits_for_a_full_queue() -> None:
     assert asked.counted == ["replica_lost"] + ["queue_full"] * 9
 
 
-@pytest.mark.parametrize("ask", ["stream", "complete"])
-async def test_the_deadline_ends_it(ask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_deadline_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
 
     async def sleep(seconds: float) -> None:
@@ -220,12 +208,9 @@ async def test_the_deadline_ends_it(ask: str, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(failover, "_PAUSE_S", 0.02)
     monkeypatch.setattr(failover.asyncio, "sleep", sleep)
     monkeypatch.setattr(arrival, "time", SimpleNamespace(monotonic=lambda: now))
-    scripts: list[list[Item]] | list[Failure]
-    refusal = Failure(ReplicaStopping("stops"))
-    scripts = [[refusal]] * 99 if ask == "stream" else [refusal] * 99
-    asked = Asked(Attempts(*scripts))
+    asked = Asked(Attempts(*[[Failure(ReplicaStopping("stops"))]] * 99))
     with pytest.raises(ReplicaStopping):
-        await (asked.items(0.1) if ask == "stream" else asked.failover.complete(work(0.1)))
+        await asked.items(0.1)
     assert len(asked.counted) == 2  # 0.02 + 0.04 s are past, 0.08 more would be too late
 
 
@@ -242,14 +227,20 @@ async def test_pauses_grow_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("error", [LOST, Failure(LOST), Failure(EngineFailed("broken"))])
-async def test_a_whole_answer_is_asked_for_again(error: Failure | Exception) -> None:
-    answer = Answer("abc", (10, 20), ENDING)
-    asked = Asked(Attempts(error, LOST, answer))
-    assert await asked.failover.complete(work()) == answer
+async def test_every_attempt_has_an_id_of_its_own(error: Failure | Exception) -> None:
+    asked = Asked(Attempts([error], [LOST], [FIRST, SECOND, LAST]))
+    assert await asked.items() == WHOLE
     assert [sent.request_id for sent in asked.attempts.works] == ["id", "id.1", "id.2"]
     assert [sent.attempt for sent in asked.attempts.works] == [0, 1, 2]
     assert all(sent.resume == Resume() and sent.sampling.seed == 7 for sent in asked.attempts.works)
     assert len(asked.counted) == 2
+
+
+async def test_a_whole_answer_goes_on_after_the_last_chunk() -> None:
+    asked = Asked(Attempts([FIRST, LOST], [SECOND, Failure(LOST)], [LAST]))
+    answer = await asked.failover.complete(replace(work(), together=16))
+    assert (answer.text, answer.token_ids, answer.ending) == ("abc", (10, 20, 11, 21, 12, 22), ENDING)
+    assert [sent.resume.num_blocks for sent in asked.attempts.works] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("scripts", [([FIRST, None],), ([FIRST, LOST], [SECOND, None])])
@@ -304,9 +295,13 @@ class TestWeights:
         changed = Failure(WeightsChanged("other weights"))
         asked = Asked(Attempts([changed], [FIRST, SECOND, LAST]))
         assert await asked.items() == WHOLE
-        whole = Asked(Attempts(changed, Answer("a", (1,), ENDING)))
-        assert (await whole.failover.complete(work())).text == "a"
-        assert asked.counted == whole.counted == ["weights_changed"]
+        assert asked.counted == ["weights_changed"]
+
+    async def test_a_whole_answer_begins_again_since_its_client_has_none_of_it(self) -> None:
+        asked = Asked(Attempts([FIRST, Failure(WeightsChanged("other weights"))], [FIRST, SECOND, LAST]))
+        answer = await asked.failover.complete(replace(work(), together=16))
+        assert answer.token_ids == (10, 20, 11, 21, 12, 22)
+        assert asked.attempts.works[1].resume == Resume()
 
     async def test_an_answer_of_which_a_part_was_sent_ends(self) -> None:
         asked = Asked(Attempts([FIRST, Failure(WeightsChanged("other weights"))], [LAST]))

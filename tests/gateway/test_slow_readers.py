@@ -176,12 +176,12 @@ def test_nothing_comes_after_what_was_given_up() -> None:
     async def main() -> None:
         readers = SlowReaders(most_bytes=2000)
         relay = readers.relay(work(1, 100), blocks())
-        first = await relay.next()
+        first = await anext(relay)
         await asyncio.sleep(1)
         assert isinstance(first, Chunk)
         with pytest.raises(SlowReader, match="read too slowly"):
-            await relay.next()
-        await relay.close()
+            await anext(relay)
+        await relay.aclose()
         assert readers.waiting_bytes == 0
 
     run(main())

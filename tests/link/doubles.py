@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+from msgspec import structs
+
 from service.arrival import Arrival
 from service.decode.modes import Static
 from service.engine.request import SamplingParams, Stats
@@ -17,6 +19,7 @@ from service.link.server import LinkServer
 from service.routing.router import Router
 from service.wire import Answer, Chunk, Ending, Failure, Items, Status, Work
 from tests.gateway import doubles
+from tests.gathered import gathered
 
 CARD = replace(doubles.CARD, name="m", places=1)
 
@@ -29,6 +32,17 @@ def answer(text: str) -> Answer:
     return Answer(text, (1,), Ending("length", 1, 1, Stats()))
 
 
+def chunk_of(whole: Answer) -> Chunk:
+    return Chunk(0, whole.text, whole.token_ids, whole.ending.stats, ending=whole.ending)
+
+
+class Ingress(ReplicaLinks):
+    """Requests whose answers are wanted whole, too."""
+
+    async def complete(self, work: Work) -> Answer | Failure:
+        return await gathered(self.stream(structs.replace(work, together=16)))
+
+
 class Replica:
     """Answers with its name. A work named `wait` waits for ever, `bug` raises, `fail` fails."""
 
@@ -36,16 +50,15 @@ class Replica:
         self.name, self.begun, self.cancelled = name, 0, 0
         self.may_go_on = asyncio.Event()
 
-    async def complete(self, work: Work) -> Answer | Failure:
-        async with self._counted():
-            await self._act(work)
-            return Failure(EngineFailed("broken")) if work.request_id == "fail" else answer(self.name)
-
     async def count(self, work: Work) -> int | Failure:
         return len(work.token_ids or ())
 
     async def stream(self, work: Work) -> Items:
         async with self._counted():
+            if work.together > 1:
+                await self._act(work)
+                yield Failure(EngineFailed("broken")) if work.request_id == "fail" else chunk_of(answer(self.name))
+                return
             for index in range(3):
                 yield Chunk(index, self.name, (index,), Stats())
                 await self._act(work)
@@ -84,15 +97,15 @@ class Service:
     def statuses(self) -> list[Status]:
         return [Status(name, None, CARD, server.address) for name, server in self.servers.items()]
 
-    async def ingress(self) -> ReplicaLinks:
+    async def ingress(self) -> Ingress:
         links = self.links()
         await links.update(self.statuses())
         return links
 
-    def links(self) -> ReplicaLinks:
+    def links(self) -> Ingress:
         """An ingress that knows no replica."""
         router = Router(1, by_prefix=False, on_route=lambda reason: None)
-        return ReplicaLinks(router, self._note, self._wait, self.tls[1], clock=lambda: self.now)
+        return Ingress(router, self._note, self._wait, self.tls[1], clock=lambda: self.now)
 
     def _note(self, linked: int) -> None:
         self.linked = linked

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from service.errors import ReplicaLost
 from service.frames import LONGEST, framed
@@ -207,7 +208,7 @@ async def ended(reader: asyncio.StreamReader) -> bool:
         return True
 
 
-CALL = framed(AT_INGRESS.content([AT_INGRESS.encode(Call(0, "complete", work()))]))
+CALL = framed(AT_INGRESS.content([AT_INGRESS.encode(Call(0, "stream", work()))]))
 
 
 @pytest.mark.parametrize(
@@ -307,7 +308,7 @@ async def test_a_crowd_keeps_no_ingress_out(service: Service, monkeypatch: pytes
 async def test_frames_arrive_whole_in_any_pieces(service: Service) -> None:
     async with connected(service) as (reader, writer):
         await proven(service, reader, writer)
-        calls = [Call(7, "complete", work()), Call(8, "count", work())]
+        calls = [Call(7, "stream", structs.replace(work(), together=16)), Call(8, "count", work())]
         for byte in framed(AT_INGRESS.content([AT_INGRESS.encode(call) for call in calls])):
             writer.write(bytes([byte]))
             await writer.drain()

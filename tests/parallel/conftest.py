@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.parallel import Team
+from service.parallel import TensorParallelExecutor
 
 
 @pytest.fixture(scope="module")
-def pair() -> Iterator[Team]:
-    with Team(2, "cpu") as team:
+def pair() -> Iterator[TensorParallelExecutor]:
+    with TensorParallelExecutor(2, "cpu") as team:
         yield team

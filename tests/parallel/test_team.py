@@ -19,14 +19,14 @@ from service.engine.forward.grouping import Group
 from service.engine.forward.rows import Row
 from service.errors import CheckpointError, EngineFailed, ReplicaLost, SettingsError
 from service.model import LoadOptions
-from service.parallel import Team
+from service.parallel import TensorParallelExecutor
 from tests.engine.helpers import FAIR
 from tests.tiny import GOLDEN, GOLDEN_NAMES
 
 NAME = GOLDEN / GOLDEN_NAMES[0]
 
 
-def engine_on(team: Team) -> Engine:
+def engine_on(team: TensorParallelExecutor) -> Engine:
     checkpoint = team.load(NAME, LoadOptions())
     return Engine(checkpoint, EngineConfig(kv_cache_tokens=512), parts=Parts(costs=FAIR, ranks=team))
 
@@ -56,7 +56,7 @@ def eventually(true: Callable[[], bool]) -> None:
 
 
 def test_a_rank_that_is_killed_ends_the_team_and_blames_no_request() -> None:
-    with Team(2, "cpu") as team:
+    with TensorParallelExecutor(2, "cpu") as team:
         engine = engine_on(team)
         engine.submit(request())
         engine.step()
@@ -71,7 +71,7 @@ def test_a_rank_that_is_killed_ends_the_team_and_blames_no_request() -> None:
 
 
 def test_a_rank_that_fails_says_why_and_the_team_ends() -> None:
-    with Team(2, "cpu", timeout_s=30) as team:
+    with TensorParallelExecutor(2, "cpu", timeout_s=30) as team:
         engine = engine_on(team)
         engine.submit(request())
         engine.step()
@@ -85,7 +85,7 @@ def test_a_rank_that_fails_says_why_and_the_team_ends() -> None:
 
 
 def test_what_cannot_be_loaded_is_said(tmp_path: Path) -> None:
-    with Team(2, "cpu") as team:
+    with TensorParallelExecutor(2, "cpu") as team:
         with pytest.raises(CheckpointError, match="neither a folder nor a hub name"):
             team.load(tmp_path / "none", LoadOptions())
         team.load(NAME, LoadOptions())  # nobody was told of the other
@@ -97,12 +97,12 @@ def test_what_cannot_be_loaded_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("size", "device", "message"), [(2, "cuda:1", "allowed are"), (64, "cuda", "torch sees")])
 def test_devices_that_there_are_not(size: int, device: str, message: str) -> None:
     with pytest.raises(SettingsError, match=message):
-        Team(size, device)
+        TensorParallelExecutor(size, device)
 
 
 @pytest.mark.slow
 def test_a_rank_that_hangs_is_lost_when_the_time_is_over() -> None:
-    with Team(2, "cpu", timeout_s=1) as team:
+    with TensorParallelExecutor(2, "cpu", timeout_s=1) as team:
         engine = engine_on(team)
         engine.submit(request())
         os.kill(team.pids[0], signal.SIGSTOP)
@@ -116,8 +116,8 @@ def test_a_rank_that_hangs_is_lost_when_the_time_is_over() -> None:
 def test_no_rank_outlives_rank_0(tmp_path: Path, busy: bool) -> None:
     program = f"""
 import sys, time
-from tests.parallel.test_team import Team, engine_on, request
-with Team(2, "cpu") as team:
+from tests.parallel.test_team import TensorParallelExecutor, engine_on, request
+with TensorParallelExecutor(2, "cpu") as team:
     engine = engine_on(team)
     engine.submit(request())
     print(*team.pids, flush=True)

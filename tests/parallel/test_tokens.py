@@ -18,14 +18,14 @@ from service.engine.forward.networks import Execution, LocalNetworks, Shapes
 from service.engine.forward.rows import Row
 from service.errors import CheckpointError
 from service.model import LoadOptions, load_checkpoint
-from service.parallel import Team
+from service.parallel import TensorParallelExecutor
 from tests.engine.helpers import FAIR
 from tests.engine.test_golden import NAMES, assert_golden, expected, requests
 from tests.other_weights import other_weights
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, LLADA2_NAME
 
 
-def engine_of(team: Team, name: str, **limits: Any) -> Engine:
+def engine_of(team: TensorParallelExecutor, name: str, **limits: Any) -> Engine:
     """On the processes of a team, which forget the engine before."""
     checkpoint = team.load(GOLDEN / name, LoadOptions())
     config = EngineConfig(**({"kv_cache_tokens": 4096} | limits))
@@ -44,7 +44,7 @@ FAST = {GOLDEN_NAMES[2], EXPERTS_NAME, LLADA2_NAME}
 @pytest.mark.parametrize(
     "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
 )
-def test_every_mode_alone_and_all_in_one_batch(pair: Team, name: str) -> None:
+def test_every_mode_alone_and_all_in_one_batch(pair: TensorParallelExecutor, name: str) -> None:
     engine = engine_of(pair, name)
     for entry, one in one_of_each_mode(name):
         (done,) = engine.generate([one])
@@ -61,13 +61,13 @@ def test_every_mode_alone_and_all_in_one_batch(pair: Team, name: str) -> None:
         (GOLDEN_NAMES[2], {"max_rows": 18, "prefix_cache": False, "overlap": "on"}),
     ],
 )
-def test_however_rows_are_grouped(pair: Team, name: str, limits: dict[str, Any]) -> None:
+def test_however_rows_are_grouped(pair: TensorParallelExecutor, name: str, limits: dict[str, Any]) -> None:
     engine = engine_of(pair, name, **limits)
     for entry, done in zip(expected(name), engine.generate(requests(name)), strict=True):
         assert_golden(entry, done)
 
 
-def test_drafts_that_the_engine_prices_are_lossless(pair: Team) -> None:
+def test_drafts_that_the_engine_prices_are_lossless(pair: TensorParallelExecutor) -> None:
     name = GOLDEN_NAMES[1]
     engine = engine_of(pair, name)
     for entry, one in one_of_each_mode(name):
@@ -77,7 +77,7 @@ def test_drafts_that_the_engine_prices_are_lossless(pair: Team) -> None:
 
 
 @pytest.mark.parametrize("form", ["int8", "w8a8"])
-def test_drafts_are_lossless_where_each_rank_quantizes_its_part(pair: Team, form: str) -> None:
+def test_drafts_are_lossless_where_each_rank_quantizes_its_part(pair: TensorParallelExecutor, form: str) -> None:
     name = GOLDEN_NAMES[2]
     checkpoint = pair.load(GOLDEN / name, LoadOptions(quantization=form))
     engine = Engine(checkpoint, EngineConfig(kv_cache_tokens=4096), parts=Parts(costs=FAIR, ranks=pair))
@@ -96,7 +96,7 @@ def hidden_of(networks: Any, group: Group) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_hidden_states_differ_by_rounding_alone(pair: Team, name: str) -> None:
+def test_hidden_states_differ_by_rounding_alone(pair: TensorParallelExecutor, name: str) -> None:
     whole, part = load_checkpoint(GOLDEN / name), pair.load(GOLDEN / name, LoadOptions())
     made = (whole, 8, Shapes(1, same=False), Execution())
     alone, together = LocalNetworks(*made), pair.networks(part, *made[1:])
@@ -112,7 +112,7 @@ def test_hidden_states_differ_by_rounding_alone(pair: Team, name: str) -> None:
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_four_ranks(deterministic: bool) -> None:
     """More than there are key-value heads in three of the four checkpoints."""
-    with Team(4, "cpu", deterministic=deterministic) as team:
+    with TensorParallelExecutor(4, "cpu", deterministic=deterministic) as team:
         for name in NAMES:
             engine = engine_of(team, name, deterministic=deterministic)
             for entry, one in one_of_each_mode(name):
@@ -124,14 +124,14 @@ def test_four_ranks(deterministic: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_every_golden_request_alone(pair: Team, name: str) -> None:
+def test_every_golden_request_alone(pair: TensorParallelExecutor, name: str) -> None:
     engine = engine_of(pair, name)
     for entry, one in zip(expected(name), requests(name), strict=True):
         (done,) = engine.generate([one])
         assert_golden(entry, done)
 
 
-def test_all_ranks_take_other_weights(pair: Team, tmp_path: Path) -> None:
+def test_all_ranks_take_other_weights(pair: TensorParallelExecutor, tmp_path: Path) -> None:
     """In the same processes, after a refusal that changes nothing."""
     name = GOLDEN_NAMES[0]
     engine, asked = engine_of(pair, name), requests(name)

@@ -44,9 +44,6 @@ class Links:
         self.items, self.waiting = items, 0
         self.updates: list[list[Status]] = []
 
-    async def complete(self, work: Work) -> Any:
-        return self.items[0]
-
     async def count(self, work: Work) -> Any:
         return self.items[0]
 
@@ -84,7 +81,6 @@ def backend(handle: Handle, *, links: Links | None = None, ingresses: Handle | N
 
 
 async def test_answers_and_blocks_come_through() -> None:
-    assert await backend(Handle(), links=Links(ANSWER)).complete(work()) == ANSWER
     items = [item async for item in backend(Handle(), links=Links(CHUNK, ANSWER.ending)).stream(work())]
     assert items == [CHUNK, ANSWER.ending]
     assert await backend(Handle(), links=Links(13)).count(work()) == 13
@@ -238,7 +234,7 @@ async def test_it_says_what_the_last_replica_ended_of(monkeypatch: pytest.Monkey
     failed = Failure(EngineFailed("the engine stopped: ValueError: bad"))
     asked = backend(Handle(lambda method: answers.pop(0)), links=Links(failed))
     monkeypatch.setattr(ray_backend, "why_none", lambda app, deployment: "none")
-    assert await asked.complete(work()) == failed
+    assert await anext(asked.stream(work())) == failed
     with pytest.raises(NotReady, match="none; before, the engine stopped: ValueError: bad"):
         await asked.statuses()
     assert await asked.statuses()

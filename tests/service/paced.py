@@ -16,12 +16,11 @@ _LOOK_S = 0.01
 class PacedGenerator(GeneratorDeployment):
     """Looks before it starts, and its runner before every forward."""
 
-    async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it
-        from service.engine import Parts
+    parts = "tests.service.paced:PARTS"
 
+    async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it
         while told() == HOLD:
             await asyncio.sleep(_LOOK_S)
-        self.parts = Parts(runner=_paced)
         await super().__init__(settings)
         introduce((await self.status()).replica)
 
@@ -39,3 +38,12 @@ def _paced(*given: Any) -> Any:
             return super().evaluate(rows)
 
     return Paced(Runner(*given))
+
+
+def __getattr__(name: str) -> Any:
+    """`PARTS`, made in the engine's process alone: Serve's processes import this module, too, and no torch."""
+    if name != "PARTS":
+        raise AttributeError(name)
+    from service.engine import Parts
+
+    return Parts(runner=_paced)

@@ -29,7 +29,7 @@ def pairs(services: Services) -> Iterator[Service]:
 
 
 def followers(of: int) -> list[int]:
-    return [process for process in descendants(of) if "service.parallel.follower" in command(process)]
+    return [process for process in descendants(of) if "service.parallel.worker" in command(process)]
 
 
 def test_a_rank_dies_and_no_request_notices(pairs: Service, services: Services) -> None:
@@ -61,4 +61,4 @@ def test_a_rank_dies_and_no_request_notices(pairs: Service, services: Services) 
         eventually(lambda: len(followers(pairs.process.pid)) == 2, "a rank outlives its replica")
         left = followers(pairs.process.pid)
     services.end()
-    eventually(lambda: not any("service.parallel.follower" in command(process) for process in left), "ranks are left")
+    eventually(lambda: not any("service.parallel.worker" in command(process) for process in left), "ranks are left")

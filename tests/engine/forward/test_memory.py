@@ -11,7 +11,7 @@ import torch
 from service.decode.block import Block
 from service.decode.modes import Direct, Speculative
 from service.decode.policy import Reading
-from service.engine import BlockEvent, Engine, EngineWorker
+from service.engine import AsyncEngine, BlockEvent, Engine
 from service.engine.forward.memory import FittingForward
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import Runner
@@ -242,7 +242,7 @@ class TestEngine:
 class TestWorker:
     async def test_the_stream_ends_with_the_error_and_the_replica_is_healthy(self, checkpoint: Checkpoint) -> None:
         engine, runner = scarce(checkpoint, lambda rows: rows[-1].index < 3)
-        worker = EngineWorker(engine)
+        worker = AsyncEngine(engine)
         worker.start()
         try:
             stream = worker.generate(request("x", PROMPT, tokens=40))
@@ -260,7 +260,7 @@ class TestWorker:
 
     async def test_any_other_error_stops_the_engine(self, checkpoint: Checkpoint) -> None:
         engine, _ = scarce(checkpoint, lambda rows: 1 // 0)  # type: ignore[arg-type, return-value]
-        worker = EngineWorker(engine)
+        worker = AsyncEngine(engine)
         worker.start()
         with pytest.raises(EngineFailed, match="ZeroDivisionError"):
             await anext(worker.generate(request("x", PROMPT)))

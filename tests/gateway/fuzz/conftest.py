@@ -11,11 +11,11 @@ from starlette.types import ASGIApp
 
 from service.gateway.ingress import Ingress
 from service.replica.generator import Generator
-from service.replica.starting import load_generator
 from service.settings import Settings
 from tests.gateway.chatting import give_qwen3
 from tests.gateway.conftest import give_template
 from tests.gateway.local import LocalBackend
+from tests.replicas import load_generator
 from tests.serving import listening
 
 #: default limits of the routes (256 tokens and less) fit, answers stay short

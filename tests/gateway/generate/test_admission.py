@@ -16,7 +16,7 @@ from service.errors import NotReady
 from service.gateway.ingress import Ingress
 from service.replica.generator import Generator
 from service.settings import Settings
-from service.wire import Answer, Failure, Work
+from service.wire import Failure, Items, Work
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.engines import Held
 from tests.gateway.generate.helpers import GENERATE, ask, body, problem, refused
@@ -31,9 +31,9 @@ class Counting(LocalBackend):
         super().__init__(generator)
         self.asked: list[Work] = []
 
-    async def complete(self, work: Work) -> Answer | Failure:
+    def stream(self, work: Work) -> Items:
         self.asked.append(work)
-        return await super().complete(work)
+        return super().stream(work)
 
 
 async def queued(http: httpx.AsyncClient, count: int) -> None:
@@ -125,9 +125,10 @@ class TestQueue:
 
     async def test_failures_give_their_places_on(self, make_generator: MakeGenerator) -> None:
         class Failing(Counting):
-            async def complete(self, work: Work) -> Answer | Failure:
-                await super().complete(work)
-                raise NotReady("gone", retry_after=1.0)
+            async def stream(self, work: Work) -> Items:
+                async for _ in super().stream(work):
+                    pass
+                yield Failure(NotReady("gone", retry_after=1.0))
 
         async with over(Failing(make_generator(max_running=1))) as http:
             responses = await asyncio.gather(*(http.post(GENERATE, json=body()) for _ in range(8)))

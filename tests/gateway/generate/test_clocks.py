@@ -14,6 +14,7 @@ from service.wire import Answer, Work
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.generate.helpers import PROMPT
 from tests.gateway.helpers import read
+from tests.gathered import gathered
 
 WAITED_S = 2.0
 
@@ -27,7 +28,7 @@ async def test_no_time_limit_and_no_statistic_depends_on_it(
     generator, began = make_generator(), time.monotonic()
     arrived = Arrival.ago(WAITED_S)
     work = Work("r", Static(), SamplingParams(), 16, 60.0, arrived, token_ids=tuple(PROMPT))
-    answer = await generator.complete(work)
+    answer = await gathered(generator.stream(work))
     most_s = WAITED_S + time.monotonic() - began
     assert isinstance(answer, Answer)
     stats = answer.ending.stats

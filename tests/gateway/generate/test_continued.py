@@ -27,6 +27,7 @@ from tests.gateway.engines import Held, failing
 from tests.gateway.generate.helpers import PROMPT, ask, body, essence, streamed
 from tests.gateway.helpers import over, page
 from tests.gateway.local import LocalBackend
+from tests.gathered import gathered
 from tests.replicas import local_generator
 
 #: every mode, with knobs that make it work for its tokens
@@ -195,6 +196,22 @@ async def test_whole_answers(replicas: tuple[Generator, Generator]) -> None:
         assert (await page(http))("mrp_request_failovers_total", reason="replica_lost") == 1
 
 
+@pytest.mark.parametrize("stop", [None, "w7 w7 w7"])
+async def test_a_long_whole_answer_goes_on_after_the_last_blocks_that_came(
+    replicas: tuple[Generator, Generator], stop: str | None
+) -> None:
+    size = replicas[0].status().card.block_size
+    request = body(max_new_tokens=40 * size, temperature=0.9, seed=3, ignore_eos=True, return_trace=True, stop=stop)
+    async with over(replicas[1]) as http:
+        whole = await ask(http, request)
+    backend = Dying(*replicas, after=2)
+    async with over(backend) as http:
+        assert essence(await ask(http, request)) == essence(whole)
+    resume = backend.works[1].resume
+    assert resume.num_blocks == 32
+    assert list(resume.token_ids) == whole["token_ids"][: len(resume.token_ids)]
+
+
 async def test_an_engine_that_fails_in_the_midst(make_generator: MakeGenerator, generator: Generator) -> None:
     """The process does not die; the replica itself reports that it cannot continue."""
     mortal = make_generator("mortal", parts=failing(after=12))
@@ -212,7 +229,7 @@ async def refuses(replica: Generator) -> None:
     """Returns when a replica takes no requests any more."""
     for number in itertools.count():
         asked = replace(work_of(replica, body()), request_id=f"probe {number}")
-        task = asyncio.ensure_future(replica.complete(asked))
+        task = asyncio.ensure_future(gathered(replica.stream(asked)))
         done, _ = await asyncio.wait({task}, timeout=0.01)
         task.cancel()
         if done:

@@ -8,43 +8,40 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from service.engine import BlockEvent, GenerationRequest, Parts
-from service.engine.forward.runner import Runner
+from service.constraints import Constraint
+from service.engine import BlockEvent, GenerationRequest
 from service.engine.request import Asked
 from service.errors import CheckpointError, EngineFailed, InvalidRequest, ReplicaLost, ReplicaStopping
 from service.gateway.failover import Failover
 from service.gateway.http.parse import parse_generate, to_work
-from service.pickling import PICKLED
 from service.replica import remote as remote_module
-from service.replica.engines import ReplicaEngine
+from service.replica.engines import EngineClient
 from service.replica.generator import Generator
-from service.replica.messages import Alive, Stepped
+from service.replica.messages import AT_REPLICA, Alive, StepOutputs
 from service.replica.metrics import ReplicaMetrics
-from service.replica.remote import RemoteEngine
+from service.replica.remote import EngineProcessClient
 from service.replica.starting import start_generator
 from service.settings import Settings
 from service.silence import HUNG_S, LOOK_S
 from service.telemetry.sums import Added
 from service.wire import Chunk
 from tests.clock import Clock
-from tests.engine.helpers import FAIR
-from tests.gateway.conftest import UNMEASURED
 from tests.gateway.generate.helpers import CASES, GENERATE, PROMPT, ask, body, essence, golden_body, problem, streamed
 from tests.gateway.generate.test_ranks import ThenElsewhere
 from tests.gateway.helpers import eventually, idle, over, samples_of
 from tests.other_weights import other_weights
 from tests.parallel.test_team import alive
-from tests.runners import Around
+from tests.process_parts import named
+
+UNMEASURED = named("UNMEASURED")
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -55,22 +52,22 @@ TIMES = ("_seconds_sum", "_seconds_bucket", "_created")
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def remote(settings: Settings) -> AsyncIterator[Generator]:
     generator = await start_generator("r0", settings, UNMEASURED)
-    assert isinstance(generator._engine, RemoteEngine)
+    assert isinstance(generator._engine, EngineProcessClient)
     yield generator
     process = generator._engine.pid
     generator.close()
     assert not alive(process)
 
 
-async def start(settings: Settings, parts: Parts = UNMEASURED) -> RemoteEngine:
-    return await RemoteEngine.start(settings, ReplicaMetrics().put, parts)
+async def start(settings: Settings, parts: str = UNMEASURED) -> EngineProcessClient:
+    return await EngineProcessClient.start(settings, ReplicaMetrics().put, parts)
 
 
 def request(name: str = "one", **fields: Any) -> GenerationRequest:
     return GenerationRequest(name, tuple(PROMPT), max_new_tokens=16, **fields)
 
 
-async def blocks(engine: ReplicaEngine, asked: GenerationRequest) -> list[BlockEvent]:
+async def blocks(engine: EngineClient, asked: GenerationRequest) -> list[BlockEvent]:
     async with aclosing(engine.generate(asked)) as items:
         return [item async for item in items if isinstance(item, BlockEvent)]
 
@@ -122,7 +119,7 @@ class TestAnswers:
         """Else they would fill the memory of a replica that nobody scrapes."""
         counted: list[Added] = []
         key = "generation_tokens_total", (("mode", "static"),)
-        engine = await RemoteEngine.start(settings, counted.append, UNMEASURED)
+        engine = await EngineProcessClient.start(settings, counted.append, UNMEASURED)
         await blocks(engine, request())
         await eventually(lambda: sum(amounts.get(key, 0) for amounts, _ in counted) == 16)
         engine.close()
@@ -130,7 +127,7 @@ class TestAnswers:
     async def test_an_error_of_counting_is_logged_and_ends_nothing(
         self, settings: Settings, caplog: pytest.LogCaptureFixture
     ) -> None:
-        engine = await RemoteEngine.start(settings, lambda added: 1 / 0, UNMEASURED)  # type: ignore[arg-type,return-value]
+        engine = await EngineProcessClient.start(settings, lambda added: 1 / 0, UNMEASURED)  # type: ignore[arg-type,return-value]
         await blocks(engine, request())
         await eventually(lambda: "counts are lost: ZeroDivisionError in " in caplog.text)
         assert (await blocks(engine, request("again")))[-1].finish_reason
@@ -141,18 +138,18 @@ class TestAnswers:
     async def test_what_nobody_asks_for_stays_in_the_process(
         self, remote: Generator, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        came: list[Stepped] = []
-        stepped = remote._engine._stepped  # type: ignore[attr-defined]
-        monkeypatch.setattr(remote._engine, "_stepped", lambda message: (came.append(message), stepped(message)))
+        came: list[StepOutputs] = []
+        deliver = remote._engine._deliver  # type: ignore[attr-defined]
+        monkeypatch.setattr(remote._engine, "_deliver", lambda message: (came.append(message), deliver(message)))
         async with over(remote) as http:
             await ask(http, body(max_new_tokens=60))
             whole, came[:] = [len(message.items) for message in came if message.items], []
             await streamed(http, body(max_new_tokens=60))
-            blocks, came[:] = [item for message in came for _, item in message.items], []
+            blocks, came[:] = [item for message in came for item in message.items], []
             await ask(http, body(return_trace=True))
         assert whole == [len(blocks)] != [1]
         assert not any(block.steps for block in blocks)
-        assert all(block.steps for message in came for _, block in message.items)
+        assert all(block.steps for message in came for block in message.items)
 
     async def test_log_probabilities(self, remote: Generator, generator: Generator) -> None:
         asked = request("known", asked=Asked(3, (7, 8)))
@@ -173,6 +170,30 @@ class TestAnswers:
             wrong = await http.post(GENERATE, json={"prompt": "Tom", "regex": "("})
             assert problem(wrong, 422)["param"] == "regex"
         there.close()
+
+    async def test_who_leaves_before_the_grammar_is_compiled_frees_the_id(self) -> None:
+        engine = await start(Settings(device="cpu"))
+        digits = Constraint.regex("[0-9]{3}")
+        leaving = asyncio.create_task(anext(engine.generate(request("one"), digits)))  # type: ignore[arg-type]
+        await eventually(lambda: engine._compiling == {"one"})
+        assert not engine._requests  # no step is due
+        with pytest.raises(InvalidRequest, match="is in use"):
+            await blocks(engine, request("one"))
+        leaving.cancel()
+        await eventually(lambda: not engine._compiling)
+        again = request("one", stop_token_ids=frozenset(engine.info.config.eos_token_ids))
+        async with aclosing(engine.generate(again, digits)) as items:
+            events = [item async for item in items if isinstance(item, BlockEvent)]
+        assert events[-1].constraint_met
+        assert events[-1].stats.queue_s > 0
+        engine.close()
+
+    async def test_the_time_limit_holds_while_the_grammar_is_compiled(self) -> None:
+        engine = await start(Settings(device="cpu"))
+        async with aclosing(engine.generate(request(timeout_s=0.001), Constraint.regex("[0-9]{3}"))) as items:
+            [event] = [item async for item in items if isinstance(item, BlockEvent)]
+        assert (event.finish_reason, event.token_ids) == ("timeout", ())
+        engine.close()
 
     async def test_a_request_that_it_can_never_serve(self, remote: Generator) -> None:
         async with over(remote) as http:
@@ -221,7 +242,7 @@ class TestEnds:
     async def test_a_killed_process_loses_nothing_that_can_go_on_elsewhere(
         self, settings: Settings, generator: Generator
     ) -> None:
-        lost = await start_generator("lost", settings, Parts(costs=FAIR, runner=partial(Hanging, 40)))
+        lost = await start_generator("lost", settings, named("HANGING_LATER"))
         again: list[str] = []
         asked = parse_generate(body(max_new_tokens=400, temperature=0.7, seed=1, ignore_eos=True), "static")
         work = to_work(asked, lost.status().card, 60.0)
@@ -244,7 +265,7 @@ class TestEnds:
         lost.close()
 
     async def test_closing_ends_what_waits(self, settings: Settings) -> None:
-        engine = await start(settings, Parts(costs=FAIR, runner=partial(Hanging, 0)))
+        engine = await start(settings, named("HANGING"))
         waiting = asyncio.create_task(blocks(engine, request()))
         await eventually(lambda: bool(engine._requests))
         engine.close()
@@ -255,8 +276,8 @@ class TestEnds:
         assert engine.failure is None
 
     async def test_an_engine_that_fails_says_where(self, settings: Settings) -> None:
-        engine = await start(settings, Parts(costs=FAIR, runner=Failing))
-        with pytest.raises(EngineFailed, match=r"ZeroDivisionError in .*test_engine_process, line "):
+        engine = await start(settings, named("FAILING"))
+        with pytest.raises(EngineFailed, match=r"ZeroDivisionError in .*process_parts, line "):
             await blocks(engine, request())
         assert str(engine.failure).startswith("ZeroDivisionError in ")
         with pytest.raises(ReplicaStopping, match="the engine stopped: ZeroDivisionError"):
@@ -265,7 +286,7 @@ class TestEnds:
 
     async def test_a_step_that_takes_too_long_ends_the_process(self, settings: Settings) -> None:
         short = settings.model_copy(update={"stall_timeout_s": 0.5})
-        engine = await start(short, Parts(costs=FAIR, runner=partial(Hanging, 0)))
+        engine = await start(short, named("HANGING"))
         with pytest.raises(ReplicaLost, match=r"the engine's step has taken .* s, allowed are 0.5"):
             await blocks(engine, request())
         await eventually(lambda: not alive(engine.pid))
@@ -276,7 +297,7 @@ class TestEnds:
         self, settings: Settings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(remote_module, "HUNG_S", 1.0)
-        engine = await start(settings, Parts(costs=FAIR, runner=partial(Hanging, 0)))
+        engine = await start(settings, named("HANGING"))
         waiting = asyncio.create_task(blocks(engine, request()))
         await eventually(lambda: bool(engine._requests))
         os.kill(engine.pid, signal.SIGSTOP)
@@ -287,7 +308,7 @@ class TestEnds:
         engine.close()
 
     async def test_a_long_step_is_no_silence(self, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-        engine = await start(settings, Parts(costs=FAIR, runner=partial(Hanging, 0)))
+        engine = await start(settings, named("HANGING"))
         heard: list[float] = []
         monkeypatch.setattr(engine._silence, "heard", lambda: heard.append(engine._silence.look()))
         waiting = asyncio.create_task(blocks(engine, request()))
@@ -297,7 +318,7 @@ class TestEnds:
             await waiting
 
     async def test_only_what_may_hold_up_python_may_be_silent_for_longer(self, clock: Clock) -> None:
-        engine = RemoteEngine(None, lambda added: None, 60.0, clock)  # type: ignore[arg-type]
+        engine = EngineProcessClient(None, lambda added: None, 60.0, clock)  # type: ignore[arg-type]
 
         def stands_still(seconds: float) -> str | None:
             for _ in range(round(seconds / LOOK_S)):
@@ -307,11 +328,11 @@ class TestEnds:
 
         assert stands_still(HUNG_S) is None
         assert str(stands_still(LOOK_S)).endswith("silent for 7 s, allowed are 7")
-        engine._asked[0] = asyncio.get_running_loop().create_future()  # compiles a grammar, or reads weights
+        engine._calls[0] = asyncio.get_running_loop().create_future()  # reads weights
         assert stands_still(50.0) is None
         assert str(stands_still(5.0)).endswith("allowed are 60")
-        engine.received(PICKLED.content([PICKLED.encode(Alive())]))
-        engine._asked.clear()
+        engine.received(AT_REPLICA.content([AT_REPLICA.encode(Alive())]))
+        engine._calls.clear()
         assert stands_still(HUNG_S) is None
 
     async def test_a_checkpoint_that_cannot_be_loaded(self, settings: Settings, tmp_path: Path) -> None:
@@ -329,30 +350,6 @@ class TestEnds:
         program.wait()
         program.stdout.close()
         await eventually(lambda: not alive(engine))
-
-
-class Failing(Around):
-    """Fails in its first forward."""
-
-    def __init__(self, *given: Any) -> None:
-        super().__init__(Runner(*given))
-
-    def evaluate(self, rows: Any) -> Any:
-        raise ZeroDivisionError(len(rows))
-
-
-class Hanging(Around):
-    """After so many forwards one takes a minute."""
-
-    def __init__(self, left: int, *given: Any) -> None:
-        super().__init__(Runner(*given))
-        self.left = left
-
-    def evaluate(self, rows: Any) -> Any:
-        if not self.left:
-            time.sleep(60)
-        self.left -= 1
-        return super().evaluate(rows)
 
 
 async def _replica(model: str) -> None:

@@ -14,7 +14,7 @@ from service.gateway.ingress import Ingress
 from service.replica.generator import Generator
 from service.routing.keys import prefix_keys
 from service.settings import Settings
-from service.wire import Work
+from service.wire import Items, Work
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.doubles import Dying
 from tests.gateway.generate.helpers import GENERATE, PROMPT, body, read_frames
@@ -33,9 +33,9 @@ class Noting(LocalBackend):
         super().__init__(generator)
         self.works: list[Work] = []
 
-    async def complete(self, work: Work) -> Any:
+    def stream(self, work: Work) -> Items:
         self.works.append(work)
-        return await super().complete(work)
+        return super().stream(work)
 
 
 def service(backend: LocalBackend, **settings: Any) -> httpx.AsyncClient:

@@ -18,7 +18,7 @@ from service.gateway.exposition import expose
 from service.replica.generator import Generator
 from service.replica.metrics import ReplicaMetrics
 from service.telemetry.metrics import METRICS, Registry
-from service.wire import Answer, Failure, ModelCard, Snapshot, Status, Work
+from service.wire import Items, ModelCard, Snapshot, Status, Work
 from tests.gateway.conftest import MakeGenerator
 from tests.gateway.engines import Held
 from tests.gateway.generate.helpers import CASES, GENERATE, ask, body, golden_body, streamed
@@ -237,8 +237,8 @@ class Two(LocalBackend):
         self.turn += 1
         return self.backends[self.turn % 2]
 
-    async def complete(self, work: Work) -> Answer | Failure:
-        return await self.next().complete(work)
+    def stream(self, work: Work) -> Items:
+        return self.next().stream(work)
 
     async def statuses(self) -> list[Status]:
         return [status for backend in self.backends for status in await backend.statuses()]

@@ -19,6 +19,7 @@ from tests.gateway.doubles import CARD, STATS, Scripted
 from tests.gateway.engines import Held
 from tests.gateway.generate.helpers import ask, body, refused
 from tests.gateway.helpers import eventually, over
+from tests.gathered import gathered
 
 
 @pytest.mark.parametrize(("given", "priority"), [({}, 5), ({"priority": 0}, 0), ({"priority": 9}, 9)])
@@ -53,7 +54,7 @@ async def test_the_engine_has_it_and_the_time_waited_so_far(
     async def complete(name: str, priority: int, waited_s: float = 0.0) -> None:
         wanted = parse_generate(body(priority=priority), "static")
         work = to_work(wanted, generator.status().card, 7200.0)
-        assert isinstance(await generator.complete(replace(work, arrived=Arrival.ago(waited_s))), Answer)
+        assert isinstance(await gathered(generator.stream(replace(work, arrived=Arrival.ago(waited_s)))), Answer)
         ended.append(name)
 
     first = asyncio.ensure_future(complete("first", 0))

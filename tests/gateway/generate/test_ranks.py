@@ -9,13 +9,13 @@ from contextlib import aclosing
 from service.gateway.failover import Failover
 from service.gateway.http.parse import parse_generate, to_work
 from service.replica.generator import Generator
-from service.replica.starting import load_generator
 from service.settings import Settings
 from service.wire import Chunk, Items, Work
 from tests.gateway.conftest import UNMEASURED
 from tests.gateway.generate.helpers import ask, body, essence
 from tests.gateway.helpers import over
 from tests.gateway.local import LocalBackend
+from tests.replicas import load_generator
 
 #: with fixed drafts: `auto` drafts by what its engine has seen before
 PLANS = ({"mode": "static"}, {"mode": "speculative", "mrp_steps": 2}, {"mode": "remask"})

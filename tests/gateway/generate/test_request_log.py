@@ -14,11 +14,10 @@ import pytest
 from msgspec.structs import replace
 from starlette.types import Message, Send
 
-from service.gateway.failover import Failover
 from service.gateway.http import streams
 from service.gateway.http.parse import parse_generate, to_work
 from service.gateway.ingress import Ingress
-from service.gateway.request_log import LoggedAnswers, RequestLog
+from service.gateway.request_log import RequestLog, with_origin
 from service.replica.generator import Generator
 from service.settings import Settings
 from service.telemetry.logs import log_formatter
@@ -94,12 +93,10 @@ class TestTheLine:
         assert "finish_reason" not in line
 
     async def test_names_the_key_it_came_with(self, lines: Lines, generator: Generator) -> None:
-        backend = LocalBackend(generator)
-        answers = LoggedAnswers(Failover(backend, 3, lambda error: None), "model")
+        card = await LocalBackend(generator).card()
 
         async def app(scope: Any, receive: Any, send: Any) -> None:
-            card = await backend.card()
-            await answers.complete(replace(to_work(parse_generate(body(), "static"), card, 60), tenant="team"))
+            with_origin(replace(to_work(parse_generate(body(), "static"), card, 60), tenant="team"), "model")
 
         await RequestLog(app)(
             {"type": "http", "method": "POST", "request_id": "r1"}, Visitor({})._receive, Visitor({})._send

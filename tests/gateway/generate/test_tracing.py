@@ -19,14 +19,13 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from service.errors import SettingsError
 from service.gateway.ingress import Ingress
 from service.model import Checkpoint
-from service.replica.starting import load_generator
 from service.settings import Settings
 from service.telemetry.tracing import Tracing, start_tracing
 from tests.gateway.doubles import Visitor
 from tests.gateway.generate.helpers import GENERATE, PROMPT, ask, body, frames
 from tests.gateway.helpers import client
 from tests.gateway.local import LocalBackend
-from tests.replicas import local_generator
+from tests.replicas import load_generator, local_generator
 
 CLIENTS = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 Spans = Callable[[], list[ReadableSpan]]

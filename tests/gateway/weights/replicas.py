@@ -16,7 +16,7 @@ from service.gateway.ingress import Ingress
 from service.model import load_checkpoint
 from service.replica.generator import Generator
 from service.settings import Settings
-from service.wire import Answer, Exchanged, Failure, Items, ModelCard, Snapshot, Status, Weights, Work
+from service.wire import Exchanged, Failure, Items, ModelCard, Snapshot, Status, Weights, Work
 from tests.gateway.conftest import UNMEASURED
 from tests.gateway.helpers import client
 from tests.replicas import local_generator
@@ -71,9 +71,6 @@ class Replicas:
 
     async def card(self) -> ModelCard:
         return serving(await self.statuses())
-
-    async def complete(self, work: Work) -> Answer | Failure:
-        return await self._next(work).complete(work)
 
     async def count(self, work: Work) -> int | Failure:
         return await self._next(work).count(work)

@@ -187,7 +187,7 @@ async def test_no_replica_changes_if_one_cannot(
     async def missing(model: str) -> None:
         raise exchanges.NotReady(f"{model} is not here")
 
-    replicas.generators[1]._exchange._engine.check = missing  # type: ignore[method-assign]
+    replicas.generators[1]._weights._engine.check = missing  # type: ignore[method-assign]
     assert "is not here" in (await refused(http, 503, model=str(other)))["message"]
     assert await answered(http) == [answers[FIRST]] * 4
 
@@ -321,7 +321,7 @@ class Holding:
 
     @property
     def holds_for_weights(self) -> bool:
-        return self.replicas.generators[0]._engine._worker._change is not None
+        return self.replicas.generators[0]._engine._engine._change is not None
 
 
 def _held(settings: Settings, held: Held) -> Generator:
@@ -352,7 +352,7 @@ async def test_under_load_nothing_is_lost_and_nothing_is_mixed(
     change = one.send(WEIGHTS, {"model": str(other)})
     one.held.let(1)  # a step of the engine, which takes in all that came
     await eventually(
-        lambda: one.replicas.generators[0]._engine._worker._inbox.change is not None or one.holds_for_weights
+        lambda: one.replicas.generators[0]._engine._engine._inbox.change is not None or one.holds_for_weights
     )
     after = [one.send(GENERATE, REQUEST) for _ in range(3)]
     await eventually(lambda: one.replicas.generators[0].snapshot().in_flight == 6)
@@ -372,7 +372,7 @@ async def test_by_abort_whole_answers_begin_again_and_begun_streams_end(
     one.held.let(blocks)  # forwards: some blocks are there, and no answer is whole
     await one.held.holds(blocks + 1)
     change = one.send(WEIGHTS, {"model": str(other)})
-    await eventually(lambda: one.replicas.generators[0]._engine._worker._inbox.change is not None)
+    await eventually(lambda: one.replicas.generators[0]._engine._engine._inbox.change is not None)
     one.held.release()
     assert (await whole).json()["token_ids"] == answers[other]
     events = (await stream).text.strip().split("\n\n")

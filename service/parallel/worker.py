@@ -1,7 +1,7 @@
-"""A rank that follows: `python -m service.parallel.follower DESCRIPTOR`, started by `team.py`.
+"""A worker, any rank but 0: `python -m service.parallel.worker DESCRIPTOR FOLDER`, started by `executor.py`.
 
-It obeys rank 0's messages in their order. It ends when its socket closes: at once, whatever it is doing, since a sum
-that rank 0 takes no part in would never end.
+It handles rank 0's messages in their order. It ends when its socket closes: at once, since a sum in which rank 0 takes
+no part would never end.
 """
 
 from __future__ import annotations
@@ -23,128 +23,139 @@ import torch
 from service.engine.forward.anchors import Anchor, States
 from service.engine.forward.networks import Execution, LocalNetworks
 from service.errors import EngineFailed, MrpServeError
+from service.frames import Channel
 from service.model import Checkpoint, load_checkpoint
 from service.model.exchange import fetch, take
 from service.model.memory import memory_of
-from service.parallel.channel import Channel
-from service.parallel.group import Group
-from service.parallel.messages import Failed, Fetch, Forward, Join, Load, Open, Ready, Take
+from service.parallel.messages import (
+    AT_WORKER,
+    ApplyWeights,
+    Command,
+    Failed,
+    Forward,
+    Join,
+    LoadCheckpoint,
+    LoadWeights,
+    OpenNetworks,
+    Ready,
+)
+from service.parallel.process_group import ProcessGroup
 from service.tracebacks import kind_and_place
 
-Message = Join | Load | Open | Forward | Fetch | Take
 
-
-class Follower:
+class Worker:
     """One rank's state: its group, its part of a checkpoint, its networks.
 
-    `say`: sends an answer that comes later than others.
+    `send`: sends an answer that comes later than others.
     """
 
-    def __init__(self, join: Join, say: Callable[[Ready], None]) -> None:
-        self._say = say
+    def __init__(self, join: Join, send: Callable[[Ready], None]) -> None:
+        self._send = send
         torch.set_num_threads(join.threads)
         self._device = torch.device(join.device)
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
-        self._group = Group(join)
+        self._group = ProcessGroup(join)
         self._checkpoint: Checkpoint | None = None
         self._fresh: Checkpoint | None = None
         self._networks: LocalNetworks | None = None
 
-    def obey(self, message: Message) -> Ready | None:
-        """Does what a message says. The answer to it, if there is one."""
-        if isinstance(message, Forward):
-            self._forward(message)
-            return None
-        if isinstance(message, Load):
-            return self._load(message)
-        if isinstance(message, Fetch):
-            threading.Thread(target=self._fetch, args=(message,), daemon=True).start()
-            return None
-        if isinstance(message, Take):
-            self._take()
-        if isinstance(message, Open):
-            self._open(message)
+    def handle(self, command: Command) -> Ready | None:
+        """Handles a message. Returns its answer, if there is one."""
+        match command:
+            case Forward():
+                self._forward(command)
+                return None
+            case LoadWeights():
+                threading.Thread(target=self._load_weights, args=(command,), daemon=True).start()
+                return None
+            case LoadCheckpoint(path, options):
+                self._networks = self._checkpoint = None
+                self._checkpoint = load_checkpoint(path, options)
+                self._checkpoint.share(self._group.all_reduce)
+                return Ready(memory_of(self._device))
+            case ApplyWeights():
+                self._apply_weights()
+            case OpenNetworks():
+                self._open(command)
         return Ready()
 
-    def _load(self, message: Load) -> Ready:
-        self._networks = self._checkpoint = None
-        self._checkpoint = load_checkpoint(message.path, message.options)
-        self._checkpoint.share(self._group.total)
-        return Ready(memory_of(self._device))
-
-    def _open(self, message: Open) -> None:
+    def _open(self, command: OpenNetworks) -> None:
         if self._checkpoint is None:
             raise AssertionError("networks are to be opened before a checkpoint is loaded")
         self._networks = None  # its cache makes room for the next one
-        execution = Execution(message.attention, cuda_graphs=False)
-        self._networks = LocalNetworks(self._checkpoint, message.num_pages, message.shapes, execution)
+        execution = Execution(command.attention, cuda_graphs=False)
+        self._networks = LocalNetworks(self._checkpoint, command.num_pages, command.shapes, execution)
 
-    def _fetch(self, message: Fetch) -> None:
+    def _load_weights(self, command: LoadWeights) -> None:
         """On a thread of its own, beside forwards."""
         self._fresh, problem = None, None
         try:
             if self._checkpoint is None:
-                raise AssertionError("weights are to be fetched before a checkpoint is loaded")
-            self._fresh = fetch(message.path, self._checkpoint.config, message.options)
+                raise AssertionError("weights are to be loaded before a checkpoint is")
+            self._fresh = fetch(command.path, self._checkpoint.config, command.options)
         except MrpServeError as error:
             problem = error
         except Exception as error:  # noqa: BLE001 - rank 0 says what it was
             problem = EngineFailed(f"weights could not be read: {kind_and_place(error)}")
         with suppress(EOFError):  # then this process ends
-            self._say(Ready(problem=problem))
+            self._send(Ready(problem=problem))
 
-    def _take(self) -> None:
+    def _apply_weights(self) -> None:
         if self._checkpoint is None or self._fresh is None:
-            raise AssertionError("weights are to be taken before they are fetched")
+            raise AssertionError("weights are to be applied before they are loaded")
         take(self._checkpoint, self._fresh)
         self._fresh = None
 
     @torch.inference_mode()
-    def _forward(self, message: Forward) -> None:
+    def _forward(self, command: Forward) -> None:
         if self._networks is None or self._checkpoint is None:
             raise AssertionError("a forward is to be made before networks are open")
-        group = message.group
-        if message.which == "mrp":
+        group = command.group
+        if command.which == "mrp":
             config = self._checkpoint.config
             shape = (len(group.members), config.block_size, config.hidden_size)
             anchors = torch.empty(shape, device=self._device, dtype=self._checkpoint.dtype)
-            self._group.share(anchors)
+            self._group.broadcast(anchors)
             states = States(anchors)
             rows = [row._replace(anchor=Anchor(states, number)) for number, row in enumerate(group.members)]
             group = type(group)(rows, group.places, group.width)
-        self._networks.forward(message.which, group)
+        self._networks.forward(command.which, group)
 
 
 class _Process:
-    """This process: it obeys until there is an error, which it reports, or until its channel closes.
+    """This process: it handles messages until there is an error, which it reports, or until its channel closes.
 
     `folder`: of the ranks' store, which rank 0 cannot remove if it is killed.
     """
 
     def __init__(self, channel: Channel, folder: Path) -> None:
         self._channel, self._folder = channel, folder
-        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
 
     def run(self) -> NoReturn:
         threading.Thread(target=self._read, daemon=True).start()
+        rank = "a rank"
         try:
             self._channel.send(Ready())
             join = self._inbox.get()
             if not isinstance(join, Join):
                 raise AssertionError("the first message is not the one to join")
-            follower = Follower(join, self._channel.send)
+            rank = f"rank {join.rank}"
+            worker = Worker(join, self._channel.send)
             self._channel.send(Ready())
             while True:
-                answer = follower.obey(self._inbox.get())
+                answer = worker.handle(self._inbox.get())
                 if answer is not None:
                     self._channel.send(answer)
         except EOFError:
             self._end(0)
         except BaseException as error:  # noqa: BLE001 - rank 0 says what it was
-            known = error if isinstance(error, MrpServeError) else kind_and_place(error)
+            failure = (
+                error if isinstance(error, MrpServeError) else EngineFailed(f"{rank} failed: {kind_and_place(error)}")
+            )
             with suppress(EOFError):
-                self._channel.send(Failed(known))
+                self._channel.send(Failed(failure))
             self._end(1)
 
     def _read(self) -> None:
@@ -163,4 +174,4 @@ class _Process:
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # a terminal, or `timeout`, sends it to all; rank 0 decides
-    _Process(Channel(socket.socket(fileno=int(sys.argv[1]))), Path(sys.argv[2])).run()
+    _Process(Channel(socket.socket(fileno=int(sys.argv[1])), AT_WORKER), Path(sys.argv[2])).run()

@@ -1,4 +1,4 @@
-"""What the ranks exchange while they compute: sums of tensors, and tensors of rank 0. By torch.distributed.
+"""Collective operations of the ranks while they compute: sums, and tensors of rank 0. By torch.distributed.
 
 A group has no part in torch's process-wide state, so a process may have several.
 """
@@ -20,8 +20,8 @@ from service.parallel.messages import Join
 _LOOPBACK = "127.0.0.1"
 
 
-class Group:
-    """This rank's side. An exchange raises ReplicaLost if a rank is lost, or silent for the timeout."""
+class ProcessGroup:
+    """This rank's side. An operation raises ReplicaLost if a rank is lost, or silent for the timeout."""
 
     def __init__(self, join: Join) -> None:
         """Waits for the other ranks."""
@@ -32,9 +32,11 @@ class Group:
         # The order of a sum of two does not matter.
         self._in_order = join.ordered and join.size > 2
         self._size = join.size
-        self.total(torch.zeros(1, device=join.device))  # NCCL takes its memory now, before anybody asks what is free
+        self.all_reduce(
+            torch.zeros(1, device=join.device)
+        )  # NCCL takes its memory now, before anybody asks what is free
 
-    def total(self, part: Tensor) -> Tensor:
+    def all_reduce(self, part: Tensor) -> Tensor:
         """The sum of the ranks' parts, the same bits on each rank."""
         part = part.contiguous()
         if not self._in_order:
@@ -49,19 +51,19 @@ class Group:
             total = total + other
         return total
 
-    def share(self, tensor: Tensor) -> None:
-        """Makes a tensor that of rank 0, on every rank."""
+    def broadcast(self, tensor: Tensor) -> None:
+        """Copies rank 0's tensor into this one, on every rank."""
         with _losses():
             self._backend.broadcast([tensor]).wait()
 
 
 @contextmanager
 def _losses() -> Iterator[None]:
-    """What an exchange says when another rank takes no part."""
+    """Turns the error of an operation in which another rank takes no part."""
     try:
         yield
     except RuntimeError as error:
-        raise ReplicaLost("an exchange between the ranks of a model failed or took too long") from error
+        raise ReplicaLost("a collective operation of a model's ranks failed or took too long") from error
 
 
 def _backend(store: Any, join: Join) -> Any:

@@ -1,0 +1,22 @@
+"""Whole answers of a replica's stream."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+
+from service.wire import Answer, Chunk, Ending, Failure, Items
+
+
+async def gathered(items: Items) -> Answer | Failure:
+    """The answer, or its failure."""
+    chunks: list[Chunk] = []
+    async with aclosing(items):
+        async for item in items:
+            if isinstance(item, Failure):
+                return item
+            if isinstance(item, Chunk):
+                chunks.append(item)
+            ending = item if isinstance(item, Ending) else getattr(item, "ending", None)
+            if ending is not None:
+                return Answer.of(chunks, ending)
+    raise AssertionError("a stream ended without an ending")

@@ -1,0 +1,61 @@
+"""Engines on a thread of the test's own process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+
+from service.constraints import Constraint
+from service.engine import AsyncEngine, BlockEvent, BlockProgress, EngineState, GenerationRequest
+from service.replica.core import EngineCore
+from service.replica.engines import EngineInfo
+
+
+class InProcessEngine:
+    """Implements `EngineClient`. It starts at once. A step may take `stall_timeout_s`."""
+
+    def __init__(self, core: EngineCore, stall_timeout_s: float) -> None:
+        self._core = core
+        self._engine = AsyncEngine(core.engine, core.room, stall_timeout_s)
+        self._apply: Callable[[], None] | None = None
+        self._engine.start()
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._core.info
+
+    @property
+    def failure(self) -> str | None:
+        return self._engine.failure or self._core.failure
+
+    def state(self) -> EngineState:
+        return self._engine.state()
+
+    async def generate(
+        self, request: GenerationRequest, constraint: Constraint | None = None
+    ) -> AsyncGenerator[BlockEvent | BlockProgress]:
+        self._core.engine.validate(request)
+        if constraint is not None:
+            request = await self._core.compiled(request, constraint)
+        items = self._engine.generate(request)
+        try:
+            async for item in items:
+                yield item
+        finally:
+            await items.aclose()
+
+    async def check(self, model: str) -> None:
+        await asyncio.to_thread(self._core.check, model)
+
+    async def fetch(self, model: str) -> Path:
+        self._apply, path = await asyncio.to_thread(self._core.fetch, model)
+        return path
+
+    async def take(self, version: int, *, cut: bool) -> None:
+        assert self._apply is not None
+        await self._engine.exchange(self._apply, version, cut=cut)
+
+    def close(self) -> None:
+        self._engine.stop()
+        self._core.close()

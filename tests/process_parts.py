@@ -1,0 +1,47 @@
+"""Parts of engines in processes of their own, which import them by `module:name`."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+
+from service.engine import Parts
+from service.engine.forward.runner import Runner
+from tests.engine.helpers import FAIR
+from tests.runners import Around
+
+
+class Failing(Around):
+    """Fails in its first forward."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(Runner(*given))
+
+    def evaluate(self, rows: Any) -> Any:
+        raise ZeroDivisionError(len(rows))
+
+
+class Hanging(Around):
+    """After so many forwards one takes a minute."""
+
+    def __init__(self, left: int, *given: Any) -> None:
+        super().__init__(Runner(*given))
+        self.left = left
+
+    def evaluate(self, rows: Any) -> Any:
+        if not self.left:
+            time.sleep(60)
+        self.left -= 1
+        return super().evaluate(rows)
+
+
+UNMEASURED = Parts(costs=FAIR)
+FAILING = Parts(costs=FAIR, runner=Failing)
+HANGING = Parts(costs=FAIR, runner=partial(Hanging, 0))
+HANGING_LATER = Parts(costs=FAIR, runner=partial(Hanging, 40))
+
+
+def named(parts: str) -> str:
+    """How a replica names parts of this module."""
+    return f"{__name__}:{parts}"

@@ -1,0 +1,133 @@
+"""Messages within a replica: between it and its engine's process, and between the ranks of a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from service.constraints import Constraint
+from service.decode.block import Block, Known, Pick, Step
+from service.decode.modes import MODES, Static
+from service.decode.score import Score
+from service.engine import BlockEvent, BlockProgress, EngineState, Forwards, GenerationRequest, SamplingParams, Stats
+from service.engine.forward.grouping import Group
+from service.engine.forward.networks import Shapes
+from service.engine.forward.rows import Row
+from service.engine.request import Asked, RequestFailed
+from service.errors import CheckpointError, EngineFailed, InvalidRequest
+from service.frames import Malformed
+from service.messagepack import MessagePack
+from service.model import LoadOptions, load_checkpoint
+from service.model.memory import DeviceMemory
+from service.model.shard import Shard
+from service.parallel import messages as ranks
+from service.replica import messages
+from service.replica.engines import EngineInfo
+from service.settings import Settings
+from service.telemetry.sums import Sums
+from tests.engine.helpers import ALL_MODES
+from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES
+
+STATE = EngineState(1, 2, 3, 4)
+STATS = Stats(Forwards(1, 2, 3), 7, mrp_steps=2, first_block_s=0.25)
+STEPS = (
+    Step("denoise", (Pick(0, 5, 0.5, Known(((5, -0.5),), (-1.0,))),), promises=((0.5, 1),)),
+    Step("verify", (Pick(1, 6, 1.0),), drafted=(Pick(1, 6, 0.75),), accepted=1),
+)
+EVENT = BlockEvent("a", 3, (5, 6), STATS, "stop", STEPS, constraint_met=True, version=4)
+FOUND = BlockEvent("a", 0, (), STATS, "stop", found=((3, Known(((5, -0.5),), (-1.0,))),))
+
+
+def again(codec: MessagePack, message: Any) -> Any:
+    [received] = codec.decode(codec.content([codec.encode(message)]))
+    return received
+
+
+@pytest.mark.parametrize("params", [*ALL_MODES, Score()], ids=lambda params: params.mode)
+def test_a_request_comes_back_equal(params: Any) -> None:
+    request = GenerationRequest(
+        "a", (1, -1), params, SamplingParams(0.5, seed=2**63 - 1), 3, frozenset({9}), asked=Asked(2, (7,)), version=3
+    )
+    for constraint in (None, Constraint.regex("a+")):
+        sent = messages.Submit(request, constraint)
+        assert again(messages.AT_ENGINE, sent) == sent
+    assert {Static.mode} < set(MODES)
+
+
+@pytest.mark.parametrize("name", [GOLDEN_NAMES[0], EXPERTS_NAME])
+def test_every_message_of_the_engines_process_comes_back_equal(name: str) -> None:
+    info = EngineInfo("folder", load_checkpoint(GOLDEN / name).config, 1, 128, 4, deterministic=False)
+    sent = [
+        messages.Ready(info),
+        messages.StepOutputs([EVENT, FOUND, BlockProgress("a", 3, 4, STEPS, 0.5)], ["b"], STATE, "why", b"x"),
+        messages.Compiled("a"),
+        messages.Alive(),
+        messages.Reply(3, path="folder"),
+    ]
+    assert [again(messages.AT_REPLICA, message) for message in sent] == sent
+
+
+def test_every_message_to_the_engines_process_comes_back_equal() -> None:
+    procedures = [messages.CheckWeights("m"), messages.LoadWeights("m"), messages.ApplyWeights(3, cut=True)]
+    sent = [messages.Start("{}"), messages.Abort("a"), *(messages.Call(1, procedure) for procedure in procedures)]
+    assert [again(messages.AT_ENGINE, message) for message in sent] == sent
+
+
+def test_errors_keep_their_kind() -> None:
+    failed = RequestFailed("a", InvalidRequest("wrong", param="prompt"))
+    [item] = again(messages.AT_REPLICA, messages.StepOutputs([failed], [], STATE)).items
+    assert (type(item.error), item.error.message, item.error.param) == (InvalidRequest, "wrong", "prompt")
+    for message in (messages.StartFailed(CheckpointError("no")), messages.Reply(1, CheckpointError("no"))):
+        assert type(again(messages.AT_REPLICA, message).error) is CheckpointError
+
+
+def test_counts_come_back_equal() -> None:
+    sums = Sums()
+    sums.add("tokens", 2, mode="static", source="draft")
+    sums.observe("seconds", 0.5)
+    counted = sums.take()
+    assert messages.decode_counts(messages.encode_counts(counted)) == counted
+
+
+def test_settings_cross_without_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(port=1001, api_keys="a", admin_keys="b", model="m", log_file="x")
+    monkeypatch.setenv("MRP_SERVE_PORT", "nonsense")
+    assert Settings.of_json(settings.to_json()) == settings.model_copy(update={"api_keys": (), "admin_keys": ()})
+
+
+def test_what_the_other_end_never_sends_is_refused() -> None:
+    for codec, message in (
+        (messages.AT_ENGINE, messages.StepOutputs([], [], STATE)),
+        (messages.AT_REPLICA, messages.Submit(GenerationRequest("a", (1,)))),
+        (ranks.AT_WORKER, ranks.Failed(EngineFailed("x"))),
+    ):
+        with pytest.raises(Malformed):
+            again(codec, message)
+
+
+def test_every_message_of_ranks_comes_back_equal() -> None:
+    options = LoadOptions(torch.bfloat16, "cuda:1", shard=Shard(1, 2))
+    sent = [
+        ranks.Join(1, 2, "cpu", "store", 60.0, ordered=True, threads=3),
+        ranks.LoadCheckpoint("folder", options),
+        ranks.LoadWeights("folder", options),
+        ranks.ApplyWeights(),
+        ranks.OpenNetworks(8, Shapes(1, same=True), "eager"),
+    ]
+    assert [again(ranks.AT_WORKER, message) for message in sent] == sent
+    answers = [ranks.Ready(), ranks.Ready(DeviceMemory("cpu", 1, 2))]
+    assert [again(ranks.AT_DRIVER, message) for message in answers] == answers
+
+
+def test_rows_of_one_sequence_share_their_pages() -> None:
+    pages = [4, 5, 6]
+    rows = [Row(Block((1, -1)), 2, pages, keeps=False), Row(Block((1, 3)), 1, pages, keeps=True)]
+    message = again(ranks.AT_WORKER, ranks.Forward.of("backbone", Group(rows, range(2), None)))
+    first, second = message.group.members
+    assert first.pages is second.pages
+    assert list(first.pages) == [4, 5]
+    assert [(row.state, row.index, row.keeps) for row in (first, second)] == [
+        (row.state, row.index, row.keeps) for row in rows
+    ]
