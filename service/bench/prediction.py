@@ -119,7 +119,7 @@ def _sequences(rows: Sequence[Row]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class PredictedSpeed:
     """One plan with so many requests at once. `step_ms`: a backbone forward with its MRP forwards and host work.
 
     `rows`: those of a backbone forward. `refines`: MRP forwards beside each of them.
@@ -136,7 +136,7 @@ class Prediction:
 
 def predict(
     checkpoint: Checkpoint, workload: Workload, plans: Sequence[ModeParams], concurrency: int, prices: Prices
-) -> Iterator[Prediction]:
+) -> Iterator[PredictedSpeed]:
     """The plans in their order, the same requests for each. InvalidRequest for plans whose MRP has no price."""
     if prices.steps(1).mrp is None and any(params.needs_mrp for params in plans):
         raise InvalidRequest("a plan needs MRP, for which the shape has no sizes", param="plan")
@@ -152,7 +152,7 @@ def predict(
         places = range(max(workload.fewest, _WAVES * concurrency))
         stats = [done.stats for done in engine.generate(workload.requests(params, places, stops))]
         decoded = sum(one.decoded_tokens for one in stats)
-        yield Prediction(
+        yield PredictedSpeed(
             params,
             concurrency,
             decoded / sum(one.forwards.denoise + one.forwards.verify for one in stats),

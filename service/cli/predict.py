@@ -15,7 +15,7 @@ from service.cli.plans import parse_plan
 from service.errors import SettingsError
 
 if TYPE_CHECKING:
-    from service.bench.prediction import Prediction
+    from service.bench.prediction import PredictedSpeed
 
 _PLANS = [
     "static",
@@ -66,7 +66,7 @@ def command(
     rows = list[dict[str, Any]]()
     with Counter(len(concurrency) * len(plans)) as counter:
         for together in concurrency:
-            first: Prediction | None = None
+            first: PredictedSpeed | None = None
             for made in predict(checkpoint, workload, plans, together, prices):
                 first = first or made
                 rows.append(_row(made, first) | {"shape": shape, "gpu": gpu, "assumed": asdict(assumed)})
@@ -76,7 +76,7 @@ def command(
     results().print(_table(rows))
 
 
-def _row(made: Prediction, first: Prediction) -> dict[str, Any]:
+def _row(made: PredictedSpeed, first: PredictedSpeed) -> dict[str, Any]:
     from service.bench.evaluation import Plan
 
     return {
