@@ -17,7 +17,7 @@ from torch import Tensor
 from service.decode.block import MASKED, Block, Known, Pick, Step
 from service.decode.canvas import Canvas
 from service.decode.params import ModeParams
-from service.decode.policy import Evaluate, Reading
+from service.decode.policy import Evaluate, Prediction
 from service.engine.forward.reads import Reads
 from service.engine.forward.rows import Row
 from service.engine.forward.sampling import gumbel, noise_keys
@@ -104,7 +104,7 @@ class Reference:
     @torch.inference_mode()
     def read(
         self, hidden: Tensor, state: Block, start: int, sampling: SamplingParams, judge: Sequence[int] = ()
-    ) -> Reading:
+    ) -> Prediction:
         """hidden `[L, H]` of a block at absolute position `start`. Each pick tells its two likeliest tokens."""
         logits = self.checkpoint.backbone.logits(hidden).float() / (sampling.temperature or 1.0)
         probabilities = (logits - logits.logsumexp(-1, keepdim=True)).exp()  # rounded as the engine rounds it
@@ -120,7 +120,7 @@ class Reference:
             picks.append(Pick(position, token, float(probabilities[position, token]), self.known(logits[position])))
             entropies.append(float(torch.special.entr(logits[position].softmax(-1)).sum()))
         judged = [Pick(p, state.tokens[p], float(probabilities[p, state.tokens[p]])) for p in judge]
-        return Reading.of_picks(tuple(picks), tuple(judged), hidden, entropies)
+        return Prediction.of_picks(tuple(picks), tuple(judged), hidden, entropies)
 
     def known(self, logits: Tensor) -> Known:
         """logits `[V]` -> the two likeliest tokens and their log-probabilities, the mask token's share included."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 from service.engine import Engine, EngineConfig, Parts
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import RowRunner, Runner
@@ -20,10 +20,10 @@ class Around:
         self.runner, self.config, self.device = runner, runner.config, runner.device
         self.num_pages = runner.num_pages
 
-    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
         return self.runner.evaluate(rows)
 
-    def refine(self, rows: Sequence[Row]) -> list[Reading]:
+    def refine(self, rows: Sequence[Row]) -> list[Prediction]:
         return self.runner.refine(rows)
 
 

@@ -288,7 +288,7 @@ def test_all_code_is_looked_at() -> None:
         ("service.engine.worker", "import ray", "ray"),
         ("service.engine.worker", "from opentelemetry import trace", "opentelemetry.trace"),
         ("service.model.weights", "from fastapi.responses import Response", "fastapi.responses.Response"),
-        ("service.replica.blocks", "from service.decode.policy import Reading", "service.decode.policy.Reading"),
+        ("service.replica.blocks", "from service.decode.policy import Prediction", "service.decode.policy.Prediction"),
         ("service.settings", "import typer", "typer"),
         ("training.module", "from ray import serve", "ray.serve"),
         ("service.engine.engine", "import training.module", "training.module"),

@@ -19,7 +19,7 @@ from service.cli.options import heldout, load, use_threads
 from service.cli.output import results
 from service.decode.modes import Speculative, Static
 from service.decode.params import ModeParams
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 from service.engine import Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
 from service.engine.drafting.costs import StepCosts
 from service.engine.drafting.curve import Curve
@@ -61,12 +61,12 @@ class Counting:
         self.num_pages = runner.num_pages
         self.backbone, self.mrp = Counter[int](), Counter[int]()
 
-    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
         """The backbone over rows."""
         self.backbone[len(rows)] += 1
         return self._runner.evaluate(rows)
 
-    def refine(self, rows: Sequence[Row]) -> list[Reading]:
+    def refine(self, rows: Sequence[Row]) -> list[Prediction]:
         """MRP over rows."""
         self.mrp[len(rows)] += 1
         return self._runner.refine(rows)

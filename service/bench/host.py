@@ -14,7 +14,7 @@ import torch
 
 from service.decode.modes import Static
 from service.decode.params import ModeParams
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 from service.engine import Engine, EngineConfig, GenerationRequest, Parts
 from service.engine.drafting.costs import StepCosts
 from service.engine.drafting.curve import Curve
@@ -44,14 +44,14 @@ class _Counted:
         """Pages of its cache."""
         return self._runner.num_pages
 
-    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
         """The backbone over rows."""
         begin = self._clock()
         readings = self._runner.evaluate(rows)
         self.seconds += self._clock() - begin
         return readings
 
-    def refine(self, rows: Sequence[Row]) -> list[Reading]:
+    def refine(self, rows: Sequence[Row]) -> list[Prediction]:
         """MRP over rows."""
         begin = self._clock()
         readings = self._runner.refine(rows)

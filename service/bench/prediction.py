@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from service.bench.floor import Rates, forward_need
 from service.bench.loads import Workload
 from service.decode.params import ModeParams
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 from service.engine import Engine, EngineConfig, Parts
 from service.engine.drafting.costs import StepCosts
 from service.engine.drafting.curve import Curve
@@ -99,14 +99,14 @@ class PricedRunner:
         """Pages of its cache."""
         return self._runner.num_pages
 
-    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
         """The backbone over rows, and the host's work for their requests."""
         sequences = _sequences(rows)
         self.seconds += self._prices.backbone(len(rows), sequences) + self._prices.request_s * sequences
         self.forwards, self.rows = self.forwards + 1, self.rows + len(rows)
         return self._runner.evaluate(rows)
 
-    def refine(self, rows: Sequence[Row]) -> list[Reading]:
+    def refine(self, rows: Sequence[Row]) -> list[Prediction]:
         """MRP over anchored rows."""
         self.seconds += self._prices.mrp(len(rows), _sequences(rows))
         self.refines += 1

@@ -11,7 +11,7 @@ from service.decode.draft_budget import DraftBudget
 from service.decode.guide import Guide, forced_picks
 
 if TYPE_CHECKING:
-    from service.decode.policy import Reading
+    from service.decode.policy import Prediction
     from service.decode.rules import Rule
 
 
@@ -37,7 +37,7 @@ class Canvas:
         """The rule by which this block is filled: with a guide, from left to right."""
         return rule if self.guide is None else rule.in_order
 
-    def choose(self, rule: Rule, reading: Reading, block: Block) -> tuple[Pick, ...]:
+    def choose(self, rule: Rule, reading: Prediction, block: Block) -> tuple[Pick, ...]:
         """What a rule reveals of a state. With a guide: as far as its grammar allows, of a stale reading maybe none."""
         picks = rule(reading)
         return picks if self.guide is None else self.guide.chosen(block, picks)

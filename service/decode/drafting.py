@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from service.decode.block import Block, Pick, make
 from service.decode.canvas import Canvas
-from service.decode.policy import Query, Reading, Refine
+from service.decode.policy import Query, Prediction, Refine
 from service.decode.rules import Rule
 
 
@@ -31,10 +31,10 @@ class Draft(NamedTuple):
 
 #: in the order of their numbers
 Drafts = Mapping[Block, Draft]
-Drafting = Generator[Query, tuple[Reading, ...], Drafts]
+Drafting = Generator[Query, tuple[Prediction, ...], Drafts]
 
 
-def chain(canvas: Canvas, reading: Reading, steps: int, rule: Rule, *, first: bool) -> Drafting:
+def chain(canvas: Canvas, reading: Prediction, steps: int, rule: Rule, *, first: bool) -> Drafting:
     """A chain of up to `steps` states, each with one more draft than the one before. Ends at a complete state.
 
     `reading`: of the state before the canvas's. `first`: the first round of a block, whose first draft is MRP's. Later

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from service.decode.block import Block, Pick, make
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 
 #: The weight of a pick as the next one is odds ** sharpness: FRESH if MRP has read this very state, STALE if the
 #: reading is of an earlier state. Tuned on held-out problems of the demo that no reported number uses.
@@ -31,7 +31,7 @@ class Node:
 
     __slots__ = ("bits", "last", "likelihood", "number", "others", "picks", "reading", "state", "weights")
 
-    def __init__(self, state: Block, likelihood: float, number: int, reading: Reading) -> None:
+    def __init__(self, state: Block, likelihood: float, number: int, reading: Prediction) -> None:
         self.state, self.likelihood, self.number, self.reading = state, likelihood, number, reading
         self.last: tuple[Pick, ...] = ()
         self.picks: list[tuple[int, int, float]] = []

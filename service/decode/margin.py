@@ -18,7 +18,7 @@ from math import exp
 from service.decode.block import Block, Pick
 from service.decode.canvas import Canvas
 from service.decode.drafting import Drafts
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 from service.decode.rules import Rule
 
 #: the likeliest tokens of each position that a reading must tell (`Evaluate.likeliest`)
@@ -34,7 +34,7 @@ class Near:
     drafts: Drafts
     margin: float
 
-    def __call__(self, reading: Reading, block: Block) -> tuple[Pick, ...]:
+    def __call__(self, reading: Prediction, block: Block) -> tuple[Pick, ...]:
         """The rule's own picks, or those of the first drafted step that is near enough if the own were not drafted.
 
         `reading`: of `block`, with the two likeliest tokens of each position.

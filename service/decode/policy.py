@@ -1,7 +1,7 @@
 """The protocol of policies: a policy is a generator that decodes one block by asking for readings.
 
 A policy yields `Evaluate` (the backbone reads states of the block) or `Refine` (MRP predicts the backbone's reading of
-a newer state). It is sent one `Reading` per state. It reveals tokens on its canvas and returns when the block is
+a newer state). It is sent one `Prediction` per state. It reveals tokens on its canvas and returns when the block is
 complete. At every `Evaluate` the canvas must hold only final tokens, since the engine may stop a policy there.
 Policies use no tensors; tests drive them with a scripted oracle.
 """
@@ -17,7 +17,7 @@ from service.decode.canvas import Canvas
 _T = TypeVar("_T")
 
 
-class Reading(NamedTuple):
+class Prediction(NamedTuple):
     """The model's output for one state of a block.
 
     `positions`: the masked ones, ascending. For each of them `tokens` has the chosen token, `confidences` its
@@ -39,7 +39,7 @@ class Reading(NamedTuple):
     @classmethod
     def of_picks(
         cls, picks: Iterable[Pick], judged: tuple[Pick, ...] = (), handle: Any = None, entropies: Sequence[float] = ()
-    ) -> Reading:
+    ) -> Prediction:
         """A reading with these picks for the masked positions, ascending, and their entropies."""
         positions, tokens, confidences, known = tuple(zip(*picks, strict=True)) or ((), (), (), ())
         return cls(positions, tokens, confidences, judged, handle, entropies, known)
@@ -71,14 +71,14 @@ class Reading(NamedTuple):
         sure = [place for place, confidence in enumerate(self.confidences) if confidence > threshold]
         return self.picked(sure) if sure else self.most_confident()
 
-    def of(self, block: Block) -> Reading:
+    def of(self, block: Block) -> Prediction:
         """The reading restricted to the masked positions of `block`, a later state than the one that was read."""
         masked, (positions, tokens, confidences, judged, handle, entropies, known) = block.tokens, self
         left = [place for place, position in enumerate(positions) if masked[position] == MASKED]
         if len(left) == len(positions):
             return self
         return make(
-            Reading,
+            Prediction,
             (
                 [positions[place] for place in left],
                 [tokens[place] for place in left],
@@ -96,7 +96,7 @@ def _those(column: Sequence[_T], places: Iterable[int]) -> Sequence[_T]:
 
 
 class Evaluate(NamedTuple):
-    """Asks the backbone for one Reading per state. `states[0]` is the canvas's block.
+    """Asks the backbone for one Prediction per state. `states[0]` is the canvas's block.
 
     `likeliest`: the least number of likeliest tokens that each pick must tell (`Pick.known`).
     `promises`: the tokens that each state after the first is expected to gain. If they are given, the engine may leave
@@ -109,17 +109,17 @@ class Evaluate(NamedTuple):
 
 
 class Refine(NamedTuple):
-    """Asks MRP for the Reading of `state`, anchored on an earlier one.
+    """Asks MRP for the Prediction of `state`, anchored on an earlier one.
 
     `judge`: revealed positions of `state` for whose tokens MRP also gives probabilities.
     """
 
-    after: Reading
+    after: Prediction
     state: Block
     judge: tuple[int, ...] = ()
 
 
 Query = Evaluate | Refine
-Decoding = Generator[Query, tuple[Reading, ...], None]
+Decoding = Generator[Query, tuple[Prediction, ...], None]
 #: policy(canvas, params of the mode) -> the generator that decodes the canvas's block.
 Policy = Callable[[Canvas, Any], Decoding]

@@ -14,7 +14,7 @@ from service.decode.canvas import Canvas
 from service.decode.draft_budget import DraftBudget
 from service.decode.drafting import Draft, Drafting
 from service.decode.frontier import FRESH, STALE, SURE, Frontier, Node, most_likely
-from service.decode.policy import Reading, Refine
+from service.decode.policy import Prediction, Refine
 from service.decode.rules import Leftmost, MostConfident, Rule
 
 #: Likelihood that several picks at once are the rule's next picks, measured for `threshold` .5 and .9 and
@@ -31,7 +31,7 @@ def can_pay(rule: Rule, budget: DraftBudget) -> bool:
     return budget.states > 0 and (budget.row < 1 or type(rule) is not MostConfident or rule.count > 1)
 
 
-def tree(canvas: Canvas, reading: Reading, rule: Rule, budget: DraftBudget) -> Drafting:
+def tree(canvas: Canvas, reading: Prediction, rule: Rule, budget: DraftBudget) -> Drafting:
     """The likeliest states after the canvas's that the budget allows and that are worth their cost.
 
     `reading`: of the state before. MRP reads the canvas's state and those that are chosen first. The successors of a
@@ -45,7 +45,7 @@ def tree(canvas: Canvas, reading: Reading, rule: Rule, budget: DraftBudget) -> D
     return _branches(canvas, reading, budget)
 
 
-def _branches(canvas: Canvas, reading: Reading, budget: DraftBudget) -> Drafting:
+def _branches(canvas: Canvas, reading: Prediction, budget: DraftBudget) -> Drafting:
     """The tree for the rule of one token a step. With a grammar there is another rule, so picks force nothing."""
     block, drafts = canvas.block, dict[Block, Draft]()
     if not can_pay(_ONE, budget) or block.tokens.count(MASKED) < 2:
@@ -76,7 +76,7 @@ def _pays(node: Node, canvas: Canvas, row: float) -> bool:
     return any(not canvas.ends(canvas.block.reveal((pick,))) for pick in likely)
 
 
-def _line(canvas: Canvas, reading: Reading, rule: Rule, budget: DraftBudget) -> Drafting:
+def _line(canvas: Canvas, reading: Prediction, rule: Rule, budget: DraftBudget) -> Drafting:
     """The tree for any other rule: the states through which it goes on by the readings that there are."""
     way, drafts = _Way(canvas, rule, budget.row), dict[Block, Draft]()
     block, likelihood = canvas.block, 1.0
@@ -102,7 +102,7 @@ class _Way:
     row: float
 
     def after(
-        self, state: Block, likelihood: float, reading: Reading
+        self, state: Block, likelihood: float, reading: Prediction
     ) -> tuple[Block, float, tuple[Pick, ...], float] | None:
         """The state after one of so much likelihood, its own likelihood, the picks that lead there, its promise.
 

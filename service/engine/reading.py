@@ -13,7 +13,7 @@ from itertools import islice
 
 from service.decode.block import MASKED, Block, Known
 from service.decode.canvas import Canvas
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 from service.engine.forward.rows import Row
 from service.engine.record import End
 from service.engine.request import FinishReason, ForwardKind
@@ -34,7 +34,7 @@ class ReadingSequence(Sequence):
             rows += islice(self._blocks, budget - len(rows))
         return rows
 
-    def accept(self, rows: list[Row], readings: list[Reading]) -> tuple[ForwardKind, ...]:
+    def accept(self, rows: list[Row], readings: list[Prediction]) -> tuple[ForwardKind, ...]:
         """Takes the readings. The request ends with that of the last block."""
         stored = sum(row.index < self._prompt_blocks for row in rows)
         for row in rows[:stored]:
@@ -78,7 +78,7 @@ class ReadingSequence(Sequence):
         sampling, asked = (None, None) if block.complete else (self.request.sampling, self.request.asked)
         return Row(block, index, self.lease.pages, keeps=not last, sampling=sampling, asked=asked)
 
-    def _places(self, row: Row, reading: Reading) -> Iterator[tuple[int, Known]]:
+    def _places(self, row: Row, reading: Prediction) -> Iterator[tuple[int, Known]]:
         for pick in reading.picks:
             place = row.index * self._block_size + pick.position
             if place < self._length:

@@ -14,7 +14,7 @@ from typing import Any
 from service.decode.block import MASKED, Block, make
 from service.decode.canvas import Canvas
 from service.decode.guide import Grammar, Guide
-from service.decode.policy import Decoding, Evaluate, Query, Reading, Refine
+from service.decode.policy import Decoding, Evaluate, Query, Prediction, Refine
 from service.decode.registry import only_drafts
 from service.engine.drafting.pricing import Account
 from service.engine.forward.rows import Row
@@ -119,7 +119,7 @@ class Sequence:
 
     # --- the readings it gets ----------------------------------------------------------------------
 
-    def accept(self, rows: list[Row], readings: list[Reading]) -> tuple[ForwardKind, ...]:
+    def accept(self, rows: list[Row], readings: list[Prediction]) -> tuple[ForwardKind, ...]:
         """Takes the backbone's readings of the rows of `next_rows`. Returns the kinds of forward that it counts."""
         stored = min(len(rows), len(self._unwritten))  # they come first
         for row, reading in zip(rows[:stored], readings, strict=False) if stored else ():
@@ -137,7 +137,7 @@ class Sequence:
             self._answer(tuple(readings[stored:]))
         return kinds
 
-    def accept_refinement(self, readings: list[Reading]) -> tuple[ForwardKind, ...]:
+    def accept_refinement(self, readings: list[Prediction]) -> tuple[ForwardKind, ...]:
         """Takes MRP's readings of the rows of `next_refinement`. Returns the kinds of forward that it counts."""
         if self._for_mrp:
             self.written.extend(row.state.tokens for row in self._for_mrp)
@@ -192,7 +192,7 @@ class Sequence:
             self._canvas.begin()
         self._decoding = self.request.params.decode(self._canvas)
 
-    def _answer(self, readings: tuple[Reading, ...]) -> None:
+    def _answer(self, readings: tuple[Prediction, ...]) -> None:
         """Sends readings to the policy. Ends the block when it is complete or the answer ends in it."""
         asked = isinstance(self._query, Evaluate)
         query: Query | None

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 from service.engine.drafting.pricing import Pricing
 from service.engine.forward.memory import FittingForward
 from service.engine.forward.pending import AsyncRunner, Beginning, Pending
@@ -35,15 +35,15 @@ class Forwards:
         self._evaluating, self._refining = FittingForward(), FittingForward()
         self._clock, self._seconds = clock, 0.0
 
-    def evaluate(self, plan: StepRows) -> Pending[Reading | None]:
+    def evaluate(self, plan: StepRows) -> Pending[Prediction | None]:
         """Begins a forward of the backbone."""
         return self._begun(self._evaluating, self._runner.begin_evaluate, plan)
 
-    def refine(self, plan: StepRows) -> Pending[Reading | None]:
+    def refine(self, plan: StepRows) -> Pending[Prediction | None]:
         """Begins a forward of MRP."""
         return self._begun(self._refining, self._runner.begin_refine, plan)
 
-    def read(self, pending: Pending[Reading | None]) -> list[Reading | None]:
+    def read(self, pending: Pending[Prediction | None]) -> list[Prediction | None]:
         """Waits for a forward."""
         began = self._clock()
         readings = pending()
@@ -55,7 +55,7 @@ class Forwards:
         taken, self._seconds = self._seconds, 0.0
         return taken
 
-    def _begun(self, fitting: FittingForward, begin: Beginning, plan: StepRows) -> Pending[Reading | None]:
+    def _begun(self, fitting: FittingForward, begin: Beginning, plan: StepRows) -> Pending[Prediction | None]:
         began = self._clock()
         pending = fitting.begin(begin, [row for _, rows in plan for row in rows])
         self._seconds += self._clock() - began
@@ -98,7 +98,7 @@ class Turn:
         return bool(self._plan)
 
 
-def _served(plan: StepRows, found: Iterable[Reading | None]) -> Iterator[tuple[Sequence, list[Row], list[Reading]]]:
+def _served(plan: StepRows, found: Iterable[Prediction | None]) -> Iterator[tuple[Sequence, list[Row], list[Prediction]]]:
     """The sequences with their readings. Left out: those that ended meanwhile, those without memory for a row."""
     results, end = list(found), 0
     for sequence, rows in plan:

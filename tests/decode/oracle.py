@@ -11,7 +11,7 @@ from service.decode.block import MASKED, Block, Known, Pick
 from service.decode.canvas import Canvas
 from service.decode.draft_budget import DraftBudget
 from service.decode.params import ModeParams
-from service.decode.policy import Evaluate, Query, Reading, Refine
+from service.decode.policy import Evaluate, Query, Prediction, Refine
 
 #: token, confidence[, entropy[, second token, its probability]]
 Said = tuple[int, float] | tuple[int, float, float] | tuple[int, float, float, int, float]
@@ -62,7 +62,7 @@ def run(
     """
     result = Run(Canvas(block, budget=lambda: budget or DraftBudget()))
     policy = params.decode(result.canvas)
-    readings: tuple[Reading, ...] | None = None
+    readings: tuple[Prediction, ...] | None = None
     handles: set[object] = set()
     while True:
         try:
@@ -82,13 +82,13 @@ def run(
         handles |= {reading.handle for reading in readings}
 
 
-def _reading(state: Block, says: Says, params: ModeParams, judge: tuple[int, ...] = (), likeliest: int = 0) -> Reading:
+def _reading(state: Block, says: Says, params: ModeParams, judge: tuple[int, ...] = (), likeliest: int = 0) -> Prediction:
     assert state.masked or judge, "asked about a block in which there is nothing to say"
     said = says(state)
     picks = tuple(Pick(position, *said[position][:2], _known(said[position], likeliest)) for position in state.masked)
     judged = tuple(Pick(position, state.tokens[position], said[position][1]) for position in judge)
     entropies = [said[position][2] for position in state.masked] if params.rule.needs_entropy else ()
-    return Reading.of_picks(picks, judged, object(), entropies)
+    return Prediction.of_picks(picks, judged, object(), entropies)
 
 
 def _known(said: Said, likeliest: int) -> Known | None:

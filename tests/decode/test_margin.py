@@ -17,7 +17,7 @@ from service.decode.guide import Guide
 from service.decode.margin import Near
 from service.decode.modes import Dynamic, Entropy, Sequential, Speculative, Static
 from service.decode.params import RuleParams
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 from service.decode.registry import leaves_drafts_open, only_drafts
 from service.decode.rules import Leftmost, MostConfident
 from service.errors import InvalidRequest
@@ -43,7 +43,7 @@ def near(reading: list[Pick], drafted: tuple[Pick, ...], margin: float, rule: ob
     """What is picked at a masked block, beside one drafted step."""
     block = masked_block(len(reading))
     choose = Near(Canvas(block), rule, {block.reveal(drafted): Draft(1, drafted)}, margin)  # type: ignore[arg-type]
-    return choose(Reading.of_picks(tuple(reading)), block)
+    return choose(Prediction.of_picks(tuple(reading)), block)
 
 
 class TestSecondToken:
@@ -121,12 +121,12 @@ class TestPlaces:
 
     def test_what_is_revealed_already_is_not_a_step(self) -> None:
         block, drafted = Block((10, M)), (Pick(0, 10, 0.9), Pick(1, 12, 0.9))
-        reading = Reading.of_picks((said(11, 0.5, 12, 0.49, 1),))
+        reading = Prediction.of_picks((said(11, 0.5, 12, 0.49, 1),))
         choose = Near(Canvas(block), ONE, {block.reveal(drafted): Draft(1, drafted)}, 0.5)
         assert choose(reading, block)[0].token == 11
 
     def test_the_rules_own_step_comes_first_and_then_the_likeliest_draft(self) -> None:
-        block, reading = masked_block(2), Reading.of_picks((said(7, 0.5, 8, 0.45, 0), said(7, 0.5, 8, 0.45, 1)))
+        block, reading = masked_block(2), Prediction.of_picks((said(7, 0.5, 8, 0.45, 0), said(7, 0.5, 8, 0.45, 1)))
         second, other = (Pick(0, 8, 0.9),), (Pick(1, 7, 0.9),)
         for drafts, place in (
             ((second, other), (0, 8)),
@@ -159,7 +159,7 @@ class Even:
 
 def test_a_near_draft_that_the_grammar_refuses_is_not_accepted() -> None:
     block = masked_block(2)
-    reading = Reading.of_picks((said(4, 0.5, 6, 0.45, 0), said(8, 0.5, 9, 0.45, 1)))
+    reading = Prediction.of_picks((said(4, 0.5, 6, 0.45, 0), said(8, 0.5, 9, 0.45, 1)))
     for drafted, tokens in (((6, 8), (6, 8)), ((6, 9), (4,)), ((6,), (6,)), ((4, 9), (4,))):
         step = tuple(Pick(place, token, 0.9) for place, token in enumerate(drafted))
         canvas = Canvas(block, guide=Guide(Even(), 0))
@@ -169,7 +169,7 @@ def test_a_near_draft_that_the_grammar_refuses_is_not_accepted() -> None:
 
 def test_with_a_grammar_a_step_begins_at_the_leftmost_position() -> None:
     block, step = masked_block(2), (Pick(1, 8, 0.9),)
-    reading = Reading.of_picks((said(4, 0.5, 6, 0.45, 0), said(8, 0.5, 9, 0.45, 1)))
+    reading = Prediction.of_picks((said(4, 0.5, 6, 0.45, 0), said(8, 0.5, 9, 0.45, 1)))
     choose = Near(Canvas(block, guide=Guide(Even(), 0)), ONE, {block.reveal(step): Draft(1, step)}, 0.5)
     assert choose(reading, block)[0][:2] == (0, 4)
 

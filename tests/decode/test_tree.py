@@ -13,7 +13,7 @@ from service.decode.canvas import Canvas
 from service.decode.draft_budget import DraftBudget
 from service.decode.drafting import Drafts
 from service.decode.frontier import FRESH, STALE, Frontier, Node, most_likely
-from service.decode.policy import Reading, Refine
+from service.decode.policy import Prediction, Refine
 from service.decode.rules import Above, MostConfident
 from service.decode.tree import can_pay, tree
 from tests.decode.oracle import Says, masked_block
@@ -30,12 +30,12 @@ def oracle(seed: int, tokens: int) -> Says:
     return says
 
 
-def reading(says: Says, state: Block) -> Reading:
+def reading(says: Says, state: Block) -> Prediction:
     said = says(state)
-    return Reading.of_picks(tuple(Pick(place, *said[place][:2]) for place in state.masked), handle=state)
+    return Prediction.of_picks(tuple(Pick(place, *said[place][:2]) for place in state.masked), handle=state)
 
 
-def grown(canvas: Canvas, before: Reading, mrp: Says, budget: DraftBudget) -> tuple[Drafts, list[Refine]]:
+def grown(canvas: Canvas, before: Prediction, mrp: Says, budget: DraftBudget) -> tuple[Drafts, list[Refine]]:
     """The drafts, and what MRP was asked."""
     growing, asked = tree(canvas, before, MostConfident(1), budget), list[Refine]()
     try:
@@ -87,7 +87,7 @@ CONFIDENCES = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1e-30, 0.5, 1 - 1
 @given(st.lists(CONFIDENCES, min_size=2, max_size=12), st.sampled_from([FRESH, STALE]))
 def test_no_pick_is_likelier_than_the_bound_by_the_two_surest(said: list[float], sharpness: float) -> None:
     picks = [Pick(place, 1, sure) for place, sure in enumerate(said)]
-    node = Node(masked_block(len(said)), 1.0, 0, Reading.of_picks(picks))
+    node = Node(masked_block(len(said)), 1.0, 0, Prediction.of_picks(picks))
     Frontier(len(said)).rank(node, sharpness)
     bound = most_likely(said, sharpness)
     assert all(likelihood <= bound + 1e-12 for likelihood, _ in node.likely())

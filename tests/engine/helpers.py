@@ -12,7 +12,7 @@ from msgspec import structs
 
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.decode.params import ModeParams, RuleParams
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 from service.engine import BlockEvent, Engine, GenerationRequest, Parts, SamplingParams, StepReport
 from service.engine.drafting.costs import StepCosts
 from service.engine.drafting.curve import Curve
@@ -84,7 +84,7 @@ class CheckingRunner(Around):
         self.shown_to_mrp: set[int] = set()
         self.compared = 0
 
-    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
         readings = self.runner.evaluate(rows)
         for row in rows:
             if row.keeps:
@@ -95,7 +95,7 @@ class CheckingRunner(Around):
             self.compare(row, reading, self.reference.evaluate(self.prefix(row), row.state))
         return readings
 
-    def refine(self, rows: Sequence[Row]) -> list[Reading]:
+    def refine(self, rows: Sequence[Row]) -> list[Prediction]:
         readings = self.runner.refine(rows)
         self.shown_to_mrp |= {row.pages[row.index] for row in rows if row.keeps}
         for row, reading in zip(rows, readings, strict=True):
@@ -110,7 +110,7 @@ class CheckingRunner(Around):
     def prefix(self, row: Row) -> list[int]:
         return [token for page in row.pages[: row.index] for token in self.clean[page]]
 
-    def compare(self, row: Row, reading: Reading, hidden: torch.Tensor) -> None:
+    def compare(self, row: Row, reading: Prediction, hidden: torch.Tensor) -> None:
         self.compared += 1
         torch.testing.assert_close(reading.handle.hidden, hidden, rtol=0, atol=1e-9 if self.exact else 1e-4)
         if row.sampling is None:

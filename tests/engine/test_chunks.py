@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from service.decode.modes import Speculative, Static
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 from service.engine import Engine, EngineConfig, GenerationRequest
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import Runner
@@ -37,7 +37,7 @@ class Forwards(Around):
         self.prompts: list[dict[int, int]] = []
         self.states: list[set[int]] = []
 
-    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
         prompts: dict[int, int] = {}
         for row in rows:
             if row.keeps:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from service.decode.modes import Speculative, Static
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 from service.demo import CHECKPOINT
 from service.engine import Engine, EngineConfig, GenerationRequest, Parts
 from service.engine.forward.rows import Row
@@ -44,15 +44,15 @@ class Recording(Around):
 
     def __init__(self, runner: Runner) -> None:
         super().__init__(runner)
-        self.readings = dict[object, Reading]()
+        self.readings = dict[object, Prediction]()
 
-    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
         return self.keep("backbone", rows, self.runner.evaluate(rows))
 
-    def refine(self, rows: Sequence[Row]) -> list[Reading]:
+    def refine(self, rows: Sequence[Row]) -> list[Prediction]:
         return self.keep("mrp", rows, self.runner.refine(rows))
 
-    def keep(self, network: str, rows: Sequence[Row], readings: list[Reading]) -> list[Reading]:
+    def keep(self, network: str, rows: Sequence[Row], readings: list[Prediction]) -> list[Prediction]:
         for row, reading in zip(rows, readings, strict=True):
             if row.sampling is not None:
                 self.readings[network, row.sampling.seed, row.index, row.state, row.judge] = reading

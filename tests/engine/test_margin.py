@@ -15,7 +15,7 @@ from msgspec import structs
 from service.constraints.constraint import Constraint
 from service.decode.modes import Dynamic, Sequential, Speculative, Static
 from service.decode.params import RuleParams
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 from service.demo import CHECKPOINT, heldout_problems
 from service.engine import Completion, Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
 from service.engine.forward.rows import Row
@@ -199,11 +199,11 @@ class Noted(Around):
         self.evaluated: list[Row] = []
         self.refined: list[Row] = []
 
-    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
         self.evaluated += rows
         return self.runner.evaluate(rows)
 
-    def refine(self, rows: Sequence[Row]) -> list[Reading]:
+    def refine(self, rows: Sequence[Row]) -> list[Prediction]:
         self.refined += rows
         return self.runner.refine(rows)
 

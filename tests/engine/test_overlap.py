@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from service.decode.modes import Direct, Remask, Speculative, Static
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 from service.engine import BlockEvent, Parts
 from service.engine.drafting.costs import StepCosts
 from service.engine.drafting.curve import Curve
@@ -37,20 +37,20 @@ class Device(Around):
         self.queue: list[Callable[[], None]] = []
         self.queued: list[int] = []
 
-    def begin_evaluate(self, rows: Sequence[Row]) -> Callable[[], list[Reading]]:
+    def begin_evaluate(self, rows: Sequence[Row]) -> Callable[[], list[Prediction]]:
         return self._begin(self.runner.evaluate, rows)
 
-    def begin_refine(self, rows: Sequence[Row]) -> Callable[[], list[Reading]]:
+    def begin_refine(self, rows: Sequence[Row]) -> Callable[[], list[Prediction]]:
         return self._begin(self.runner.refine, rows)
 
     def _begin(
-        self, forward: Callable[[Sequence[Row]], list[Reading]], rows: Sequence[Row]
-    ) -> Callable[[], list[Reading]]:
-        found: list[Reading] = []
+        self, forward: Callable[[Sequence[Row]], list[Prediction]], rows: Sequence[Row]
+    ) -> Callable[[], list[Prediction]]:
+        found: list[Prediction] = []
         work = lambda: found.extend(forward(rows))  # noqa: E731 - its identity is its place in the queue
         self.queue.append(work)
 
-        def wait() -> list[Reading]:
+        def wait() -> list[Prediction]:
             while work in self.queue:
                 self.queue.pop(0)()
             self.queued.append(len(self.queue))

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 from service.engine import Parts
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import Runner
@@ -56,7 +56,7 @@ class _HeldRunner(Around):
         super().__init__(runner)
         self.held = held
 
-    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
         self.held.pass_one()
         return super().evaluate(rows)
 
@@ -66,7 +66,7 @@ class _FailingRunner(Around):
         super().__init__(runner)
         self.left, self.saying = after, saying
 
-    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
         if not self.left:
             raise ZeroDivisionError(self.saying)
         self.left -= 1
@@ -78,7 +78,7 @@ class _LateRunner(Around):
         super().__init__(runner)
         self.left, self.clock = after, clock
 
-    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
         readings = super().evaluate(rows)
         self.left -= 1
         if not self.left:

@@ -18,7 +18,7 @@ from dev.lab.rules.s2d2 import S2d2
 from dev.lab.rules.while_sure import DirectWhileSure, RemaskInOrder
 from service.decode.block import MASKED, Block, Pick
 from service.decode.modes import Dynamic, Remask, Sequential, Speculative, Static
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 from tests.decode.oracle import fixed, masked_block, mostly, random_oracle, run
 
 M = MASKED
@@ -124,8 +124,8 @@ def test_the_learned_filter_reveals_what_it_finds_final_and_the_surest(monkeypat
     layers = [first, np.zeros(16, np.float32), 10 * first, np.full(16, -7.0, np.float32)]
     monkeypatch.setattr(learn2pd, "filters", lambda: {"paper": layers})
     picks = tuple(Pick(p, p, sure) for p, sure in enumerate((0.95, 0.5, 0.99, 0.6)))
-    assert [pick.position for pick in Filtered(0.9, "paper")(Reading.of_picks(picks))] == [0, 2]
-    assert [pick.position for pick in Filtered(0.999, "paper")(Reading.of_picks(picks))] == [2]
+    assert [pick.position for pick in Filtered(0.9, "paper")(Prediction.of_picks(picks))] == [0, 2]
+    assert [pick.position for pick in Filtered(0.999, "paper")(Prediction.of_picks(picks))] == [2]
 
 
 def test_auc_counts_ties_as_a_half() -> None:

@@ -21,20 +21,20 @@ from dev.lab.rules.report import found, table
 from dev.lab.rules.wino import Wino
 from service.decode.block import MASKED, Block, Known, Pick
 from service.decode.canvas import Canvas
-from service.decode.policy import Evaluate, Reading, Refine
+from service.decode.policy import Evaluate, Prediction, Refine
 from service.quality.schema import Plan, Row, Speed
 
 END = 3
 
 
-def read(*said: float | tuple[int, float], start: int = 0) -> Reading:
+def read(*said: float | tuple[int, float], start: int = 0) -> Prediction:
     """A position each: its confidence, with the token 1, or token and confidence. The second token has the rest."""
     picks = []
     for position, one in enumerate(said, start):
         token, sure = one if isinstance(one, tuple) else (1, one)
         known = Known(((token, math.log(sure)), (9, math.log(max(1e-9, 1 - sure)))))
         picks.append(Pick(position, token, sure, known))
-    return Reading.of_picks(tuple(picks), entropies=[1 - pick.confidence for pick in picks])
+    return Prediction.of_picks(tuple(picks), entropies=[1 - pick.confidence for pick in picks])
 
 
 def chosen(plan, *said, start=0):
@@ -143,11 +143,11 @@ def test_steps_ascend_and_end_tokens_are_held_back():
 def test_wino_takes_back_what_the_others_make_unlikely():
     """The token 1 at position 1 is revealed with token 1 at position 0, without which it was likely."""
 
-    def says(state: Block) -> Reading:
+    def says(state: Block) -> Prediction:
         later = 0.3 if state.tokens[2] == MASKED else 0.9
         sure = {0: 0.95, 1: 0.3 if state.tokens[0] == 1 else 0.9, 2: 0.8, 3: later, 4: later}
         token = {1: 2 if state.tokens[0] == 1 else 1}
-        return Reading.of_picks(tuple(Pick(place, token.get(place, 1), sure[place]) for place in state.masked))
+        return Prediction.of_picks(tuple(Pick(place, token.get(place, 1), sure[place]) for place in state.masked))
 
     canvas = Canvas(Block((MASKED,) * 5))
     asked = decoded(Wino(0.7, 0.8), canvas, says)
@@ -185,7 +185,7 @@ ALL = [plan for method in METHODS[1:] for plan in method.plans + method.tried]
 
 @pytest.mark.parametrize("plan", ALL, ids=lambda plan: Plan.of(plan).name)
 def test_every_plan_is_allowed_and_fills_a_block(plan):
-    def says(state: Block) -> Reading:
+    def says(state: Block) -> Prediction:
         confidences = [(7 * place + 5 * state.num_revealed) % 10 / 10 + 0.05 for place in state.masked]
         tokens = [1 + (place + state.num_revealed) % 3 for place in state.masked]
         found = read(*zip(tokens, confidences, strict=True))

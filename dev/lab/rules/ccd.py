@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 
 from dev.lab.rules.method import COUNT, Choose, Method, Reveal
 from service.decode.block import Block, Pick
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 
 
 class Coherent(Reveal, frozen=True):
@@ -26,7 +26,7 @@ class Coherent(Reveal, frozen=True):
         before: dict[int, int] = {}
         width = 0
 
-        def choose(reading: Reading) -> tuple[Pick, ...]:
+        def choose(reading: Prediction) -> tuple[Pick, ...]:
             nonlocal width
             width = min(width + 1, self.width)
             ranked = reading.most_confident(len(reading.picks)) if len(reading.picks) > 1 else reading.picks

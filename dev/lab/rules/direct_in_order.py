@@ -14,7 +14,7 @@ from dev.lab.rules.method import COUNT, NUMBER, Method
 from service.decode.block import Pick
 from service.decode.canvas import Canvas
 from service.decode.params import ModeParams
-from service.decode.policy import Decoding, Evaluate, Reading, Refine
+from service.decode.policy import Decoding, Evaluate, Prediction, Refine
 from service.decode.rules import Leftmost, Rule
 
 
@@ -49,7 +49,7 @@ class DirectInOrder(ModeParams, frozen=True):
                     break
                 canvas.reveal("mrp", picks)
 
-    def _continued(self, reading: Reading) -> tuple[Pick, ...]:
+    def _continued(self, reading: Prediction) -> tuple[Pick, ...]:
         if not self.sure:
             return self.rule(reading)
         return tuple(takewhile(lambda pick: pick.confidence > self.sure, reading.picks))

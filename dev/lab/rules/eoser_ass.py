@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar
 
 from dev.lab.rules.method import COUNT, NUMBER, Choose, Method, Reveal
 from service.decode.block import Block, Pick
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 
 #: the end token of the demo
 _END = 3
@@ -29,7 +29,7 @@ class Eoser(Reveal, frozen=True):
         masked = len(block.masked)
         steps = -(-masked // self.tokens_per_step)
 
-        def choose(reading: Reading) -> tuple[Pick, ...]:
+        def choose(reading: Prediction) -> tuple[Pick, ...]:
             step = (masked - len(reading.picks)) // self.tokens_per_step
             passed = step / max(1, steps - 1)
             return _surest(reading, self.gamma + (1 - self.gamma) * passed)[: self.tokens_per_step]
@@ -48,7 +48,7 @@ class Ascending(Reveal, frozen=True):
         steps = max(1, len(block.masked).bit_length() - 1)
         step = 0
 
-        def choose(reading: Reading) -> tuple[Pick, ...]:
+        def choose(reading: Prediction) -> tuple[Pick, ...]:
             nonlocal step
             step += 1
             passed = (2**step - 1) / 2**steps
@@ -58,7 +58,7 @@ class Ascending(Reveal, frozen=True):
         return choose
 
 
-def _surest(reading: Reading, factor: float) -> tuple[Pick, ...]:
+def _surest(reading: Prediction, factor: float) -> tuple[Pick, ...]:
     """By confidence, that of end tokens times the factor; ties go to the lowest position."""
     return tuple(sorted(reading.picks, key=lambda pick: -pick.confidence * (factor if pick.token == _END else 1)))
 

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 
 from dev.lab.rules.method import COUNT, NUMBER, Choose, Method, Reveal
 from service.decode.block import Block, Pick
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 from service.decode.rules import LowestEntropy, Rule
 
 
@@ -32,7 +32,7 @@ class Explore(Reveal, frozen=True):
         """Each reading by itself."""
         return self._choose
 
-    def _choose(self, reading: Reading) -> tuple[Pick, ...]:
+    def _choose(self, reading: Prediction) -> tuple[Pick, ...]:
         entropies = dict(zip(reading.positions, reading.entropies, strict=True))
         confident = [pick for pick in reading.picks if pick.confidence > self.threshold]
         uncertain = sorted(

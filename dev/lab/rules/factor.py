@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 from dev.lab.rules.method import NUMBER, Choose, Method, Reveal
 from service.decode.block import Block, Pick
 from service.decode.knobs import Knob
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 
 
 def _surest(picks: Sequence[Pick]) -> list[Pick]:
@@ -35,7 +35,7 @@ class Factor(Reveal, frozen=True):
         """Each reading by itself."""
         return self._choose
 
-    def _choose(self, reading: Reading) -> tuple[Pick, ...]:
+    def _choose(self, reading: Prediction) -> tuple[Pick, ...]:
         ordered = _ORDERS[self.order](reading.picks)
         doubts = list[float]()
         for number, pick in enumerate(ordered):

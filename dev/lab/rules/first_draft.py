@@ -18,7 +18,7 @@ from service.decode.drafting import Draft, Drafting
 from service.decode.knobs import THRESHOLD, Knob
 from service.decode.modes.speculative import _walk
 from service.decode.params import ModeParams
-from service.decode.policy import Decoding, Evaluate, Query, Reading, Refine
+from service.decode.policy import Decoding, Evaluate, Query, Prediction, Refine
 from service.decode.rules import MostConfident, Rule
 
 _RULE = MostConfident(1)
@@ -32,26 +32,26 @@ class FirstDraft(NamedTuple):
     right: Pick
 
 
-Chosen = Generator[Query, tuple[Reading, ...], tuple[Reading, Pick]]
+Chosen = Generator[Query, tuple[Prediction, ...], tuple[Prediction, Pick]]
 
 
-def _stale(_: Canvas, reading: Reading, __: Chained) -> Chosen:
+def _stale(_: Canvas, reading: Prediction, __: Chained) -> Chosen:
     yield from ()
     return reading, _RULE(reading)[0]
 
 
-def _fresh(canvas: Canvas, reading: Reading, _: Chained) -> Chosen:
+def _fresh(canvas: Canvas, reading: Prediction, _: Chained) -> Chosen:
     (refined,) = yield Refine(reading, canvas.block)
     return refined, _RULE(refined)[0]
 
 
-def _surer(canvas: Canvas, reading: Reading, params: Chained) -> Chosen:
+def _surer(canvas: Canvas, reading: Prediction, params: Chained) -> Chosen:
     refined, fresh = yield from _fresh(canvas, reading, params)
     stale = _RULE(reading)[0]
     return refined, max(fresh, stale, key=lambda pick: pick.confidence)
 
 
-def _in_doubt(canvas: Canvas, reading: Reading, params: Chained) -> Chosen:
+def _in_doubt(canvas: Canvas, reading: Prediction, params: Chained) -> Chosen:
     stale = _RULE(reading)[0]
     if stale.confidence > params.sure:
         return reading, stale
@@ -59,7 +59,7 @@ def _in_doubt(canvas: Canvas, reading: Reading, params: Chained) -> Chosen:
 
 
 #: name -> which reading the first draft comes from
-SOURCES: Mapping[str, Callable[[Canvas, Reading, Chained], Chosen]] = {
+SOURCES: Mapping[str, Callable[[Canvas, Prediction, Chained], Chosen]] = {
     "stale": _stale,
     "fresh": _fresh,
     "surer": _surer,
@@ -109,7 +109,7 @@ class Chained(ModeParams, frozen=True):
             readings = yield Evaluate(tuple(states))
             reading, source = _walk(canvas, readings, drafts, partial(canvas.choose, _RULE)), self.first
 
-    def _chain(self, canvas: Canvas, reading: Reading, source: str) -> Drafting:
+    def _chain(self, canvas: Canvas, reading: Prediction, source: str) -> Drafting:
         stale = _RULE(reading)[0]
         reading, pick = yield from SOURCES[source](canvas, reading, self)
         block = canvas.after(canvas.block, (pick,))

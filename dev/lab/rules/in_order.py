@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 from dev.lab.rules.method import NUMBER, Choose, Method, Reveal
 from dev.lab.rules.orders import ORDER, ORDERS
 from service.decode.block import Block, Pick
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 
 
 class Confident(Reveal, frozen=True):
@@ -35,7 +35,7 @@ class Doubts(Reveal, frozen=True):
         """Each reading by itself."""
         return self._choose
 
-    def _choose(self, reading: Reading) -> tuple[Pick, ...]:
+    def _choose(self, reading: Prediction) -> tuple[Pick, ...]:
         largest = others = 0.0
         for number, pick in enumerate(reading.picks):
             doubt = 1 - pick.confidence

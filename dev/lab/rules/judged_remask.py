@@ -16,7 +16,7 @@ from service.decode.block import Block, Pick
 from service.decode.canvas import Canvas
 from service.decode.knobs import THRESHOLD, Knob
 from service.decode.params import ModeParams
-from service.decode.policy import Decoding, Evaluate, Query, Reading, Refine
+from service.decode.policy import Decoding, Evaluate, Query, Prediction, Refine
 from service.decode.rules import Above, Rule
 
 
@@ -28,11 +28,11 @@ class Opinion(NamedTuple):
     best: bool
 
 
-Judging = Generator[Query, tuple[Reading, ...], tuple[Opinion, ...]]
-Judge = Callable[[Block, Reading, Sequence[Pick]], Judging]
+Judging = Generator[Query, tuple[Prediction, ...], tuple[Opinion, ...]]
+Judge = Callable[[Block, Prediction, Sequence[Pick]], Judging]
 
 
-def opinion_of(reading: Reading, fresh: Pick) -> Opinion:
+def opinion_of(reading: Prediction, fresh: Pick) -> Opinion:
     """Of a reading in which the fresh token's position is masked. Needs `likeliest` of its plan."""
     pick = next(pick for pick in reading.picks if pick.position == fresh.position)
     listed = {token: exp(score) for token, score in (pick.known.likeliest if pick.known else ())}
@@ -40,19 +40,19 @@ def opinion_of(reading: Reading, fresh: Pick) -> Opinion:
     return Opinion(fresh.position, listed.get(fresh.token, 0.0), pick.token == fresh.token)
 
 
-def nobody(_: Block, __: Reading, fresh: Sequence[Pick]) -> Judging:
+def nobody(_: Block, __: Prediction, fresh: Sequence[Pick]) -> Judging:
     """Takes nothing back: `dynamic`."""
     yield from ()
     return tuple(Opinion(pick.position, 1.0, best=True) for pick in fresh)
 
 
-def mrp_together(block: Block, reading: Reading, fresh: Sequence[Pick]) -> Judging:
+def mrp_together(block: Block, reading: Prediction, fresh: Sequence[Pick]) -> Judging:
     """The published judge: MRP reads all fresh tokens in their places, once."""
     (corrected,) = yield Refine(reading, block.reveal(fresh), judge=tuple(pick.position for pick in fresh))
     return tuple(Opinion(pick.position, pick.confidence, pick.confidence > 0.5) for pick in corrected.judged)
 
 
-def mrp_each(block: Block, reading: Reading, fresh: Sequence[Pick]) -> Judging:
+def mrp_each(block: Block, reading: Prediction, fresh: Sequence[Pick]) -> Judging:
     """MRP reads the block once for each fresh token: with this one masked and the others in place (leave-one-out)."""
     opinions = []
     for pick in fresh:
@@ -61,14 +61,14 @@ def mrp_each(block: Block, reading: Reading, fresh: Sequence[Pick]) -> Judging:
     return tuple(opinions)
 
 
-def backbone_each(block: Block, _: Reading, fresh: Sequence[Pick]) -> Judging:
+def backbone_each(block: Block, _: Prediction, fresh: Sequence[Pick]) -> Judging:
     """An oracle: the backbone reads the block once for each fresh token, with this one masked."""
     states = (block.reveal(fresh).mask([pick.position]) for pick in fresh)
     _, *readings = yield Evaluate((block, *states))
     return tuple(opinion_of(reading, pick) for reading, pick in zip(readings, fresh, strict=True))
 
 
-def backbone_in_turn(block: Block, _: Reading, fresh: Sequence[Pick]) -> Judging:
+def backbone_in_turn(block: Block, _: Prediction, fresh: Sequence[Pick]) -> Judging:
     """An oracle: the backbone judges one fresh token after the other, given those before that it found best.
 
     This is what `static` would decide if it took these positions in this order.
@@ -83,7 +83,7 @@ def backbone_in_turn(block: Block, _: Reading, fresh: Sequence[Pick]) -> Judging
     return tuple(opinions)
 
 
-def mrp_in_turn(block: Block, reading: Reading, fresh: Sequence[Pick]) -> Judging:
+def mrp_in_turn(block: Block, reading: Prediction, fresh: Sequence[Pick]) -> Judging:
     """MRP judges one fresh token after the other, on its own last reading, as `direct` chains them."""
     first, *others = fresh
     opinions, state = [Opinion(first.position, first.confidence, best=True)], block.reveal([first])

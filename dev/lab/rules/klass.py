@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar
 
 from dev.lab.rules.method import COUNT, NUMBER, Choose, Method, Reveal
 from service.decode.block import Block, Pick
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 
 _LEAST = 1e-12
 
@@ -33,7 +33,7 @@ class Klass(Reveal, frozen=True):
         before: dict[int, Mapping[int, float]] = {}
         stable: dict[int, int] = {}
 
-        def choose(reading: Reading) -> tuple[Pick, ...]:
+        def choose(reading: Prediction) -> tuple[Pick, ...]:
             for pick in reading.picks:
                 now, place = dict(pick.known.likeliest), pick.position
                 same = place in before and divergence(now, before[place]) < self.divergence

@@ -23,7 +23,7 @@ from dev.lab.rules.method import Method
 from service.decode.block import Pick
 from service.decode.knobs import THRESHOLD, Knob
 from service.decode.params import RuleParams
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 from service.decode.rules import Leading
 
 WEIGHTS = Path(__file__).parent / "learn2pd.json"
@@ -33,7 +33,7 @@ _BLOCK = 16
 Vector = NDArray[np.float32]
 
 
-def features_of(reading: Reading, kind: str) -> Vector:
+def features_of(reading: Prediction, kind: str) -> Vector:
     """`[16]` for `paper`, `[48]` for `more`. Revealed positions have confidence 1 and entropy 0."""
     confidence, entropy, masked = np.ones(_BLOCK), np.zeros(_BLOCK), np.zeros(_BLOCK)
     places = list(reading.positions)
@@ -64,7 +64,7 @@ class Filtered:
         """Not defined by the paper; as `dynamic`'s."""
         return Leading(self.threshold)
 
-    def __call__(self, reading: Reading) -> tuple[Pick, ...]:
+    def __call__(self, reading: Prediction) -> tuple[Pick, ...]:
         """The picks to reveal after the reading."""
         first, bias, second, last = filters()[self.kind]
         logits = np.maximum(features_of(reading, self.kind) @ first + bias, 0.0) @ second + last

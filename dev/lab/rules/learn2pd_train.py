@@ -24,7 +24,7 @@ from dev.lab.rules.learn2pd import FEATURES, WEIGHTS, Vector, features_of
 from service.decode.block import MASKED, Block
 from service.decode.canvas import Canvas
 from service.decode.params import ModeParams
-from service.decode.policy import Decoding, Evaluate, Reading
+from service.decode.policy import Decoding, Evaluate, Prediction
 from service.decode.rules import LowestEntropy, MostConfident, Rule
 from service.demo import CHECKPOINT, Problem
 from service.engine import Engine, EngineConfig
@@ -67,7 +67,7 @@ class Greedy(ModeParams, frozen=True):
             canvas.reveal("denoise", one(reading))
 
 
-def _example(reading: Reading, true: Block) -> Example:
+def _example(reading: Prediction, true: Block) -> Example:
     labels = [-1] * len(true.tokens)
     for pick in reading.picks:
         if (token := true.tokens[pick.position]) != MASKED:

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 
 from dev.lab.rules.method import COUNT, NUMBER, Choose, Method, Reveal
 from service.decode.block import Block, Pick
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 
 
 class LocalLeap(Reveal, frozen=True):
@@ -25,7 +25,7 @@ class LocalLeap(Reveal, frozen=True):
         """Each reading by itself."""
         return self._choose
 
-    def _choose(self, reading: Reading) -> tuple[Pick, ...]:
+    def _choose(self, reading: Prediction) -> tuple[Pick, ...]:
         anchors = [pick.position for pick in reading.picks if pick.confidence >= self.threshold]
         (surest,) = reading.most_confident()
 

@@ -9,11 +9,11 @@ from service.decode.block import Block, Pick
 from service.decode.canvas import Canvas
 from service.decode.knobs import Knob
 from service.decode.params import ModeParams
-from service.decode.policy import Decoding, Evaluate, Reading
+from service.decode.policy import Decoding, Evaluate, Prediction
 from service.decode.rules import MostConfident, Rule
 
 #: the picks of a reading that are revealed
-Choose = Callable[[Reading], tuple[Pick, ...]]
+Choose = Callable[[Prediction], tuple[Pick, ...]]
 
 #: the knobs of the lab's plans: numbers and counts without a range of their own
 NUMBER = Knob(float, "a number", least=0)

@@ -17,7 +17,7 @@ from dev.lab.rules.gaps import mean_logit_gap
 from dev.lab.rules.method import NUMBER, Choose, Method, Reveal
 from service.decode.block import Block, Pick
 from service.decode.knobs import Knob
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 from service.decode.rules import Leftmost, MostConfident, Rule
 
 #: what decodes until the commitment
@@ -43,7 +43,7 @@ class Committing(Reveal, frozen=True):
         """The progress is counted from this state of the block on."""
         masked = len(block.masked)
 
-        def choose(reading: Reading) -> tuple[Pick, ...]:
+        def choose(reading: Prediction) -> tuple[Pick, ...]:
             progress = 1 - len(reading.picks) / masked
             surely = mean_logit_gap(reading.picks) >= self.threshold(progress)
             return reading.picks if surely else self.rule(reading)

@@ -23,7 +23,7 @@ from service.decode.block import Block, Pick
 from service.decode.canvas import Canvas
 from service.decode.knobs import Knob
 from service.decode.params import ModeParams
-from service.decode.policy import Decoding, Evaluate, Reading
+from service.decode.policy import Decoding, Evaluate, Prediction
 from service.decode.rules import Leftmost, Rule
 
 _VOCABULARY = 1024
@@ -61,7 +61,7 @@ class S2d2(ModeParams, frozen=True):
                 revealed.append(later.picks[0])
             canvas.reveal("verify", revealed)
 
-    def _drafted(self, canvas: Canvas, reading: Reading) -> list[Block]:
+    def _drafted(self, canvas: Canvas, reading: Prediction) -> list[Block]:
         """The states that have 1, 2, … of the drafts, up to the answer's end."""
         span = _first_span(reading.picks)[: self.span]
         if self.cost and self._expected(reading, span) < self.cost:
@@ -74,7 +74,7 @@ class S2d2(ModeParams, frozen=True):
             states.append(state)
         return states
 
-    def _expected(self, reading: Reading, span: tuple[Pick, ...]) -> float:
+    def _expected(self, reading: Prediction, span: tuple[Pick, ...]) -> float:
         """The expected number of accepted tokens (section on routing; `soft_entropy_negexp`, `difference_static`)."""
         entropies = dict(zip(reading.positions, reading.entropies, strict=True))
         likely = (exp(-self.beta * entropies[pick.position] / log(_VOCABULARY)) for pick in span)

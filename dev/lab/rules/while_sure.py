@@ -15,13 +15,13 @@ from service.decode.block import Pick
 from service.decode.canvas import Canvas
 from service.decode.knobs import ENTROPY_BOUND, THRESHOLD, Knob
 from service.decode.params import ModeParams
-from service.decode.policy import Decoding, Evaluate, Reading, Refine
+from service.decode.policy import Decoding, Evaluate, Prediction, Refine
 from service.decode.rules import Above, Leftmost, MostConfident, Rule
 
 _STEPS = Knob(int, "MRP forwards for one of the backbone", least=0, in_block=True)
 
 
-def _then_mrp(canvas: Canvas, rule: Rule, steps: int, sure: Callable[[Reading], tuple[Pick, ...]]) -> Decoding:
+def _then_mrp(canvas: Canvas, rule: Rule, steps: int, sure: Callable[[Prediction], tuple[Pick, ...]]) -> Decoding:
     """`rule` picks from each reading of the backbone. Then `sure` picks from MRP's, until it finds nothing.
 
     `steps`: the most readings of MRP for one of the backbone.
@@ -59,7 +59,7 @@ class DirectWhileSure(ModeParams, frozen=True):
     def decode(self, canvas: Canvas) -> Decoding:
         """As `direct`."""
 
-        def sure(reading: Reading) -> tuple[Pick, ...]:
+        def sure(reading: Prediction) -> tuple[Pick, ...]:
             picks = canvas.choose(self.rule, reading, canvas.block)
             return tuple(pick for pick in picks if pick.confidence > self.threshold)
 
@@ -90,7 +90,7 @@ class SureInOrder(ModeParams, frozen=True):
     def decode(self, canvas: Canvas) -> Decoding:
         """As `direct`."""
 
-        def sure(reading: Reading) -> tuple[Pick, ...]:
+        def sure(reading: Prediction) -> tuple[Pick, ...]:
             return tuple(takewhile(lambda pick: pick.confidence > self.threshold, reading.picks))
 
         return _then_mrp(canvas, self.rule, self.mrp_steps, sure)
@@ -121,7 +121,7 @@ class HoldBack(ModeParams, frozen=True):
     def decode(self, canvas: Canvas) -> Decoding:
         """As `direct`."""
 
-        def sure(reading: Reading) -> tuple[Pick, ...]:
+        def sure(reading: Prediction) -> tuple[Pick, ...]:
             return tuple(pick for pick in reading.picks if pick.confidence > self.mrp_threshold)
 
         return _then_mrp(canvas, self.rule, self.mrp_steps, sure)

@@ -16,7 +16,7 @@ from dev.lab.rules.method import NUMBER, Method
 from service.decode.block import Pick
 from service.decode.canvas import Canvas
 from service.decode.params import ModeParams
-from service.decode.policy import Decoding, Evaluate, Reading
+from service.decode.policy import Decoding, Evaluate, Prediction
 from service.decode.rules import Above, Rule
 
 #: the most positions that one forward reveals: a share of the masked ones, between two numbers
@@ -52,7 +52,7 @@ class Wino(ModeParams, frozen=True):
         if not canvas.block.complete:
             yield Evaluate((canvas.block,))  # the answer ends here
 
-    def _fresh(self, reading: Reading) -> tuple[Pick, ...]:
+    def _fresh(self, reading: Prediction) -> tuple[Pick, ...]:
         most = min(max(int(len(reading.picks) * _SHARE), _LEAST), _MOST)
         found = reading.above(self.wide)
         return found if len(found) <= most else reading.most_confident(most)
@@ -62,7 +62,7 @@ class Wino(ModeParams, frozen=True):
         return refused if len(refused) < last else refused[: last - 1]
 
 
-def _doubt(own: Pick, other: Reading) -> float:
+def _doubt(own: Pick, other: Prediction) -> float:
     """The probability of a token where it is masked; of another than the likeliest, the most that it can be."""
     (again,) = (pick for pick in other.picks if pick.position == own.position)
     return again.confidence if again.token == own.token else 1 - again.confidence

@@ -31,7 +31,7 @@ from service.decode.modes.entropy import Entropy
 from service.decode.modes.sequential import Sequential
 from service.decode.modes.static import Static
 from service.decode.params import ModeParams, RuleParams
-from service.decode.policy import Decoding, Evaluate, Reading
+from service.decode.policy import Decoding, Evaluate, Prediction
 from service.decode.rules import Rule
 from service.decode.tree import can_pay, tree
 from service.errors import InvalidRequest
@@ -40,7 +40,7 @@ from service.errors import InvalidRequest
 VERIFIED: Mapping[str, type[RuleParams]] = {mode.mode: mode for mode in (Static, Dynamic, Sequential, Entropy)}
 
 #: what is picked at a state, by its reading
-_Choose = Callable[[Reading, Block], tuple[Pick, ...]]
+_Choose = Callable[[Prediction, Block], tuple[Pick, ...]]
 
 _MRP_STEPS = Knob(
     int,
@@ -174,7 +174,7 @@ def _rule(params: Speculative) -> Rule:
     return params.plain.rule
 
 
-def _draft(canvas: Canvas, reading: Reading, params: Speculative, rule: Rule, *, first: bool) -> Drafting | None:
+def _draft(canvas: Canvas, reading: Prediction, params: Speculative, rule: Rule, *, first: bool) -> Drafting | None:
     """What makes the drafts. None if no draft can be worth its cost. `first`: the first round of a block."""
     if params.mrp_steps == AUTO:
         budget = canvas.budget().at_most(params.max_drafts or len(canvas.block.tokens))
@@ -185,7 +185,7 @@ def _draft(canvas: Canvas, reading: Reading, params: Speculative, rule: Rule, *,
     return tree(canvas, reading, rule, fixed)
 
 
-def _walk(canvas: Canvas, readings: Sequence[Reading], drafts: Drafts, choose: _Choose) -> Reading:
+def _walk(canvas: Canvas, readings: Sequence[Prediction], drafts: Drafts, choose: _Choose) -> Prediction:
     """Goes from state to state, up to the first state that was not read. Returns the last reading.
 
     `readings`: of the canvas's block, then of the first drafts.

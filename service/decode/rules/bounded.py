@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from service.decode.block import Pick
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 
 
-def bounded(reading: Reading, ordered: Sequence[int], bound: float, least: int = 1) -> tuple[Pick, ...]:
+def bounded(reading: Prediction, ordered: Sequence[int], bound: float, least: int = 1) -> tuple[Pick, ...]:
     """The picks of the longest beginning of `ordered` within the bound (in nats), at least `least`.
 
     `ordered`: masked positions by their number in the reading.

@@ -7,7 +7,7 @@ from itertools import takewhile
 from typing import ClassVar
 
 from service.decode.block import Pick
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Leading:
         """Itself."""
         return self
 
-    def __call__(self, reading: Reading) -> tuple[Pick, ...]:
+    def __call__(self, reading: Prediction) -> tuple[Pick, ...]:
         """The picks to reveal after the reading."""
         sure = takewhile(lambda confidence: confidence > self.threshold, reading.confidences[1:])
         return reading.picked(range(1 + sum(1 for _ in sure)))

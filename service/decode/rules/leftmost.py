@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from service.decode.block import Pick
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 from service.decode.rules.bounded import bounded
 
 
@@ -30,7 +30,7 @@ class Leftmost:
         """Itself."""
         return self
 
-    def __call__(self, reading: Reading) -> tuple[Pick, ...]:
+    def __call__(self, reading: Prediction) -> tuple[Pick, ...]:
         """The picks to reveal after the reading."""
         places = range(len(reading.positions))
         if not self.needs_entropy:

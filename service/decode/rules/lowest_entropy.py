@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from service.decode.block import Pick
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 from service.decode.rules.bounded import bounded
 from service.decode.rules.leftmost import Leftmost
 
@@ -23,7 +23,7 @@ class LowestEntropy:
         """The rule from left to right."""
         return Leftmost(1, self.bound)
 
-    def __call__(self, reading: Reading) -> tuple[Pick, ...]:
+    def __call__(self, reading: Prediction) -> tuple[Pick, ...]:
         """The picks to reveal after the reading."""
         ordered = sorted(range(len(reading.positions)), key=reading.entropies.__getitem__)
         return bounded(reading, ordered, self.bound)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from service.decode.block import Pick
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 from service.decode.rules.leftmost import Leftmost
 
 
@@ -22,6 +22,6 @@ class MostConfident:
         """The rule from left to right."""
         return Leftmost(self.count)
 
-    def __call__(self, reading: Reading) -> tuple[Pick, ...]:
+    def __call__(self, reading: Prediction) -> tuple[Pick, ...]:
         """The picks to reveal after the reading."""
         return reading.most_confident(self.count)

@@ -13,7 +13,7 @@ from functools import partial
 from service.decode.block import MASKED, Block
 from service.decode.canvas import Canvas
 from service.decode.draft_budget import DraftBudget
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 from service.decode.rules import MostConfident, Rule
 from service.decode.tree import tree
 from service.engine.drafting.curve import Curve, dented, dents
@@ -115,14 +115,14 @@ def _states_of(runner: RowRunner, row: Row) -> Callable[[int], Callable[[], obje
     return lambda states: partial(FittingForward().read, runner.evaluate, [row] * states)
 
 
-def _drafting(state: Block, reading: Reading, clock: Callable[[], float]) -> float:
+def _drafting(state: Block, reading: Prediction, clock: Callable[[], float]) -> float:
     """The time per state of drafting a small tree."""
     rule = MostConfident(1)
     canvas = Canvas(state.reveal(rule(reading)), ends=lambda _: False)
     return min(_seconds(lambda: _grown(canvas, reading, rule), clock) for _ in range(20)) / _DRAFTS
 
 
-def _grown(canvas: Canvas, reading: Reading, rule: Rule) -> int:
+def _grown(canvas: Canvas, reading: Prediction, rule: Rule) -> int:
     """Grows a small tree without MRP. Returns the number of its states."""
     growing = tree(canvas, reading, rule, DraftBudget(0.0, _DRAFTS))
     try:

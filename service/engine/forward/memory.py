@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 from service.engine.forward.pending import Beginning, Pending, done
 from service.engine.forward.rows import Row
 
 _log = logging.getLogger(__name__)
 
-Forward = Callable[[Sequence[Row]], list[Reading]]
+Forward = Callable[[Sequence[Row]], list[Prediction]]
 
 #: what plain RuntimeErrors say of it: torch's allocator for CPUs, cuBLAS
 _MESSAGES = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -39,16 +39,16 @@ class FittingForward:
         self._patience, self._full = _PATIENCE, 0
         self._probing = False
 
-    def read(self, forward: Forward, rows: Sequence[Row]) -> list[Reading | None]:
-        """A Reading for every row in order; None for a row whose forward found no memory even alone."""
+    def read(self, forward: Forward, rows: Sequence[Row]) -> list[Prediction | None]:
+        """A Prediction for every row in order; None for a row whose forward found no memory even alone."""
         return self.begin(lambda chunk: done(forward(chunk)), rows)()
 
-    def begin(self, forward: Beginning, rows: Sequence[Row]) -> Pending[Reading | None]:
+    def begin(self, forward: Beginning, rows: Sequence[Row]) -> Pending[Prediction | None]:
         """As `read`, but the forwards may be under way.
 
         Rows stay in order, so a row still finds what rows before it wrote. Memory is found when a forward begins.
         """
-        begun: list[Pending[Reading] | Pending[None]] = []
+        begun: list[Pending[Prediction] | Pending[None]] = []
         before, start = self.limit, 0
         while start < len(rows):
             chunk = rows[start : start + (self.limit or len(rows))]
@@ -80,7 +80,7 @@ class FittingForward:
             self.limit, self._full, self._probing = 2 * self.limit, 0, True
 
 
-def _attempt(forward: Beginning, rows: Sequence[Row]) -> Pending[Reading] | None:
+def _attempt(forward: Beginning, rows: Sequence[Row]) -> Pending[Prediction] | None:
     try:
         return forward(rows)
     except (RuntimeError, MemoryError) as error:

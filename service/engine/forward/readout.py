@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from service.decode.block import Known, Pick, make
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 from service.engine.forward.anchors import Anchor, Candidates, States
 from service.engine.forward.grouping import Grouping, join
 from service.engine.forward.known import Asking
@@ -46,7 +46,7 @@ class Readout:
         self._mask = vocabulary.mask_token_id
         self._num_candidates = min(num_candidates, len(backbone.head) - 1)
 
-    def begin(self, rows: Sequence[Row], hidden: Tensor) -> Pending[Reading]:
+    def begin(self, rows: Sequence[Row], hidden: Tensor) -> Pending[Prediction]:
         """hidden `[R, L, H]`; only positions that are read get logits. Does not wait for the device."""
         reads = Reads.of(rows, hidden.shape[1])
         lists = Lists.of(rows, hidden, self._num_candidates)
@@ -89,8 +89,8 @@ class Readout:
         return chosen(logits, reads, self._mask, Candidates(tokens, lists.others[slots]))
 
 
-def _readings(reads: Reads, states: States, found: NDArray[np.float64], known: Mapping[int, Known]) -> list[Reading]:
-    """What was found at each read, `[M, 3]` -> a Reading for each row. Judged reads stand behind all others."""
+def _readings(reads: Reads, states: States, found: NDArray[np.float64], known: Mapping[int, Known]) -> list[Prediction]:
+    """What was found at each read, `[M, 3]` -> a Prediction for each row. Judged reads stand behind all others."""
     rows, length = reads.questions.rows, reads.questions.length
     chosen = int(np.count_nonzero(reads.chosen))
     ends = np.bincount(reads.row[:chosen], minlength=len(rows)).cumsum().tolist()
@@ -98,12 +98,12 @@ def _readings(reads: Reads, states: States, found: NDArray[np.float64], known: M
     confidences = tuple(found[:, 1].tolist())
     entropies = tuple(found[:, 2].tolist()) if reads.questions.entropy else ()
     judged = _judged(reads, tokens, confidences, chosen)
-    readings, start = list[Reading](), 0
+    readings, start = list[Prediction](), 0
     for number, (row, end) in enumerate(zip(rows, ends, strict=True)):
         own = positions[start:end]
         readings.append(
             make(
-                Reading,
+                Prediction,
                 (
                     own,
                     tokens[start:end],

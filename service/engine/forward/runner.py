@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 from service.engine.forward.extent import MAX_LOGITS, MAX_SAMPLED_LOGITS
 from service.engine.forward.grouping import Grouping, Together, join
 from service.engine.forward.networks import Execution, Shapes, Which
@@ -39,11 +39,11 @@ class RowRunner(Protocol):
     def num_pages(self) -> int:
         """Pages of its cache."""
 
-    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
-        """The backbone over rows; a Reading for every row."""
+    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
+        """The backbone over rows; a Prediction for every row."""
 
-    def refine(self, rows: Sequence[Row]) -> list[Reading]:
-        """MRP over anchored rows; a Reading for every row."""
+    def refine(self, rows: Sequence[Row]) -> list[Prediction]:
+        """MRP over anchored rows; a Prediction for every row."""
 
 
 class Runner:
@@ -76,26 +76,26 @@ class Runner:
         return self._networks.num_pages
 
     @torch.inference_mode()
-    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
-        """The backbone over rows; a Reading for every row, `handle` its `Anchor`."""
+    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
+        """The backbone over rows; a Prediction for every row, `handle` its `Anchor`."""
         return self._begin(rows, "backbone")()
 
     @torch.inference_mode()
-    def refine(self, rows: Sequence[Row]) -> list[Reading]:
-        """MRP over anchored rows; a Reading for every row, `handle` the next `Anchor`."""
+    def refine(self, rows: Sequence[Row]) -> list[Prediction]:
+        """MRP over anchored rows; a Prediction for every row, `handle` the next `Anchor`."""
         return self._begin(rows, "mrp")()
 
     @torch.inference_mode()
-    def begin_evaluate(self, rows: Sequence[Row]) -> Pending[Reading]:
+    def begin_evaluate(self, rows: Sequence[Row]) -> Pending[Prediction]:
         """As `evaluate`, without waiting for the device."""
         return self._begin(rows, "backbone")
 
     @torch.inference_mode()
-    def begin_refine(self, rows: Sequence[Row]) -> Pending[Reading]:
+    def begin_refine(self, rows: Sequence[Row]) -> Pending[Prediction]:
         """As `refine`, without waiting for the device."""
         return self._begin(rows, "mrp")
 
-    def _begin(self, rows: Sequence[Row], which: Which) -> Pending[Reading]:
+    def _begin(self, rows: Sequence[Row], which: Which) -> Pending[Prediction]:
         hidden: list[Tensor] = []
         places: list[int] = []
         for group in self._grouping.rows(rows):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from service.decode.modes import Speculative
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 from service.engine.drafting import costs
 from service.engine.drafting.costs import StepCosts, measure
 from service.engine.drafting.curve import Curve, dented, lower_hull
@@ -108,7 +108,7 @@ def test_where_memory_is_short_forwards_are_measured_by_halves(monkeypatch: pyte
     runner = Runner(tiny_checkpoint(1), 24)
     evaluate, asked = runner.evaluate, []
 
-    def small(rows: Sequence[Row]) -> list[Reading]:
+    def small(rows: Sequence[Row]) -> list[Prediction]:
         asked.append(len(rows))
         if len(rows) > 8:
             raise torch.OutOfMemoryError
@@ -131,7 +131,7 @@ class Slow:
     def clock(self) -> float:
         return self.now
 
-    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
         count = len(rows)
         self.now += self._seconds(count) * (1 if count in self.asked else 3)
         self.asked.append(count)

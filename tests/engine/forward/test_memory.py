@@ -10,7 +10,7 @@ import torch
 
 from service.decode.block import Block
 from service.decode.modes import Direct, Speculative
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 from service.engine import BlockEvent, Engine, EngineWorker
 from service.engine.forward.memory import FittingForward
 from service.engine.forward.rows import Row
@@ -42,11 +42,11 @@ class ScarceRunner(Around):
         super().__init__(runner)
         self.evaluates, self.refines, self.failures = evaluates, refines, 0
 
-    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
         self.check(self.evaluates, rows)
         return self.runner.evaluate(rows)
 
-    def refine(self, rows: Sequence[Row]) -> list[Reading]:
+    def refine(self, rows: Sequence[Row]) -> list[Prediction]:
         self.check(self.refines, rows)
         return self.runner.refine(rows)
 
@@ -77,12 +77,12 @@ class TestWhatFits:
     def read(self, count: int, fits: Callable[[list[int]], bool]) -> tuple[list[int | None], list[list[int]]]:
         calls: list[list[int]] = []
 
-        def forward(rows: Sequence[Row]) -> list[Reading]:
+        def forward(rows: Sequence[Row]) -> list[Prediction]:
             indices = [row.index for row in rows]
             if not fits(indices):
                 raise torch.OutOfMemoryError
             calls.append(indices)
-            return [Reading.of_picks((), handle=index) for index in indices]
+            return [Prediction.of_picks((), handle=index) for index in indices]
 
         readings = FittingForward().read(forward, [self.row(index) for index in range(count)])
         return [reading and reading.handle for reading in readings], calls
@@ -101,7 +101,7 @@ class TestWhatFits:
 
     @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA"), RuntimeError(CPU_MESSAGE), MemoryError()])
     def test_every_way_to_say_it(self, error: Exception) -> None:
-        def forward(rows: Sequence[Row]) -> list[Reading]:
+        def forward(rows: Sequence[Row]) -> list[Prediction]:
             raise error
 
         assert FittingForward().read(forward, [self.row(0)]) == [None]
@@ -109,11 +109,11 @@ class TestWhatFits:
     def test_what_fitted_is_remembered_and_twice_as_much_is_tried_later(self) -> None:
         room, tried, fitting = 10, [], FittingForward()
 
-        def forward(rows: Sequence[Row]) -> list[Reading]:
+        def forward(rows: Sequence[Row]) -> list[Prediction]:
             tried.append(len(rows))
             if len(rows) > room:
                 raise torch.OutOfMemoryError
-            return [Reading.of_picks((), handle=row.index) for row in rows]
+            return [Prediction.of_picks((), handle=row.index) for row in rows]
 
         def step() -> list[int]:
             tried.clear()
@@ -133,10 +133,10 @@ class TestWhatFits:
     def test_a_row_too_large_by_itself_makes_no_others_smaller(self) -> None:
         fitting = FittingForward()
 
-        def forward(rows: Sequence[Row]) -> list[Reading]:
+        def forward(rows: Sequence[Row]) -> list[Prediction]:
             if any(row.index == 4 for row in rows):
                 raise torch.OutOfMemoryError
-            return [Reading.of_picks((), handle=row.index) for row in rows]
+            return [Prediction.of_picks((), handle=row.index) for row in rows]
 
         readings = fitting.read(forward, [self.row(index) for index in range(8)])
         assert [reading and reading.handle for reading in readings] == [0, 1, 2, 3, None, 5, 6, 7]
@@ -145,14 +145,14 @@ class TestWhatFits:
     def test_the_cpus_own_words(self) -> None:
         """A real allocation that no machine can serve."""
 
-        def forward(rows: Sequence[Row]) -> list[Reading]:
+        def forward(rows: Sequence[Row]) -> list[Prediction]:
             torch.empty(2**60, dtype=torch.uint8)
             return []
 
         assert FittingForward().read(forward, [self.row(0)]) == [None]
 
     def test_another_error_passes_through(self) -> None:
-        def forward(rows: Sequence[Row]) -> list[Reading]:
+        def forward(rows: Sequence[Row]) -> list[Prediction]:
             raise RuntimeError("a bug")
 
         with pytest.raises(RuntimeError, match="a bug"):
@@ -171,12 +171,12 @@ class TestWhatFits:
                 nonlocal held
                 held -= 1
 
-        def forward(rows: Sequence[Row]) -> list[Reading]:
+        def forward(rows: Sequence[Row]) -> list[Prediction]:
             alive.append(held)
             kept = Held()
             if len(rows) > 1:
                 raise torch.OutOfMemoryError
-            return [Reading.of_picks((), handle=type(kept))] * len(rows)
+            return [Prediction.of_picks((), handle=type(kept))] * len(rows)
 
         FittingForward().read(forward, [self.row(0), self.row(1)])
         assert alive == [0, 0, 0]
