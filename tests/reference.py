@@ -16,7 +16,7 @@ from torch import Tensor
 
 from service.decode.block import MASKED, Block, Known, Pick, Step
 from service.decode.canvas import Canvas
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.decode.policy import Evaluate, Prediction
 from service.engine.forward.reads import Reads
 from service.engine.forward.rows import Row
@@ -157,7 +157,7 @@ class Reference:
                 return Decoded(tuple(output), "length", forwards, steps)
 
     def decode(
-        self, clean: Sequence[int], head: Sequence[int], params: ModeParams, sampling: SamplingParams
+        self, clean: Sequence[int], head: Sequence[int], params: DecodingMode, sampling: SamplingParams
     ) -> tuple[Canvas, int]:
         """One block, and how many Evaluates it took."""
         canvas = Canvas(Block((*head, *[MASKED] * (self.config.block_size - len(head)))))

@@ -18,7 +18,7 @@ from service.bench.evaluation import Plan
 from service.cli.options import heldout, load, use_threads
 from service.cli.output import results
 from service.decode.modes import Speculative, Static
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.decode.policy import Prediction
 from service.engine import Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
 from service.engine.drafting.costs import StepCosts
@@ -79,7 +79,7 @@ class Asked(NamedTuple):
     prompts: list[tuple[int, ...]]
     temperature: float
 
-    def decode(self, params: ModeParams, together: int, costs: StepCosts) -> Done:
+    def decode(self, params: DecodingMode, together: int, costs: StepCosts) -> Done:
         """All problems by one plan, so many at once."""
         made = list[Counting]()
 

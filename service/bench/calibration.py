@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from service.bench.records import Job, Notebook, Record
 from service.bench.rows import Clock, make_rows
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.engine import Completion, Engine, GenerationRequest, SamplingParams
 from service.errors import SettingsError
 from service.quality.frontier import is_lossless
@@ -64,7 +64,7 @@ class Scope:
 class Calibration:
     """Plans over tasks on one engine. `tasks` are in the order of the file."""
 
-    def __init__(self, engine: Engine, tasks: Sequence[Task], plans: Sequence[ModeParams], scope: Scope) -> None:
+    def __init__(self, engine: Engine, tasks: Sequence[Task], plans: Sequence[DecodingMode], scope: Scope) -> None:
         scope.check(len(tasks))
         self._engine, self._tasks, self._scope = engine, tasks, scope
         self._plans = {Plan.of(plan).name: plan for plan in plans}
@@ -128,7 +128,7 @@ class Calibration:
             wall_s=wall_s,
         )
 
-    def _request(self, plan: ModeParams, number: int, tokens: int) -> GenerationRequest:
+    def _request(self, plan: DecodingMode, number: int, tokens: int) -> GenerationRequest:
         prompt, stop = self._tasks[number].prompt_token_ids, frozenset(self._engine.model.eos_token_ids)
         return GenerationRequest(str(number), prompt, plan, SamplingParams(), tokens, stop)
 

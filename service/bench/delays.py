@@ -14,7 +14,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.engine import Engine, EngineConfig, EngineWorker, GenerationRequest, Parts
 from service.engine.drafting.costs import StepCosts
 from service.model import Checkpoint
@@ -44,14 +44,14 @@ class Delays:
 
 
 def loop_delays(
-    checkpoint: Checkpoint, requests: int, params: ModeParams, seconds: float, costs: StepCosts | None = None
+    checkpoint: Checkpoint, requests: int, params: DecodingMode, seconds: float, costs: StepCosts | None = None
 ) -> Delays:
     """While so many requests decode, one after another in each place, with short prompts."""
     return asyncio.run(_measure(checkpoint, requests, params, seconds, costs))
 
 
 async def _measure(
-    checkpoint: Checkpoint, requests: int, params: ModeParams, seconds: float, costs: StepCosts | None
+    checkpoint: Checkpoint, requests: int, params: DecodingMode, seconds: float, costs: StepCosts | None
 ) -> Delays:
     size = checkpoint.config.block_size
     tokens = min(_NEW_TOKENS, (checkpoint.config.max_positions // size - 1) * size)
@@ -72,7 +72,7 @@ async def _measure(
         worker.stop()
 
 
-async def _ask(worker: EngineWorker, place: int, params: ModeParams, tokens: int) -> None:
+async def _ask(worker: EngineWorker, place: int, params: DecodingMode, tokens: int) -> None:
     """Requests of one place, without end."""
     number = 0
     while True:

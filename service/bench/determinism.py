@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from service.bench.rounds import Rounds
 from service.bench.speed import Workload, engine_rate
 from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.engine import Engine, GenerationRequest, SamplingParams
 
 TEMPERATURES = (0.0, 0.7, 1.2)
@@ -72,7 +72,7 @@ def count_differences(
 
 
 def _requests(engine: Engine, prompts: Sequence[tuple[int, ...]], new_tokens: int) -> list[GenerationRequest]:
-    modes: list[ModeParams] = [Static(), Dynamic(0.5)]
+    modes: list[DecodingMode] = [Static(), Dynamic(0.5)]
     if engine.model.mrp:
         modes += [Direct(2), Speculative(2), Remask(0.5)]
     stop = frozenset(engine.model.eos_token_ids)

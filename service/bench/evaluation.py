@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import asdict
 
 from service.decode.modes import Speculative
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.engine import Completion, Engine, GenerationRequest, SamplingParams
 
 
@@ -33,7 +33,7 @@ class Plan:
     `w8a8`: the layers' matrices are kept so (`model/quantization`).
     """
 
-    params: ModeParams
+    params: DecodingMode
     engine: str = "mrp"
 
     @property

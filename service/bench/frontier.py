@@ -17,7 +17,7 @@ from service.bench.grid import grid
 from service.bench.rows import Clock
 from service.bench.scorers import Scorer
 from service.decode.modes import Static
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.engine import Engine, EngineConfig, Parts
 from service.model import Checkpoint
 from service.quality.schema import Measured
@@ -29,7 +29,7 @@ _HOW: Mapping[Clock, str] = {
 }
 
 
-def plans_of(given: Sequence[ModeParams], checkpoint: Checkpoint) -> list[ModeParams]:
+def plans_of(given: Sequence[DecodingMode], checkpoint: Checkpoint) -> list[DecodingMode]:
     """The given plans, or the default grid. Static comes first: the others are compared with it."""
     if not given:
         return grid(checkpoint.config.block_size, has_mrp=checkpoint.mrp is not None)

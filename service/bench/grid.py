@@ -10,8 +10,8 @@ from typing import Any
 
 from service.bench.evaluation import Plan
 from service.decode.modes import MODES, Speculative, Static
-from service.decode.params import ModeParams
-from service.decode.registry import make_params
+from service.decode.mode import DecodingMode
+from service.decode.registry import make_mode
 from service.errors import InvalidRequest
 
 
@@ -57,7 +57,7 @@ CALIBRATED: Grid = {
 }
 
 
-def grid(block_size: int, *, has_mrp: bool) -> list[ModeParams]:
+def grid(block_size: int, *, has_mrp: bool) -> list[DecodingMode]:
     """The plans that a checkpoint can run, static, which the others are compared with, first."""
     plans = [plan for mode, knobs in _lines(CALIBRATED) if (plan := _plan(mode, knobs, block_size))]
     return [Static(), *(plan for plan in plans if plan != Static() and (has_mrp or not plan.needs_mrp))]
@@ -65,7 +65,7 @@ def grid(block_size: int, *, has_mrp: bool) -> list[ModeParams]:
 
 def default_plans(*, with_mrp: bool) -> list[Plan]:
     """What `mrp-serve eval` tries: static first. What needs MRP is tried with MRP's output set to zero, too."""
-    tried = [make_params(mode, knobs) for mode, knobs in _lines(EVALUATED)]
+    tried = [make_mode(mode, knobs) for mode, knobs in _lines(EVALUATED)]
     if not with_mrp:
         tried = [params for params in tried if not params.needs_mrp]
         tried += [Speculative(0, drafts) for drafts in (1, 4)]
@@ -76,10 +76,10 @@ def _lines(grid: Grid) -> list[tuple[str, Mapping[str, Any]]]:
     return [(mode, knobs) for mode in MODES for knobs in grid.get(mode, ({},))]
 
 
-def _plan(mode: str, knobs: Mapping[str, Any], block_size: int) -> ModeParams | None:
+def _plan(mode: str, knobs: Mapping[str, Any], block_size: int) -> DecodingMode | None:
     """None where the block is too short for the knobs."""
     try:
-        params = make_params(mode, knobs)
+        params = make_mode(mode, knobs)
         params.check(block_size)
     except InvalidRequest:
         return None

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from service.decode.modes import Static
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.decode.policy import Prediction
 from service.engine import Engine, EngineConfig, GenerationRequest, Parts
 from service.engine.drafting.costs import StepCosts
@@ -59,7 +59,7 @@ class _Counted:
         return readings
 
 
-def host_milliseconds(checkpoint: Checkpoint, requests: int, steps: int, params: ModeParams | None = None) -> float:
+def host_milliseconds(checkpoint: Checkpoint, requests: int, steps: int, params: DecodingMode | None = None) -> float:
     """Median over steps in which so many requests decode short prompts, static if no mode is named.
 
     With one CPU thread it is CPU time, so other programs do not count.

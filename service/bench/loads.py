@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from service.bench.rounds import Rounds
 from service.decode.modes import Speculative, Static
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.engine import Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
 from service.engine.drafting.costs import measure
 from service.engine.forward.clock import clock_of
@@ -42,7 +42,7 @@ class Workload:
     fewest: int = 48
     new_tokens: int = 96
 
-    def requests(self, params: ModeParams, places: range, stops: frozenset[int]) -> list[GenerationRequest]:
+    def requests(self, params: DecodingMode, places: range, stops: frozenset[int]) -> list[GenerationRequest]:
         """Those at the places, the first prompt again behind the last. A place's seed is the same for every plan."""
         prompts = [self.prompts[place % len(self.prompts)] for place in places]
         sampling = [SamplingParams(self.temperature, seed=place) for place in places]
@@ -66,7 +66,7 @@ class Sample:
 class PlanAtLoad:
     """A plan at a number of concurrent requests."""
 
-    params: ModeParams
+    params: DecodingMode
     concurrency: int
     samples: list[Sample] = field(default_factory=list)
 
@@ -88,16 +88,16 @@ class PlanAtLoad:
         return statistics.median(cpu), statistics.median(wall)
 
 
-def plans_at_load(has_mrp: bool) -> list[ModeParams]:
+def plans_at_load(has_mrp: bool) -> list[DecodingMode]:
     """Static first, then auto, then drafts of a fixed size."""
-    plans: list[ModeParams] = [Static(), Speculative("auto"), *(Speculative(0, states) for states in (1, 2, 4, 8))]
+    plans: list[DecodingMode] = [Static(), Speculative("auto"), *(Speculative(0, states) for states in (1, 2, 4, 8))]
     if has_mrp:
         plans += [Speculative(steps) for steps in (1, 2, 4)]
         plans += [Speculative(steps, states) for steps in (1, 2) for states in (4, 8)]
     return plans
 
 
-def parts(plans: Sequence[ModeParams], rounds: Rounds) -> int:
+def parts(plans: Sequence[DecodingMode], rounds: Rounds) -> int:
     """How many plans are measured, each round for itself."""
     return len(plans) * len(rounds.concurrencies) * (rounds.count + 1)
 
@@ -105,7 +105,7 @@ def parts(plans: Sequence[ModeParams], rounds: Rounds) -> int:
 def compare_at_loads(
     checkpoint: Checkpoint,
     workload: Workload,
-    plans: Sequence[ModeParams],
+    plans: Sequence[DecodingMode],
     rounds: Rounds,
     base: EngineConfig | None = None,
 ) -> Iterator[list[PlanAtLoad]]:

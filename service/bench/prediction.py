@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from service.bench.floor import Rates, forward_need
 from service.bench.loads import Workload
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.decode.policy import Prediction
 from service.engine import Engine, EngineConfig, Parts
 from service.engine.drafting.costs import StepCosts
@@ -125,7 +125,7 @@ class PredictedSpeed:
     `rows`: those of a backbone forward. `refines`: MRP forwards beside each of them.
     """
 
-    params: ModeParams
+    params: DecodingMode
     concurrency: int
     tokens_per_forward: float
     rows: float
@@ -135,7 +135,7 @@ class PredictedSpeed:
 
 
 def predict(
-    checkpoint: Checkpoint, workload: Workload, plans: Sequence[ModeParams], concurrency: int, prices: Prices
+    checkpoint: Checkpoint, workload: Workload, plans: Sequence[DecodingMode], concurrency: int, prices: Prices
 ) -> Iterator[PredictedSpeed]:
     """The plans in their order, the same requests for each. InvalidRequest for plans whose MRP has no price."""
     if prices.steps(1).mrp is None and any(params.needs_mrp for params in plans):

@@ -16,14 +16,14 @@ from dataclasses import dataclass, field, replace
 from service.bench.calibration import Task
 from service.bench.rounds import nobody
 from service.decode.modes import Static
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.engine import BlockEvent, Engine, GenerationRequest, SamplingParams
 from service.quality.bands import at_load
 from service.quality.load import SteadyLoad
 from service.quality.schema import Band, Plan
 
 #: the plan of a request, by the requests in hand
-Choose = Callable[[int], ModeParams]
+Choose = Callable[[int], DecodingMode]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from service.bench.records import Record
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.quality.frontier import is_lossless
 from service.quality.schema import Plan, Row, Speed
 from service.quality.statistics import Estimate, Pieces, paired_difference, ratio_of_rates, share
@@ -14,7 +14,7 @@ from service.quality.statistics import Estimate, Pieces, paired_difference, rati
 Clock = Literal["cpu", "wall"]
 
 
-def make_rows(plans: Sequence[ModeParams], records: Iterable[Record], clock: Clock, timed: int) -> list[Row]:
+def make_rows(plans: Sequence[DecodingMode], records: Iterable[Record], clock: Clock, timed: int) -> list[Row]:
     """A row a plan, static first. `timed`: prompts that were timed at the highest concurrency."""
     by_plan: dict[str, list[Record]] = {Plan.of(plan).name: [] for plan in plans}
     for record in records:
@@ -23,7 +23,7 @@ def make_rows(plans: Sequence[ModeParams], records: Iterable[Record], clock: Clo
     return [_row(plan, by_plan[Plan.of(plan).name], static, (clock, timed)) for plan in plans]
 
 
-def _row(plan: ModeParams, own: list[Record], static: list[Record], how: tuple[Clock, int]) -> Row:
+def _row(plan: DecodingMode, own: list[Record], static: list[Record], how: tuple[Clock, int]) -> Row:
     clock, timed = how
     mine, theirs = _answers(own), _answers(static)
     pairs = [(mine[number], theirs[number]) for number in mine]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from service.bench.plain_loop import PlainLoop
 from service.bench.rounds import Rounds
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.engine import Engine, GenerationRequest
 
 _PLAIN_SAMPLE = 4
@@ -25,7 +25,7 @@ _PLAIN_SAMPLE = 4
 class Workload:
     """Random prompts of `prompt_tokens` (from, to) and completions of `new_tokens`, nothing stops early."""
 
-    params: ModeParams
+    params: DecodingMode
     prompt_tokens: tuple[int, int] = (16, 64)
     new_tokens: int = 64
     seed: int = 0

@@ -12,7 +12,7 @@ from service.cli.output import notes
 from service.errors import SettingsError
 
 if TYPE_CHECKING:
-    from service.decode.params import ModeParams
+    from service.decode.mode import DecodingMode
     from service.library import TextModel
     from service.quality.filling import Answer
 
@@ -47,7 +47,7 @@ def command(
         notes().print(f"wrote {path}", soft_wrap=True)
 
 
-def shown() -> list[tuple[str, ModeParams]]:
+def shown() -> list[tuple[str, DecodingMode]]:
     """Every mode, with the knobs of its picture."""
     from service.decode import modes
 
@@ -62,7 +62,7 @@ def shown() -> list[tuple[str, ModeParams]]:
     ]
 
 
-def _decode(model: TextModel, prompt: str, params: ModeParams, title: str) -> Answer:
+def _decode(model: TextModel, prompt: str, params: DecodingMode, title: str) -> Answer:
     """Decodes one greedy answer. The prompt fills the first positions of its first block."""
     from service.quality.filling import Answer
 

@@ -12,7 +12,7 @@ from service.decode.policy import Decoding, Evaluate
 from service.decode.rules import Rule
 
 
-class ModeParams(Struct, frozen=True, array_like=True, tag=str.lower):
+class DecodingMode(Struct, frozen=True, array_like=True, tag=str.lower):
     """The base of all modes. `mode`: its name. `served_without_mrp`: whether a checkpoint without MRP can serve it.
 
     Between processes its class's name in small letters stands for a mode (msgspec's tag).
@@ -47,7 +47,7 @@ class ModeParams(Struct, frozen=True, array_like=True, tag=str.lower):
                 knob.check(name, value, block_size)
 
 
-class RuleParams(ModeParams, frozen=True):
+class RuleMode(DecodingMode, frozen=True):
     """A mode that consists of a rule only. `speculative` gives the same output in fewer forwards."""
 
     def decode(self, canvas: Canvas) -> Decoding:

@@ -9,11 +9,11 @@ from msgspec.structs import asdict
 
 from service.decode.knobs import AUTO, KnobValue, knobs_in
 from service.decode.modes import MODES, Direct, Mode, Speculative
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.errors import InvalidRequest
 
 
-def make_params(mode: str, knobs: Mapping[str, KnobValue]) -> Mode:
+def make_mode(mode: str, knobs: Mapping[str, KnobValue]) -> Mode:
     """The params of a mode by name. InvalidRequest for an unknown mode, or for a knob that the mode does not use."""
     if mode not in MODES:
         raise InvalidRequest(f"mode is {mode!r}, allowed are {', '.join(MODES)}", param="mode")
@@ -31,12 +31,12 @@ def these_knobs(used: Iterable[str]) -> str:
     return f"its knobs are {names}" if names else "it has no knobs"
 
 
-def only_drafts(params: ModeParams) -> bool:
+def only_drafts(params: DecodingMode) -> bool:
     """Whether the backbone verifies all that MRP says. Unless drafts decide, MRP then changes only the speed."""
     return isinstance(params, Speculative)
 
 
-def leaves_drafts_open(params: ModeParams) -> bool:
+def leaves_drafts_open(params: DecodingMode) -> bool:
     """Whether the number of drafts is chosen while decoding."""
     return isinstance(params, Speculative) and params.mrp_steps == AUTO
 
@@ -49,12 +49,12 @@ def served_without_mrp() -> list[str]:
 
 def default_knobs(mode: str, mrp_steps: int) -> dict[str, KnobValue]:
     """The knobs of a mode when a request names none. `mrp_steps`: the checkpoint's, 0 if it has no MRP."""
-    knobs = {name: value for name, value in asdict(make_params(mode, {})).items() if value is not None}
+    knobs = {name: value for name, value in asdict(make_mode(mode, {})).items() if value is not None}
     if mode == Direct.mode and mrp_steps:
         knobs["mrp_steps"] = mrp_steps
     return knobs
 
 
-def default_params() -> ModeParams:
+def default_mode() -> DecodingMode:
     """The params of requests that name no mode: the fastest lossless mode."""
     return Speculative()

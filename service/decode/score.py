@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import ClassVar
 
 from service.decode.canvas import Canvas
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.decode.policy import Decoding
 from service.decode.rules import Leftmost, Rule
 
 
-class Score(ModeParams, frozen=True):
+class Score(DecodingMode, frozen=True):
     """Read the masked places of the prompt. Not a mode that a request may name."""
 
     mode: ClassVar[str] = "score"

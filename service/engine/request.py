@@ -14,7 +14,7 @@ from service.data import Data
 from service.decode.block import Known, Step
 from service.decode.guide import GrammarSource
 from service.decode.modes import Static
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.errors import InvalidRequest, MrpServeError
 from service.fair_queue import DEFAULT_PRIORITY, HIGHEST_PRIORITY, LOWEST_PRIORITY
 from service.pickling import numbered, sent_often
@@ -80,7 +80,7 @@ class GenerationRequest:
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
-    params: ModeParams = field(default_factory=Static)
+    params: DecodingMode = field(default_factory=Static)
     sampling: SamplingParams = field(default_factory=SamplingParams)
     max_new_tokens: int = 256
     stop_token_ids: frozenset[int] = frozenset()

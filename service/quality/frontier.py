@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from service.decode.modes import Speculative, Static
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.quality.schema import Margins, QualityName, Row, Speed
 
 
-def is_lossless(params: ModeParams) -> bool:
+def is_lossless(params: DecodingMode) -> bool:
     """Whether the output is static's by construction: static itself, or drafts verified against it without a margin."""
     if isinstance(params, Speculative):
         return not params.drafts_decide and params.plain == Static()

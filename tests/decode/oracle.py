@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from service.decode.block import MASKED, Block, Known, Pick
 from service.decode.canvas import Canvas
 from service.decode.draft_budget import DraftBudget
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.decode.policy import Evaluate, Query, Prediction, Refine
 
 #: token, confidence[, entropy[, second token, its probability]]
@@ -50,7 +50,7 @@ def masked_block(size: int, head: tuple[int, ...] = ()) -> Block:
 
 def run(
     block: Block,
-    params: ModeParams,
+    params: DecodingMode,
     backbone: Says,
     mrp: Says | None = None,
     budget: DraftBudget | None = None,
@@ -82,7 +82,7 @@ def run(
         handles |= {reading.handle for reading in readings}
 
 
-def _reading(state: Block, says: Says, params: ModeParams, judge: tuple[int, ...] = (), likeliest: int = 0) -> Prediction:
+def _reading(state: Block, says: Says, params: DecodingMode, judge: tuple[int, ...] = (), likeliest: int = 0) -> Prediction:
     assert state.masked or judge, "asked about a block in which there is nothing to say"
     said = says(state)
     picks = tuple(Pick(position, *said[position][:2], _known(said[position], likeliest)) for position in state.masked)

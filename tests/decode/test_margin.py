@@ -16,7 +16,7 @@ from service.decode.drafting import Draft
 from service.decode.guide import Guide
 from service.decode.margin import Near
 from service.decode.modes import Dynamic, Entropy, Sequential, Speculative, Static
-from service.decode.params import RuleParams
+from service.decode.mode import RuleMode
 from service.decode.policy import Prediction
 from service.decode.registry import leaves_drafts_open, only_drafts
 from service.decode.rules import Leftmost, MostConfident
@@ -226,7 +226,7 @@ def picks_of(done: object) -> list[tuple[int, int, float]]:
     blocks(), SEEDS, SEEDS, st.integers(0, 6), st.integers(1, 8), RULES, st.floats(0.01, 1), st.booleans()
 )  # fmt: skip
 def test_whatever_the_margin_only_the_backbones_first_two_tokens_are_revealed(
-    block: Block, seed: int, other: int, steps: int, drafts: int, plain: RuleParams, margin: float, tree: bool
+    block: Block, seed: int, other: int, steps: int, drafts: int, plain: RuleMode, margin: float, tree: bool
 ) -> None:
     truth = random_oracle(seed)
     drafter = mostly(truth, random_oracle(other), seed)

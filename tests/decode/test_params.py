@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from service.decode.modes import MODES, Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
-from service.decode.params import ModeParams
-from service.decode.registry import default_knobs, default_params, make_params, these_knobs
+from service.decode.mode import DecodingMode
+from service.decode.registry import default_knobs, default_mode, make_mode, these_knobs
 from service.errors import InvalidRequest
 
 BLOCK = 8
@@ -109,7 +109,7 @@ def test_bounds_are_zero_or_more_and_finite(kind: type) -> None:
         (Speculative(verify="entropy", entropy_bound=0.5), Entropy(0.5)),
     ],
 )
-def test_speculative_says_whose_output_it_gives(params: Speculative, plain: ModeParams) -> None:
+def test_speculative_says_whose_output_it_gives(params: Speculative, plain: DecodingMode) -> None:
     assert params.plain == plain
     assert params.rule == plain.rule
 
@@ -135,7 +135,7 @@ def test_without_mrp_nothing_can_be_refined() -> None:
 
 
 @pytest.mark.parametrize("params", [kind() for kind in MODES.values()])
-def test_defaults_are_allowed_at_the_published_block_sizes(params: ModeParams) -> None:
+def test_defaults_are_allowed_at_the_published_block_sizes(params: DecodingMode) -> None:
     for size in (4, 8, 16, 32, 64):
         params.check(size)
 
@@ -146,13 +146,13 @@ def test_knobs_a_mode_does_not_use_do_not_exist_on_it() -> None:
 
 
 def test_params_by_name() -> None:
-    assert make_params("remask", {"threshold": 0.25}) == Remask(0.25)
-    assert make_params("static", {}) == Static()
+    assert make_mode("remask", {"threshold": 0.25}) == Remask(0.25)
+    assert make_mode("static", {}) == Static()
 
 
 def test_an_unknown_mode_is_told_what_there_is() -> None:
     with pytest.raises(InvalidRequest, match=r"mode is 'beam', allowed are static, dynamic, ") as caught:
-        make_params("beam", {})
+        make_mode("beam", {})
     assert caught.value.param == "mode"
 
 
@@ -160,7 +160,7 @@ def test_a_knob_of_another_mode_is_told_what_this_one_has() -> None:
     with pytest.raises(
         InvalidRequest, match=r"'static' does not use threshold; its knobs are tokens_per_step"
     ) as caught:
-        make_params("static", {"threshold": 0.5})
+        make_mode("static", {"threshold": 0.5})
     assert caught.value.param == "threshold"
 
 
@@ -169,5 +169,5 @@ def test_a_mode_without_knobs_says_so() -> None:
 
 
 def test_the_default_mode_is_lossless() -> None:
-    assert default_params() == Speculative("auto")
-    assert default_params().plain == Static()
+    assert default_mode() == Speculative("auto")
+    assert default_mode().plain == Static()

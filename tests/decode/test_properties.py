@@ -13,7 +13,7 @@ from msgspec.structs import asdict, replace
 from service.decode.block import Block, Pick
 from service.decode.draft_budget import DraftBudget
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
-from service.decode.params import ModeParams, RuleParams
+from service.decode.mode import DecodingMode, RuleMode
 from service.decode.policy import Refine
 from tests.decode.oracle import Run, Says, fixed, masked_block, mostly, random_oracle, run
 
@@ -64,7 +64,7 @@ def test_speculative_is_static_for_any_model_in_no_more_forwards(
     PLAIN,
 )  # fmt: skip
 def test_any_drafts_verified_against_any_rule_give_what_the_rule_gives(
-    block: Block, seed: int, other: int, steps: int, drafts: int, quality: str, plain: RuleParams
+    block: Block, seed: int, other: int, steps: int, drafts: int, quality: str, plain: RuleMode
 ) -> None:
     truth, wild = random_oracle(seed), random_oracle(other)
     drafter = {"right": truth, "mostly": mostly(truth, wild, seed), "wild": wild}[quality]
@@ -136,7 +136,7 @@ EXTREME = (0.0, 5e-324, 1e-300, 1e-30, 1e-12, 0.5, math.nextafter(1.0, 0.0), 1.0
     st.lists(st.sampled_from(EXTREME), min_size=12, max_size=12), st.integers(0, 12), st.integers(1, 12), PLAIN,
 )  # fmt: skip
 def test_drafting_survives_any_confidences(
-    block: Block, seed: int, said: list[float], drafted: list[float], steps: int, drafts: int, plain: RuleParams
+    block: Block, seed: int, said: list[float], drafted: list[float], steps: int, drafts: int, plain: RuleMode
 ) -> None:
     """A low temperature rounds confidences to 0 and 1. Half precision may give NaN."""
 
@@ -183,7 +183,7 @@ def test_a_tree_asks_mrp_as_often_as_it_may_and_never_twice_about_a_state(
 @settings(max_examples=200)
 @given(blocks(), SEEDS, SEEDS, PARAMS)
 def test_every_mode_completes_the_block_and_its_record_adds_up(
-    block: Block, seed: int, other: int, params: ModeParams
+    block: Block, seed: int, other: int, params: DecodingMode
 ) -> None:
     done = run(block, params, random_oracle(seed), random_oracle(other))
     assert done.canvas.block.complete
@@ -215,7 +215,7 @@ def test_remask_keeps_a_fresh_reveal_in_every_step(block: Block, seed: int, othe
     "params",
     [Static(), Dynamic(), Sequential(1, 0.5), Entropy(0.5), Direct(2), Speculative(3), Speculative(2, 6), Remask(0.5)],
 )
-def test_at_every_evaluation_what_is_revealed_is_final(params: ModeParams) -> None:
+def test_at_every_evaluation_what_is_revealed_is_final(params: DecodingMode) -> None:
     """The engine may stop a request there and send the tokens so far."""
     for seed in range(30):
         done = run(masked_block(8), params, random_oracle(seed), random_oracle(seed + 1000))

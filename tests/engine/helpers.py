@@ -11,7 +11,7 @@ import torch
 from msgspec import structs
 
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
-from service.decode.params import ModeParams, RuleParams
+from service.decode.mode import DecodingMode, RuleMode
 from service.decode.policy import Prediction
 from service.engine import BlockEvent, Engine, GenerationRequest, Parts, SamplingParams, StepReport
 from service.engine.drafting.costs import StepCosts
@@ -23,7 +23,7 @@ from service.model import Checkpoint
 from tests.reference import Reference
 from tests.runners import Around, engine_over
 
-ALL_MODES: tuple[ModeParams, ...] = (
+ALL_MODES: tuple[DecodingMode, ...] = (
     Static(), Dynamic(0.5), Sequential(1, 0.5), Entropy(), Direct(1), Speculative(1), Remask(0.5)
 )  # fmt: skip
 
@@ -135,19 +135,19 @@ def checked(checkpoint: Checkpoint, costs: StepCosts | None = None, **limits: An
 
 
 def request(
-    name: str, prompt: Sequence[int], params: ModeParams | None = None, tokens: int = 8, **more: Any
+    name: str, prompt: Sequence[int], params: DecodingMode | None = None, tokens: int = 8, **more: Any
 ) -> GenerationRequest:
     return GenerationRequest(name, tuple(prompt), params or Static(), max_new_tokens=tokens, **more)
 
 
-def random_params(rng: random.Random, block_size: int) -> ModeParams:
+def random_params(rng: random.Random, block_size: int) -> DecodingMode:
     count, threshold = rng.randint(1, block_size), rng.choice([0.05, 0.2, 0.4, 0.7, 1.0])
     bound = rng.choice([0.0, 0.5, 3.0, 12.0])
     plain = rng.choice([Static(count), Dynamic(threshold), Sequential(rng.choice([1, count]), bound), Entropy(bound)])
     return rng.choice([plain, Direct(count), Speculative(count), drafted(rng, plain, block_size), Remask(threshold)])
 
 
-def drafted(rng: random.Random, plain: RuleParams, block_size: int) -> Speculative:
+def drafted(rng: random.Random, plain: RuleMode, block_size: int) -> Speculative:
     """`speculative` whose output is that of `plain`: a chain or a tree of any size, with and without MRP."""
     tree = rng.random() < 0.7
     steps, states = rng.randint(0 if tree else 1, block_size), rng.randint(1, block_size)
@@ -159,11 +159,11 @@ def some_auto(rng: random.Random, requests: list[GenerationRequest]) -> list[Gen
     return [replace(one, params=automatic(one.params)) if rng.random() < 0.5 else one for one in requests]
 
 
-def automatic(params: ModeParams) -> ModeParams:
+def automatic(params: DecodingMode) -> DecodingMode:
     return structs.replace(params, mrp_steps="auto") if isinstance(params, Speculative) else params
 
 
-def verified(params: ModeParams) -> ModeParams:
+def verified(params: DecodingMode) -> DecodingMode:
     """The mode that `auto` must not be worse than; other params as they are."""
     return params.plain if isinstance(params, Speculative) and params.mrp_steps == "auto" else params
 

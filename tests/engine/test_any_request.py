@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from service.decode.registry import make_params
+from service.decode.registry import make_mode
 from service.demo import CHECKPOINT
 from service.engine import BlockEvent, Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
 from service.engine.drafting.costs import StepCosts
@@ -43,7 +43,7 @@ def any_request(rng: random.Random, name: str, checkpoint: Checkpoint, longest: 
     return GenerationRequest(
         name,
         tuple(prompt),
-        make_params(knobs.pop("mode"), knobs),
+        make_mode(knobs.pop("mode"), knobs),
         SamplingParams(**sampling),
         max_new_tokens=rng.choice([1, room, rng.randint(1, room), rng.randint(1, min(room, 12))]),
         stop_token_ids=frozenset(rng.choice([[], config.eos_token_ids, rng.sample(allowed, 5), allowed, [10**12]])),

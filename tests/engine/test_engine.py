@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.engine import (
     BlockEvent,
     Engine,
@@ -51,7 +51,7 @@ class TestWhereItEnds:
     @pytest.mark.parametrize("params", ALL_MODES, ids=lambda params: params.mode)
     @pytest.mark.parametrize("prompt", [1, 3, 4, 5, 8, 11])
     def test_the_limit_is_met_wherever_it_falls_in_a_block(
-        self, engine: Engine, prompt: int, params: ModeParams
+        self, engine: Engine, prompt: int, params: DecodingMode
     ) -> None:
         """A shorter limit cuts the same tokens, it does not change them."""
         longest = decode(engine, self.one(prompt, params, 12))
@@ -61,11 +61,11 @@ class TestWhereItEnds:
             assert done.finish_reason == "length"
 
     @staticmethod
-    def one(prompt: int, params: ModeParams, limit: int) -> GenerationRequest:
+    def one(prompt: int, params: DecodingMode, limit: int) -> GenerationRequest:
         return request(f"x{limit}", (PROMPT * 2)[:prompt], params, tokens=limit)
 
     @pytest.mark.parametrize("params", ALL_MODES, ids=lambda params: params.mode)
-    def test_a_stop_token_ends_it_and_is_not_returned(self, engine: Engine, params: ModeParams) -> None:
+    def test_a_stop_token_ends_it_and_is_not_returned(self, engine: Engine, params: DecodingMode) -> None:
         whole = decode(engine, request("x", PROMPT, params, tokens=16))
         stops = sorted(set(whole))
         requests = [request(str(stop), PROMPT, params, tokens=16, stop_token_ids=frozenset([stop])) for stop in stops]
@@ -159,7 +159,7 @@ class TestForwards:
     def engine(self, checkpoint: Checkpoint) -> Engine:
         return Engine(checkpoint, EngineConfig(kv_cache_tokens=1024, prefix_cache=False))
 
-    def forwards(self, engine: Engine, params: ModeParams, prompt: Sequence[int] = PROMPT[:4]) -> Forwards:
+    def forwards(self, engine: Engine, params: DecodingMode, prompt: Sequence[int] = PROMPT[:4]) -> Forwards:
         (done,) = engine.generate([request("x", prompt, params, tokens=8)])
         return done.stats.forwards
 
@@ -177,7 +177,7 @@ class TestForwards:
         assert self.forwards(engine, Direct(3)) == Forwards(prefill=1, denoise=2, mrp=6)
 
     @pytest.mark.parametrize("params", [Direct(1), Speculative(1), Remask(0.5)])
-    def test_mrp_does_nothing_for_a_request_that_is_over(self, checkpoint: Checkpoint, params: ModeParams) -> None:
+    def test_mrp_does_nothing_for_a_request_that_is_over(self, checkpoint: Checkpoint, params: DecodingMode) -> None:
         heard = Recorder()
         engine = Engine(checkpoint, EngineConfig(prefix_cache=False), heard)
         (done,) = engine.generate([request("x", [1] * 7, params, tokens=1)])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from service.decode.modes import Speculative, Static
-from service.decode.registry import make_params
+from service.decode.registry import make_mode
 from service.engine import Completion, Engine, EngineConfig, GenerationRequest, Parts
 from service.engine.drafting.costs import StepCosts
 from service.model import Checkpoint, load_checkpoint
@@ -41,7 +41,7 @@ def requests(name: str) -> list[GenerationRequest]:
         GenerationRequest(
             str(number),
             tuple(entry["prompt_token_ids"]),
-            make_params(entry["mode"], {knob: entry[knob] for knob in KNOBS if knob in entry}),
+            make_mode(entry["mode"], {knob: entry[knob] for knob in KNOBS if knob in entry}),
             max_new_tokens=entry["max_new_tokens"],
             stop_token_ids=frozenset([STOP]),
         )

@@ -14,7 +14,7 @@ import torch
 
 from service.decode.block import MASKED, Block
 from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
-from service.decode.registry import make_params
+from service.decode.registry import make_mode
 from service.demo import CHECKPOINT
 from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
 from service.engine.forward.networks import Execution
@@ -46,7 +46,7 @@ def test_golden_decodes_in_fp32_alone_and_mixed(folder, backend, overlap, monkey
     requests = [
         GenerationRequest(
             str(number), tuple(case["prompt_token_ids"]),
-            make_params(case["mode"], {knob: case[knob] for knob in KNOBS if knob in case}),
+            make_mode(case["mode"], {knob: case[knob] for knob in KNOBS if knob in case}),
             max_new_tokens=case["max_new_tokens"], stop_token_ids=frozenset({510}),
         )
         for number, case in enumerate(cases)

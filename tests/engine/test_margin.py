@@ -14,7 +14,7 @@ from msgspec import structs
 
 from service.constraints.constraint import Constraint
 from service.decode.modes import Dynamic, Sequential, Speculative, Static
-from service.decode.params import RuleParams
+from service.decode.mode import RuleMode
 from service.decode.policy import Prediction
 from service.demo import CHECKPOINT, heldout_problems
 from service.engine import Completion, Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
@@ -54,7 +54,7 @@ def demo() -> tuple[Engine, tuple[GenerationRequest, ...]]:
 
 
 def answers(
-    engine: Engine, requests: Sequence[GenerationRequest], params: Speculative | RuleParams
+    engine: Engine, requests: Sequence[GenerationRequest], params: Speculative | RuleMode
 ) -> list[Completion]:
     return engine.generate([replace(one, params=params) for one in requests])
 
@@ -209,7 +209,7 @@ class Noted(Around):
 
 
 def asked_by(
-    params: Speculative | RuleParams, asked: Asked | None = None
+    params: Speculative | RuleMode, asked: Asked | None = None
 ) -> tuple[set[Asked | None], set[Asked | None]]:
     """What rows of one request ask of the backbone and of MRP."""
     engine, runner = engine_over(Noted, golden(FAST), Parts(costs=FREE), kv_cache_tokens=512)

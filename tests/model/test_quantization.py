@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from service.decode.modes import MODES, Static
-from service.decode.registry import make_params
+from service.decode.registry import make_mode
 from service.demo import CHECKPOINT
 from service.engine import Engine, EngineConfig, GenerationRequest, Parts
 from service.errors import CheckpointError, SettingsError
@@ -158,7 +158,7 @@ def test_every_mode_decodes_and_drafting_loses_nothing(form):
     checkpoint = load_checkpoint(GOLDEN / GOLDEN_NAMES[0], LoadOptions(quantization=form.name))
     engine = Engine(checkpoint, EngineConfig(), parts=Parts(costs=FAIR))
     prompt = tuple(range(5, 18))
-    asked = [GenerationRequest(mode, prompt, make_params(mode, {}), max_new_tokens=24) for mode in MODES]
+    asked = [GenerationRequest(mode, prompt, make_mode(mode, {}), max_new_tokens=24) for mode in MODES]
     done = {one.request_id: one.token_ids for one in engine.generate(asked)}
     assert set(done) == set(MODES)
     assert all(len(tokens) > 0 for tokens in done.values())

@@ -121,14 +121,14 @@ class Film:
     """What the pictures of docs/ show of the same steps (service/quality/filling.py)."""
 
     def __init__(self, generator: Generator, mode: str, knobs: dict[str, Any], length: int) -> None:
-        from service.decode.registry import make_params
+        from service.decode.registry import make_mode
         from service.demo import CHECKPOINT
         from service.library import TextModel
         from service.quality.filling import Answer, moments
 
         model = TextModel.load(CHECKPOINT, threads=1)
         messages = [{"role": "user", "content": PROMPT}]
-        [answer] = model.generate([messages], make_params(mode, knobs))
+        [answer] = model.generate([messages], make_mode(mode, knobs))
         size = model.checkpoint.config.block_size
         held = len(model.codec.encode_chat(messages)) % size
         steps = [block.steps for block in answer.completion.blocks]

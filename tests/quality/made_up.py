@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.quality.assemble import assemble
 from service.quality.frontier import is_lossless
 from service.quality.schema import Identity, Measured, Plan, QualityFile, Row, Speed
@@ -23,7 +23,7 @@ MEASURED = Measured(
 )  # fmt: skip
 
 
-def row(params: ModeParams, rate: float, gained: int = 0, lost: int = 0, **changes: Any) -> Row:
+def row(params: DecodingMode, rate: float, gained: int = 0, lost: int = 0, **changes: Any) -> Row:
     """A plan that gives `rate` tokens a second and answers some prompts otherwise than static, which gives 1,000."""
     lossless, right = is_lossless(params), STATIC_RIGHT + gained - lost
     accuracy = share(right, PROMPTS)

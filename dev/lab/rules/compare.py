@@ -20,7 +20,7 @@ import torch
 from dev.lab.rules.groups import GROUPS
 from dev.lab.rules.harness import tasks_of
 from service.bench.calibration import Task
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.demo import CHECKPOINT, heldout_problems
 from service.engine import Completion, Engine, EngineConfig, GenerationRequest, SamplingParams
 from service.engine.request import Asked
@@ -32,7 +32,7 @@ from service.quality.schema import Plan
 class Score:
     """What a plan reached. Times are CPU seconds of one thread."""
 
-    plan: ModeParams
+    plan: DecodingMode
     answers: int = 0
     right: int = 0
     same_as_first: int = 0
@@ -74,7 +74,7 @@ class Score:
         }
 
 
-def requests_of(plan: ModeParams, tasks: Sequence[Task], stops: frozenset[int]) -> list[GenerationRequest]:
+def requests_of(plan: DecodingMode, tasks: Sequence[Task], stops: frozenset[int]) -> list[GenerationRequest]:
     """One request a task, greedy."""
     asked = Asked(likeliest) if (likeliest := getattr(plan, "likeliest", 0)) else None
     return [
@@ -85,7 +85,7 @@ def requests_of(plan: ModeParams, tasks: Sequence[Task], stops: frozenset[int]) 
     ]
 
 
-def measure(engine: Engine, tasks: Sequence[Task], plans: Sequence[ModeParams], together: int) -> list[Score]:
+def measure(engine: Engine, tasks: Sequence[Task], plans: Sequence[DecodingMode], together: int) -> list[Score]:
     """All plans over all tasks, in turn."""
     scores = [Score(plan) for plan in plans]
     stops = frozenset(engine.model.eos_token_ids)

@@ -13,12 +13,12 @@ from typing import Annotated, ClassVar
 from dev.lab.rules.method import COUNT, NUMBER, Method
 from service.decode.block import Pick
 from service.decode.canvas import Canvas
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.decode.policy import Decoding, Evaluate, Prediction, Refine
 from service.decode.rules import Leftmost, Rule
 
 
-class DirectInOrder(ModeParams, frozen=True):
+class DirectInOrder(DecodingMode, frozen=True):
     """A forward of the backbone, then `mrp_steps` of MRP."""
 
     mode: ClassVar[str] = "direct-in-order"

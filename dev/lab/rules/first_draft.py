@@ -17,7 +17,7 @@ from service.decode.canvas import Canvas
 from service.decode.drafting import Draft, Drafting
 from service.decode.knobs import THRESHOLD, Knob
 from service.decode.modes.speculative import _walk
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.decode.policy import Decoding, Evaluate, Query, Prediction, Refine
 from service.decode.rules import MostConfident, Rule
 
@@ -74,7 +74,7 @@ _FIRST = Knob(
 )
 
 
-class Chained(ModeParams, frozen=True):
+class Chained(DecodingMode, frozen=True):
     """`speculative` with a chain of `drafts` states whose first draft comes from `first`."""
 
     mode: ClassVar[str] = "chain"

@@ -12,7 +12,7 @@ from dev.lab.rules.mars import mars
 from dev.lab.rules.s2d2 import S2d2
 from dev.lab.rules.while_sure import DirectWhileSure, HoldBack, RemaskInOrder, SureInOrder
 from service.decode.modes import Direct, Dynamic, Remask, Sequential, Speculative, Static
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 
 #: judge, what it decides by, order
 _SEVERAL = (
@@ -27,7 +27,7 @@ _SEVERAL = (
     ("backbone_in_turn", "best", "left"),
 )
 
-GROUPS: Mapping[str, Sequence[ModeParams]] = {
+GROUPS: Mapping[str, Sequence[DecodingMode]] = {
     "judges": [
         Static(),
         Sequential(),

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from service.bench.calibration import Calibration, Scope, Task
 from service.bench.records import Notebook
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.demo import CHECKPOINT, Problem, heldout_problems
 from service.engine import Completion, Engine, EngineConfig, GenerationRequest
 from service.engine.request import Asked
@@ -75,7 +75,7 @@ def continued(file: Path) -> Work:
 WORK: Mapping[str, Callable[[], Work]] = {"reported": reported, "tuning": tuning}
 
 
-def prepare(checkpoint: Checkpoint, work: Work, plans: Sequence[ModeParams]) -> Calibration:
+def prepare(checkpoint: Checkpoint, work: Work, plans: Sequence[DecodingMode]) -> Calibration:
     """What runs the plans over the work in turns."""
     return Calibration(Answering(checkpoint, work), work.tasks, plans, work.scope)  # type: ignore[arg-type]
 

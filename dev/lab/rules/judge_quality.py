@@ -23,7 +23,7 @@ from dev.lab.rules.harness import tasks_of
 from dev.lab.rules.judged_remask import backbone_each, backbone_in_turn, mrp_each, mrp_in_turn, mrp_together
 from service.decode.canvas import Canvas
 from service.decode.knobs import THRESHOLD
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.decode.policy import Decoding, Evaluate
 from service.decode.rules import Above, Rule
 from service.demo import CHECKPOINT, heldout_problems
@@ -53,7 +53,7 @@ class Judged:
     only_best: bool
 
 
-class Watched(ModeParams, frozen=True):
+class Watched(DecodingMode, frozen=True):
     """`remask`, which asks all judges."""
 
     mode: ClassVar[str] = "watched-remask"

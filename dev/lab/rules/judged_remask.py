@@ -15,7 +15,7 @@ from dev.lab.rules.method import Method
 from service.decode.block import Block, Pick
 from service.decode.canvas import Canvas
 from service.decode.knobs import THRESHOLD, Knob
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.decode.policy import Decoding, Evaluate, Query, Prediction, Refine
 from service.decode.rules import Above, Rule
 
@@ -103,7 +103,7 @@ _DECIDE = Knob(str, "below: probability below the doubt; best: another token is 
 _ORDER = Knob(str, "of the fresh tokens, for judges that take turns", choices=("sure", "left"))
 
 
-class JudgedRemask(ModeParams, frozen=True):
+class JudgedRemask(DecodingMode, frozen=True):
     """Reveals above `threshold`; then `judge` takes back tokens: of probability below `doubt`, or not the likeliest.
 
     At least one token stays, the likeliest by the judge.

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from dev.lab.rules.method import Method
 from service.decode.block import Pick
 from service.decode.knobs import THRESHOLD, Knob
-from service.decode.params import RuleParams
+from service.decode.mode import RuleMode
 from service.decode.policy import Prediction
 from service.decode.rules import Leading
 
@@ -73,7 +73,7 @@ class Filtered:
         return tuple(pick for pick in reading.picks if final[pick.position] or pick == surest)
 
 
-class Learn2pd(RuleParams, frozen=True):
+class Learn2pd(RuleMode, frozen=True):
     """Reveals what the filter finds final with a probability above `threshold`."""
 
     mode: ClassVar[str] = "learn2pd"

@@ -23,7 +23,7 @@ from dev.lab.rules.harness import tasks_of
 from dev.lab.rules.learn2pd import FEATURES, WEIGHTS, Vector, features_of
 from service.decode.block import MASKED, Block
 from service.decode.canvas import Canvas
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.decode.policy import Decoding, Evaluate, Prediction
 from service.decode.rules import LowestEntropy, MostConfident, Rule
 from service.demo import CHECKPOINT, Problem
@@ -37,7 +37,7 @@ _HIDDEN, _RATE, _EPOCHS, _ROWS = 64, 3e-3, 60, 512
 Example = tuple[dict[str, Vector], list[int]]
 
 
-class Greedy(ModeParams, frozen=True):
+class Greedy(DecodingMode, frozen=True):
     """Decodes as `static`, then again extremely greedily; keeps what it saw in `examples`."""
 
     mode: ClassVar[str] = "learn2pd-data"

@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 from service.decode.block import Block, Pick
 from service.decode.canvas import Canvas
 from service.decode.knobs import Knob
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.decode.policy import Decoding, Evaluate, Prediction
 from service.decode.rules import MostConfident, Rule
 
@@ -29,11 +29,11 @@ class Method(NamedTuple):
     name: str
     source: str
     built: str
-    plans: tuple[ModeParams, ...]
-    tried: tuple[ModeParams, ...] = ()
+    plans: tuple[DecodingMode, ...]
+    tried: tuple[DecodingMode, ...] = ()
 
 
-class Reveal(ModeParams, frozen=True):
+class Reveal(DecodingMode, frozen=True):
     """A method that reveals what it chooses of each reading, and may remember the readings of the block.
 
     `likeliest`: the tokens of each position whose log-probabilities it needs (`Pick.known`).

@@ -22,7 +22,7 @@ from dev.lab.rules.method import Method
 from service.decode.block import Block, Pick
 from service.decode.canvas import Canvas
 from service.decode.knobs import Knob
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.decode.policy import Decoding, Evaluate, Prediction
 from service.decode.rules import Leftmost, Rule
 
@@ -31,7 +31,7 @@ _COST = Knob(float, "tokens that a verification must be expected to gain; 0: it 
 _BETA = Knob(float, "how fast the estimated acceptance falls with entropy", least=0)
 
 
-class S2d2(ModeParams, frozen=True):
+class S2d2(DecodingMode, frozen=True):
     """Drafts by the last reading, verified from left to right, at most `span` of them at once."""
 
     mode: ClassVar[str] = "s2d2"

@@ -14,7 +14,7 @@ from dev.lab.rules.method import Method
 from service.decode.block import Pick
 from service.decode.canvas import Canvas
 from service.decode.knobs import ENTROPY_BOUND, THRESHOLD, Knob
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.decode.policy import Decoding, Evaluate, Prediction, Refine
 from service.decode.rules import Above, Leftmost, MostConfident, Rule
 
@@ -38,7 +38,7 @@ def _then_mrp(canvas: Canvas, rule: Rule, steps: int, sure: Callable[[Prediction
             canvas.reveal("mrp", picks)
 
 
-class DirectWhileSure(ModeParams, frozen=True):
+class DirectWhileSure(DecodingMode, frozen=True):
     """`direct` that goes on with MRP's picks only while they are surer than `threshold`, at most `mrp_steps` times."""
 
     mode: ClassVar[str] = "direct-while-sure"
@@ -66,7 +66,7 @@ class DirectWhileSure(ModeParams, frozen=True):
         return _then_mrp(canvas, self.rule, self.mrp_steps, sure)
 
 
-class SureInOrder(ModeParams, frozen=True):
+class SureInOrder(DecodingMode, frozen=True):
     """`sequential` with a bound; then MRP adds the leading picks surer than `threshold`, at most `mrp_steps` times.
 
     Unlike a forward of the backbone, one of MRP may add nothing: it never has to guess.
@@ -96,7 +96,7 @@ class SureInOrder(ModeParams, frozen=True):
         return _then_mrp(canvas, self.rule, self.mrp_steps, sure)
 
 
-class HoldBack(ModeParams, frozen=True):
+class HoldBack(DecodingMode, frozen=True):
     """`remask` turned round: what is doubtful stays masked, and MRP decides about it with the sure tokens in place.
 
     The backbone reveals above `threshold`, at least one. MRP then reveals above `mrp_threshold`, perhaps none, at most
@@ -127,7 +127,7 @@ class HoldBack(ModeParams, frozen=True):
         return _then_mrp(canvas, self.rule, self.mrp_steps, sure)
 
 
-class RemaskInOrder(ModeParams, frozen=True):
+class RemaskInOrder(DecodingMode, frozen=True):
     """`sequential` with a loose bound; then MRP judges, and all from the first doubtful token on is masked again."""
 
     mode: ClassVar[str] = "remask-in-order"

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar
 from dev.lab.rules.method import NUMBER, Method
 from service.decode.block import Pick
 from service.decode.canvas import Canvas
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.decode.policy import Decoding, Evaluate, Prediction
 from service.decode.rules import Above, Rule
 
@@ -23,7 +23,7 @@ from service.decode.rules import Above, Rule
 _SHARE, _LEAST, _MOST = 0.7, 5, 20
 
 
-class Wino(ModeParams, frozen=True):
+class Wino(DecodingMode, frozen=True):
     """Reveal above `wide`, take back below `narrow` (at least 0.5)."""
 
     mode: ClassVar[str] = "wino"

@@ -17,7 +17,7 @@ from service.bench.rounds import Rounds
 from service.bench.shapes import SHAPES
 from service.bench.steps import Platform, step_times
 from service.decode.modes import Direct, Dynamic, Remask, Sequential, Speculative, Static
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.demo import CHECKPOINT, heldout_problems
 from service.engine import EngineConfig
 from service.model import Checkpoint, LoadOptions
@@ -25,7 +25,7 @@ from service.model.quantization import FORMS
 from service.text import TextCodec
 
 #: static is the first: the others are compared with it
-PLANS: tuple[ModeParams, ...] = (
+PLANS: tuple[DecodingMode, ...] = (
     Static(),
     Speculative("auto"),
     Speculative(2),
@@ -44,7 +44,7 @@ VARIANTS = {
     "overlap off": EngineConfig(overlap="off"),
     "overlap off, graphs off": EngineConfig(overlap="off", cuda_graphs=False),
 }
-VARIED: tuple[ModeParams, ...] = (Static(), Speculative(1, 4))
+VARIED: tuple[DecodingMode, ...] = (Static(), Speculative(1, 4))
 
 
 def measure_speed(rows: Rows, device: torch.device, dtype: torch.dtype, extent: Extent) -> None:
@@ -83,7 +83,7 @@ def _loads(
     checkpoint: Checkpoint,
     concurrency: int,
     extent: Extent,
-    params: Sequence[ModeParams],
+    params: Sequence[DecodingMode],
     config: EngineConfig | None = None,
 ) -> Iterator[dict[str, object]]:
     workload = Workload(_prompts(), fewest=2 * concurrency, new_tokens=extent.new_tokens)

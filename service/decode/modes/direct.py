@@ -4,14 +4,14 @@ from typing import Annotated, ClassVar
 
 from service.decode.canvas import Canvas
 from service.decode.knobs import Knob
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.decode.policy import Decoding, Evaluate, Refine
 from service.decode.rules import MostConfident, Rule
 
 _MRP_STEPS = Knob(int, "MRP picks per backbone forward; default: the checkpoint's", least=1, in_block=True)
 
 
-class Direct(ModeParams, frozen=True):
+class Direct(DecodingMode, frozen=True):
     """One pick of the backbone, then `mrp_steps` unverified picks of MRP."""
 
     mode: ClassVar[str] = "direct"

@@ -3,11 +3,11 @@
 from typing import Annotated, ClassVar
 
 from service.decode.knobs import THRESHOLD
-from service.decode.params import RuleParams
+from service.decode.mode import RuleMode
 from service.decode.rules import Above, Rule
 
 
-class Dynamic(RuleParams, frozen=True):
+class Dynamic(RuleMode, frozen=True):
     """Reveal every position with confidence > `threshold`; if none, the most confident."""
 
     mode: ClassVar[str] = "dynamic"

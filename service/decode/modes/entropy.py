@@ -3,11 +3,11 @@
 from typing import Annotated, ClassVar
 
 from service.decode.knobs import ENTROPY_BOUND
-from service.decode.params import RuleParams
+from service.decode.mode import RuleMode
 from service.decode.rules import LowestEntropy, Rule
 
 
-class Entropy(RuleParams, frozen=True):
+class Entropy(RuleMode, frozen=True):
     """Reveal the positions of lowest entropy, as many as `entropy_bound` allows, at least one."""
 
     mode: ClassVar[str] = "entropy"

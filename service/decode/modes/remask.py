@@ -5,12 +5,12 @@ from typing import Annotated, ClassVar
 from service.decode.block import Pick
 from service.decode.canvas import Canvas
 from service.decode.knobs import THRESHOLD
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.decode.policy import Decoding, Evaluate, Refine
 from service.decode.rules import Above, Rule
 
 
-class Remask(ModeParams, frozen=True):
+class Remask(DecodingMode, frozen=True):
     """Dynamic, then MRP masks new tokens again if their corrected probability is < `threshold`."""
 
     mode: ClassVar[str] = "remask"

@@ -3,11 +3,11 @@
 from typing import Annotated, ClassVar
 
 from service.decode.knobs import ENTROPY_BOUND, TOKENS_PER_STEP
-from service.decode.params import RuleParams
+from service.decode.mode import RuleMode
 from service.decode.rules import Leftmost, Rule
 
 
-class Sequential(RuleParams, frozen=True):
+class Sequential(RuleMode, frozen=True):
     """Reveal the `tokens_per_step` leftmost positions of every forward, and more of them as `entropy_bound` allows."""
 
     mode: ClassVar[str] = "sequential"

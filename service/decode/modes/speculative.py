@@ -30,14 +30,14 @@ from service.decode.modes.dynamic import Dynamic
 from service.decode.modes.entropy import Entropy
 from service.decode.modes.sequential import Sequential
 from service.decode.modes.static import Static
-from service.decode.params import ModeParams, RuleParams
+from service.decode.mode import DecodingMode, RuleMode
 from service.decode.policy import Decoding, Evaluate, Prediction
 from service.decode.rules import Rule
 from service.decode.tree import can_pay, tree
 from service.errors import InvalidRequest
 
 #: the modes whose output can be verified, by name
-VERIFIED: Mapping[str, type[RuleParams]] = {mode.mode: mode for mode in (Static, Dynamic, Sequential, Entropy)}
+VERIFIED: Mapping[str, type[RuleMode]] = {mode.mode: mode for mode in (Static, Dynamic, Sequential, Entropy)}
 
 #: what is picked at a state, by its reading
 _Choose = Callable[[Prediction, Block], tuple[Pick, ...]]
@@ -70,7 +70,7 @@ _MARGIN = Knob(
 )
 
 
-class Speculative(ModeParams, frozen=True):
+class Speculative(DecodingMode, frozen=True):
     """Drafts, verified by one backbone forward. Without a `margin` the output is that of the mode `verify` names.
 
     `verify`: static, dynamic, sequential or entropy; its knobs may be given, too. Default: dynamic if a threshold is
@@ -114,7 +114,7 @@ class Speculative(ModeParams, frozen=True):
         return _rule(self)
 
     @property
-    def plain(self) -> RuleParams:
+    def plain(self) -> RuleMode:
         """The mode against which drafts are verified. InvalidRequest if that mode does not have the knobs given."""
         name = self.verify or Static.mode
         if name not in VERIFIED:
@@ -133,7 +133,7 @@ class Speculative(ModeParams, frozen=True):
     def check(self, block_size: int) -> None:
         """InvalidRequest if a knob is out of range for this block size, or does not fit another knob."""
         self.plain.check(block_size)
-        ModeParams.check(self, block_size)
+        DecodingMode.check(self, block_size)
         if self.mrp_steps == 0 and self.max_drafts is None:
             raise InvalidRequest(
                 "mrp_steps is 0, which needs max_drafts: without MRP drafts are a tree", param="mrp_steps"

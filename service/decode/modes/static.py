@@ -3,11 +3,11 @@
 from typing import Annotated, ClassVar
 
 from service.decode.knobs import TOKENS_PER_STEP
-from service.decode.params import RuleParams
+from service.decode.mode import RuleMode
 from service.decode.rules import MostConfident, Rule
 
 
-class Static(RuleParams, frozen=True):
+class Static(RuleMode, frozen=True):
     """Reveal the `tokens_per_step` most confident positions of every forward."""
 
     mode: ClassVar[str] = "static"

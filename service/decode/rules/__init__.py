@@ -1,6 +1,6 @@
 """Reveal rules, one per file. A rule chooses the picks of a reading that are revealed next.
 
-A mode may consist of a rule only (`RuleParams`). `speculative` gives any rule's output in fewer forwards. A rule sees
+A mode may consist of a rule only (`RuleMode`). `speculative` gives any rule's output in fewer forwards. A rule sees
 one reading and keeps no state. Its `in_order` fills as many positions from left to right: for answers with a grammar.
 """
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from service.decode.block import Step
 from service.decode.draft_budget import DraftBudget
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.decode.registry import leaves_drafts_open
 from service.decode.rules import MostConfident
 from service.engine.drafting.costs import StepCosts
@@ -59,7 +59,7 @@ class Pricing:
             self._costs = self._measure()
         return self._costs
 
-    def mrp_steps(self, params: ModeParams) -> int | None:
+    def mrp_steps(self, params: DecodingMode) -> int | None:
         """The MRP forwards for the drafts of a request that comes now. None if the engine does not choose them."""
         if not leaves_drafts_open(params):
             return None

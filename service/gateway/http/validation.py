@@ -16,7 +16,7 @@ from pydantic_core import from_json
 
 from service.arrival import Arrival
 from service.decode.modes import KNOBS
-from service.decode.registry import make_params, these_knobs
+from service.decode.registry import make_mode, these_knobs
 from service.engine.request import SamplingParams
 from service.errors import InvalidRequest, UnknownModel
 from service.gateway.http.constraints import ResponseFormat, constraint_of
@@ -87,7 +87,7 @@ def to_work(request: GenerateCommon, card: ModelCard, timeout_limit_s: float) ->
     seed = secrets.randbits(53) if request.seed is None else request.seed
     return Work(
         request_id=secrets.token_hex(12),
-        params=make_params(mode, knobs),
+        params=make_mode(mode, knobs),
         sampling=SamplingParams(request.temperature, request.top_p, request.top_k, seed),
         max_new_tokens=request.max_new_tokens,
         timeout_s=timeout_s,

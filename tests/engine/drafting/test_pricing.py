@@ -8,7 +8,7 @@ import pytest
 
 from service.decode.block import Pick, Step
 from service.decode.modes import Dynamic, Speculative, Static
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.engine.drafting.costs import StepCosts
 from service.engine.drafting.curve import Curve
 from service.engine.drafting.mrp_choice import MrpChoice
@@ -18,7 +18,7 @@ from tests.engine.helpers import DEAR, FAIR, FREE, request
 AUTO = Speculative("auto")
 
 
-def opened(pricing: Pricing, params: ModeParams = AUTO) -> Account:
+def opened(pricing: Pricing, params: DecodingMode = AUTO) -> Account:
     return pricing.open(request("x", [1], params), pricing.mrp_steps(params))
 
 
