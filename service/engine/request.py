@@ -53,7 +53,7 @@ class SamplingParams(Data, frozen=True):
         return bool(self.top_k) or self.top_p < 1
 
 
-class Asked(NamedTuple):
+class LogprobsRequest(NamedTuple):
     """What is wanted of each masked position besides its token: log-probabilities at the request's temperature.
 
     `likeliest`: of so many of the likeliest tokens. `tokens`: of these tokens.
@@ -94,7 +94,7 @@ class GenerationRequest:
     report_steps: bool = False
     keep_steps: bool = True
     together: int = 1
-    asked: Asked | None = None
+    asked: LogprobsRequest | None = None
     grammar: GrammarSource | None = field(default=None, repr=False, compare=False)
     version: int | None = None
 
@@ -105,12 +105,12 @@ class GenerationRequest:
                 param="priority",
             )
 
-    def asked_at_least(self, likeliest: int) -> Asked | None:
+    def asked_at_least(self, likeliest: int) -> LogprobsRequest | None:
         """What is wanted of each position, with at least so many of the likeliest tokens."""
         if not likeliest:
             return self.asked
-        asked = self.asked or Asked()
-        return asked._replace(likeliest=max(asked.likeliest, likeliest))
+        asked = self.asked or LogprobsRequest()
+        return asked._replace(likeliest=max(asked.top_n, likeliest))
 
 
 @numbered(248)

@@ -19,7 +19,7 @@ from service.decode.policy import Prediction
 from service.demo import CHECKPOINT, heldout_problems
 from service.engine import Completion, Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
 from service.engine.forward.rows import Row
-from service.engine.request import Asked
+from service.engine.request import LogprobsRequest
 from service.errors import InvalidRequest
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.text import TextCodec
@@ -209,24 +209,24 @@ class Noted(Around):
 
 
 def asked_by(
-    params: Speculative | RuleMode, asked: Asked | None = None
-) -> tuple[set[Asked | None], set[Asked | None]]:
+    params: Speculative | RuleMode, asked: LogprobsRequest | None = None
+) -> tuple[set[LogprobsRequest | None], set[LogprobsRequest | None]]:
     """What rows of one request ask of the backbone and of MRP."""
     engine, runner = engine_over(Noted, golden(FAST), Parts(costs=FREE), kv_cache_tokens=512)
-    engine.generate([GenerationRequest("x", tuple(range(20)), params, max_new_tokens=24, asked=asked)])
+    engine.generate([GenerationRequest("x", tuple(range(20)), params, max_new_tokens=24, logprobs=asked)])
     read = {row.asked for row in runner.evaluated if row.sampling is not None}
     return read, {row.asked for row in runner.refined}
 
 
 def test_only_verifications_with_a_margin_ask_for_second_tokens() -> None:
-    assert asked_by(Speculative(2, margin=0.5)) == ({None, Asked(2)}, {None})
+    assert asked_by(Speculative(2, margin=0.5)) == ({None, LogprobsRequest(2)}, {None})
     for params in (Static(), Speculative(2), Speculative("auto"), Speculative(2, **BOUNDED)):
         assert asked_by(params) == ({None}, {None} if params.needs_mrp or params == Speculative("auto") else set())
 
 
 def test_a_margin_adds_to_what_the_request_asks() -> None:
-    assert asked_by(Speculative(2, margin=0.5), Asked(1, (7,)))[0] == {Asked(1, (7,)), Asked(2, (7,))}
-    assert asked_by(Speculative(2, margin=0.5), Asked(5))[0] == {Asked(5)}
+    assert asked_by(Speculative(2, margin=0.5), LogprobsRequest(1, (7,)))[0] == {LogprobsRequest(1, (7,)), LogprobsRequest(2, (7,))}
+    assert asked_by(Speculative(2, margin=0.5), LogprobsRequest(5))[0] == {LogprobsRequest(5)}
 
 
 # --- grammars --------------------------------------------------------------------------------------

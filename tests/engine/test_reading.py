@@ -12,7 +12,7 @@ from service.decode.block import MASKED
 from service.decode.modes import Speculative, Static
 from service.decode.score import Score
 from service.engine import BlockEvent, Engine, EngineConfig, GenerationRequest, Parts
-from service.engine.request import Asked
+from service.engine.request import LogprobsRequest
 from service.errors import InvalidRequest, PromptTooLong
 from service.model import Checkpoint, load_checkpoint
 from tests.engine.helpers import FAIR, events_of
@@ -44,7 +44,7 @@ def plain(model: Checkpoint, prompt: tuple[int, ...]) -> dict[int, torch.Tensor]
 def read(
     name: str, prompt: tuple[int, ...], labels: tuple[int, ...] = LABELS, likeliest: int = 20
 ) -> GenerationRequest:
-    return GenerationRequest(name, prompt, Score(), max_new_tokens=0, asked=Asked(likeliest, labels))
+    return GenerationRequest(name, prompt, Score(), max_new_tokens=0, logprobs=LogprobsRequest(likeliest, labels))
 
 
 def pinned(rng: random.Random, length: int, places: int) -> tuple[int, ...]:

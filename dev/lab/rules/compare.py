@@ -23,7 +23,7 @@ from service.bench.calibration import Task
 from service.decode.mode import DecodingMode
 from service.demo import CHECKPOINT, heldout_problems
 from service.engine import Completion, Engine, EngineConfig, GenerationRequest, SamplingParams
-from service.engine.request import Asked
+from service.engine.request import LogprobsRequest
 from service.model import load_checkpoint
 from service.quality.schema import Plan
 
@@ -76,10 +76,10 @@ class Score:
 
 def requests_of(plan: DecodingMode, tasks: Sequence[Task], stops: frozenset[int]) -> list[GenerationRequest]:
     """One request a task, greedy."""
-    asked = Asked(likeliest) if (likeliest := getattr(plan, "likeliest", 0)) else None
+    asked = LogprobsRequest(likeliest) if (likeliest := getattr(plan, "likeliest", 0)) else None
     return [
         GenerationRequest(
-            str(number), task.prompt_token_ids, plan, SamplingParams(), 128, stop_token_ids=stops, asked=asked
+            str(number), task.prompt_token_ids, plan, SamplingParams(), 128, stop_token_ids=stops, logprobs=asked
         )
         for number, task in enumerate(tasks)
     ]

@@ -18,7 +18,7 @@ from service.bench.records import Notebook
 from service.decode.mode import DecodingMode
 from service.demo import CHECKPOINT, Problem, heldout_problems
 from service.engine import Completion, Engine, EngineConfig, GenerationRequest
-from service.engine.request import Asked
+from service.engine.request import LogprobsRequest
 from service.model import Checkpoint
 from service.text import TextCodec
 
@@ -49,7 +49,7 @@ class Answering:
 
 def _asking(request: GenerationRequest) -> GenerationRequest:
     likeliest = getattr(request.params, "likeliest", 0)
-    return replace(request, asked=Asked(likeliest)) if likeliest else request
+    return replace(request, logprobs=LogprobsRequest(likeliest)) if likeliest else request
 
 
 def reported() -> Work:

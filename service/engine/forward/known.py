@@ -17,7 +17,7 @@ from service.decode.block import Known
 from service.engine.forward.grouping import join
 from service.engine.forward.reads import Reads
 from service.engine.forward.sampling import scale
-from service.engine.request import Asked
+from service.engine.request import LogprobsRequest
 from service.model.transfer import fetch, send
 
 
@@ -29,7 +29,7 @@ class Asking:
         self._most = max((one.likeliest for one in self._asked.values()), default=0)
         self._named = max((len(one.tokens) for one in self._asked.values()), default=0)
         self._mask = mask_token_id
-        self._slots: list[tuple[int, Asked]] = []
+        self._slots: list[tuple[int, LogprobsRequest]] = []
         self._parts: list[Tensor] = []
 
     def take(self, logits: Tensor, reads: Reads) -> None:
@@ -42,7 +42,7 @@ class Asking:
         scores = scale(logits[send(numbers, logits.device)].float(), own).log_softmax(-1)
         tokens = np.zeros((len(asking), self._named), np.int64)
         for row, (_, asked) in zip(tokens, asking, strict=True):
-            row[: len(asked.tokens)] = asked.tokens
+            row[: len(asked.token_ids)] = asked.token_ids
         given = scores.gather(-1, send(tokens, logits.device))
         scores[:, self._mask] = -torch.inf
         highest, likeliest = scores.topk(min(self._most, scores.shape[-1]))
@@ -59,9 +59,9 @@ class Asking:
             for (slot, asked), values in zip(self._slots, copied().tolist(), strict=True)
         }
 
-    def _known(self, values: list[float], asked: Asked) -> Known:
+    def _known(self, values: list[float], asked: LogprobsRequest) -> Known:
         given, found = values[: self._named], values[self._named :]
         count = len(found) // 2
         pairs = [(int(token), score) for score, token in zip(found[:count], found[count:], strict=True)]
-        likeliest = [(token, score) for token, score in pairs[: asked.likeliest] if score > -math.inf]
-        return Known(tuple(likeliest), tuple(given[: len(asked.tokens)]))
+        likeliest = [(token, score) for token, score in pairs[: asked.top_n] if score > -math.inf]
+        return Known(tuple(likeliest), tuple(given[: len(asked.token_ids)]))

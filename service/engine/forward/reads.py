@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from service.decode.block import MASKED
 from service.engine.forward.rows import Row
-from service.engine.request import Asked, SamplingParams
+from service.engine.request import LogprobsRequest, SamplingParams
 
 Integers = NDArray[np.int64]
 _T = TypeVar("_T")
@@ -90,7 +90,7 @@ class Questions:
         return {number: row.mask for number, row in enumerate(self.rows) if row.mask is not None}
 
     @cached_property
-    def asked(self) -> dict[int, Asked]:
+    def asked(self) -> dict[int, LogprobsRequest]:
         """What is wanted of masked positions besides, by row."""
         return {number: row.asked for number, row in enumerate(self.rows) if row.asked is not None}
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from service.decode.block import MASKED, Block
 from service.engine.forward.anchors import Anchor, gathered
-from service.engine.request import Asked, SamplingParams
+from service.engine.request import LogprobsRequest, SamplingParams
 from service.model.transfer import send
 
 
@@ -44,7 +44,7 @@ class Row(NamedTuple):
     entropy: bool = False
     drafts: bool = False
     mask: NDArray[np.uint8] | None = None
-    asked: Asked | None = None
+    asked: LogprobsRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from service.engine.forward.grouping import Grouping, SameShapes
 from service.engine.forward.networks import Execution
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import Runner
-from service.engine.request import Asked, SamplingParams
+from service.engine.request import LogprobsRequest, SamplingParams
 from tests.tiny import tiny_checkpoint
 
 #: operations whose result, or its shape, the host has to know
@@ -92,8 +92,8 @@ def test_log_probabilities_that_are_asked_for_come_in_one_more_copy(
     runner = Runner(tiny_checkpoint(dtype=torch.float32), 8, None, 8, Execution(attention))
     state = Block((MASKED, 5, MASKED, MASKED))
     rows = [
-        Row(state, 0, [3], keeps=False, sampling=SamplingParams(0.7, seed=3), asked=Asked(4, (1, 2))),
-        Row(state, 0, [4], keeps=False, sampling=SamplingParams(), asked=Asked(0, (7,))),
+        Row(state, 0, [3], keeps=False, sampling=SamplingParams(0.7, seed=3), logprobs=LogprobsRequest(4, (1, 2))),
+        Row(state, 0, [4], keeps=False, sampling=SamplingParams(), logprobs=LogprobsRequest(0, (7,))),
         Row(state, 0, [5], keeps=False, sampling=SamplingParams()),
     ]
     copies = counted(monkeypatch)

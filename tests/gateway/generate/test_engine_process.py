@@ -20,7 +20,7 @@ import pytest_asyncio
 
 from service.engine import BlockEvent, GenerationRequest, Parts
 from service.engine.forward.runner import Runner
-from service.engine.request import Asked
+from service.engine.request import LogprobsRequest
 from service.errors import CheckpointError, EngineFailed, InvalidRequest, ReplicaLost, ReplicaStopping
 from service.gateway.failover import Failover
 from service.gateway.http.validation import parse_generate, to_work
@@ -161,7 +161,7 @@ class TestAnswers:
         assert all(block.steps for message in came for _, block in message.items)
 
     async def test_log_probabilities(self, remote: Generator, generator: Generator) -> None:
-        asked = request("known", asked=Asked(3, (7, 8)))
+        asked = request("known", logprobs=LogprobsRequest(3, (7, 8)))
         found = [
             [pick.known for one in await blocks(engine, asked) for step in one.steps for pick in step.revealed]
             for engine in (remote._engine, generator._engine)
