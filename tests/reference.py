@@ -14,7 +14,7 @@ from heapq import nsmallest
 import torch
 from torch import Tensor
 
-from service.decode.block import MASKED, Block, Known, Pick, Step
+from service.decode.block import MASKED, Block, PositionLogprobs, Pick, Step
 from service.decode.canvas import Canvas
 from service.decode.mode import DecodingMode
 from service.decode.policy import Evaluate, Prediction
@@ -122,12 +122,12 @@ class Reference:
         judged = [Pick(p, state.tokens[p], float(probabilities[p, state.tokens[p]])) for p in judge]
         return Prediction.of_picks(tuple(picks), tuple(judged), hidden, entropies)
 
-    def known(self, logits: Tensor) -> Known:
+    def known(self, logits: Tensor) -> PositionLogprobs:
         """logits `[V]` -> the two likeliest tokens and their log-probabilities, the mask token's share included."""
         scores = logits.log_softmax(-1).tolist()
         tokens = [token for token in range(len(scores)) if token != self.config.mask_token_id]
         best = nsmallest(2, tokens, key=lambda token: -scores[token])
-        return Known(tuple((token, scores[token]) for token in best))
+        return PositionLogprobs(tuple((token, scores[token]) for token in best))
 
     def allowed(self, logits: Tensor, sampling: SamplingParams) -> Tensor:
         """logits `[V]` with -inf where a token must not be chosen."""

@@ -24,7 +24,7 @@ make: _Make = tuple.__new__  # type: ignore[assignment]
 StepKind = Literal["denoise", "verify", "mrp", "forced"]
 
 
-class Known(NamedTuple):
+class PositionLogprobs(NamedTuple):
     """What a request asked of a position besides its token: log-probabilities (natural) of the reading.
 
     `likeliest`: tokens and their log-probabilities, the likeliest first. `given`: those of the tokens that were named.
@@ -43,7 +43,7 @@ class Pick(NamedTuple):
     position: int
     token: int
     confidence: float
-    known: Known | None = None
+    known: PositionLogprobs | None = None
 
 
 class Block(NamedTuple):

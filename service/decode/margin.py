@@ -72,7 +72,7 @@ def _chance(read: Pick, token: int, margin: float) -> float | None:
     """The probability of a drafted token that the backbone chose itself, or that its margin leaves open. Else None."""
     if token == read.token:
         return read.confidence
-    scores = dict(read.known.likeliest[:LIKELIEST]) if read.known else {}
+    scores = dict(read.known.top[:LIKELIEST]) if read.known else {}
     if token not in scores or len(scores) < LIKELIEST:
         return None
     first, second = scores.values()  # natural logarithms, descending

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from service.decode.block import MASKED, Block, Known, Pick, make
+from service.decode.block import MASKED, Block, PositionLogprobs, Pick, make
 from service.decode.canvas import Canvas
 
 _T = TypeVar("_T")
@@ -34,7 +34,7 @@ class Prediction(NamedTuple):
     judged: tuple[Pick, ...] = ()
     handle: Any = None
     entropies: Sequence[float] = ()
-    known: Sequence[Known | None] = ()
+    known: Sequence[PositionLogprobs | None] = ()
 
     @classmethod
     def of_picks(

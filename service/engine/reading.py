@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from itertools import islice
 
-from service.decode.block import MASKED, Block, Known
+from service.decode.block import MASKED, Block, PositionLogprobs
 from service.decode.canvas import Canvas
 from service.decode.policy import Prediction
 from service.engine.forward.rows import Row
@@ -65,7 +65,7 @@ class ReadingSequence(Sequence):
         """`head`: the prompt from the first block with a place on."""
         size, self._length = self._block_size, self._prompt_blocks * self._block_size + len(head)
         self._canvas, self._decoding = Canvas(Block(())), self.request.params.decode(Canvas(Block(())))
-        self._found: list[tuple[int, Known]] = []
+        self._found: list[tuple[int, PositionLogprobs]] = []
         last = max(place for place, token in enumerate(head) if token == MASKED) // size
         self._blocks = deque(
             self._block(head[number * size :][:size], self._prompt_blocks + number, last=number == last)
@@ -78,11 +78,11 @@ class ReadingSequence(Sequence):
         sampling, asked = (None, None) if block.complete else (self.request.sampling, self.request.asked)
         return Row(block, index, self.lease.pages, keeps=not last, sampling=sampling, logprobs=asked)
 
-    def _places(self, row: Row, reading: Prediction) -> Iterator[tuple[int, Known]]:
+    def _places(self, row: Row, reading: Prediction) -> Iterator[tuple[int, PositionLogprobs]]:
         for pick in reading.picks:
             place = row.index * self._block_size + pick.position
             if place < self._length:
-                yield place, pick.known or Known()
+                yield place, pick.logprobs or PositionLogprobs()
 
     def _end(self, reason: FinishReason) -> None:
         self._blocks.clear()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from service.decode.block import Known, Step
+from service.decode.block import PositionLogprobs, Step
 from service.engine.request import (
     BlockEvent,
     BlockProgress,
@@ -31,7 +31,7 @@ class End:
 
     reason: FinishReason | None = None
     constraint_met: bool | None = None
-    found: tuple[tuple[int, Known], ...] = ()
+    found: tuple[tuple[int, PositionLogprobs], ...] = ()
     error: MrpServeError | None = None
 
 

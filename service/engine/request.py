@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from msgspec.structs import replace
 
 from service.data import Data
-from service.decode.block import Known, Step
+from service.decode.block import PositionLogprobs, Step
 from service.decode.guide import GrammarSource
 from service.decode.modes import Static
 from service.decode.mode import DecodingMode
@@ -221,7 +221,7 @@ class BlockEvent:
     steps: tuple[Step, ...] = field(default=(), repr=False)
     error: MrpServeError | None = None
     constraint_met: bool | None = None
-    found: tuple[tuple[int, Known], ...] = field(default=(), repr=False)
+    found: tuple[tuple[int, PositionLogprobs], ...] = field(default=(), repr=False)
     version: int = 0
 
 

@@ -92,5 +92,5 @@ def _likeliest(steps: Sequence[Step], count: int) -> list[Scores]:
     filled: dict[int, Scores] = {}
     for step in steps:
         for pick in step.revealed:
-            filled[pick.position] = pick.known.likeliest[:count] if pick.known else ()
+            filled[pick.position] = pick.logprobs.top[:count] if pick.logprobs else ()
     return [filled[position] for position in sorted(filled)]

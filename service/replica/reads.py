@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from service.decode.block import MASKED, Known
+from service.decode.block import MASKED, PositionLogprobs
 from service.engine.request import LogprobsRequest, BlockEvent
 from service.errors import InvalidRequest
 from service.text import TextCodec
@@ -53,7 +53,7 @@ class Reader:
     def named(self, asked: LogprobsRequest, event: BlockEvent) -> tuple[PlaceScores, ...]:
         """What was found at every place, in the order of the text."""
         pieces = self._codec.pieces()
-        return tuple(_place(place, known, asked, pieces) for place, known in event.found)
+        return tuple(_place(place, known, asked, pieces) for place, known in event.position_logprobs)
 
     def _label(self, number: int, label: str) -> int:
         ids = self._codec.encode(label)
@@ -73,9 +73,9 @@ def _scoring(work: Work) -> Scoring:
     return work.scoring
 
 
-def _place(place: int, known: Known, asked: LogprobsRequest, pieces: TokenPieces) -> PlaceScores:
-    given = zip(asked.token_ids, known.given, strict=True)
-    return PlaceScores(place, _named(tuple(given), pieces), _named(known.likeliest, pieces))
+def _place(place: int, known: PositionLogprobs, asked: LogprobsRequest, pieces: TokenPieces) -> PlaceScores:
+    given = zip(asked.token_ids, known.named, strict=True)
+    return PlaceScores(place, _named(tuple(given), pieces), _named(known.top, pieces))
 
 
 def _named(scores: Sequence[tuple[int, float]], pieces: TokenPieces) -> tuple[Likely, ...]:

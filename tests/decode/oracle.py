@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from service.decode.block import MASKED, Block, Known, Pick
+from service.decode.block import MASKED, Block, PositionLogprobs, Pick
 from service.decode.canvas import Canvas
 from service.decode.draft_budget import DraftBudget
 from service.decode.mode import DecodingMode
@@ -91,9 +91,9 @@ def _reading(state: Block, says: Says, params: DecodingMode, judge: tuple[int, .
     return Prediction.of_picks(picks, judged, object(), entropies)
 
 
-def _known(said: Said, likeliest: int) -> Known | None:
+def _known(said: Said, likeliest: int) -> PositionLogprobs | None:
     pairs = [said[:2], said[3:]] if len(said) > 3 else [said[:2]]
-    return Known(tuple((token, math.log(sure)) for token, sure in pairs[:likeliest])) if likeliest else None
+    return PositionLogprobs(tuple((token, math.log(sure)) for token, sure in pairs[:likeliest])) if likeliest else None
 
 
 def random_oracle(seed: int, *, tokens: int = 5, levels: int = 7) -> Says:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import asdict, replace
 
-from service.decode.block import MASKED, Block, Known, Pick
+from service.decode.block import MASKED, Block, PositionLogprobs, Pick
 from service.decode.canvas import Canvas
 from service.decode.draft_budget import DraftBudget
 from service.decode.drafting import Draft
@@ -36,7 +36,7 @@ RULES = st.one_of(
 
 def said(token: int, sure: float, second: int, chance: float, place: int = 0) -> Pick:
     """What a greedy reading says of a position: its token, and the second one."""
-    return Pick(place, token, sure, Known(((token, log(sure)), (second, log(chance)))))
+    return Pick(place, token, sure, PositionLogprobs(((token, log(sure)), (second, log(chance)))))
 
 
 def near(reading: list[Pick], drafted: tuple[Pick, ...], margin: float, rule: object = ONE) -> tuple[Pick, ...]:
@@ -56,7 +56,7 @@ class TestSecondToken:
         (pick,) = near(list(self.READING), (Pick(0, 8, 0.9),), margin)
         assert pick.token == token
         assert pick.confidence == pytest.approx(0.5 if token == 7 else 0.4)
-        assert pick.known == self.READING[0].known
+        assert pick.logprobs == self.READING[0].known
 
     def test_as_likely_as_the_first_is_not_accepted_at_margin_1(self) -> None:
         (pick,) = near([said(7, 0.5, 8, 0.5)], (Pick(0, 8, 0.9),), 1.0)
@@ -67,7 +67,7 @@ class TestSecondToken:
         assert pick.token == 7
 
     def test_only_the_first_may_be_left_by_a_grammar(self) -> None:
-        (pick,) = near([Pick(0, 7, 1.0, Known(((7, 0.0),)))], (Pick(0, 8, 0.9),), 1e-9)
+        (pick,) = near([Pick(0, 7, 1.0, PositionLogprobs(((7, 0.0),)))], (Pick(0, 8, 0.9),), 1e-9)
         assert pick.token == 7
 
 
@@ -76,7 +76,7 @@ class TestSampled:
 
     @staticmethod
     def drawn(second: float) -> list[Pick]:
-        return [Pick(0, 9, 0.1, Known(((7, log(0.5)), (8, log(second)))))]
+        return [Pick(0, 9, 0.1, PositionLogprobs(((7, log(0.5)), (8, log(second)))))]
 
     def test_where_the_two_likeliest_are_near_a_draft_that_is_one_of_them_is_accepted(self) -> None:
         for token, chance in ((7, 0.5), (8, 0.4)):

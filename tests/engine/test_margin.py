@@ -112,10 +112,10 @@ def test_an_accepted_second_token_has_the_backbones_own_probability() -> None:
     engine, requests = demo()
     lax = answers(engine, requests, Speculative(4, 4, margin=0.3, verify="sequential", entropy_bound=0.1))
     picks = [pick for one in lax for block in one.blocks for step in block.steps for pick in step.revealed]
-    second = [pick for pick in picks if pick.known and pick.token != pick.known.likeliest[0][0]]
+    second = [pick for pick in picks if pick.logprobs and pick.token != pick.logprobs.top[0][0]]
     assert second
     for pick in second:
-        (_, first), (token, chance) = pick.known.likeliest
+        (_, first), (token, chance) = pick.logprobs.top
         assert pick.token == token
         assert chance - first > torch.tensor(0.3).log().item()
         assert pick.confidence == pytest.approx(torch.tensor(chance).exp().item())

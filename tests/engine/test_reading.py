@@ -60,14 +60,14 @@ def check(model: Checkpoint, request: GenerationRequest, events: list[BlockEvent
     expected = plain(model, request.prompt_token_ids)
     [event] = events
     assert event.finish_reason == "stop"
-    assert [place for place, _ in event.found] == list(expected)
-    for place, known in event.found:
+    assert [place for place, _ in event.position_logprobs] == list(expected)
+    for place, known in event.position_logprobs:
         scores = expected[place].clone()
-        assert known.given == pytest.approx(scores[list(LABELS)].tolist(), abs=1e-4)
+        assert known.named == pytest.approx(scores[list(LABELS)].tolist(), abs=1e-4)
         scores[model.config.mask_token_id] = -torch.inf
         best = scores.topk(20)
-        assert [score for _, score in known.likeliest] == pytest.approx(best.values.tolist(), abs=1e-4)
-        assert known.likeliest[0][0] == best.indices[0]
+        assert [score for _, score in known.top] == pytest.approx(best.values.tolist(), abs=1e-4)
+        assert known.top[0][0] == best.indices[0]
 
 
 CONFIGS = [(name, EngineConfig()) for name in (*GOLDEN_NAMES, EXPERTS_NAME)]

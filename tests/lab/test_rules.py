@@ -19,7 +19,7 @@ from dev.lab.rules.margin import Margin
 from dev.lab.rules.methods import METHODS
 from dev.lab.rules.report import found, table
 from dev.lab.rules.wino import Wino
-from service.decode.block import MASKED, Block, Known, Pick
+from service.decode.block import MASKED, Block, PositionLogprobs, Pick
 from service.decode.canvas import Canvas
 from service.decode.policy import Evaluate, Prediction, Refine
 from service.quality.schema import Plan, Row, Speed
@@ -32,7 +32,7 @@ def read(*said: float | tuple[int, float], start: int = 0) -> Prediction:
     picks = []
     for position, one in enumerate(said, start):
         token, sure = one if isinstance(one, tuple) else (1, one)
-        known = Known(((token, math.log(sure)), (9, math.log(max(1e-9, 1 - sure)))))
+        known = PositionLogprobs(((token, math.log(sure)), (9, math.log(max(1e-9, 1 - sure)))))
         picks.append(Pick(position, token, sure, known))
     return Prediction.of_picks(tuple(picks), entropies=[1 - pick.confidence for pick in picks])
 

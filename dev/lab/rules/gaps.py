@@ -11,13 +11,13 @@ from service.decode.block import Pick
 
 def logit_gap(pick: Pick) -> float:
     """The likeliest token's logit less the second one's."""
-    (_, first), (_, second), *_ = pick.known.likeliest
+    (_, first), (_, second), *_ = pick.logprobs.top
     return first - second
 
 
 def probability_gap(pick: Pick) -> float:
     """The likeliest token's probability less the second one's."""
-    (_, first), (_, second), *_ = pick.known.likeliest
+    (_, first), (_, second), *_ = pick.logprobs.top
     return math.exp(first) - math.exp(second)
 
 

@@ -35,7 +35,7 @@ Judge = Callable[[Block, Prediction, Sequence[Pick]], Judging]
 def opinion_of(reading: Prediction, fresh: Pick) -> Opinion:
     """Of a reading in which the fresh token's position is masked. Needs `likeliest` of its plan."""
     pick = next(pick for pick in reading.picks if pick.position == fresh.position)
-    listed = {token: exp(score) for token, score in (pick.known.likeliest if pick.known else ())}
+    listed = {token: exp(score) for token, score in (pick.logprobs.top if pick.logprobs else ())}
     listed[pick.token] = pick.confidence
     return Opinion(fresh.position, listed.get(fresh.token, 0.0), pick.token == fresh.token)
 

@@ -35,7 +35,7 @@ class Klass(Reveal, frozen=True):
 
         def choose(reading: Prediction) -> tuple[Pick, ...]:
             for pick in reading.picks:
-                now, place = dict(pick.known.likeliest), pick.position
+                now, place = dict(pick.logprobs.top), pick.position
                 same = place in before and divergence(now, before[place]) < self.divergence
                 stable[place] = stable.get(place, 0) + 1 if same else 0
                 before[place] = now

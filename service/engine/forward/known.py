@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from service.decode.block import Known
+from service.decode.block import PositionLogprobs
 from service.engine.forward.grouping import join
 from service.engine.forward.reads import Reads
 from service.engine.forward.sampling import scale
@@ -49,7 +49,7 @@ class Asking:
         self._parts.append(torch.cat([given.double(), highest.double(), likeliest.double()], dim=1))
         self._slots += zip(own.slot.tolist(), (asked for _, asked in asking), strict=True)
 
-    def begin(self) -> Callable[[], Mapping[int, Known]]:
+    def begin(self) -> Callable[[], Mapping[int, PositionLogprobs]]:
         """Begins the copy to the host. What it returns waits for it: slot -> what is known there."""
         if not self._parts:
             return dict
@@ -59,9 +59,9 @@ class Asking:
             for (slot, asked), values in zip(self._slots, copied().tolist(), strict=True)
         }
 
-    def _known(self, values: list[float], asked: LogprobsRequest) -> Known:
+    def _known(self, values: list[float], asked: LogprobsRequest) -> PositionLogprobs:
         given, found = values[: self._named], values[self._named :]
         count = len(found) // 2
         pairs = [(int(token), score) for score, token in zip(found[:count], found[count:], strict=True)]
         likeliest = [(token, score) for token, score in pairs[: asked.top_n] if score > -math.inf]
-        return Known(tuple(likeliest), tuple(given[: len(asked.token_ids)]))
+        return PositionLogprobs(tuple(likeliest), tuple(given[: len(asked.token_ids)]))

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from service.decode.block import Known, Pick, make
+from service.decode.block import PositionLogprobs, Pick, make
 from service.decode.policy import Prediction
 from service.engine.forward.anchors import Anchor, Candidates, States
 from service.engine.forward.grouping import Grouping, join
@@ -89,7 +89,7 @@ class Readout:
         return chosen(logits, reads, self._mask, Candidates(tokens, lists.others[slots]))
 
 
-def _readings(reads: Reads, states: States, found: NDArray[np.float64], known: Mapping[int, Known]) -> list[Prediction]:
+def _readings(reads: Reads, states: States, found: NDArray[np.float64], known: Mapping[int, PositionLogprobs]) -> list[Prediction]:
     """What was found at each read, `[M, 3]` -> a Prediction for each row. Judged reads stand behind all others."""
     rows, length = reads.questions.rows, reads.questions.length
     chosen = int(np.count_nonzero(reads.chosen))
