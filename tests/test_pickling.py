@@ -10,14 +10,14 @@ from functools import lru_cache
 import pytest
 
 from service.decode.block import Pick, Step
-from service.engine import BlockEvent, EngineState, Forwards, GenerationRequest, Stats
+from service.engine import BlockEvent, EngineState, ForwardCounts, GenerationRequest, Stats
 from service.engine.request import BlockProgress
 from service.pickling import PICKLED, numbered, sent_often
 from service.replica.messages import Stepped
 from service.wire import Answer, Chunk, Ending
 from tests.test_imports import imported, modules, within
 
-STATS = Stats(Forwards(1, 2, 3), 7, mrp_steps=2, first_block_s=0.25)
+STATS = Stats(ForwardCounts(1, 2, 3), 7, mrp_steps=2, first_block_s=0.25)
 STEPS = (
     Step("denoise", (Pick(0, 5, 0.5),)),
     Step("verify", (Pick(1, 6, 1.0),), drafted=(Pick(1, 6, 0.75),), accepted=1),

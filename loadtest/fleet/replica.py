@@ -14,7 +14,7 @@ from ray import serve
 
 from loadtest.fleet.clock import ClockEngine, Job, Speed
 from service.decode.modes import MODES
-from service.engine.request import Forwards, Stats
+from service.engine.request import ForwardCounts, Stats
 from service.link.server import LinkServer
 from service.quality.presets import Presets
 from service.quality.schema import Band
@@ -122,7 +122,7 @@ def full_registry() -> Registry:
 
 def _stats(job: Job, told: int, waited_s: float, times: tuple[float, float]) -> Stats:
     queue_s = waited_s + (job.began or job.came) - job.came
-    return Stats(Forwards(denoise=job.steps), told, queue_s=queue_s, first_block_s=times[0], total_s=times[1])
+    return Stats(ForwardCounts(denoise=job.steps), told, queue_s=queue_s, first_block_s=times[0], total_s=times[1])
 
 
 def _chunk(index: int, count: int, stats: Stats, last: bool) -> Chunk:

@@ -15,13 +15,13 @@ from service.engine.request import (
     BlockProgress,
     FinishReason,
     ForwardKind,
-    Forwards,
+    ForwardCounts,
     GenerationRequest,
     Stats,
 )
 from service.errors import MrpServeError
 
-#: in the order of the fields of `Forwards`
+#: in the order of the fields of `ForwardCounts`
 _KINDS: tuple[ForwardKind, ...] = ("prefill", "denoise", "verify", "commit", "mrp")
 
 
@@ -99,7 +99,7 @@ class Record:
         if self._first_block_s is None:
             self._first_block_s = age
         return Stats(
-            Forwards(*self._forwards.values()),
+            ForwardCounts(*self._forwards.values()),
             self.decoded_tokens,
             self._proposed,
             self._accepted,

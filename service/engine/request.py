@@ -114,7 +114,7 @@ class GenerationRequest:
 
 
 @numbered(248)
-class Forwards(Data, frozen=True):
+class ForwardCounts(Data, frozen=True):
     """The number of forwards of each kind in which a request had a row.
 
     A commit that shares a forward with a denoise or verify row of its own request is not counted.
@@ -126,8 +126,8 @@ class Forwards(Data, frozen=True):
     commit: int = 0
     mrp: int = 0
 
-    def __add__(self, other: Forwards) -> Forwards:
-        return Forwards(
+    def __add__(self, other: ForwardCounts) -> ForwardCounts:
+        return ForwardCounts(
             self.prefill + other.prefill,
             self.denoise + other.denoise,
             self.verify + other.verify,
@@ -146,7 +146,7 @@ class Stats(Data, frozen=True):
     `prefill_s`: when the last whole block of the prompt was stored; None if the prompt has none.
     """
 
-    forwards: Forwards = Forwards()
+    forwards: ForwardCounts = ForwardCounts()
     decoded_tokens: int = 0
     drafts_proposed: int = 0
     drafts_accepted: int = 0

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from service.decode.knobs import KnobValue
-from service.engine.request import Forwards, Stats
+from service.engine.request import ForwardCounts, Stats
 from service.errors import MrpServeError
 from service.quality.schema import knobs_of
 from service.wire import Answer, Chunk, Ending, ModelCard, Progress, Work
@@ -158,7 +158,7 @@ class ErrorAnswer(BaseModel):
 
 
 #: the kinds of forwards
-_FORWARDS = Forwards.__struct_fields__
+_FORWARDS = ForwardCounts.__struct_fields__
 
 
 def stats_json(stats: Stats) -> dict[str, Any]:
