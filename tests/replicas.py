@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.engine import Parts
+from service.engine import EngineDeps
 from service.model import Checkpoint
 from service.replica.core import Core
 from service.replica.generator import Generator
@@ -18,9 +18,9 @@ def local_generator(
     checkpoint: Checkpoint,
     settings: Settings,
     tracing: Tracing | None = None,
-    parts: Parts | None = None,
+    deps: EngineDeps | None = None,
 ) -> Generator:
     """A replica of a checkpoint that is loaded, its engine on a thread of this process."""
     metrics, codec = ReplicaMetrics(), TextCodec.load(checkpoint.path)
-    core = Core(checkpoint, settings, metrics, parts, lambda: codec)
+    core = Core(checkpoint, settings, metrics, deps, lambda: codec)
     return Generator(replica, LocalEngine(core, settings.stall_timeout_s), metrics, settings, tracing)

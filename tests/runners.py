@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from service.decode.policy import Prediction
-from service.engine import Engine, EngineConfig, Parts
+from service.engine import Engine, EngineConfig, EngineDeps
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import RowRunner, Runner
 from service.model import Checkpoint
@@ -31,7 +31,7 @@ Made = TypeVar("Made", bound=RowRunner)
 
 
 def engine_over(
-    make: Callable[[Runner], Made], checkpoint: Checkpoint, parts: Parts | None = None, **limits: Any
+    make: Callable[[Runner], Made], checkpoint: Checkpoint, deps: EngineDeps | None = None, **limits: Any
 ) -> tuple[Engine, Made]:
     """An engine, and its runner: what `make` puts around the usual one. Its cache is small, as far as none is given."""
     made: list[Made] = []
@@ -41,6 +41,6 @@ def engine_over(
         return made[0]
 
     engine = Engine(
-        checkpoint, EngineConfig(**({"kv_cache_tokens": 4096} | limits)), parts=replace(parts or Parts(), runner=runner)
+        checkpoint, EngineConfig(**({"kv_cache_tokens": 4096} | limits)), deps=replace(deps or EngineDeps(), runner=runner)
     )
     return engine, made[0]

@@ -159,7 +159,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.routing",
         "service.wire",
         "service.telemetry",
-        "service.engine.Parts",
+        "service.engine.EngineDeps",
         "service.engine.responsive",
         "service.settings",
         "service.errors",

@@ -20,7 +20,7 @@ from service.cli.output import results
 from service.decode.modes import Speculative, Static
 from service.decode.mode import DecodingMode
 from service.decode.policy import Prediction
-from service.engine import Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
+from service.engine import Engine, EngineConfig, GenerationRequest, EngineDeps, SamplingParams
 from service.engine.drafting.costs import StepCosts
 from service.engine.drafting.curve import Curve
 from service.engine.forward.rows import Row
@@ -88,7 +88,7 @@ class Asked(NamedTuple):
             return made[0]
 
         config = EngineConfig(max_running=together, kv_cache_tokens=together * 512, prefix_cache=False)
-        engine = Engine(self.checkpoint, config, parts=Parts(costs=costs, runner=runner))
+        engine = Engine(self.checkpoint, config, deps=EngineDeps(costs=costs, runner=runner))
         stops = frozenset(self.checkpoint.config.eos_token_ids)
         done = engine.generate(
             GenerationRequest(

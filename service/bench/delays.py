@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.decode.mode import DecodingMode
-from service.engine import Engine, EngineConfig, EngineWorker, GenerationRequest, Parts
+from service.engine import Engine, EngineConfig, EngineWorker, GenerationRequest, EngineDeps
 from service.engine.drafting.costs import StepCosts
 from service.model import Checkpoint
 
@@ -56,7 +56,7 @@ async def _measure(
     size = checkpoint.config.block_size
     tokens = min(_NEW_TOKENS, (checkpoint.config.max_positions // size - 1) * size)
     config = EngineConfig(requests, max(256, 8 * requests), kv_cache_tokens=requests * (tokens + size))
-    engine = Engine(checkpoint, config, parts=Parts(costs=costs))
+    engine = Engine(checkpoint, config, deps=EngineDeps(costs=costs))
     ids: list[int] = [threading.get_native_id()]
     worker = EngineWorker(engine, max_waiting=2 * requests)
     worker.start()

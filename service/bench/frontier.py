@@ -18,7 +18,7 @@ from service.bench.rows import Clock
 from service.bench.scorers import Scorer
 from service.decode.modes import Static
 from service.decode.mode import DecodingMode
-from service.engine import Engine, EngineConfig, Parts
+from service.engine import Engine, EngineConfig, EngineDeps
 from service.model import Checkpoint
 from service.quality.schema import Measured
 from service.text import TextCodec
@@ -53,7 +53,7 @@ def _is_right(codec: TextCodec, scorer: Scorer, line: Mapping[str, Any], answer:
     return bool(scorer(line, codec.decode(answer)))
 
 
-def engine_for(checkpoint: Checkpoint, tasks: Sequence[Task], scope: Scope, parts: Parts | None = None) -> Engine:
+def engine_for(checkpoint: Checkpoint, tasks: Sequence[Task], scope: Scope, deps: EngineDeps | None = None) -> Engine:
     """An engine with pages for the longest prompts at the highest concurrency.
 
     It has no prefix cache, so that every plan pays for its prefill.
@@ -61,7 +61,7 @@ def engine_for(checkpoint: Checkpoint, tasks: Sequence[Task], scope: Scope, part
     longest = max(len(task.prompt_token_ids) for task in tasks) + scope.max_new_tokens
     tokens = max(scope.concurrency) * (longest + 2 * checkpoint.config.block_size)
     limits = EngineConfig(max(scope.concurrency), kv_cache_tokens=tokens, prefix_cache=False)
-    return Engine(checkpoint, limits, parts=parts)
+    return Engine(checkpoint, limits, deps=deps)
 
 
 def circumstances(checkpoint: Checkpoint, scope: Scope, asked: Mapping[str, Any]) -> Measured:

@@ -15,7 +15,7 @@ import torch
 from service.decode.modes import Static
 from service.decode.mode import DecodingMode
 from service.decode.policy import Prediction
-from service.engine import Engine, EngineConfig, GenerationRequest, Parts
+from service.engine import Engine, EngineConfig, GenerationRequest, EngineDeps
 from service.engine.drafting.costs import StepCosts
 from service.engine.drafting.curve import Curve
 from service.engine.forward.clock import clock_of
@@ -77,7 +77,7 @@ def host_milliseconds(checkpoint: Checkpoint, requests: int, steps: int, params:
         kv_cache_tokens=requests * (new_tokens + 2 * size),
         prefix_cache=False,
     )
-    engine = Engine(checkpoint, config, parts=Parts(costs=HOST_COSTS, runner=runner))
+    engine = Engine(checkpoint, config, deps=EngineDeps(costs=HOST_COSTS, runner=runner))
     for number in range(requests):
         engine.submit(GenerationRequest(str(number), (number % 2,), params or Static(), max_new_tokens=new_tokens))
     times, clock = list[float](), clock_of(checkpoint.device)

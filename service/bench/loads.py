@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from service.bench.rounds import Rounds
 from service.decode.modes import Speculative, Static
 from service.decode.mode import DecodingMode
-from service.engine import Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
+from service.engine import Engine, EngineConfig, GenerationRequest, EngineDeps, SamplingParams
 from service.engine.drafting.costs import measure
 from service.engine.forward.clock import clock_of
 from service.engine.forward.networks import Execution
@@ -123,8 +123,8 @@ def compare_at_loads(
         tokens = concurrency * _TOKENS
         config = replace(limits, max_running=concurrency, kv_cache_tokens=tokens, prefix_cache=False)
         rows = [PlanAtLoad(params, concurrency) for params in plans]
-        handed = Parts(costs=costs, runner=_shared(checkpoint, config))
-        turns = deque((Engine(checkpoint, config, parts=handed), row) for row in rows)
+        handed = EngineDeps(costs=costs, runner=_shared(checkpoint, config))
+        turns = deque((Engine(checkpoint, config, deps=handed), row) for row in rows)
         for number in range(rounds.count + 1):
             count = max(workload.fewest, _WAVES * concurrency)
             places = range(number * count, (number + 1) * count)

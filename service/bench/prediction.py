@@ -14,7 +14,7 @@ from service.bench.floor import Rates, forward_need
 from service.bench.loads import Workload
 from service.decode.mode import DecodingMode
 from service.decode.policy import Prediction
-from service.engine import Engine, EngineConfig, Parts
+from service.engine import Engine, EngineConfig, EngineDeps
 from service.engine.drafting.costs import StepCosts
 from service.engine.drafting.curve import Curve
 from service.engine.forward.rows import Row
@@ -147,8 +147,8 @@ def predict(
     stops = frozenset(checkpoint.config.eos_token_ids)
     for params in plans:
         priced = PricedRunner(runner, prices)
-        parts = Parts(costs=prices.steps(config.max_rows), runner=lambda *_, priced=priced: priced)
-        engine = Engine(checkpoint, config, parts=parts)
+        deps = EngineDeps(costs=prices.steps(config.max_rows), runner=lambda *_, priced=priced: priced)
+        engine = Engine(checkpoint, config, deps=deps)
         places = range(max(workload.fewest, _WAVES * concurrency))
         stats = [done.stats for done in engine.generate(workload.requests(params, places, stops))]
         decoded = sum(one.decoded_tokens for one in stats)

@@ -63,7 +63,7 @@ def command(
         raise InvalidRequest("the prompt is empty, at least one token is needed", param="prompt")
     constraint = _constraint(schema, regex, choice)
     use_threads(threads, tensor_parallel_size)
-    with ranks_of(tensor_parallel_size, model, device, dtype, block_size) as (checkpoint, parts):
+    with ranks_of(tensor_parallel_size, model, device, dtype, block_size) as (checkpoint, deps):
         codec = TextCodec.load(checkpoint.path)
         ids = codec.encode(prompt) if raw else codec.encode_chat([{"role": "user", "content": prompt}])
         request = GenerationRequest(
@@ -75,7 +75,7 @@ def command(
             frozenset(checkpoint.config.eos_token_ids),
             grammar=_grammar(constraint, codec, checkpoint.config) if constraint else None,
         )
-        events = _run(Engine(checkpoint, EngineConfig(attention=attention), parts=parts), request)
+        events = _run(Engine(checkpoint, EngineConfig(attention=attention), deps=deps), request)
     text = codec.decode([token for event in events for token in event.token_ids])
     _print(request, events, text, as_json)
 

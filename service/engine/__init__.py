@@ -20,12 +20,12 @@ from service.engine.request import (
 
 if TYPE_CHECKING:
     from service.engine.engine import Engine
-    from service.engine.parts import Parts
+    from service.engine.deps import EngineDeps
     from service.engine.worker import EngineWorker
 else:
 
     def __getattr__(name: str) -> type:
-        modules = {"Engine": "engine", "EngineWorker": "worker", "Parts": "parts"}
+        modules = {"Engine": "engine", "EngineWorker": "worker", "EngineDeps": "deps"}
         if name not in modules:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(f"service.engine.{modules[name]}"), name)
@@ -42,7 +42,7 @@ __all__ = [
     "ForwardCounts",
     "GenerationRequest",
     "Observer",
-    "Parts",
+    "EngineDeps",
     "SamplingParams",
     "Stats",
     "StepReport",

@@ -25,7 +25,7 @@ from service.engine.forward.pending import AsyncRunner, Immediate
 from service.engine.kv_cache import PagePool
 from service.engine.observer import EngineState, HarmlessObserver, Observer, SilentObserver, StepReport
 from service.engine.overlap import Overlap
-from service.engine.parts import Parts
+from service.engine.deps import EngineDeps
 from service.engine.prefix_cache import PrefixCache
 from service.engine.request import (
     BlockEvent,
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 class Engine:
-    """Decodes requests with one checkpoint. Not thread-safe. `parts`: see `parts.py`.
+    """Decodes requests with one checkpoint. Not thread-safe. `deps`: see `deps.py`.
 
     `progress`: the decoding steps that the last `step` took for requests with `report_steps`.
     `version`: of the weights, which `exchange` sets.
@@ -58,9 +58,9 @@ class Engine:
         checkpoint: Checkpoint,
         config: EngineConfig | None = None,
         observer: Observer | None = None,
-        parts: Parts | None = None,
+        deps: EngineDeps | None = None,
     ) -> None:
-        config, parts = config or EngineConfig(), parts or Parts()
+        config, deps = config or EngineConfig(), deps or EngineDeps()
         self.model, self.max_running = checkpoint.config, config.max_running
         size = self.model.block_size
         if config.max_rows < size + 2:
@@ -70,17 +70,17 @@ class Engine:
         num_pages = config.kv_cache_tokens // size
         self._pages = PrefixCache(PagePool(num_pages), config.prefix_cache)
         candidates = config.candidates(self.model.vocab_size)
-        networks = parts.ranks.networks if parts.ranks else LocalNetworks
+        networks = deps.ranks.networks if deps.ranks else LocalNetworks
         execution = Execution(config.attention, config.cuda_graphs, networks=networks)
-        self._runner = parts.runner(checkpoint, num_pages, grouping, candidates, execution)
+        self._runner = deps.runner(checkpoint, num_pages, grouping, candidates, execution)
         has_mrp, clock = checkpoint.mrp is not None, clock_of(checkpoint.device, checkpoint.shard.size)
         measured = partial(measure, self._runner, config.max_rows, has_mrp, clock)
-        costs = parts.costs
+        costs = deps.costs
         self._pricing = Pricing((lambda: costs) if costs else measured, config.max_rows)
         prompt_rows = config.prefill_tokens(checkpoint.device.type) // size
         self._scheduler = Scheduler(self._pages, size, config, self._pricing, prompt_rows)
         self._observer: Observer = HarmlessObserver(observer or SilentObserver())
-        self._clock = parts.clock
+        self._clock = deps.clock
         self.version, self._held = 0, False
         self.progress: list[BlockProgress] = []
         runner = self._runner

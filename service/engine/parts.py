@@ -41,7 +41,7 @@ class Ranks(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class EngineDeps:
     """The parts of an engine, with their defaults.
 
     `clock`: monotonic seconds. `costs`: costs of forwards for `mrp_steps: "auto"`; None: measured for the first request

@@ -2,7 +2,7 @@
 
     with Team(2, "cpu") as team:
         checkpoint = team.load("service/demo", LoadOptions())
-        engine = Engine(checkpoint, parts=Parts(ranks=team))
+        engine = Engine(checkpoint, deps=EngineDeps(ranks=team))
 
 A rank that ends is the end of the team: the next forward raises, and so does one that is under way. Every other rank
 ends with rank 0, however that ends, because their sockets close.

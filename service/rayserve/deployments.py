@@ -28,7 +28,7 @@ from service.settings import Settings
 from service.wire import Answer, Exchanged, Failure, Items, Snapshot, Status, Weights, Work
 
 if TYPE_CHECKING:
-    from service.engine import Parts
+    from service.engine import EngineDeps
     from service.gateway.http.listener import Listener
     from service.replica.generator import Generator
 
@@ -45,7 +45,7 @@ class GeneratorDeployment:
     """One replica of the model. Serve starts it, checks its health and routes requests to it."""
 
     #: the engine's parts, if a subclass replaces the default ones
-    parts: Parts | None = None
+    deps: EngineDeps | None = None
 
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it
         _keep_serve_on_loopback()
@@ -57,7 +57,7 @@ class GeneratorDeployment:
         from service.telemetry.logs import install_logs
 
         install_logs(settings)
-        self._generator = await start_generator(_replica_name(), settings, self.parts)
+        self._generator = await start_generator(_replica_name(), settings, self.deps)
         keep_responsive()
         self._links = await LinkServer.start(self, ray.util.get_node_ip_address()) if settings.links else None
         self._patience_s = settings.request_timeout_s

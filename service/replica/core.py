@@ -14,7 +14,7 @@ from typing import Literal
 
 from service.constraints import Compiler
 from service.constraints.vocabulary import Vocabulary
-from service.engine import Engine, EngineConfig, Observer, Parts
+from service.engine import Engine, EngineConfig, Observer, EngineDeps
 from service.engine.sizing import Sizes, fit
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.exchange import check, fetch, take
@@ -29,19 +29,19 @@ _log = logging.getLogger(__name__)
 
 
 class Core:
-    """A checkpoint and its engine. `parts`: the engine's; their ranks end with it. `codec`: loads the tokenizer."""
+    """A checkpoint and its engine. `deps`: the engine's; their ranks end with it. `codec`: loads the tokenizer."""
 
     def __init__(
         self,
         checkpoint: Checkpoint,
         settings: Settings,
         observer: Observer,
-        parts: Parts | None = None,
+        deps: EngineDeps | None = None,
         codec: Callable[[], TextCodec] | None = None,
     ) -> None:
-        self.ranks = parts.ranks if parts else None
+        self.ranks = deps.ranks if deps else None
         limits = _limits(settings, checkpoint, self.ranks.memory() if self.ranks else memory_of(checkpoint.device))
-        self.engine = engine = Engine(checkpoint, limits, observer, parts)
+        self.engine = engine = Engine(checkpoint, limits, observer, deps)
         self.served = Served(
             checkpoint.path,
             checkpoint.config,
@@ -90,7 +90,7 @@ class Core:
 
 
 def load_core(
-    settings: Settings, observer: Observer, parts: Parts | None = None, codec: Callable[[], TextCodec] | None = None
+    settings: Settings, observer: Observer, deps: EngineDeps | None = None, codec: Callable[[], TextCodec] | None = None
 ) -> Core:
     """Loads the checkpoint, on several devices if the settings say so, and prepares its engine.
 
@@ -105,13 +105,13 @@ def load_core(
         mrp_scale=settings.mrp_scale,
         quantization=settings.quantization,
     )
-    parts, ranks = parts or Parts(), settings.tensor_parallel_size
+    deps, ranks = deps or EngineDeps(), settings.tensor_parallel_size
     if ranks == 1:
-        return _prepared(Core(load_checkpoint(settings.model, options), settings, observer, parts, codec))
+        return _prepared(Core(load_checkpoint(settings.model, options), settings, observer, deps, codec))
     team = Team(ranks, device, timeout_s=settings.stall_timeout_s, deterministic=settings.deterministic)
     try:
-        checkpoint, parts = team.load(settings.model, options), replace(parts, ranks=team)
-        return _prepared(Core(checkpoint, settings, observer, parts, codec))
+        checkpoint, deps = team.load(settings.model, options), replace(deps, ranks=team)
+        return _prepared(Core(checkpoint, settings, observer, deps, codec))
     except BaseException:
         team.close()
         raise

@@ -15,16 +15,16 @@ from service.replica.engines import Served
 from service.settings import Settings
 
 if TYPE_CHECKING:
-    from service.engine import Parts
+    from service.engine import EngineDeps
 
 # --- to the engine's process -----------------------------------------------------------------------
 
 
 class Start(NamedTuple):
-    """The first message: what is to be loaded. `parts`: of the engine, if not the default ones."""
+    """The first message: what is to be loaded. `deps`: of the engine, if not the default ones."""
 
     settings: Settings
-    parts: Parts | None
+    deps: EngineDeps | None
 
 
 @numbered(250)

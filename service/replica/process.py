@@ -152,7 +152,7 @@ class EngineProcess(Frames):
             settings = message.settings
             install_logs(settings)
             set_threads(settings.torch_threads, settings.tensor_parallel_size)
-            self._core = await asyncio.to_thread(load_core, settings, self._steps, message.parts)
+            self._core = await asyncio.to_thread(load_core, settings, self._steps, message.deps)
         except Exception as error:  # noqa: BLE001 - the replica says what it was
             self._out.send(Unloaded(error if isinstance(error, MrpServeError) else kind_and_place(error)))
             return

@@ -51,7 +51,7 @@ from service.telemetry.sums import Added
 from service.tracebacks import kind_and_place
 
 if TYPE_CHECKING:
-    from service.engine import Parts
+    from service.engine import EngineDeps
 
 _log = logging.getLogger(__name__)
 
@@ -90,16 +90,16 @@ class RemoteEngine(Frames):
         self._watching: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, settings: Settings, count: Callable[[Added], None], parts: Parts | None = None) -> Self:
+    async def start(cls, settings: Settings, count: Callable[[Added], None], deps: EngineDeps | None = None) -> Self:
         """Starts the process and waits until it has loaded its engine. Raises what loading raises.
 
-        EngineFailed for an error that nobody foresaw; ReplicaLost if the process ends. `parts` must be picklable.
+        EngineFailed for an error that nobody foresaw; ReplicaLost if the process ends. `deps` must be picklable.
         """
         process, own = start_child("service.replica.process")
         engine = cls(process, count, settings.stall_timeout_s)
         await asyncio.get_running_loop().create_unix_connection(lambda: engine, sock=own)
         try:
-            engine.send(Start(settings, parts))
+            engine.send(Start(settings, deps))
             await engine.loaded()
         except BaseException:
             engine.close()

@@ -4,7 +4,7 @@ import pytest
 
 from service.decode.modes import Speculative, Static
 from service.demo import CHECKPOINT, heldout_problems
-from service.engine import Engine, EngineConfig, GenerationRequest, Parts
+from service.engine import Engine, EngineConfig, GenerationRequest, EngineDeps
 from service.engine.drafting.costs import StepCosts
 from service.engine.drafting.curve import Curve
 from service.model import load_checkpoint
@@ -48,13 +48,13 @@ def asked(checkpoint, params, count):
 
 def decoded(checkpoint, costs, params, count=3):
     """Statistics of some problems, one alone after the other."""
-    engine = Engine(checkpoint, EngineConfig(max_running=1), parts=Parts(costs=costs))
+    engine = Engine(checkpoint, EngineConfig(max_running=1), deps=EngineDeps(costs=costs))
     return [completion.stats for completion in engine.generate(asked(checkpoint, params, count))]
 
 
 def rows_of(checkpoint, costs, params, together):
     """The rows of the forwards for some problems, so many at once, and the answers."""
-    engine, runner = engine_over(Counting, checkpoint, Parts(costs=costs), max_running=together, prefix_cache=False)
+    engine, runner = engine_over(Counting, checkpoint, EngineDeps(costs=costs), max_running=together, prefix_cache=False)
     answers = [completion.token_ids for completion in engine.generate(asked(checkpoint, params, 12))]
     return runner.rows, answers
 

@@ -13,7 +13,7 @@ import jsonschema
 from service.constraints.constraint import Constraint
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.decode.mode import DecodingMode
-from service.engine import Completion, Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
+from service.engine import Completion, Engine, EngineConfig, GenerationRequest, EngineDeps, SamplingParams
 from tests.constraints.checkpoints import checkpoint, compiled, prompt, text_of
 from tests.engine.helpers import FAIR, FREE
 
@@ -28,7 +28,7 @@ OTHERS: tuple[DecodingMode, ...] = (Direct(2), Direct(4), Remask(0.5), Remask(0.
 
 
 def engine_of(name: str, costs: Any = FAIR) -> Engine:
-    return Engine(checkpoint(name), EngineConfig(kv_cache_tokens=8192), parts=Parts(costs=costs))
+    return Engine(checkpoint(name), EngineConfig(kv_cache_tokens=8192), deps=EngineDeps(costs=costs))
 
 
 def constrained(

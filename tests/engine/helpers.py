@@ -13,7 +13,7 @@ from msgspec import structs
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.decode.mode import DecodingMode, RuleMode
 from service.decode.policy import Prediction
-from service.engine import BlockEvent, Engine, GenerationRequest, Parts, SamplingParams, StepReport
+from service.engine import BlockEvent, Engine, GenerationRequest, EngineDeps, SamplingParams, StepReport
 from service.engine.drafting.costs import StepCosts
 from service.engine.drafting.curve import Curve
 from service.engine.forward.rows import Row
@@ -131,7 +131,7 @@ class CheckingRunner(Around):
 
 def checked(checkpoint: Checkpoint, costs: StepCosts | None = None, **limits: Any) -> tuple[Engine, CheckingRunner]:
     """An engine whose every forward is compared with the reference."""
-    return engine_over(lambda runner: CheckingRunner(runner, checkpoint), checkpoint, Parts(costs=costs), **limits)
+    return engine_over(lambda runner: CheckingRunner(runner, checkpoint), checkpoint, EngineDeps(costs=costs), **limits)
 
 
 def request(

@@ -16,7 +16,7 @@ import torch
 
 from service.decode.registry import make_mode
 from service.demo import CHECKPOINT
-from service.engine import BlockEvent, Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
+from service.engine import BlockEvent, Engine, EngineConfig, GenerationRequest, EngineDeps, SamplingParams
 from service.engine.drafting.costs import StepCosts
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from tests.engine.helpers import DEAR, FAIR, FREE, audit
@@ -75,7 +75,7 @@ class Life:
             "draft_candidates": rng.choice([0, 0, 1, 8, 32, None]),
         }
         costs: StepCosts = rng.choice([FREE, FREE, FAIR, DEAR])
-        engine = Engine(checkpoint, EngineConfig(**limits), parts=Parts(costs=costs))
+        engine = Engine(checkpoint, EngineConfig(**limits), deps=EngineDeps(costs=costs))
         longest = min(_LONGEST, engine.max_model_len)
         return cls(engine, [any_request(rng, f"r{number}", checkpoint, longest) for number in range(count)])
 

@@ -16,7 +16,7 @@ from msgspec import structs
 from service.decode.modes import Speculative, Static
 from service.decode.policy import Prediction
 from service.demo import CHECKPOINT
-from service.engine import Engine, EngineConfig, GenerationRequest, Parts
+from service.engine import Engine, EngineConfig, GenerationRequest, EngineDeps
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import Runner
 from service.model import Checkpoint, LoadOptions, load_checkpoint
@@ -156,7 +156,7 @@ def test_in_bfloat16_a_request_does_not_depend_on_its_batch(name: str) -> None:
 def test_in_bfloat16_speculative_is_static(name: str) -> None:
     """540 requests were counted without the switch, and 8 differed."""
     checkpoint = golden(name, torch.bfloat16)
-    engine = Engine(checkpoint, EngineConfig(deterministic=True), parts=Parts(costs=FAIR))
+    engine = Engine(checkpoint, EngineConfig(deterministic=True), deps=EngineDeps(costs=FAIR))
     for temperature in (0.0, 1.2):
         requests = pairs(21, checkpoint, temperature, 6)
         assert_pairs(requests, engine.generate(requests), 6)
@@ -167,7 +167,7 @@ def test_in_bfloat16_speculative_is_static(name: str) -> None:
 @pytest.mark.parametrize("name", GOLDEN_NAMES)
 def test_in_bfloat16_speculative_is_static_for_hundreds_of_requests(name: str, temperature: float) -> None:
     checkpoint = golden(name, torch.bfloat16)
-    engine = Engine(checkpoint, EngineConfig(deterministic=True), parts=Parts(costs=FAIR))
+    engine = Engine(checkpoint, EngineConfig(deterministic=True), deps=EngineDeps(costs=FAIR))
     for seed in range(3):
         requests = pairs(500 + seed, checkpoint, temperature, 40)
         assert_pairs(requests, engine.generate(requests), 40)

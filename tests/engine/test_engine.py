@@ -15,7 +15,7 @@ from service.engine import (
     EngineConfig,
     Forwards,
     GenerationRequest,
-    Parts,
+    EngineDeps,
     SamplingParams,
     Stats,
 )
@@ -241,7 +241,7 @@ class TestForwards:
 class TestTime:
     def timed(self, checkpoint: Checkpoint, **limits: int) -> tuple[Engine, Clock, Recorder]:
         clock, heard = Clock(), Recorder()
-        return Engine(checkpoint, EngineConfig(**limits), heard, Parts(clock=clock)), clock, heard
+        return Engine(checkpoint, EngineConfig(**limits), heard, EngineDeps(clock=clock)), clock, heard
 
     def test_a_running_request_ends_with_what_is_final(self, checkpoint: Checkpoint) -> None:
         engine, clock, heard = self.timed(checkpoint)

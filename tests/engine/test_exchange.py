@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from service.decode.modes import Speculative, Static
-from service.engine import BlockEvent, Engine, EngineConfig, EngineWorker, GenerationRequest, Parts
+from service.engine import BlockEvent, Engine, EngineConfig, EngineWorker, GenerationRequest, EngineDeps
 from service.errors import EngineFailed, ReplicaStopping, WeightsChanged
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.exchange import fetch, take
@@ -43,7 +43,7 @@ def new(checkpoint: Checkpoint, other: Path) -> Callable[[], None]:
 
 
 def engine_of(checkpoint: Checkpoint, config: EngineConfig = LIMITS) -> Engine:
-    return Engine(checkpoint, config, parts=Parts(costs=FAIR))
+    return Engine(checkpoint, config, deps=EngineDeps(costs=FAIR))
 
 
 def decoded(engine: Engine, *asked: GenerationRequest) -> list[tuple[int, ...]]:

@@ -17,7 +17,7 @@ from service.decode.modes import Dynamic, Sequential, Speculative, Static
 from service.decode.mode import RuleMode
 from service.decode.policy import Prediction
 from service.demo import CHECKPOINT, heldout_problems
-from service.engine import Completion, Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
+from service.engine import Completion, Engine, EngineConfig, GenerationRequest, EngineDeps, SamplingParams
 from service.engine.forward.rows import Row
 from service.engine.request import LogprobsRequest
 from service.errors import InvalidRequest
@@ -212,7 +212,7 @@ def asked_by(
     params: Speculative | RuleMode, asked: LogprobsRequest | None = None
 ) -> tuple[set[LogprobsRequest | None], set[LogprobsRequest | None]]:
     """What rows of one request ask of the backbone and of MRP."""
-    engine, runner = engine_over(Noted, golden(FAST), Parts(costs=FREE), kv_cache_tokens=512)
+    engine, runner = engine_over(Noted, golden(FAST), EngineDeps(costs=FREE), kv_cache_tokens=512)
     engine.generate([GenerationRequest("x", tuple(range(20)), params, max_new_tokens=24, logprobs=asked)])
     read = {row.asked for row in runner.evaluated if row.sampling is not None}
     return read, {row.asked for row in runner.refined}
@@ -278,11 +278,11 @@ def test_with_filters_a_margin_is_not_defined(sampling: SamplingParams) -> None:
 @pytest.mark.parametrize("costs", [FREE, DEAR])
 def test_the_load_may_not_choose_the_answers_of_a_deterministic_engine(costs: object) -> None:
     request = GenerationRequest("x", (1, 2), Speculative("auto", margin=0.5), max_new_tokens=8)
-    parts = Parts(costs=costs)  # type: ignore[arg-type]
-    fixed = Engine(golden(FAST), EngineConfig(kv_cache_tokens=512, deterministic=True), parts=parts)
+    deps = EngineDeps(costs=costs)  # type: ignore[arg-type]
+    fixed = Engine(golden(FAST), EngineConfig(kv_cache_tokens=512, deterministic=True), deps=deps)
     with pytest.raises(InvalidRequest, match=r"mrp_steps is 'auto', allowed with a margin is a number") as caught:
         fixed.submit(request)
     assert caught.value.param == "mrp_steps"
     fixed.submit(replace(request, request_id="named", params=Speculative(2, margin=0.5)))
-    free = Engine(golden(FAST), EngineConfig(kv_cache_tokens=512), parts=parts)
+    free = Engine(golden(FAST), EngineConfig(kv_cache_tokens=512), deps=deps)
     assert len(free.generate([request])[0].token_ids) == 8

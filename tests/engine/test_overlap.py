@@ -10,7 +10,7 @@ import pytest
 
 from service.decode.modes import Direct, Remask, Speculative, Static
 from service.decode.policy import Prediction
-from service.engine import BlockEvent, Parts
+from service.engine import BlockEvent, EngineDeps
 from service.engine.drafting.costs import StepCosts
 from service.engine.drafting.curve import Curve
 from service.engine.drafting.pricing import Pricing
@@ -73,7 +73,7 @@ def test_tokens_are_the_same_with_and_without(seed: int) -> None:
     found = {}
     for overlap in ("on", "off"):
         limits = {"overlap": overlap, "max_running": 7, "max_rows": 24, "max_prefill_tokens": 8}
-        engine, device = engine_over(Device, checkpoint, Parts(costs=COSTS), **limits)
+        engine, device = engine_over(Device, checkpoint, EngineDeps(costs=COSTS), **limits)
         found[overlap] = answers(events_of(engine, requests))
         assert not device.queue
         assert engine.state().num_running == 0
@@ -82,7 +82,7 @@ def test_tokens_are_the_same_with_and_without(seed: int) -> None:
 
 @pytest.mark.parametrize("params", [Static(), Direct(2), Remask(0.3), Speculative(2), Speculative(2, 3)])
 def test_the_device_has_a_forward_whenever_the_host_reads_one(params) -> None:
-    engine, device = engine_over(Device, tiny_checkpoint(1), Parts(costs=COSTS), overlap="on")
+    engine, device = engine_over(Device, tiny_checkpoint(1), EngineDeps(costs=COSTS), overlap="on")
     for number in range(6):
         engine.submit(request(str(number), [number + 1], params, 40))
     while engine.state().num_running < 6:

@@ -11,7 +11,7 @@ import torch
 from service.decode.block import MASKED
 from service.decode.modes import Speculative, Static
 from service.decode.score import Score
-from service.engine import BlockEvent, Engine, EngineConfig, GenerationRequest, Parts
+from service.engine import BlockEvent, Engine, EngineConfig, GenerationRequest, EngineDeps
 from service.engine.request import LogprobsRequest
 from service.errors import InvalidRequest, PromptTooLong
 from service.model import Checkpoint, load_checkpoint
@@ -81,7 +81,7 @@ CONFIGS += [(GOLDEN_NAMES[0], EngineConfig(deterministic=True)), (GOLDEN_NAMES[0
 def test_reads_equal_a_full_recompute_beside_other_requests(name: str, config: EngineConfig) -> None:
     """Places anywhere, in one block or in several, in a batch with answers of other modes."""
     model, rng = checkpoint(name), random.Random(3)
-    engine = Engine(model, config, parts=Parts(costs=FAIR))
+    engine = Engine(model, config, deps=EngineDeps(costs=FAIR))
     lengths = [(1, 1), (3, 1), (8, 2), (9, 1), (21, 3), (64, 1), (70, 9)]
     reads = [read(f"r{number}", pinned(rng, *shape)) for number, shape in enumerate(lengths)]
     reads.append(read("behind", (*pinned(rng, 12, 0), MASKED)))
@@ -93,7 +93,7 @@ def test_reads_equal_a_full_recompute_beside_other_requests(name: str, config: E
     events = run(engine, *answers, *reads)
     for request in reads:
         check(model, request, events[request.request_id])
-    alone = Engine(model, config, parts=Parts(costs=FAIR)).generate(answers)
+    alone = Engine(model, config, deps=EngineDeps(costs=FAIR)).generate(answers)
     told = [sum((event.token_ids for event in events[answer.request_id]), ()) for answer in answers]
     assert told == [answer.token_ids for answer in alone]
     assert engine.state().num_running == 0
@@ -103,7 +103,7 @@ def test_what_forwards_a_read_takes_and_what_the_cache_saves() -> None:
     """All blocks with places are in one forward with the prompt; blocks with masks are never shared."""
     model = checkpoint(GOLDEN_NAMES[0])
     size = model.config.block_size
-    engine = Engine(model, parts=Parts(costs=FAIR))
+    engine = Engine(model, deps=EngineDeps(costs=FAIR))
     lead = tuple(range(1, 2 * size + 1))
     request = read("a", (*lead, MASKED, *range(2 * size - 1), MASKED, 7))
     [first] = run(engine, request)["a"]
@@ -119,7 +119,7 @@ def test_what_forwards_a_read_takes_and_what_the_cache_saves() -> None:
 def test_a_long_way_between_two_places_takes_several_forwards() -> None:
     model = checkpoint(GOLDEN_NAMES[0])
     size = model.config.block_size
-    engine = Engine(model, EngineConfig(max_rows=size + 2), parts=Parts(costs=FAIR))
+    engine = Engine(model, EngineConfig(max_rows=size + 2), deps=EngineDeps(costs=FAIR))
     request = read("a", (MASKED, *[9] * (4 * size * size), MASKED))
     events = run(engine, request)["a"]
     assert events[0].stats.forwards.denoise > 1
@@ -128,7 +128,7 @@ def test_a_long_way_between_two_places_takes_several_forwards() -> None:
 
 def test_what_is_not_a_question_is_refused_and_reads_can_be_aborted() -> None:
     model = checkpoint(GOLDEN_NAMES[0])
-    engine = Engine(model, EngineConfig(max_model_len=64), parts=Parts(costs=FAIR))
+    engine = Engine(model, EngineConfig(max_model_len=64), deps=EngineDeps(costs=FAIR))
     for prompt, error in [((1, 2), InvalidRequest), ((600, MASKED), InvalidRequest), ((MASKED,) * 65, PromptTooLong)]:
         with pytest.raises(error):
             engine.submit(read("a", prompt))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from service.decode.modes import Direct, Remask, Speculative, Static
 from service.decode.mode import DecodingMode
-from service.engine import Completion, Engine, EngineConfig, GenerationRequest, Parts
+from service.engine import Completion, Engine, EngineConfig, GenerationRequest, EngineDeps
 from service.model import Checkpoint
 from tests.engine.helpers import (
     ALL_MODES,
@@ -179,7 +179,7 @@ class TestWhatIsNotWritten:
 
     def test_a_late_request_leaves_what_it_had_written(self, checkpoint: Checkpoint) -> None:
         clock = Clock()
-        engine = Engine(checkpoint, parts=Parts(clock=clock))
+        engine = Engine(checkpoint, deps=EngineDeps(clock=clock))
         engine.submit(request("x", PROMPT, tokens=40, timeout_s=1.0))
         engine.step()
         clock.now += 1

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from service.decode.policy import Prediction
-from service.engine import Parts
+from service.engine import EngineDeps
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import Runner
 from tests.clock import Clock
@@ -18,12 +18,12 @@ from tests.runners import Around
 
 
 class Held:
-    """Holds an engine before its first forward. `parts`: the parts of an engine that is held."""
+    """Holds an engine before its first forward. `deps`: the parts of an engine that is held."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._left, self._begun, self._waits = 0, 0, False
-        self.parts = over_runners(lambda runner: _HeldRunner(runner, self))
+        self.deps = over_runners(lambda runner: _HeldRunner(runner, self))
 
     def let(self, forwards: int) -> None:
         """Allows so many more forwards."""
@@ -86,18 +86,18 @@ class _LateRunner(Around):
         return readings
 
 
-def over_runners(make: Callable[[Runner], Around], clock: Clock | None = None) -> Parts:
-    """Parts of an engine with a runner that `make` wraps around the real one."""
+def over_runners(make: Callable[[Runner], Around], clock: Clock | None = None) -> EngineDeps:
+    """EngineDeps of an engine with a runner that `make` wraps around the real one."""
     given: dict[str, Any] = {"clock": clock} if clock else {}
-    return Parts(**given, costs=FAIR, runner=lambda *made: make(Runner(*made)))
+    return EngineDeps(**given, costs=FAIR, runner=lambda *made: make(Runner(*made)))
 
 
-def failing(after: int, saying: str = "a bug") -> Parts:
+def failing(after: int, saying: str = "a bug") -> EngineDeps:
     """The engine fails after `count` forwards, with an error that has a message."""
     return over_runners(lambda runner: _FailingRunner(runner, after, saying))
 
 
-def an_hour_passes(after: int) -> Parts:
+def an_hour_passes(after: int) -> EngineDeps:
     """No time passes for the engine during the first forwards; after them an hour passes at once."""
     clock = Clock()
     return over_runners(lambda runner: _LateRunner(runner, after, clock), clock)

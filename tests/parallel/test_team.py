@@ -14,7 +14,7 @@ import pytest
 
 from service.decode.block import Block
 from service.decode.modes import Static
-from service.engine import Engine, EngineConfig, GenerationRequest, Parts
+from service.engine import Engine, EngineConfig, GenerationRequest, EngineDeps
 from service.engine.forward.grouping import Group
 from service.engine.forward.rows import Row
 from service.errors import CheckpointError, EngineFailed, ReplicaLost, SettingsError
@@ -28,7 +28,7 @@ NAME = GOLDEN / GOLDEN_NAMES[0]
 
 def engine_on(team: Team) -> Engine:
     checkpoint = team.load(NAME, LoadOptions())
-    return Engine(checkpoint, EngineConfig(kv_cache_tokens=512), parts=Parts(costs=FAIR, ranks=team))
+    return Engine(checkpoint, EngineConfig(kv_cache_tokens=512), deps=EngineDeps(costs=FAIR, ranks=team))
 
 
 def request(name: str = "one") -> GenerationRequest:

@@ -12,7 +12,7 @@ import torch
 
 from service.decode.block import Block
 from service.decode.modes import Speculative, Static
-from service.engine import Engine, EngineConfig, GenerationRequest, Parts
+from service.engine import Engine, EngineConfig, GenerationRequest, EngineDeps
 from service.engine.forward.grouping import Group
 from service.engine.forward.networks import Execution, LocalNetworks, Shapes
 from service.engine.forward.rows import Row
@@ -29,7 +29,7 @@ def engine_of(team: Team, name: str, **limits: Any) -> Engine:
     """On the processes of a team, which forget the engine before."""
     checkpoint = team.load(GOLDEN / name, LoadOptions())
     config = EngineConfig(**({"kv_cache_tokens": 4096} | limits))
-    return Engine(checkpoint, config, parts=Parts(costs=FAIR, ranks=team))
+    return Engine(checkpoint, config, deps=EngineDeps(costs=FAIR, ranks=team))
 
 
 def one_of_each_mode(name: str) -> Iterable[tuple[dict[str, Any], GenerationRequest]]:
@@ -80,7 +80,7 @@ def test_drafts_that_the_engine_prices_are_lossless(pair: Team) -> None:
 def test_drafts_are_lossless_where_each_rank_quantizes_its_part(pair: Team, form: str) -> None:
     name = GOLDEN_NAMES[2]
     checkpoint = pair.load(GOLDEN / name, LoadOptions(quantization=form))
-    engine = Engine(checkpoint, EngineConfig(kv_cache_tokens=4096), parts=Parts(costs=FAIR, ranks=pair))
+    engine = Engine(checkpoint, EngineConfig(kv_cache_tokens=4096), deps=EngineDeps(costs=FAIR, ranks=pair))
     asked = [one for entry, one in one_of_each_mode(name) if entry["mode"] == "static"]
     (static,) = engine.generate([replace(one, params=Static()) for one in asked])
     (drafted,) = engine.generate([replace(one, params=Speculative(2)) for one in asked])
@@ -142,5 +142,5 @@ def test_all_ranks_take_other_weights(pair: Team, tmp_path: Path) -> None:
         assert_golden(entry, done)
     fresh = pair.fetch(other, LoadOptions())
     engine.exchange(lambda: pair.take(fresh), 1)
-    wanted = Engine(load_checkpoint(other), EngineConfig(kv_cache_tokens=4096), parts=Parts(costs=FAIR))
+    wanted = Engine(load_checkpoint(other), EngineConfig(kv_cache_tokens=4096), deps=EngineDeps(costs=FAIR))
     assert [one.token_ids for one in engine.generate(asked)] == [one.token_ids for one in wanted.generate(asked)]

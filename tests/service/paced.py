@@ -17,11 +17,11 @@ class PacedGenerator(GeneratorDeployment):
     """Looks before it starts, and its runner before every forward."""
 
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it
-        from service.engine import Parts
+        from service.engine import EngineDeps
 
         while told() == HOLD:
             await asyncio.sleep(_LOOK_S)
-        self.parts = Parts(runner=_paced)
+        self.deps = EngineDeps(runner=_paced)
         await super().__init__(settings)
         introduce((await self.status()).replica)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from service.decode.block import MASKED, Block
-from service.engine import Engine, EngineConfig, Parts
+from service.engine import Engine, EngineConfig, EngineDeps
 from service.engine.forward.extent import GRAPH_ROWS
 from service.engine.forward.graphs import Capture, CaptureFailed, Graphs, Inputs
 from service.engine.forward.grouping import Grouping, SameShapes, same_shapes_for
@@ -162,10 +162,10 @@ def test_golden_decodes_with_replayed_forwards(device: str, deterministic: bool)
         return Runner(checkpoint, pages, few, candidates, Execution("triton", capture=capture))
 
     limits = EngineConfig(kv_cache_tokens=512, max_rows=64, deterministic=deterministic)
-    parts = Parts(runner=runner)
+    deps = EngineDeps(runner=runner)
     mode = "remask" if deterministic else "speculative"
     pairs = [pair for pair in short(tokens=6) if pair[0]["mode"] == mode]
-    done = Engine(checkpoint, limits, parts=parts).generate([one for _, one in pairs])
+    done = Engine(checkpoint, limits, deps=deps).generate([one for _, one in pairs])
     for (entry, _), completion in zip(pairs, done, strict=True):
         assert_golden(entry, completion)
     assert 0 < capture.captured < capture.replayed

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from service.engine import BlockEvent, GenerationRequest, Parts
+from service.engine import BlockEvent, GenerationRequest, EngineDeps
 from service.engine.forward.runner import Runner
 from service.engine.request import LogprobsRequest
 from service.errors import CheckpointError, EngineFailed, InvalidRequest, ReplicaLost, ReplicaStopping
@@ -68,8 +68,8 @@ async def remote(settings: Settings) -> AsyncIterator[Generator]:
     assert not alive(process)
 
 
-async def start(settings: Settings, parts: Parts = UNMEASURED) -> RemoteEngine:
-    return await RemoteEngine.start(settings, ReplicaMetrics().put, parts)
+async def start(settings: Settings, deps: EngineDeps = UNMEASURED) -> RemoteEngine:
+    return await RemoteEngine.start(settings, ReplicaMetrics().put, deps)
 
 
 def request(name: str = "one", **fields: Any) -> GenerationRequest:
@@ -227,7 +227,7 @@ class TestEnds:
     async def test_a_killed_process_loses_nothing_that_can_go_on_elsewhere(
         self, settings: Settings, generator: Generator
     ) -> None:
-        lost = await start_generator("lost", settings, Parts(costs=FAIR, runner=partial(Hanging, 40)))
+        lost = await start_generator("lost", settings, EngineDeps(costs=FAIR, runner=partial(Hanging, 40)))
         again: list[str] = []
         asked = parse_generate(body(max_new_tokens=400, temperature=0.7, seed=1, ignore_eos=True), "static")
         work = to_work(asked, lost.status().card, 60.0)
@@ -250,7 +250,7 @@ class TestEnds:
         lost.close()
 
     async def test_closing_ends_what_waits(self, settings: Settings) -> None:
-        engine = await start(settings, Parts(costs=FAIR, runner=partial(Hanging, 0)))
+        engine = await start(settings, EngineDeps(costs=FAIR, runner=partial(Hanging, 0)))
         waiting = asyncio.create_task(blocks(engine, request()))
         await eventually(lambda: bool(engine._requests))
         engine.close()
@@ -261,7 +261,7 @@ class TestEnds:
         assert engine.failure is None
 
     async def test_an_engine_that_fails_says_where(self, settings: Settings) -> None:
-        engine = await start(settings, Parts(costs=FAIR, runner=Failing))
+        engine = await start(settings, EngineDeps(costs=FAIR, runner=Failing))
         with pytest.raises(EngineFailed, match=r"ZeroDivisionError in .*test_engine_process, line "):
             await blocks(engine, request())
         assert str(engine.failure).startswith("ZeroDivisionError in ")
@@ -271,7 +271,7 @@ class TestEnds:
 
     async def test_a_step_that_takes_too_long_ends_the_process(self, settings: Settings) -> None:
         short = settings.model_copy(update={"stall_timeout_s": 0.5})
-        engine = await start(short, Parts(costs=FAIR, runner=partial(Hanging, 0)))
+        engine = await start(short, EngineDeps(costs=FAIR, runner=partial(Hanging, 0)))
         with pytest.raises(ReplicaLost, match=r"the engine's step has taken .* s, allowed are 0.5"):
             await blocks(engine, request())
         await eventually(lambda: not alive(engine.pid))
@@ -282,7 +282,7 @@ class TestEnds:
         self, settings: Settings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(remote_module, "HUNG_S", 1.0)
-        engine = await start(settings, Parts(costs=FAIR, runner=partial(Hanging, 0)))
+        engine = await start(settings, EngineDeps(costs=FAIR, runner=partial(Hanging, 0)))
         waiting = asyncio.create_task(blocks(engine, request()))
         await eventually(lambda: bool(engine._requests))
         os.kill(engine.pid, signal.SIGSTOP)
@@ -293,7 +293,7 @@ class TestEnds:
         engine.close()
 
     async def test_a_long_step_is_no_silence(self, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-        engine = await start(settings, Parts(costs=FAIR, runner=partial(Hanging, 0)))
+        engine = await start(settings, EngineDeps(costs=FAIR, runner=partial(Hanging, 0)))
         heard: list[float] = []
         monkeypatch.setattr(engine._silence, "heard", lambda: heard.append(engine._silence.look()))
         waiting = asyncio.create_task(blocks(engine, request()))
