@@ -7,7 +7,7 @@ from typing import ClassVar
 from service.decode.canvas import Canvas
 from service.decode.mode import DecodingMode
 from service.decode.policy import Decoding
-from service.decode.rules import Leftmost, Rule
+from service.decode.rules import LeftToRight, Rule
 
 
 class Score(DecodingMode, frozen=True):
@@ -18,7 +18,7 @@ class Score(DecodingMode, frozen=True):
     @property
     def rule(self) -> Rule:
         """Any, since nothing is revealed."""
-        return Leftmost()
+        return LeftToRight()
 
     def decode(self, canvas: Canvas) -> Decoding:  # noqa: ARG002 - nothing is decoded
         """Asks for nothing."""

@@ -15,20 +15,20 @@ from service.decode.draft_budget import DraftBudget
 from service.decode.drafting import Draft, Drafting
 from service.decode.frontier import FRESH, STALE, SURE, Frontier, Node, most_likely
 from service.decode.policy import Prediction, Refine
-from service.decode.rules import Leftmost, MostConfident, Rule
+from service.decode.rules import LeftToRight, TopConfidence, Rule
 
 #: Likelihood that several picks at once are the rule's next picks, measured for `threshold` .5 and .9 and
 #: `tokens_per_step` 2.
 _SEVERAL = 0.45
 #: the rule whose picks have odds: one token a step
-_ONE = MostConfident(1)
+_ONE = TopConfidence(1)
 #: the rule whose next place is certain
-_NEXT = Leftmost(1)
+_NEXT = LeftToRight(1)
 
 
 def can_pay(rule: Rule, budget: DraftBudget) -> bool:
     """Whether any state can be worth its cost: a state of one token a step promises one token at most."""
-    return budget.states > 0 and (budget.row < 1 or type(rule) is not MostConfident or rule.count > 1)
+    return budget.states > 0 and (budget.row < 1 or type(rule) is not TopConfidence or rule.count > 1)
 
 
 def tree(canvas: Canvas, reading: Prediction, rule: Rule, budget: DraftBudget) -> Drafting:
@@ -40,7 +40,7 @@ def tree(canvas: Canvas, reading: Prediction, rule: Rule, budget: DraftBudget) -
     Example: the picks of the block have the weights a 0.6 and b 0.4. The states {a} and {b} have the likelihoods 0.6
     and 0.4. After {a} only b is left, and after {b} only a. So {a, b} is reached in both ways: likelihood 1.
     """
-    if type(rule) is not MostConfident or rule.count > 1:
+    if type(rule) is not TopConfidence or rule.count > 1:
         return _line(canvas, reading, rule, budget)
     return _branches(canvas, reading, budget)
 

@@ -19,13 +19,13 @@ from service.decode.modes import Dynamic, Entropy, Sequential, Speculative, Stat
 from service.decode.mode import RuleMode
 from service.decode.policy import Prediction
 from service.decode.registry import leaves_drafts_open, only_drafts
-from service.decode.rules import Leftmost, MostConfident
+from service.decode.rules import LeftToRight, TopConfidence
 from service.errors import InvalidRequest
 from tests.decode.oracle import fixed, masked_block, mostly, random_oracle, run
 from tests.decode.test_properties import SEEDS, blocks, picks
 
 M = MASKED
-ONE = Leftmost(1)
+ONE = LeftToRight(1)
 RULES = st.one_of(
     st.builds(Static, st.integers(1, 6)),
     st.builds(Dynamic, st.floats(0.05, 1)),
@@ -101,18 +101,18 @@ class TestPlaces:
     def test_a_token_elsewhere_is_compared_with_the_rules_own(
         self, place: int, token: int, margin: float, accepted: bool
     ) -> None:
-        (pick,) = near(list(self.READING), (Pick(place, token, 0.9),), margin, MostConfident(1))
+        (pick,) = near(list(self.READING), (Pick(place, token, 0.9),), margin, TopConfidence(1))
         assert pick[:2] == ((place, token) if accepted else (0, 10))
 
     def test_of_several_picks_the_least_sure_counts(self) -> None:
         reading = list(self.READING)
         drafted = (Pick(0, 10, 0.9), Pick(2, 13, 0.9))
-        assert [pick[0] for pick in near(reading, drafted, 0.28, MostConfident(2))] == [0, 2]
-        assert [pick[0] for pick in near(reading, drafted, 0.29, MostConfident(2))] == [0, 1]
+        assert [pick[0] for pick in near(reading, drafted, 0.28, TopConfidence(2))] == [0, 2]
+        assert [pick[0] for pick in near(reading, drafted, 0.29, TopConfidence(2))] == [0, 1]
 
     def test_a_step_with_one_token_that_is_not_near_is_refused_whole(self) -> None:
         drafted = (Pick(0, 10, 0.9), Pick(1, 77, 0.9))
-        assert [pick[:2] for pick in near(list(self.READING), drafted, 0.1, MostConfident(2))] == [(0, 10), (1, 11)]
+        assert [pick[:2] for pick in near(list(self.READING), drafted, 0.1, TopConfidence(2))] == [(0, 10), (1, 11)]
 
     def test_a_longer_step_than_the_rules_may_pass(self) -> None:
         reading = [said(7, 0.5, 8, 0.1, 0), said(7, 0.45, 8, 0.1, 1)]
@@ -134,7 +134,7 @@ class TestPlaces:
             ((other, (Pick(0, 7, 1.0),)), (0, 7)),
         ):
             named = {block.reveal(one): Draft(number, one) for number, one in enumerate(drafts, 1)}
-            choose = Near(Canvas(block), MostConfident(1), named, 0.5)
+            choose = Near(Canvas(block), TopConfidence(1), named, 0.5)
             assert choose(reading, block)[0][:2] == place
 
 

@@ -14,7 +14,7 @@ from service.decode.draft_budget import DraftBudget
 from service.decode.drafting import Drafts
 from service.decode.frontier import FRESH, STALE, Frontier, Node, most_likely
 from service.decode.policy import Prediction, Refine
-from service.decode.rules import Above, MostConfident
+from service.decode.rules import ConfidenceAbove, TopConfidence
 from service.decode.tree import can_pay, tree
 from tests.decode.oracle import Says, masked_block
 from tests.decode.plain_tree import plain_tree
@@ -37,7 +37,7 @@ def reading(says: Says, state: Block) -> Prediction:
 
 def grown(canvas: Canvas, before: Prediction, mrp: Says, budget: DraftBudget) -> tuple[Drafts, list[Refine]]:
     """The drafts, and what MRP was asked."""
-    growing, asked = tree(canvas, before, MostConfident(1), budget), list[Refine]()
+    growing, asked = tree(canvas, before, TopConfidence(1), budget), list[Refine]()
     try:
         query = next(growing)
         while True:
@@ -55,7 +55,7 @@ def test_the_search_finds_what_the_plain_one_finds(size: int, tokens: int, seed:
     """Few tokens, so that readings of several states agree in some places: their ways meet."""
     backbone, mrp = oracle(seed, tokens), oracle(seed + 1, tokens)
     empty = masked_block(size)
-    block = empty.reveal(MostConfident(1)(reading(backbone, empty)))
+    block = empty.reveal(TopConfidence(1)(reading(backbone, empty)))
     budget = DraftBudget(0.0, states, steps)
     drafts, asked = grown(Canvas(block), reading(backbone, empty), mrp, budget)
     wanted = plain_tree(block, (empty, backbone), mrp, budget)
@@ -73,7 +73,7 @@ def test_a_price_cuts_the_tree_where_a_state_promises_less(size: int, seed: int,
     """The search ends at the first state that is too dear, though states after it may promise more."""
     backbone, mrp = oracle(seed, 3), oracle(seed + 1, 3)
     empty = masked_block(size)
-    block = empty.reveal(MostConfident(1)(reading(backbone, empty)))
+    block = empty.reveal(TopConfidence(1)(reading(backbone, empty)))
     free, _ = grown(Canvas(block), reading(backbone, empty), mrp, DraftBudget(0.0, 12))
     paid, _ = grown(Canvas(block), reading(backbone, empty), mrp, DraftBudget(row, 12))
     worth = [draft.promise >= row for draft in free.values()]
@@ -100,8 +100,8 @@ def test_with_two_picks_left_the_bound_is_the_likelihood() -> None:
 
 def test_a_rule_of_one_token_cannot_pay_where_a_row_costs_a_token() -> None:
     budgets = [DraftBudget(0.99, 4), DraftBudget(1.0, 4), DraftBudget(0.5, 0)]
-    assert [can_pay(MostConfident(1), budget) for budget in budgets] == [True, False, False]
-    for rule in (MostConfident(2), Above(0.9)):
+    assert [can_pay(TopConfidence(1), budget) for budget in budgets] == [True, False, False]
+    for rule in (TopConfidence(2), Above(0.9)):
         assert [can_pay(rule, budget) for budget in budgets] == [True, True, False]
 
 

@@ -15,7 +15,7 @@ from service.decode.block import Pick
 from service.decode.canvas import Canvas
 from service.decode.mode import DecodingMode
 from service.decode.policy import Decoding, Evaluate, Prediction, Refine
-from service.decode.rules import Leftmost, Rule
+from service.decode.rules import LeftToRight, Rule
 
 
 class DirectInOrder(DecodingMode, frozen=True):
@@ -34,7 +34,7 @@ class DirectInOrder(DecodingMode, frozen=True):
     @property
     def rule(self) -> Rule:
         """The leftmost positions within the bound."""
-        return Leftmost(1, self.entropy_bound)
+        return LeftToRight(1, self.entropy_bound)
 
     def decode(self, canvas: Canvas) -> Decoding:
         """As `direct`."""

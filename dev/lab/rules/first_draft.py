@@ -19,9 +19,9 @@ from service.decode.knobs import THRESHOLD, Knob
 from service.decode.modes.speculative import _walk
 from service.decode.mode import DecodingMode
 from service.decode.policy import Decoding, Evaluate, Query, Prediction, Refine
-from service.decode.rules import MostConfident, Rule
+from service.decode.rules import TopConfidence, Rule
 
-_RULE = MostConfident(1)
+_RULE = TopConfidence(1)
 
 
 class FirstDraft(NamedTuple):

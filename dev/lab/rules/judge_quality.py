@@ -25,7 +25,7 @@ from service.decode.canvas import Canvas
 from service.decode.knobs import THRESHOLD
 from service.decode.mode import DecodingMode
 from service.decode.policy import Decoding, Evaluate
-from service.decode.rules import Above, Rule
+from service.decode.rules import ConfidenceAbove, Rule
 from service.demo import CHECKPOINT, heldout_problems
 from service.engine import Engine, EngineConfig
 from service.model import load_checkpoint
@@ -69,7 +69,7 @@ class Watched(DecodingMode, frozen=True):
     @property
     def rule(self) -> Rule:
         """The positions above the threshold."""
-        return Above(self.threshold)
+        return ConfidenceAbove(self.threshold)
 
     def decode(self, canvas: Canvas) -> Decoding:
         """As `remask`."""

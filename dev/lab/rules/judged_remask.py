@@ -17,7 +17,7 @@ from service.decode.canvas import Canvas
 from service.decode.knobs import THRESHOLD, Knob
 from service.decode.mode import DecodingMode
 from service.decode.policy import Decoding, Evaluate, Query, Prediction, Refine
-from service.decode.rules import Above, Rule
+from service.decode.rules import ConfidenceAbove, Rule
 
 
 class Opinion(NamedTuple):
@@ -125,7 +125,7 @@ class JudgedRemask(DecodingMode, frozen=True):
     @property
     def rule(self) -> Rule:
         """The positions above the threshold."""
-        return Above(self.threshold)
+        return ConfidenceAbove(self.threshold)
 
     def decode(self, canvas: Canvas) -> Decoding:
         """As `remask`."""

@@ -24,7 +24,7 @@ from service.decode.block import Pick
 from service.decode.knobs import THRESHOLD, Knob
 from service.decode.mode import RuleMode
 from service.decode.policy import Prediction
-from service.decode.rules import Leading
+from service.decode.rules import LeftToRightAbove
 
 WEIGHTS = Path(__file__).parent / "learn2pd.json"
 FEATURES = ("paper", "more")
@@ -60,9 +60,9 @@ class Filtered:
     kind: str
 
     @property
-    def in_order(self) -> Leading:
+    def in_order(self) -> LeftToRightAbove:
         """Not defined by the paper; as `dynamic`'s."""
-        return Leading(self.threshold)
+        return LeftToRightAbove(self.threshold)
 
     def __call__(self, reading: Prediction) -> tuple[Pick, ...]:
         """The picks to reveal after the reading."""

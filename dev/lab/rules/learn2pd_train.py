@@ -25,7 +25,7 @@ from service.decode.block import MASKED, Block
 from service.decode.canvas import Canvas
 from service.decode.mode import DecodingMode
 from service.decode.policy import Decoding, Evaluate, Prediction
-from service.decode.rules import LowestEntropy, MostConfident, Rule
+from service.decode.rules import LowestEntropy, TopConfidence, Rule
 from service.demo import CHECKPOINT, Problem
 from service.engine import Engine, EngineConfig
 from service.model import load_checkpoint
@@ -50,7 +50,7 @@ class Greedy(DecodingMode, frozen=True):
 
     def decode(self, canvas: Canvas) -> Decoding:
         """Both decodes are made beside the canvas, which gets the block at the end."""
-        start, true, one = canvas.block, canvas.block, MostConfident(1)
+        start, true, one = canvas.block, canvas.block, TopConfidence(1)
         while not canvas.ends(true):
             *_, reading = yield Evaluate((start, true))
             true = true.reveal(one(reading))

@@ -10,7 +10,7 @@ from service.decode.canvas import Canvas
 from service.decode.knobs import Knob
 from service.decode.mode import DecodingMode
 from service.decode.policy import Decoding, Evaluate, Prediction
-from service.decode.rules import MostConfident, Rule
+from service.decode.rules import TopConfidence, Rule
 
 #: the picks of a reading that are revealed
 Choose = Callable[[Prediction], tuple[Pick, ...]]
@@ -44,7 +44,7 @@ class Reveal(DecodingMode, frozen=True):
     @property
     def rule(self) -> Rule:
         """What the engine asks for: no entropies."""
-        return MostConfident(1)
+        return TopConfidence(1)
 
     def begin(self, block: Block) -> Choose:
         """What chooses the picks of a block from now on."""

@@ -18,10 +18,10 @@ from dev.lab.rules.method import NUMBER, Choose, Method, Reveal
 from service.decode.block import Block, Pick
 from service.decode.knobs import Knob
 from service.decode.policy import Prediction
-from service.decode.rules import Leftmost, MostConfident, Rule
+from service.decode.rules import LeftToRight, TopConfidence, Rule
 
 #: what decodes until the commitment
-BASES: Mapping[str, Rule] = {"static": MostConfident(1), "sequential": Leftmost(1, 0.1)}
+BASES: Mapping[str, Rule] = {"static": TopConfidence(1), "sequential": LeftToRight(1, 0.1)}
 BASE = Knob(str, "what decodes until the commitment", choices=tuple(BASES))
 
 

@@ -24,7 +24,7 @@ from service.decode.canvas import Canvas
 from service.decode.knobs import Knob
 from service.decode.mode import DecodingMode
 from service.decode.policy import Decoding, Evaluate, Prediction
-from service.decode.rules import Leftmost, Rule
+from service.decode.rules import LeftToRight, Rule
 
 _VOCABULARY = 1024
 _COST = Knob(float, "tokens that a verification must be expected to gain; 0: it is never skipped", least=0)
@@ -42,7 +42,7 @@ class S2d2(DecodingMode, frozen=True):
     @property
     def rule(self) -> Rule:
         """From left to right. The estimate needs entropies."""
-        return Leftmost(1, 1e-9) if self.cost else Leftmost(1)
+        return LeftToRight(1, 1e-9) if self.cost else LeftToRight(1)
 
     def decode(self, canvas: Canvas) -> Decoding:
         """The reading of the last accepted state drafts for the next round."""

@@ -16,7 +16,7 @@ from service.decode.canvas import Canvas
 from service.decode.knobs import ENTROPY_BOUND, THRESHOLD, Knob
 from service.decode.mode import DecodingMode
 from service.decode.policy import Decoding, Evaluate, Prediction, Refine
-from service.decode.rules import Above, Leftmost, MostConfident, Rule
+from service.decode.rules import ConfidenceAbove, LeftToRight, TopConfidence, Rule
 
 _STEPS = Knob(int, "MRP forwards for one of the backbone", least=0, in_block=True)
 
@@ -54,7 +54,7 @@ class DirectWhileSure(DecodingMode, frozen=True):
     @property
     def rule(self) -> Rule:
         """One position: the surest, or the leftmost."""
-        return Leftmost(1) if self.left else MostConfident(1)
+        return LeftToRight(1) if self.left else TopConfidence(1)
 
     def decode(self, canvas: Canvas) -> Decoding:
         """As `direct`."""
@@ -85,7 +85,7 @@ class SureInOrder(DecodingMode, frozen=True):
     @property
     def rule(self) -> Rule:
         """The backbone's."""
-        return Leftmost(1, self.entropy_bound)
+        return LeftToRight(1, self.entropy_bound)
 
     def decode(self, canvas: Canvas) -> Decoding:
         """As `direct`."""
@@ -116,7 +116,7 @@ class HoldBack(DecodingMode, frozen=True):
     @property
     def rule(self) -> Rule:
         """The positions above the threshold."""
-        return Above(self.threshold)
+        return ConfidenceAbove(self.threshold)
 
     def decode(self, canvas: Canvas) -> Decoding:
         """As `direct`."""
@@ -142,7 +142,7 @@ class RemaskInOrder(DecodingMode, frozen=True):
     @property
     def rule(self) -> Rule:
         """From left to right."""
-        return Leftmost(1, self.entropy_bound)
+        return LeftToRight(1, self.entropy_bound)
 
     def decode(self, canvas: Canvas) -> Decoding:
         """As `remask`."""

@@ -17,7 +17,7 @@ from service.decode.block import Pick
 from service.decode.canvas import Canvas
 from service.decode.mode import DecodingMode
 from service.decode.policy import Decoding, Evaluate, Prediction
-from service.decode.rules import Above, Rule
+from service.decode.rules import ConfidenceAbove, Rule
 
 #: the most positions that one forward reveals: a share of the masked ones, between two numbers
 _SHARE, _LEAST, _MOST = 0.7, 5, 20
@@ -33,7 +33,7 @@ class Wino(DecodingMode, frozen=True):
     @property
     def rule(self) -> Rule:
         """The positions above the wide threshold."""
-        return Above(self.wide)
+        return ConfidenceAbove(self.wide)
 
     def decode(self, canvas: Canvas) -> Decoding:
         """A forward over the state and, for each of its own tokens, the state without it."""

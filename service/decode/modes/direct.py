@@ -6,7 +6,7 @@ from service.decode.canvas import Canvas
 from service.decode.knobs import Knob
 from service.decode.mode import DecodingMode
 from service.decode.policy import Decoding, Evaluate, Refine
-from service.decode.rules import MostConfident, Rule
+from service.decode.rules import TopConfidence, Rule
 
 _MRP_STEPS = Knob(int, "MRP picks per backbone forward; default: the checkpoint's", least=1, in_block=True)
 
@@ -26,7 +26,7 @@ class Direct(DecodingMode, frozen=True):
     @property
     def rule(self) -> Rule:
         """The most confident position."""
-        return MostConfident(1)
+        return TopConfidence(1)
 
     def decode(self, canvas: Canvas) -> Decoding:
         """Up to 1 + `mrp_steps` tokens per backbone forward."""

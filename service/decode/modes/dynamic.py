@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar
 
 from service.decode.knobs import THRESHOLD
 from service.decode.mode import RuleMode
-from service.decode.rules import Above, Rule
+from service.decode.rules import ConfidenceAbove, Rule
 
 
 class Dynamic(RuleMode, frozen=True):
@@ -16,4 +16,4 @@ class Dynamic(RuleMode, frozen=True):
     @property
     def rule(self) -> Rule:
         """The positions above the threshold."""
-        return Above(self.threshold)
+        return ConfidenceAbove(self.threshold)

@@ -7,7 +7,7 @@ from service.decode.canvas import Canvas
 from service.decode.knobs import THRESHOLD
 from service.decode.mode import DecodingMode
 from service.decode.policy import Decoding, Evaluate, Refine
-from service.decode.rules import Above, Rule
+from service.decode.rules import ConfidenceAbove, Rule
 
 
 class Remask(DecodingMode, frozen=True):
@@ -25,7 +25,7 @@ class Remask(DecodingMode, frozen=True):
     @property
     def rule(self) -> Rule:
         """The positions above the threshold."""
-        return Above(self.threshold)
+        return ConfidenceAbove(self.threshold)
 
     def decode(self, canvas: Canvas) -> Decoding:
         """Only tokens of the current step can be masked again, and never all of them."""

@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar
 
 from service.decode.knobs import ENTROPY_BOUND, TOKENS_PER_STEP
 from service.decode.mode import RuleMode
-from service.decode.rules import Leftmost, Rule
+from service.decode.rules import LeftToRight, Rule
 
 
 class Sequential(RuleMode, frozen=True):
@@ -17,4 +17,4 @@ class Sequential(RuleMode, frozen=True):
     @property
     def rule(self) -> Rule:
         """The leftmost positions."""
-        return Leftmost(self.tokens_per_step, self.entropy_bound)
+        return LeftToRight(self.tokens_per_step, self.entropy_bound)

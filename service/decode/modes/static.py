@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar
 
 from service.decode.knobs import TOKENS_PER_STEP
 from service.decode.mode import RuleMode
-from service.decode.rules import MostConfident, Rule
+from service.decode.rules import TopConfidence, Rule
 
 
 class Static(RuleMode, frozen=True):
@@ -16,4 +16,4 @@ class Static(RuleMode, frozen=True):
     @property
     def rule(self) -> Rule:
         """The most confident positions."""
-        return MostConfident(self.tokens_per_step)
+        return TopConfidence(self.tokens_per_step)

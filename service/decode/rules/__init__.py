@@ -4,12 +4,12 @@ A mode may consist of a rule only (`RuleMode`). `speculative` gives any rule's o
 one reading and keeps no state. Its `in_order` fills as many positions from left to right: for answers with a grammar.
 """
 
-from service.decode.rules.above import Above
-from service.decode.rules.leading import Leading
-from service.decode.rules.leftmost import Leftmost
+from service.decode.rules.above import ConfidenceAbove
+from service.decode.rules.leading import LeftToRightAbove
+from service.decode.rules.leftmost import LeftToRight
 from service.decode.rules.lowest_entropy import LowestEntropy
-from service.decode.rules.most_confident import MostConfident
+from service.decode.rules.most_confident import TopConfidence
 
-Rule = MostConfident | Above | Leading | Leftmost | LowestEntropy
+Rule = TopConfidence | Above | LeftToRightAbove | LeftToRight | LowestEntropy
 
-__all__ = ["Above", "Leading", "Leftmost", "LowestEntropy", "MostConfident", "Rule"]
+__all__ = ["Above", "LeftToRightAbove", "LeftToRight", "LowestEntropy", "TopConfidence", "Rule"]

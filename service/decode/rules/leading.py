@@ -11,14 +11,14 @@ from service.decode.policy import Prediction
 
 
 @dataclass(frozen=True, slots=True)
-class Leading:
+class LeftToRightAbove:
     """The leftmost pick, and those after it up to the first of confidence <= `threshold`."""
 
     needs_entropy: ClassVar[bool] = False
     threshold: float
 
     @property
-    def in_order(self) -> Leading:
+    def in_order(self) -> LeftToRightAbove:
         """Itself."""
         return self
 

@@ -14,7 +14,7 @@ from service.decode.rules.bounded import bounded
 
 
 @dataclass(frozen=True, slots=True)
-class Leftmost:
+class LeftToRight:
     """The `count` leftmost picks, and further ones as long as `bound` (nats) allows. With bound 0 there are none."""
 
     count: int = 1
@@ -26,7 +26,7 @@ class Leftmost:
         return self.bound > 0
 
     @property
-    def in_order(self) -> Leftmost:
+    def in_order(self) -> LeftToRight:
         """Itself."""
         return self
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 from service.decode.block import Pick
 from service.decode.policy import Prediction
 from service.decode.rules.bounded import bounded
-from service.decode.rules.leftmost import Leftmost
+from service.decode.rules.leftmost import LeftToRight
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +19,9 @@ class LowestEntropy:
     bound: float
 
     @property
-    def in_order(self) -> Leftmost:
+    def in_order(self) -> LeftToRight:
         """The rule from left to right."""
-        return Leftmost(1, self.bound)
+        return LeftToRight(1, self.bound)
 
     def __call__(self, reading: Prediction) -> tuple[Pick, ...]:
         """The picks to reveal after the reading."""

@@ -7,20 +7,20 @@ from typing import ClassVar
 
 from service.decode.block import Pick
 from service.decode.policy import Prediction
-from service.decode.rules.leftmost import Leftmost
+from service.decode.rules.leftmost import LeftToRight
 
 
 @dataclass(frozen=True, slots=True)
-class MostConfident:
+class TopConfidence:
     """The `count` picks of highest confidence."""
 
     needs_entropy: ClassVar[bool] = False
     count: int = 1
 
     @property
-    def in_order(self) -> Leftmost:
+    def in_order(self) -> LeftToRight:
         """The rule from left to right."""
-        return Leftmost(self.count)
+        return LeftToRight(self.count)
 
     def __call__(self, reading: Prediction) -> tuple[Pick, ...]:
         """The picks to reveal after the reading."""

@@ -14,7 +14,7 @@ from service.decode.block import MASKED, Block
 from service.decode.canvas import Canvas
 from service.decode.draft_budget import DraftBudget
 from service.decode.policy import Prediction
-from service.decode.rules import MostConfident, Rule
+from service.decode.rules import TopConfidence, Rule
 from service.decode.tree import tree
 from service.engine.drafting.curve import Curve, dented, dents
 from service.engine.forward.memory import FittingForward
@@ -117,7 +117,7 @@ def _states_of(runner: RowRunner, row: Row) -> Callable[[int], Callable[[], obje
 
 def _drafting(state: Block, reading: Prediction, clock: Callable[[], float]) -> float:
     """The time per state of drafting a small tree."""
-    rule = MostConfident(1)
+    rule = TopConfidence(1)
     canvas = Canvas(state.reveal(rule(reading)), ends=lambda _: False)
     return min(_seconds(lambda: _grown(canvas, reading, rule), clock) for _ in range(20)) / _DRAFTS
 

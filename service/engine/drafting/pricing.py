@@ -19,7 +19,7 @@ from service.decode.block import Step
 from service.decode.draft_budget import DraftBudget
 from service.decode.mode import DecodingMode
 from service.decode.registry import leaves_drafts_open
-from service.decode.rules import MostConfident
+from service.decode.rules import TopConfidence
 from service.engine.drafting.costs import StepCosts
 from service.engine.drafting.curve import Curve
 from service.engine.drafting.mrp_choice import MrpChoice
@@ -75,7 +75,7 @@ class Pricing:
         choice.count()
         rule, sampled = params.rule, request.sampling.temperature > 0
         rule = rule if request.grammar is None else rule.in_order
-        kind = type(rule).__name__, rule == MostConfident(1), sampled, params.drafts_decide, mrp_steps
+        kind = type(rule).__name__, rule == TopConfidence(1), sampled, params.drafts_decide, mrp_steps
         return DraftingAccount(self, choice, self._kinds.setdefault(kind, Reliability()), mrp_steps)
 
     def begin(self, running: int) -> None:

@@ -7,7 +7,7 @@ import pytest
 from service.decode.block import Block, Pick
 from service.decode.modes import Entropy, Sequential, Speculative
 from service.decode.policy import Prediction
-from service.decode.rules import Leftmost, LowestEntropy
+from service.decode.rules import LeftToRight, LowestEntropy
 from tests.decode.oracle import fixed, masked_block, run
 
 #: position -> (token, confidence, entropy); the surest by confidence is not the one of lowest entropy
@@ -52,7 +52,7 @@ class TestLeftmost:
     @pytest.mark.parametrize(("count", "wanted"), [(1, [2]), (2, [2, 3]), (3, [2, 3, 7]), (9, [2, 3, 7])])
     def test_a_number_of_positions_from_the_left(self, count: int, wanted: list[int]) -> None:
         picks = tuple(Pick(position, 0, confidence) for position, confidence in ((2, 0.1), (3, 0.9), (7, 0.8)))
-        assert positions(Leftmost(count)(Prediction.of_picks(picks))) == wanted
+        assert positions(LeftToRight(count)(Prediction.of_picks(picks))) == wanted
 
     @pytest.mark.parametrize(
         ("count", "bound", "wanted"),
@@ -67,11 +67,11 @@ class TestLeftmost:
     )
     def test_the_run_goes_on_as_long_as_the_bound_allows(self, count: int, bound: float, wanted: list[int]) -> None:
         said = {position: entropy for position, (_, _, entropy) in SAID.items()}
-        assert positions(Leftmost(count, bound + 1e-9)(reading(said))) == wanted
+        assert positions(LeftToRight(count, bound + 1e-9)(reading(said))) == wanted
 
     def test_one_doubtful_position_ends_no_run_of_sure_ones_two_do(self) -> None:
         said = {0: 0.0, 1: 0.0, 2: 2.0, 3: 0.0, 4: 1.5, 5: 0.0}
-        assert positions(Leftmost(1, 0.1)(reading(said))) == [0, 1, 2, 3]
+        assert positions(LeftToRight(1, 0.1)(reading(said))) == [0, 1, 2, 3]
 
 
 class TestModes:
