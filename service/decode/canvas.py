@@ -75,13 +75,13 @@ class Canvas:
         else:
             self._move(after or self.after(self.block, step.revealed), step.revealed)
 
-    def revoke(self, kind: StepKind, positions: Iterable[int]) -> None:
+    def remask(self, kind: StepKind, positions: Iterable[int]) -> None:
         """Masks positions again and records the step. With a guide, all that follows the first of them, too."""
         revoked = tuple(positions)
         if self.guide is not None:
             revoked = tuple(range(min(revoked), self.block.num_leading))
         self.block = self.block.mask(revoked)
-        self.steps.append(Step(kind, revoked=revoked))
+        self.steps.append(Step(kind, remasked=revoked))
 
     def _move(self, after: Block, revealed: tuple[Pick, ...]) -> None:
         before, self.block = self.block, after

@@ -19,7 +19,7 @@ def _step(block: int, step: Step) -> TraceStep:
         "block": block,
         "kind": step.kind,
         "revealed": _picks(step.revealed),
-        "revoked": list(step.revoked),
+        "revoked": list(step.remasked),
         "drafted": _picks(step.drafted),
         "accepted": step.accepted,
     }

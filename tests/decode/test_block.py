@@ -42,12 +42,12 @@ def test_a_canvas_records_its_steps() -> None:
     first, second = Pick(1, 4, 0.9), Pick(0, 5, 0.4)
     canvas.reveal("denoise", [first])
     canvas.record(Step("verify", (second,), drafted=(second,), accepted=1))
-    canvas.revoke("mrp", [1])
+    canvas.remask("mrp", [1])
     assert canvas.block == Block((5, M, M))
     assert canvas.steps == [
         Step("denoise", (first,)),
         Step("verify", (second,), drafted=(second,), accepted=1),
-        Step("mrp", revoked=(1,)),
+        Step("mrp", remasked=(1,)),
     ]
 
 

@@ -187,22 +187,22 @@ class TestRemask:
         doubts = {**FOUR, 2: (0, 0.2)}
         done = run(masked_block(4), Remask(0.55), fixed(FOUR), fixed(doubts))
         assert [pick[:2] for pick in done.canvas.steps[0].revealed] == [(1, 11), (2, 12), (3, 13)]
-        assert done.canvas.steps[1].revoked == (2,)
+        assert done.canvas.steps[1].remasked == (2,)
         assert done.refinements[0].judge == (1, 2, 3)
         assert done.refinements[0].state == Block((M, 11, 12, 13))
 
     def test_equal_to_the_threshold_is_not_doubtful(self) -> None:
         done = run(masked_block(4), Remask(0.55), fixed(FOUR), fixed(dict.fromkeys(range(4), (0, 0.55))))
-        assert all(not step.revoked for step in done.canvas.steps)
+        assert all(not step.remasked for step in done.canvas.steps)
 
     def test_the_best_of_all_doubtful_ones_is_kept(self) -> None:
         doubts = {1: (0, 0.1), 2: (0, 0.3), 3: (0, 0.2), 0: (0, 0.0)}
         done = run(masked_block(4), Remask(0.55), fixed(FOUR), fixed(doubts))
-        assert done.canvas.steps[1].revoked == (1, 3)
+        assert done.canvas.steps[1].remasked == (1, 3)
 
     def test_of_equally_doubtful_ones_the_lowest_position_is_kept(self) -> None:
         done = run(masked_block(4), Remask(0.55), fixed(FOUR), fixed(dict.fromkeys(range(4), (0, 0.3))))
-        assert done.canvas.steps[1].revoked == (2, 3)
+        assert done.canvas.steps[1].remasked == (2, 3)
 
     def test_nobody_can_take_back_what_earlier_steps_revealed(self) -> None:
         sure = fixed({p: (p, 0.9) for p in range(5)})
@@ -211,7 +211,7 @@ class TestRemask:
         assert [query.states[0].masked for query in done.evaluations] == [
             tuple(range(left)) for left in (5, 4, 3, 2, 1)
         ]
-        assert [step.revoked for step in done.canvas.steps if step.revoked] == [(0, 1, 2, 3), (0, 1, 2), (0, 1), (0,)]
+        assert [step.remasked for step in done.canvas.steps if step.remasked] == [(0, 1, 2, 3), (0, 1, 2), (0, 1), (0,)]
 
     def test_without_doubt_it_is_dynamic(self) -> None:
         sure = fixed(dict.fromkeys(range(4), (0, 1.0)))

@@ -196,7 +196,7 @@ def test_every_mode_completes_the_block_and_its_record_adds_up(
         assert step.drafted[: step.accepted] == () or [p[:2] for p in step.revealed[: step.accepted]] == [
             p[:2] for p in step.drafted[: step.accepted]
         ]
-        replayed = replayed.reveal(step.revealed).mask(step.revoked)
+        replayed = replayed.reveal(step.revealed).remask(step.remasked)
     assert replayed == done.canvas.block
 
 
@@ -206,9 +206,9 @@ def test_remask_keeps_a_fresh_reveal_in_every_step(block: Block, seed: int, othe
     done = run(block, Remask(threshold), random_oracle(seed), random_oracle(other))
     steps = done.canvas.steps
     for before, step in pairwise(steps):
-        if step.revoked:
+        if step.remasked:
             assert before.kind == "denoise"
-            assert set(step.revoked) < {pick.position for pick in before.revealed}
+            assert set(step.remasked) < {pick.position for pick in before.revealed}
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ class TestForwards:
             steps = [step for block in done.blocks for step in block.steps]
             assert done.stats.drafts_proposed == sum(len(step.drafted) for step in steps)
             assert done.stats.drafts_accepted == sum(step.accepted for step in steps)
-            assert done.stats.remasked == sum(len(step.revoked) for step in steps)
+            assert done.stats.remasked == sum(len(step.remasked) for step in steps)
             assert (done.stats.drafts_proposed > 0) == isinstance(params, Speculative)
 
     def test_tokens_per_forward(self) -> None:

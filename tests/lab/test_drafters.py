@@ -96,7 +96,7 @@ def test_a_judge_in_turn_sees_only_what_it_found_best_before() -> None:
     judge = fixed({**said, 1: (99, 0.9)})
     done = run(masked_block(3), JudgedRemask(0.5, judge="mrp_in_turn", decide="best"), fixed(said), judge)
     assert [query.state.tokens for query in done.refinements[:2]] == [(10, M, M), (10, M, M)]
-    assert done.canvas.steps[1].revoked == (1,)
+    assert done.canvas.steps[1].remasked == (1,)
 
 
 def test_the_backbone_judges_each_token_with_the_others_in_place() -> None:
@@ -109,7 +109,7 @@ def test_in_order_all_behind_the_first_doubtful_token_goes() -> None:
     sure = fixed({p: (p, 0.9, 0.0) for p in range(4)})
     doubts = fixed({p: (p, 0.1 if p == 1 else 0.9, 0.0) for p in range(4)})
     done = run(masked_block(4), RemaskInOrder(1.0, 0.5), sure, doubts)
-    assert done.canvas.steps[1].revoked == (1, 2, 3)
+    assert done.canvas.steps[1].remasked == (1, 2, 3)
 
 
 def test_direct_stops_where_mrp_is_not_sure() -> None:

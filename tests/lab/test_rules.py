@@ -197,7 +197,7 @@ def test_every_plan_is_allowed_and_fills_a_block(plan):
     decoded(plan, canvas, says)
     assert canvas.block.complete
     assert canvas.block.tokens[:3] == (5,) * 3
-    assert all(step.revealed or step.revoked for step in canvas.steps)
+    assert all(step.revealed or step.remasked for step in canvas.steps)
 
 
 def test_no_plan_is_measured_twice():

@@ -98,7 +98,7 @@ class Watched(DecodingMode, frozen=True):
                     )  # fmt: skip
             canvas.reveal("denoise", fresh)
             if revoked:
-                canvas.revoke("mrp", revoked)
+                canvas.remask("mrp", revoked)
 
 
 def auc(right: Sequence[float], wrong: Sequence[float]) -> float:

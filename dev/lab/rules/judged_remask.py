@@ -56,14 +56,14 @@ def mrp_each(block: Block, reading: Prediction, fresh: Sequence[Pick]) -> Judgin
     """MRP reads the block once for each fresh token: with this one masked and the others in place (leave-one-out)."""
     opinions = []
     for pick in fresh:
-        (corrected,) = yield Refine(reading, block.reveal(fresh).mask([pick.position]))
+        (corrected,) = yield Refine(reading, block.reveal(fresh).remask([pick.position]))
         opinions.append(opinion_of(corrected, pick))
     return tuple(opinions)
 
 
 def backbone_each(block: Block, _: Prediction, fresh: Sequence[Pick]) -> Judging:
     """An oracle: the backbone reads the block once for each fresh token, with this one masked."""
-    states = (block.reveal(fresh).mask([pick.position]) for pick in fresh)
+    states = (block.reveal(fresh).remask([pick.position]) for pick in fresh)
     _, *readings = yield Evaluate((block, *states))
     return tuple(opinion_of(reading, pick) for reading, pick in zip(readings, fresh, strict=True))
 
@@ -137,7 +137,7 @@ class JudgedRemask(DecodingMode, frozen=True):
                 opinions = yield from JUDGES[self.judge](canvas.block, reading, fresh)
             canvas.reveal("denoise", fresh)
             if revoked := self._revoked(opinions):
-                canvas.revoke("mrp", revoked)
+                canvas.remask("mrp", revoked)
 
     def _ordered(self, fresh: tuple[Pick, ...]) -> tuple[Pick, ...]:
         return fresh if self.order == "left" else tuple(sorted(fresh, key=lambda pick: -pick.confidence))

@@ -155,7 +155,7 @@ class RemaskInOrder(DecodingMode, frozen=True):
             (corrected,) = yield Refine(reading, canvas.block, judge=tuple(pick.position for pick in fresh))
             bad = [pick.position for pick in corrected.judged[1:] if pick.confidence < self.doubt]
             if bad:
-                canvas.revoke("mrp", tuple(pick.position for pick in fresh if pick.position >= bad[0]))
+                canvas.remask("mrp", tuple(pick.position for pick in fresh if pick.position >= bad[0]))
 
 
 METHOD = Method(

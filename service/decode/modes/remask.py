@@ -40,7 +40,7 @@ class Remask(DecodingMode, frozen=True):
             keep = corrected.judged[0] if canvas.guide else max(corrected.judged, key=lambda pick: pick.confidence)
             doubtful = _doubtful(corrected.judged, self.threshold, keep.position)
             if doubtful:
-                canvas.revoke("mrp", doubtful)
+                canvas.remask("mrp", doubtful)
 
 
 def _doubtful(judged: tuple[Pick, ...], threshold: float, keep: int) -> tuple[int, ...]:

@@ -191,7 +191,7 @@ class Account:
         """So many states were read, which led to the steps."""
         tokens = 0
         for step in steps:
-            tokens += len(step.revealed) - len(step.revoked)
+            tokens += len(step.revealed) - len(step.remasked)
         self._pricing.note(rows, tokens, self.pages)
 
 
