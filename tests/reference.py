@@ -169,7 +169,7 @@ class Reference:
                 readings = tuple(self.read(self.evaluate(clean, s), s, start, sampling) for s in query.states)
             else:
                 hidden = self.refine(clean, query.state, query.after.handle)
-                readings = (self.read(hidden, query.state, start, sampling, query.judge),)
+                readings = (self.read(hidden, query.state, start, sampling, query.rescore),)
             try:
                 query = policy.send(readings)
             except StopIteration:

@@ -296,7 +296,7 @@ class Sequence:
         state, after = query.state, query.after
         return Row(
             state, self._prompt_blocks + self._num_blocks, self.lease.pages, False, self.request.sampling,
-            query.judge, after.handle, self._entropy, self._drafts, self._masks.get(state),
+            query.rescore, after.handle, self._entropy, self._drafts, self._masks.get(state),
             None if self._drafts else self.request.asked,
         )  # fmt: skip
 

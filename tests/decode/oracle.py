@@ -78,7 +78,7 @@ def run(
         else:
             assert query.after.handle in handles, "refines a reading it never got"
             assert mrp is not None
-            readings = (_reading(query.state, mrp, params, query.judge),)
+            readings = (_reading(query.state, mrp, params, query.rescore),)
         handles |= {reading.handle for reading in readings}
 
 

@@ -188,7 +188,7 @@ class TestRemask:
         done = run(masked_block(4), Remask(0.55), fixed(FOUR), fixed(doubts))
         assert [pick[:2] for pick in done.canvas.steps[0].revealed] == [(1, 11), (2, 12), (3, 13)]
         assert done.canvas.steps[1].remasked == (2,)
-        assert done.refinements[0].judge == (1, 2, 3)
+        assert done.refinements[0].rescore == (1, 2, 3)
         assert done.refinements[0].state == Block((M, 11, 12, 13))
 
     def test_equal_to_the_threshold_is_not_doubtful(self) -> None:

@@ -117,10 +117,10 @@ class CheckingRunner(Around):
             assert reading.picks == ()
             return
         start = row.index * len(row.state.tokens)
-        wanted = self.reference.read(hidden, row.state, start, row.sampling, row.judge)
+        wanted = self.reference.read(hidden, row.state, start, row.sampling, row.rescore)
         assert [pick.position for pick in reading.picks] == list(row.state.masked)
-        assert [pick[:2] for pick in reading.judged] == [pick[:2] for pick in wanted.judged]
-        for got, expected in zip(reading.picks + reading.judged, wanted.picks + wanted.judged, strict=True):
+        assert [pick[:2] for pick in reading.rescored] == [pick[:2] for pick in wanted.rescored]
+        for got, expected in zip(reading.picks + reading.rescored, wanted.picks + wanted.rescored, strict=True):
             if self.exact or row.sampling.temperature == 0:  # in float32 noise may tip a sampled tie
                 assert abs(got.confidence - expected.confidence) < (1e-5 if self.exact else 1e-4)
             assert got.token == expected.token or not self.exact

@@ -55,7 +55,7 @@ class Recording(Around):
     def keep(self, network: str, rows: Sequence[Row], readings: list[Prediction]) -> list[Prediction]:
         for row, reading in zip(rows, readings, strict=True):
             if row.sampling is not None:
-                self.readings[network, row.sampling.seed, row.index, row.state, row.judge] = reading
+                self.readings[network, row.sampling.seed, row.index, row.state, row.rescore] = reading
         return readings
 
 
@@ -72,7 +72,7 @@ def num_differing(left: dict, right: dict) -> int:
     assert left.keys() == right.keys()
     return sum(
         not (torch.equal(one.handle.hidden, right[key].handle.hidden) and one.picks == right[key].picks)
-        or one.judged != right[key].judged
+        or one.rescored != right[key].rescored
         for key, one in left.items()
     )
 

@@ -48,8 +48,8 @@ def nobody(_: Block, __: Prediction, fresh: Sequence[Pick]) -> Judging:
 
 def mrp_together(block: Block, reading: Prediction, fresh: Sequence[Pick]) -> Judging:
     """The published judge: MRP reads all fresh tokens in their places, once."""
-    (corrected,) = yield Refine(reading, block.reveal(fresh), judge=tuple(pick.position for pick in fresh))
-    return tuple(Opinion(pick.position, pick.confidence, pick.confidence > 0.5) for pick in corrected.judged)
+    (corrected,) = yield Refine(reading, block.reveal(fresh), rescore=tuple(pick.position for pick in fresh))
+    return tuple(Opinion(pick.position, pick.confidence, pick.confidence > 0.5) for pick in corrected.rescored)
 
 
 def mrp_each(block: Block, reading: Prediction, fresh: Sequence[Pick]) -> Judging:

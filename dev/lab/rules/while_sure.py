@@ -152,8 +152,8 @@ class RemaskInOrder(DecodingMode, frozen=True):
             canvas.reveal("denoise", fresh)
             if len(fresh) == 1:
                 continue
-            (corrected,) = yield Refine(reading, canvas.block, judge=tuple(pick.position for pick in fresh))
-            bad = [pick.position for pick in corrected.judged[1:] if pick.confidence < self.doubt]
+            (corrected,) = yield Refine(reading, canvas.block, rescore=tuple(pick.position for pick in fresh))
+            bad = [pick.position for pick in corrected.rescored[1:] if pick.confidence < self.doubt]
             if bad:
                 canvas.remask("mrp", tuple(pick.position for pick in fresh if pick.position >= bad[0]))
 

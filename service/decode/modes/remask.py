@@ -36,9 +36,9 @@ class Remask(DecodingMode, frozen=True):
             canvas.reveal("denoise", fresh)
             if len(fresh) == 1:
                 continue
-            (corrected,) = yield Refine(reading, canvas.block, judge=tuple(pick.position for pick in fresh))
-            keep = corrected.judged[0] if canvas.guide else max(corrected.judged, key=lambda pick: pick.confidence)
-            doubtful = _doubtful(corrected.judged, self.threshold, keep.position)
+            (corrected,) = yield Refine(reading, canvas.block, rescore=tuple(pick.position for pick in fresh))
+            keep = corrected.rescored[0] if canvas.guide else max(corrected.rescored, key=lambda pick: pick.confidence)
+            doubtful = _doubtful(corrected.rescored, self.threshold, keep.position)
             if doubtful:
                 canvas.remask("mrp", doubtful)
 
