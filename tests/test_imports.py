@@ -85,7 +85,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.engine",
         "service.parallel",
         "service.decode.block",
-        "service.decode.guide",
+        "service.decode.block_grammar",
         "service.decode.modes",
         "service.decode.registry",
         "service.model",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from service.decode.block import Block, Pick, Step, StepKind, make
 from service.decode.draft_budget import DraftBudget
-from service.decode.guide import Guide, forced_picks
+from service.decode.block_grammar import BlockGrammar, forced_picks
 
 if TYPE_CHECKING:
     from service.decode.policy import Prediction
@@ -31,7 +31,7 @@ class Canvas:
     steps: list[Step] = field(default_factory=list)
     budget: Callable[[], DraftBudget] = DraftBudget
     ends: Callable[[Block], bool] = _complete
-    guide: Guide | None = None
+    guide: BlockGrammar | None = None
 
     def rule(self, rule: Rule) -> Rule:
         """The rule by which this block is filled: with a guide, from left to right."""

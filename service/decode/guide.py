@@ -1,7 +1,7 @@
 """The grammar of an answer, as policies see it: what may follow, what must follow.
 
-`Grammar` is the seam: `service/constraints` implements it, the engine opens one for each request that has a
-constraint. A `Guide` holds for one block. With a guide a block is filled from left to right, since only the leftmost
+`GrammarMatcher` is the seam: `service/constraints` implements it, the engine opens one for each request that has a
+constraint. A `BlockGrammar` holds for one block. With a guide a block is filled from left to right, since only the leftmost
 masked position has a known prefix. A mode then decides only how many positions a forward fills.
 """
 
@@ -19,7 +19,7 @@ Tokens = tuple[int, ...]
 _CERTAIN = 1.0
 
 
-class Grammar(Protocol):
+class GrammarMatcher(Protocol):
     """The way of one answer through a grammar. `tokens`: those after the ones given to `advance`.
 
     Every method may raise an MrpServeError, which ends the request. All but `advance` only look ahead.
@@ -41,18 +41,18 @@ class Grammar(Protocol):
         """The tokens are final. Other calls count from here."""
 
 
-class GrammarSource(Protocol):
+class CompiledGrammar(Protocol):
     """A compiled grammar, from which each request opens its own."""
 
-    def open(self) -> Grammar:
+    def open(self) -> GrammarMatcher:
         """A grammar at the beginning of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Guide:
+class BlockGrammar:
     """The grammar of the answer in one block. `head`: the block's positions before the answer."""
 
-    grammar: Grammar
+    grammar: GrammarMatcher
     head: int
 
     def mask(self, block: Block) -> Any:

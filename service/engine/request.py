@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from service.data import Data
 from service.decode.block import PositionLogprobs, Step
-from service.decode.guide import GrammarSource
+from service.decode.block_grammar import CompiledGrammar
 from service.decode.modes import Static
 from service.decode.mode import DecodingMode
 from service.errors import InvalidRequest, MrpServeError
@@ -95,7 +95,7 @@ class GenerationRequest:
     keep_steps: bool = True
     together: int = 1
     asked: LogprobsRequest | None = None
-    grammar: GrammarSource | None = field(default=None, repr=False, compare=False)
+    grammar: CompiledGrammar | None = field(default=None, repr=False, compare=False)
     version: int | None = None
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from service.decode.block import MASKED, Block, make
 from service.decode.canvas import Canvas
-from service.decode.guide import Grammar, Guide
+from service.decode.block_grammar import GrammarMatcher, BlockGrammar
 from service.decode.policy import Decoding, Evaluate, Query, Prediction, Refine
 from service.decode.registry import only_drafts
 from service.engine.drafting.pricing import Account
@@ -61,7 +61,7 @@ class Sequence:
         self._num_blocks = 0
         self._unwritten: deque[Row] = deque()
         self._for_mrp: list[Row] = []
-        self._grammar: Grammar | None = None
+        self._grammar: GrammarMatcher | None = None
         self._masks: dict[Block, Any] = {}
         self._canvas: Canvas
         self._decoding: Decoding
@@ -75,7 +75,7 @@ class Sequence:
             self._grammar = request.grammar.open()
             if request.num_continued:
                 self._grammar.advance(request.prompt_token_ids[-request.num_continued :])
-            self._canvas.guide = Guide(self._grammar, self._head)
+            self._canvas.guide = BlockGrammar(self._grammar, self._head)
             self._canvas.begin()
         self._follow(next(self._decoding, None))
 
@@ -188,7 +188,7 @@ class Sequence:
         )
         self._num_noted = 0
         if self._grammar is not None:
-            self._canvas.guide = Guide(self._grammar, self._head)
+            self._canvas.guide = BlockGrammar(self._grammar, self._head)
             self._canvas.begin()
         self._decoding = self.request.params.decode(self._canvas)
 

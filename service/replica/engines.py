@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from service.constraints import Constraint, Owner
-from service.decode.guide import GrammarSource
+from service.decode.block_grammar import CompiledGrammar
 from service.engine.observer import EngineState
 from service.engine.request import BlockEvent, BlockProgress, GenerationRequest
 from service.model import ModelConfig
@@ -46,7 +46,7 @@ class ReplicaEngine(Protocol):
     def generate(self, request: GenerationRequest) -> AsyncGenerator[BlockEvent | BlockProgress]:
         """The items of a request, as `EngineWorker.generate`."""
 
-    async def compile(self, constraint: Constraint, owner: Owner) -> GrammarSource:
+    async def compile(self, constraint: Constraint, owner: Owner) -> CompiledGrammar:
         """The grammar of a constraint, for requests of this engine. Raises what `Compiler.compile` raises."""
 
     async def check(self, model: str) -> None:

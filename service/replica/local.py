@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 from service.constraints import Constraint, Owner
-from service.decode.guide import GrammarSource
+from service.decode.block_grammar import CompiledGrammar
 from service.engine import BlockEvent, BlockProgress, EngineState, EngineWorker, GenerationRequest
 from service.replica.core import Core
 from service.replica.engines import Served
@@ -40,7 +40,7 @@ class LocalEngine:
         """See `EngineWorker.generate`."""
         return self._worker.generate(request)
 
-    async def compile(self, constraint: Constraint, owner: Owner) -> GrammarSource:
+    async def compile(self, constraint: Constraint, owner: Owner) -> CompiledGrammar:
         """See `Compiler.compile`."""
         return await self._core.compiler.compile(constraint, owner)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from service.constraints import Constraint, Owner
-from service.decode.guide import Grammar
+from service.decode.block_grammar import GrammarMatcher
 from service.engine import EngineState, GenerationRequest
 from service.engine.streams import Item
 from service.errors import MrpServeError
@@ -118,11 +118,11 @@ class Answered(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KeptGrammar:
-    """A grammar that the engine's process has compiled. Implements `GrammarSource` for requests on their way there."""
+    """A grammar that the engine's process has compiled. Implements `CompiledGrammar` for requests on their way there."""
 
     constraint: Constraint
     owner: Owner
 
-    def open(self) -> Grammar:
+    def open(self) -> GrammarMatcher:
         """Only the compiled grammar can be opened."""
         raise AssertionError("a grammar is to be opened outside of the process that compiled it")

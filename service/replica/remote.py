@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from service.constraints import Constraint, Owner
-from service.decode.guide import GrammarSource
+from service.decode.block_grammar import CompiledGrammar
 from service.engine.observer import EngineState
 from service.engine.request import BlockEvent, BlockProgress, GenerationRequest
 from service.engine.streams import Streams
@@ -153,7 +153,7 @@ class RemoteEngine(Frames):
 
     # --- grammars and weights ----------------------------------------------------------------------
 
-    async def compile(self, constraint: Constraint, owner: Owner) -> GrammarSource:
+    async def compile(self, constraint: Constraint, owner: Owner) -> CompiledGrammar:
         """Compiled and kept in the engine's process."""
         await self._ask(Compile(constraint, owner))
         return KeptGrammar(constraint, owner)

@@ -13,7 +13,7 @@ from service.decode.block import MASKED, Block, PositionLogprobs, Pick
 from service.decode.canvas import Canvas
 from service.decode.draft_budget import DraftBudget
 from service.decode.drafting import Draft
-from service.decode.guide import Guide
+from service.decode.block_grammar import BlockGrammar
 from service.decode.margin import Near
 from service.decode.modes import Dynamic, Entropy, Sequential, Speculative, Static
 from service.decode.mode import RuleMode
@@ -162,7 +162,7 @@ def test_a_near_draft_that_the_grammar_refuses_is_not_accepted() -> None:
     reading = Prediction.of_picks((said(4, 0.5, 6, 0.45, 0), said(8, 0.5, 9, 0.45, 1)))
     for drafted, tokens in (((6, 8), (6, 8)), ((6, 9), (4,)), ((6,), (6,)), ((4, 9), (4,))):
         step = tuple(Pick(place, token, 0.9) for place, token in enumerate(drafted))
-        canvas = Canvas(block, guide=Guide(Even(), 0))
+        canvas = Canvas(block, guide=BlockGrammar(Even(), 0))
         choose = Near(canvas, ONE, {block.reveal(step): Draft(1, step)}, 0.5)
         assert tuple(pick.token for pick in choose(reading, block)) == tokens
 
@@ -170,7 +170,7 @@ def test_a_near_draft_that_the_grammar_refuses_is_not_accepted() -> None:
 def test_with_a_grammar_a_step_begins_at_the_leftmost_position() -> None:
     block, step = masked_block(2), (Pick(1, 8, 0.9),)
     reading = Prediction.of_picks((said(4, 0.5, 6, 0.45, 0), said(8, 0.5, 9, 0.45, 1)))
-    choose = Near(Canvas(block, guide=Guide(Even(), 0)), ONE, {block.reveal(step): Draft(1, step)}, 0.5)
+    choose = Near(Canvas(block, guide=BlockGrammar(Even(), 0)), ONE, {block.reveal(step): Draft(1, step)}, 0.5)
     assert choose(reading, block)[0][:2] == (0, 4)
 
 
