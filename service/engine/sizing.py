@@ -29,7 +29,7 @@ _MOST_RUNNING_ELSEWHERE = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class RequestedSizes:
     """The requested sizes. None: as much as fits.
 
     `memory_utilization`: the share of a GPU's memory that may be used, weights included; on a CPU the share of the free
@@ -44,7 +44,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class MemoryPlan:
     """The sizes that fit, the bytes of the cache, and the estimated bytes of forwards (their tensors and graphs)."""
 
     kv_cache_tokens: int
@@ -59,7 +59,7 @@ def most_running(kind: str) -> int:
     return _MOST_RUNNING.get(kind, _MOST_RUNNING_ELSEWHERE)
 
 
-def fit(asked: Sizes, model: ModelConfig, itemsize: int, memory: DeviceMemory) -> Fit:
+def plan_memory(asked: RequestedSizes, model: ModelConfig, itemsize: int, memory: DeviceMemory) -> MemoryPlan:
     """The sizes that fit into the free memory. `itemsize`: bytes of one weight.
 
     SettingsError, which names `kv_cache_tokens`, if there is no room for two blocks.
@@ -86,7 +86,7 @@ def fit(asked: Sizes, model: ModelConfig, itemsize: int, memory: DeviceMemory) -
         tokens = asked.kv_cache_tokens
     typical = min(model.max_positions, _TYPICAL)
     running = asked.max_running or max(1, min(running, tokens // typical))
-    return Fit(tokens, running, rows, (tokens // model.block_size + NUM_SPARE) * page, forward)
+    return MemoryPlan(tokens, running, rows, (tokens // model.block_size + NUM_SPARE) * page, forward)
 
 
 def page_bytes(model: ModelConfig, itemsize: int) -> int:

@@ -15,7 +15,7 @@ from typing import Literal
 from service.constraints import Compiler
 from service.constraints.vocabulary import Vocabulary
 from service.engine import Engine, EngineConfig, Observer, EngineDeps
-from service.engine.sizing import Sizes, fit
+from service.engine.memory_plan import RequestedSizes, plan_memory
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.exchange import check, fetch, take
 from service.model.memory import DeviceMemory, memory_of
@@ -124,7 +124,7 @@ def _prepared(core: Core) -> Core:
 
 def _limits(settings: Settings, checkpoint: Checkpoint, memory: DeviceMemory) -> EngineConfig:
     """The engine's limits: what the settings leave open is what fits beside the weights."""
-    asked = Sizes(
+    asked = RequestedSizes(
         kv_cache_tokens=_number(settings.kv_cache_tokens),
         max_running=_number(settings.max_running),
         max_rows=_number(settings.max_rows),

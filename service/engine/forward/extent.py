@@ -1,4 +1,4 @@
-"""How large forwards get: numbers that the runner keeps to and that `engine/sizing.py` counts with. Without torch."""
+"""How large forwards get: numbers that the runner keeps to and that `engine/memory_plan.py` counts with. Without torch."""
 
 #: Logits that exist at once: 2^28 are 1 GiB in fp32, some 1,700 positions of a vocabulary of 151,936. Sampling makes
 #: six more copies (measured), so that a quarter of them takes 1.6 GiB.
