@@ -160,7 +160,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
         "service.wire",
         "service.telemetry",
         "service.engine.EngineDeps",
-        "service.engine.responsive",
+        "service.engine.gil_and_gc",
         "service.settings",
         "service.errors",
     ),

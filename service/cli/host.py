@@ -42,12 +42,12 @@ def command(
     from service.bench.delays import loop_delays
     from service.bench.host import HOST_COSTS, host_milliseconds
     from service.bench.machine import machine_name
-    from service.engine.responsive import keep_responsive
+    from service.engine.gil_and_gc import tune_interpreter
 
     plans = {text: parse_plan(text) for text in plan}
     use_threads(threads)
     checkpoint = load(model, device, dtype, None)
-    keep_responsive()
+    tune_interpreter()
     rows = list[dict[str, Any]]()
     with Counter(len(plans) * (len(concurrency) + bool(seconds))) as counter:
         for text, params in plans.items():

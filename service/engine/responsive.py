@@ -15,7 +15,7 @@ _SWITCH_S = 0.001
 _RARELY = 100
 
 
-def keep_responsive() -> None:
+def tune_interpreter() -> None:
     """Shortens how long other threads wait for Python's lock, in this process, for good.
 
     A full garbage collection holds the lock. It looks at every object, and libraries and checkpoint have half a

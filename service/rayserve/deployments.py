@@ -51,14 +51,14 @@ class GeneratorDeployment:
         _keep_serve_on_loopback()
         if settings.engine == "process" and ray.get_runtime_context().get_actor_id():
             _leave_torch_out()
-        from service.engine.responsive import keep_responsive
+        from service.engine.gil_and_gc import tune_interpreter
         from service.link.server import LinkServer
         from service.replica.starting import start_generator
         from service.telemetry.logs import install_logs
 
         install_logs(settings)
         self._generator = await start_generator(_replica_name(), settings, self.deps)
-        keep_responsive()
+        tune_interpreter()
         self._links = await LinkServer.start(self, ray.util.get_node_ip_address()) if settings.links else None
         self._patience_s = settings.request_timeout_s
         self._watch = asyncio.create_task(_exit_when_failed(self._generator))

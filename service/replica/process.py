@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from service.decode.block import Step
 from service.engine import BlockEvent, GenerationRequest, StepReport
-from service.engine.responsive import keep_responsive
+from service.engine.gil_and_gc import tune_interpreter
 from service.engine.streams import Item
 from service.engine.thread import EngineThread
 from service.errors import MrpServeError, ReplicaStopping
@@ -156,7 +156,7 @@ class EngineProcess(Frames):
         except Exception as error:  # noqa: BLE001 - the replica says what it was
             self._out.send(Unloaded(error if isinstance(error, MrpServeError) else kind_and_place(error)))
             return
-        keep_responsive()
+        tune_interpreter()
         # The replica knows steps that take too long by their silence.
         self._steps.thread = EngineThread(self._core.engine, self._steps.deliver, self._core.room, float("inf"))
         self._steps.thread.start()
