@@ -40,7 +40,7 @@ class Inputs:
 
 
 #: -> hidden states `[R, L, H]`
-Network = Callable[[Inputs, Attend], Tensor]
+NetworkCall = Callable[[Inputs, Attend], Tensor]
 
 
 class CudaCapture:
@@ -74,7 +74,7 @@ class Graphs:
     def __init__(self, attention: Capturable, capture: Capture, least: int = 1) -> None:
         self._attention, self._capture = attention, capture
         self._sizes = sorted({*GRAPH_ROWS, least})
-        self._graphs: dict[tuple[Network, Capacity], _Graph] = {}
+        self._graphs: dict[tuple[NetworkCall, Capacity], _Graph] = {}
         self._works = True
 
     def size(self, rows: int) -> int | None:
@@ -82,7 +82,7 @@ class Graphs:
         place = bisect_left(self._sizes, rows)
         return self._sizes[place] if self._works and place < len(self._sizes) else None
 
-    def run(self, network: Network, places: Sequence[Place], width: int | None, inputs: Inputs) -> Tensor | None:
+    def run(self, network: NetworkCall, places: Sequence[Place], width: int | None, inputs: Inputs) -> Tensor | None:
         """-> hidden states `[R, L, H]` of the places' rows, or None where there is no graph for them."""
         size = self.size(len(places))
         if size is None:
@@ -105,7 +105,7 @@ class Graphs:
 class _Graph:
     """One captured forward over `size` rows, and the buffers it reads."""
 
-    def __init__(self, network: Network, attend: Static, size: int, like: Inputs) -> None:
+    def __init__(self, network: NetworkCall, attend: Static, size: int, like: Inputs) -> None:
         self._network, self._attend = network, attend
         self._inputs = Inputs(
             _room(like.tokens, size),

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from service.engine.forward.graphs import Capture, CudaCapture, Graphs, Inputs, Network
+from service.engine.forward.graphs import Capture, CudaCapture, Graphs, Inputs, NetworkCall
 from service.engine.forward.grouping import Group
 from service.engine.forward.rows import Row, anchors_of, to_tensors
 from service.errors import SettingsError
@@ -59,7 +59,7 @@ class LocalNetworks:
         attention = resolve(execution.attention, checkpoint.device, checkpoint.dtype)
         self._attention = attention_for(self._cache, attention)
         self._graphs = _graphs_for(self._attention, execution, checkpoint.device, shapes.least_rows)
-        self._networks: dict[Which, Network] = {"backbone": self._backbone_hidden, "mrp": self._mrp_hidden}
+        self._networks: dict[Which, NetworkCall] = {"backbone": self._backbone_hidden, "mrp": self._mrp_hidden}
 
     @property
     def num_pages(self) -> int:
