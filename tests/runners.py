@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 from service.decode.policy import Prediction
 from service.engine import Engine, EngineConfig, EngineDeps
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import RowRunner, Runner
+from service.engine.forward.runner import ModelRunner, CheckpointRunner
 from service.model import Checkpoint
 
 
 class Around:
     """Does what the real runner does. A test overrides the part that it is about."""
 
-    def __init__(self, runner: RowRunner) -> None:
+    def __init__(self, runner: ModelRunner) -> None:
         self.runner, self.config, self.device = runner, runner.config, runner.device
         self.num_pages = runner.num_pages
 
@@ -27,17 +27,17 @@ class Around:
         return self.runner.refine(rows)
 
 
-Made = TypeVar("Made", bound=RowRunner)
+Made = TypeVar("Made", bound=ModelRunner)
 
 
 def engine_over(
-    make: Callable[[Runner], Made], checkpoint: Checkpoint, deps: EngineDeps | None = None, **limits: Any
+    make: Callable[[CheckpointRunner], Made], checkpoint: Checkpoint, deps: EngineDeps | None = None, **limits: Any
 ) -> tuple[Engine, Made]:
     """An engine, and its runner: what `make` puts around the usual one. Its cache is small, as far as none is given."""
     made: list[Made] = []
 
     def runner(*given: Any) -> Made:
-        made.append(make(Runner(*given)))
+        made.append(make(CheckpointRunner(*given)))
         return made[0]
 
     engine = Engine(

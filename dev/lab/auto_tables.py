@@ -24,7 +24,7 @@ from service.engine import Engine, EngineConfig, GenerationRequest, EngineDeps, 
 from service.engine.drafting.costs import StepCosts
 from service.engine.drafting.curve import Curve
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import RowRunner, Runner
+from service.engine.forward.runner import ModelRunner, CheckpointRunner
 from service.model import Checkpoint
 from service.text import TextCodec
 
@@ -54,9 +54,9 @@ class Done(NamedTuple):
 
 
 class Counting:
-    """A runner that counts its forwards by their rows. A `RowRunner`."""
+    """A runner that counts its forwards by their rows. A `ModelRunner`."""
 
-    def __init__(self, runner: RowRunner) -> None:
+    def __init__(self, runner: ModelRunner) -> None:
         self._runner, self.config, self.device = runner, runner.config, runner.device
         self.num_pages = runner.num_pages
         self.backbone, self.mrp = Counter[int](), Counter[int]()
@@ -84,7 +84,7 @@ class Asked(NamedTuple):
         made = list[Counting]()
 
         def runner(*given: Any) -> Counting:
-            made.append(Counting(Runner(*given)))
+            made.append(Counting(CheckpointRunner(*given)))
             return made[0]
 
         config = EngineConfig(max_running=together, kv_cache_tokens=together * 512, prefix_cache=False)

@@ -18,7 +18,7 @@ from service.bench.shapes import random_checkpoint
 from service.decode.block import MASKED, Block
 from service.demo import CHECKPOINT
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Runner
+from service.engine.forward.runner import CheckpointRunner
 from service.engine.request import SamplingParams
 from service.model import LoadOptions
 
@@ -57,7 +57,7 @@ def main() -> None:
     for shape in SHAPES:
         checkpoint = random_checkpoint({**raw, **dict(zip(_KEYS, shape, strict=True))}, LoadOptions())
         block = checkpoint.config.block_size
-        runner, before = Runner(checkpoint, 512), _PREFIX // block
+        runner, before = CheckpointRunner(checkpoint, 512), _PREFIX // block
 
         def row(token: int, first: int, block: int = block, before: int = before) -> Row:
             pages = list(range(first, first + before))

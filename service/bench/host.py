@@ -20,7 +20,7 @@ from service.engine.drafting.costs import StepCosts
 from service.engine.drafting.curve import Curve
 from service.engine.forward.clock import clock_of
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import RowRunner, Runner
+from service.engine.forward.runner import ModelRunner, CheckpointRunner
 from service.model import Checkpoint, ModelConfig
 
 #: what `auto` believes forwards cost here: nothing is measured for it
@@ -33,7 +33,7 @@ _ROWS = 8
 class _Counted:
     """A runner, and the seconds spent in it."""
 
-    def __init__(self, runner: RowRunner) -> None:
+    def __init__(self, runner: ModelRunner) -> None:
         self._runner, self._clock = runner, clock_of(runner.device)
         self.config: ModelConfig = runner.config
         self.device: torch.device = runner.device
@@ -66,8 +66,8 @@ def host_milliseconds(checkpoint: Checkpoint, requests: int, steps: int, params:
     """
     size, counted = checkpoint.config.block_size, list[_Counted]()
 
-    def runner(*arguments: Any) -> RowRunner:
-        counted.append(_Counted(Runner(*arguments)))
+    def runner(*arguments: Any) -> ModelRunner:
+        counted.append(_Counted(CheckpointRunner(*arguments)))
         return counted[0]
 
     new_tokens = (2 + -(-steps // size)) * size

@@ -20,8 +20,8 @@ from service.decode.mode import DecodingMode
 from service.engine import Engine, EngineConfig, GenerationRequest, EngineDeps, SamplingParams
 from service.engine.drafting.costs import measure
 from service.engine.forward.clock import clock_of
-from service.engine.forward.networks import Execution
-from service.engine.forward.runner import Runner
+from service.engine.forward.model_forward import ExecutionConfig
+from service.engine.forward.runner import CheckpointRunner
 from service.model import Checkpoint
 
 #: requests of a round for each that runs at once
@@ -115,7 +115,7 @@ def compare_at_loads(
     their sizes.
     """
     limits = base or EngineConfig()
-    runner = Runner(checkpoint, limits.max_rows)
+    runner = CheckpointRunner(checkpoint, limits.max_rows)
     costs = measure(runner, limits.max_rows, checkpoint.mrp is not None, clock_of(checkpoint.device))
     del runner  # its cache is large
     stops = frozenset(checkpoint.config.eos_token_ids)
@@ -138,11 +138,11 @@ def compare_at_loads(
         yield rows
 
 
-def _shared(checkpoint: Checkpoint, config: EngineConfig) -> Callable[..., Runner]:
+def _shared(checkpoint: Checkpoint, config: EngineConfig) -> Callable[..., CheckpointRunner]:
     """One runner for engines that take turns: each gives all its pages back before the next one begins."""
     pages = config.kv_cache_tokens // checkpoint.config.block_size
     candidates = config.candidates(checkpoint.config.vocab_size)
-    runner = Runner(checkpoint, pages, None, candidates, Execution(config.attention, config.cuda_graphs))
+    runner = CheckpointRunner(checkpoint, pages, None, candidates, ExecutionConfig(config.attention, config.cuda_graphs))
     return lambda *_: runner
 
 

@@ -18,7 +18,7 @@ from service.engine import Engine, EngineConfig, EngineDeps
 from service.engine.drafting.costs import StepCosts
 from service.engine.drafting.curve import Curve
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import RowRunner, Runner
+from service.engine.forward.runner import ModelRunner, CheckpointRunner
 from service.errors import InvalidRequest
 from service.model import Checkpoint, ModelConfig
 
@@ -87,9 +87,9 @@ class Prices:
 
 
 class PricedRunner:
-    """Does what another runner does, and adds up what it would take. A `RowRunner`."""
+    """Does what another runner does, and adds up what it would take. A `ModelRunner`."""
 
-    def __init__(self, runner: RowRunner, prices: Prices) -> None:
+    def __init__(self, runner: ModelRunner, prices: Prices) -> None:
         self._runner, self._prices = runner, prices
         self.config, self.device = runner.config, runner.device
         self.seconds, self.forwards, self.rows, self.refines = 0.0, 0, 0, 0
@@ -143,7 +143,7 @@ def predict(
     tokens, size = concurrency * _TOKENS, checkpoint.config.block_size
     config = replace(EngineConfig(), max_running=concurrency, kv_cache_tokens=tokens, prefix_cache=False)
     candidates = config.candidates(checkpoint.config.vocab_size)
-    runner = Runner(checkpoint, tokens // size, None, candidates)
+    runner = CheckpointRunner(checkpoint, tokens // size, None, candidates)
     stops = frozenset(checkpoint.config.eos_token_ids)
     for params in plans:
         priced = PricedRunner(runner, prices)

@@ -17,9 +17,9 @@ import torch
 from service.bench.floor import Rates, forward_need
 from service.bench.host import host_milliseconds
 from service.decode.block import MASKED, Block
-from service.engine.forward.networks import Execution
+from service.engine.forward.model_forward import ExecutionConfig
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Runner
+from service.engine.forward.runner import CheckpointRunner
 from service.engine.request import SamplingParams
 from service.model import Checkpoint
 from service.model.attention import AUTO, PagedCache
@@ -85,11 +85,11 @@ def step_times(
         )
 
 
-def _runner(checkpoint: Checkpoint, pages: int, attention: str) -> Runner:
+def _runner(checkpoint: Checkpoint, pages: int, attention: str) -> CheckpointRunner:
     """With as many pages as there may be."""
     config = checkpoint.config
     page = PagedCache.bytes_per_page(config, checkpoint.dtype)
-    return Runner(checkpoint, num_pages=max(1, min(pages, _MOST_KV // page)), execution=Execution(attention))
+    return CheckpointRunner(checkpoint, num_pages=max(1, min(pages, _MOST_KV // page)), execution=ExecutionConfig(attention))
 
 
 def _median(run: Callable[[], object], checkpoint: Checkpoint, rounds: int) -> float:

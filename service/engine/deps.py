@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from service.engine.drafting.costs import StepCosts
-from service.engine.forward.networks import Execution, Networks, Shapes
-from service.engine.forward.runner import RowRunner, Runner
+from service.engine.forward.model_forward import ExecutionConfig, ModelForward, ShapePolicy
+from service.engine.forward.runner import ModelRunner, CheckpointRunner
 from service.model.checkpoint import Checkpoint, LoadOptions
 from service.model.memory import DeviceMemory
 
@@ -27,7 +27,7 @@ class Ranks(Protocol):
     def memory(self) -> DeviceMemory:
         """The memory of the device that has the least."""
 
-    def networks(self, checkpoint: Checkpoint, num_pages: int, shapes: Shapes, execution: Execution) -> Networks:
+    def networks(self, checkpoint: Checkpoint, num_pages: int, shapes: ShapePolicy, execution: ExecutionConfig) -> Networks:
         """The networks over all parts. `checkpoint`: the part of this process."""
 
     def fetch(self, name: str, options: LoadOptions) -> Checkpoint:
@@ -45,11 +45,11 @@ class EngineDeps:
     """The parts of an engine, with their defaults.
 
     `clock`: monotonic seconds. `costs`: costs of forwards for `mrp_steps: "auto"`; None: measured for the first request
-    that needs them. `runner`: makes the runner, with the arguments of `Runner`. `ranks`: None where this process has
+    that needs them. `runner`: makes the runner, with the arguments of `CheckpointRunner`. `ranks`: None where this process has
     the whole checkpoint.
     """
 
     clock: Callable[[], float] = time.monotonic
     costs: StepCosts | None = None
-    runner: Callable[..., RowRunner] = Runner
+    runner: Callable[..., ModelRunner] = CheckpointRunner
     ranks: Ranks | None = None

@@ -19,8 +19,8 @@ from service.engine.config import EngineConfig
 from service.engine.drafting.costs import measure
 from service.engine.drafting.pricing import Pricing
 from service.engine.forward.clock import clock_of
-from service.engine.forward.grouping import same_shapes_for
-from service.engine.forward.networks import Execution, LocalNetworks
+from service.engine.forward.partition import fixed_shapes_for
+from service.engine.forward.model_forward import ExecutionConfig, LocalModelForward
 from service.engine.forward.pending import AsyncRunner, Immediate
 from service.engine.kv_cache import PagePool
 from service.engine.observer import EngineState, HarmlessObserver, Observer, SilentObserver, StepReport
@@ -66,12 +66,12 @@ class Engine:
         if config.max_rows < size + 2:
             raise SettingsError(f"max_rows is {config.max_rows}, at least {size + 2} (block size + 2) are needed")
         self._deterministic = config.deterministic
-        grouping = same_shapes_for(checkpoint.device.type, size) if config.deterministic else None
+        grouping = fixed_shapes_for(checkpoint.device.type, size) if config.deterministic else None
         num_pages = config.kv_cache_tokens // size
         self._pages = PrefixCache(PagePool(num_pages), config.prefix_cache)
         candidates = config.candidates(self.model.vocab_size)
-        networks = deps.ranks.networks if deps.ranks else LocalNetworks
-        execution = Execution(config.attention, config.cuda_graphs, networks=networks)
+        networks = deps.ranks.networks if deps.ranks else LocalModelForward
+        execution = ExecutionConfig(config.attention, config.cuda_graphs, networks=networks)
         self._runner = deps.runner(checkpoint, num_pages, grouping, candidates, execution)
         has_mrp, clock = checkpoint.mrp is not None, clock_of(checkpoint.device, checkpoint.shard.size)
         measured = partial(measure, self._runner, config.max_rows, has_mrp, clock)

@@ -21,7 +21,7 @@ from typing import NoReturn
 import torch
 
 from service.engine.forward.anchors import Anchor, States
-from service.engine.forward.networks import Execution, LocalNetworks
+from service.engine.forward.model_forward import ExecutionConfig, LocalModelForward
 from service.errors import EngineFailed, MrpServeError
 from service.model import Checkpoint, load_checkpoint
 from service.model.exchange import fetch, take
@@ -49,7 +49,7 @@ class Follower:
         self._group = Group(join)
         self._checkpoint: Checkpoint | None = None
         self._fresh: Checkpoint | None = None
-        self._networks: LocalNetworks | None = None
+        self._networks: LocalModelForward | None = None
 
     def obey(self, message: Message) -> Ready | None:
         """Does what a message says. The answer to it, if there is one."""
@@ -77,8 +77,8 @@ class Follower:
         if self._checkpoint is None:
             raise AssertionError("networks are to be opened before a checkpoint is loaded")
         self._networks = None  # its cache makes room for the next one
-        execution = Execution(message.attention, cuda_graphs=False)
-        self._networks = LocalNetworks(self._checkpoint, message.num_pages, message.shapes, execution)
+        execution = ExecutionConfig(message.attention, cuda_graphs=False)
+        self._networks = LocalModelForward(self._checkpoint, message.num_pages, message.shapes, execution)
 
     def _fetch(self, message: Fetch) -> None:
         """On a thread of its own, beside forwards."""

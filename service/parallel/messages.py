@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from service.decode.block import Block
-from service.engine.forward.grouping import Group
-from service.engine.forward.networks import Shapes, Which
+from service.engine.forward.partition import RowGroup
+from service.engine.forward.model_forward import ShapePolicy, Network
 from service.engine.forward.rows import Row
 from service.errors import MrpServeError
 from service.model import LoadOptions
@@ -58,7 +58,7 @@ class Open:
     """Networks with a cache of their own, of the checkpoint that was loaded. Replaces the ones before."""
 
     num_pages: int
-    shapes: Shapes
+    shapes: ShapePolicy
     attention: str
 
 
@@ -78,13 +78,13 @@ class Forward:
     Anchors of MRP's rows follow as a tensor.
     """
 
-    which: Which
+    which: Network
     rows: Sequence[SentRow]
     tables: Sequence[list[int]]
     width: int | None
 
     @classmethod
-    def of(cls, which: Which, group: Group) -> Forward:
+    def of(cls, which: Network, group: RowGroup) -> Forward:
         """What the others need to know of a group."""
         numbers: dict[int, int] = {}
         tables: list[list[int]] = []
@@ -100,10 +100,10 @@ class Forward:
         return cls(which, rows, tables, group.width)
 
     @property
-    def group(self) -> Group:
+    def group(self) -> RowGroup:
         """The group as a follower has it; rows of one sequence have the same list of pages."""
         rows = [Row(Block(row.tokens), row.place, self.tables[row.table], row.keeps) for row in self.rows]
-        return Group(rows, range(len(rows)), self.width)
+        return RowGroup(rows, range(len(rows)), self.width)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,8 @@ from typing import Self
 
 import torch
 
-from service.engine.forward.grouping import Group as Rows
-from service.engine.forward.networks import Computed, Execution, LocalNetworks, Shapes, Which
+from service.engine.forward.partition import RowGroup
+from service.engine.forward.model_forward import OrderedHidden, ExecutionConfig, LocalModelForward, ShapePolicy, Network
 from service.engine.forward.rows import anchors_of
 from service.errors import EngineFailed, MrpServeError, ReplicaLost, SettingsError
 from service.model import Checkpoint, LoadOptions, load_checkpoint, resolve
@@ -199,7 +199,7 @@ class Team:
             return replace(own, free=own.free // self.size, total=own.total // self.size)
         return min([own, *self._memory], key=lambda memory: memory.free)
 
-    def networks(self, checkpoint: Checkpoint, num_pages: int, shapes: Shapes, execution: Execution) -> Leading:
+    def networks(self, checkpoint: Checkpoint, num_pages: int, shapes: ShapePolicy, execution: ExecutionConfig) -> Leading:
         """The networks over all parts of the checkpoint that was loaded last. They take the place of earlier ones.
 
         Forwards are not captured as CUDA graphs.
@@ -208,11 +208,11 @@ class Team:
             raise AssertionError("the checkpoint is not the one that the team has loaded")
         for rank in self._ranks:
             rank.tell(Open(num_pages, shapes, execution.attention))
-        own = LocalNetworks(checkpoint, num_pages, shapes, replace(execution, cuda_graphs=False))
+        own = LocalModelForward(checkpoint, num_pages, shapes, replace(execution, cuda_graphs=False))
         self._answers(None)
         return Leading(self, own)
 
-    def forward(self, own: LocalNetworks, which: Which, group: Rows) -> Computed:
+    def forward(self, own: LocalModelForward, which: Network, group: RowGroup) -> OrderedHidden:
         """A forward on all ranks, of which `own` computes this one's part.
 
         Raises ReplicaLost if a rank is lost, EngineFailed if its part failed. No forward can follow then: the ranks may
@@ -266,7 +266,7 @@ class Team:
 class Leading:
     """The networks of rank 0, which take all ranks along."""
 
-    def __init__(self, team: Team, own: LocalNetworks) -> None:
+    def __init__(self, team: Team, own: LocalModelForward) -> None:
         self._team, self._own = team, own
 
     @property
@@ -274,8 +274,8 @@ class Leading:
         """Pages of its cache."""
         return self._own.num_pages
 
-    def forward(self, which: Which, group: Rows) -> Computed:
-        """See `Networks.forward`."""
+    def forward(self, which: Network, group: RowGroup) -> OrderedHidden:
+        """See `ModelForward.forward`."""
         return self._team.forward(self._own, which, group)
 
 

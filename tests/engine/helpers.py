@@ -17,7 +17,7 @@ from service.engine import BlockEvent, Engine, GenerationRequest, EngineDeps, Sa
 from service.engine.drafting.costs import StepCosts
 from service.engine.drafting.curve import Curve
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Runner
+from service.engine.forward.runner import CheckpointRunner
 from service.engine.prefix_cache import Lease, PrefixCache
 from service.model import Checkpoint
 from tests.reference import Reference
@@ -70,13 +70,13 @@ class Recorder:
 
 
 class CheckingRunner(Around):
-    """Does what Runner does and compares every reading with a recomputation of the whole sequence.
+    """Does what CheckpointRunner does and compares every reading with a recomputation of the whole sequence.
 
     It learns from the rows alone which clean block lies on which page, so it also finds pages that are
     read before they are written, by the wrong sequence, or that MRP was never shown.
     """
 
-    def __init__(self, runner: Runner, checkpoint: Checkpoint) -> None:
+    def __init__(self, runner: CheckpointRunner, checkpoint: Checkpoint) -> None:
         super().__init__(runner)
         self.reference = Reference(checkpoint)
         self.exact = checkpoint.dtype == torch.float64

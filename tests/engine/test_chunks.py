@@ -15,7 +15,7 @@ from service.decode.modes import Speculative, Static
 from service.decode.policy import Prediction
 from service.engine import Engine, EngineConfig, GenerationRequest
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Runner
+from service.engine.forward.runner import CheckpointRunner
 from service.engine.scheduler import equal_shares
 from service.model import Checkpoint
 from tests.engine.helpers import DEAR, FAIR, FREE, checked, random_requests, request, some_auto, verified
@@ -32,7 +32,7 @@ def tiny(shape: int) -> Checkpoint:
 class Forwards(Around):
     """Keeps how many rows of each sequence were prompt blocks, and how many were states."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: CheckpointRunner) -> None:
         super().__init__(runner)
         self.prompts: list[dict[int, int]] = []
         self.states: list[set[int]] = []

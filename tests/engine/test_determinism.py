@@ -18,7 +18,7 @@ from service.decode.policy import Prediction
 from service.demo import CHECKPOINT
 from service.engine import Engine, EngineConfig, GenerationRequest, EngineDeps
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Runner
+from service.engine.forward.runner import CheckpointRunner
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from tests.engine.helpers import FAIR, checked, random_requests, random_sampling
 from tests.engine.test_exactness import FAST, SHAPES, assert_pairs, pairs
@@ -40,9 +40,9 @@ def golden(name: str, dtype: torch.dtype) -> Checkpoint:
 
 
 class Recording(Around):
-    """Does what Runner does and keeps what was read of every state, by the request's seed and the state."""
+    """Does what CheckpointRunner does and keeps what was read of every state, by the request's seed and the state."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: CheckpointRunner) -> None:
         super().__init__(runner)
         self.readings = dict[object, Prediction]()
 

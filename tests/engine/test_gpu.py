@@ -17,9 +17,9 @@ from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
 from service.decode.registry import make_mode
 from service.demo import CHECKPOINT
 from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
-from service.engine.forward.networks import Execution
+from service.engine.forward.model_forward import ExecutionConfig
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Runner
+from service.engine.forward.runner import CheckpointRunner
 from service.engine.forward.sampling import scale
 from service.engine.forward.vocabulary import TorchVocabulary, TritonVocabulary
 from service.model import LoadOptions, load_checkpoint
@@ -156,13 +156,13 @@ def test_what_the_kernel_reads_off_logits_is_what_torch_reads(width, dtype):
 
 
 @pytest.mark.parametrize(
-    "execution", [Execution("eager"), Execution("triton", cuda_graphs=False), Execution("triton")], ids=str
+    "execution", [ExecutionConfig("eager"), ExecutionConfig("triton", cuda_graphs=False), ExecutionConfig("triton")], ids=str
 )
 def test_a_pass_begins_without_waiting_for_the_device(execution):
     """Warm: compiling and capturing wait more often."""
     checkpoint = load_checkpoint(CHECKPOINT, LoadOptions(torch.bfloat16, "cuda"))
     size = checkpoint.config.block_size
-    runner = Runner(checkpoint, 64, None, 8, execution)
+    runner = CheckpointRunner(checkpoint, 64, None, 8, execution)
     state = Block((MASKED,) * size)
     pages = [3, 4, 5]
     rows = [

@@ -15,7 +15,7 @@ from service.engine.drafting.costs import StepCosts
 from service.engine.drafting.curve import Curve
 from service.engine.drafting.pricing import Pricing
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Runner
+from service.engine.forward.runner import CheckpointRunner
 from service.engine.overlap import Overlap
 from tests.engine.helpers import checked, events_of, random_requests, request
 from tests.runners import Around, engine_over
@@ -32,7 +32,7 @@ class Device(Around):
     `queued`: forwards behind the one that the host waits for, at each time that it waits.
     """
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: CheckpointRunner) -> None:
         super().__init__(runner)
         self.queue: list[Callable[[], None]] = []
         self.queued: list[int] = []

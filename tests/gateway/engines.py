@@ -10,7 +10,7 @@ from typing import Any
 from service.decode.policy import Prediction
 from service.engine import EngineDeps
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Runner
+from service.engine.forward.runner import CheckpointRunner
 from tests.clock import Clock
 from tests.engine.helpers import FAIR
 from tests.gateway.helpers import eventually
@@ -52,7 +52,7 @@ class Held:
 
 
 class _HeldRunner(Around):
-    def __init__(self, runner: Runner, held: Held) -> None:
+    def __init__(self, runner: CheckpointRunner, held: Held) -> None:
         super().__init__(runner)
         self.held = held
 
@@ -62,7 +62,7 @@ class _HeldRunner(Around):
 
 
 class _FailingRunner(Around):
-    def __init__(self, runner: Runner, after: int, saying: str) -> None:
+    def __init__(self, runner: CheckpointRunner, after: int, saying: str) -> None:
         super().__init__(runner)
         self.left, self.saying = after, saying
 
@@ -74,7 +74,7 @@ class _FailingRunner(Around):
 
 
 class _LateRunner(Around):
-    def __init__(self, runner: Runner, after: int, clock: Clock) -> None:
+    def __init__(self, runner: CheckpointRunner, after: int, clock: Clock) -> None:
         super().__init__(runner)
         self.left, self.clock = after, clock
 
@@ -86,10 +86,10 @@ class _LateRunner(Around):
         return readings
 
 
-def over_runners(make: Callable[[Runner], Around], clock: Clock | None = None) -> EngineDeps:
+def over_runners(make: Callable[[CheckpointRunner], Around], clock: Clock | None = None) -> EngineDeps:
     """EngineDeps of an engine with a runner that `make` wraps around the real one."""
     given: dict[str, Any] = {"clock": clock} if clock else {}
-    return EngineDeps(**given, costs=FAIR, runner=lambda *made: make(Runner(*made)))
+    return EngineDeps(**given, costs=FAIR, runner=lambda *made: make(CheckpointRunner(*made)))
 
 
 def failing(after: int, saying: str = "a bug") -> EngineDeps:

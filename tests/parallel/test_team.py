@@ -15,7 +15,7 @@ import pytest
 from service.decode.block import Block
 from service.decode.modes import Static
 from service.engine import Engine, EngineConfig, GenerationRequest, EngineDeps
-from service.engine.forward.grouping import Group
+from service.engine.forward.partition import RowGroup
 from service.engine.forward.rows import Row
 from service.errors import CheckpointError, EngineFailed, ReplicaLost, SettingsError
 from service.model import LoadOptions
@@ -78,7 +78,7 @@ def test_a_rank_that_fails_says_why_and_the_team_ends() -> None:
         networks = engine._runner._networks  # type: ignore[attr-defined]
         row = Row(Block((10**6, 1, 2, 3)), 0, [0], keeps=True)
         with pytest.raises(EngineFailed, match=r"rank [01].* failed: IndexError"):
-            networks.forward("backbone", Group([row], range(1)))
+            networks.forward("backbone", RowGroup([row], range(1)))
         with pytest.raises(EngineFailed):
             engine.step()
         assert "IndexError" in str(team.failure)

@@ -13,8 +13,8 @@ import torch
 from service.decode.block import Block
 from service.decode.modes import Speculative, Static
 from service.engine import Engine, EngineConfig, GenerationRequest, EngineDeps
-from service.engine.forward.grouping import Group
-from service.engine.forward.networks import Execution, LocalNetworks, Shapes
+from service.engine.forward.partition import RowGroup
+from service.engine.forward.model_forward import ExecutionConfig, LocalModelForward, ShapePolicy
 from service.engine.forward.rows import Row
 from service.errors import CheckpointError
 from service.model import LoadOptions, load_checkpoint
@@ -87,7 +87,7 @@ def test_drafts_are_lossless_where_each_rank_quantizes_its_part(pair: Team, form
     assert drafted.token_ids == static.token_ids
 
 
-def hidden_of(networks: Any, group: Group) -> torch.Tensor:
+def hidden_of(networks: Any, group: RowGroup) -> torch.Tensor:
     with torch.inference_mode():
         order, states = networks.forward("backbone", group)
     back = torch.empty_like(states)
@@ -98,13 +98,13 @@ def hidden_of(networks: Any, group: Group) -> torch.Tensor:
 @pytest.mark.parametrize("name", NAMES)
 def test_hidden_states_differ_by_rounding_alone(pair: Team, name: str) -> None:
     whole, part = load_checkpoint(GOLDEN / name), pair.load(GOLDEN / name, LoadOptions())
-    made = (whole, 8, Shapes(1, same=False), Execution())
-    alone, together = LocalNetworks(*made), pair.networks(part, *made[1:])
+    made = (whole, 8, ShapePolicy(1, same=False), ExecutionConfig())
+    alone, together = LocalModelForward(*made), pair.networks(part, *made[1:])
     size, pages = whole.config.block_size, [2, 0, 5]
     tokens = torch.randint(0, 500, (3, size), generator=torch.Generator().manual_seed(3)).tolist()
     rows = [Row(Block(tuple(own)), index, pages, keeps=index < 2) for index, own in enumerate(tokens)]
     for some in (rows[:2], rows[2:], rows):
-        group = Group(some, range(len(some)))
+        group = RowGroup(some, range(len(some)))
         torch.testing.assert_close(hidden_of(together, group), hidden_of(alone, group), rtol=0, atol=1e-5)
 
 

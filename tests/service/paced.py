@@ -28,7 +28,7 @@ class PacedGenerator(GeneratorDeployment):
 
 def _paced(*given: Any) -> Any:
     """A runner; torch is imported in the processes that make one only."""
-    from service.engine.forward.runner import Runner
+    from service.engine.forward.runner import CheckpointRunner
     from tests.runners import Around
 
     class Paced(Around):
@@ -38,4 +38,4 @@ def _paced(*given: Any) -> Any:
             time.sleep(float(words or 0))
             return super().evaluate(rows)
 
-    return Paced(Runner(*given))
+    return Paced(CheckpointRunner(*given))

@@ -19,7 +19,7 @@ from service.decode.tree import tree
 from service.engine.drafting.curve import Curve, dented, dents
 from service.engine.forward.memory import FittingForward
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import RowRunner
+from service.engine.forward.runner import ModelRunner
 from service.engine.request import SamplingParams
 
 #: blocks before the measured rows: a context, as running requests have
@@ -69,7 +69,7 @@ class StepCosts:
 
 
 def measure(
-    runner: RowRunner, max_rows: int, has_mrp: bool, clock: Callable[[], float] = time.perf_counter
+    runner: ModelRunner, max_rows: int, has_mrp: bool, clock: Callable[[], float] = time.perf_counter
 ) -> StepCosts:
     """Times of 1, 2, 4, … rows up to `max_rows`, by a clock in seconds (`forward/clock.py`).
 
@@ -88,7 +88,7 @@ def measure(
     return StepCosts(backbone, mrp, draft, page, row.index)
 
 
-def _row(runner: RowRunner, prefix: int) -> Row:
+def _row(runner: ModelRunner, prefix: int) -> Row:
     """A row of masks after `prefix` pages, or after as many as there are."""
     size = runner.config.block_size
     index = min(prefix, runner.config.max_positions // size - 1)
@@ -101,7 +101,7 @@ def _apart(row: Row, count: int) -> list[Row]:
     return [row._replace(pages=[*row.pages]) for _ in range(count)]
 
 
-def _reading(runner: RowRunner, clock: Callable[[], float]) -> float:
+def _reading(runner: ModelRunner, clock: Callable[[], float]) -> float:
     """The time of one more page for a row that is one of several states of a block."""
     near, far = _row(runner, _PREFIX), _row(runner, _LONG)
     if far.index == near.index:
@@ -110,7 +110,7 @@ def _reading(runner: RowRunner, clock: Callable[[], float]) -> float:
     return max(0.0, farther - nearer) / (_STATES * (far.index - near.index))
 
 
-def _states_of(runner: RowRunner, row: Row) -> Callable[[int], Callable[[], object]]:
+def _states_of(runner: ModelRunner, row: Row) -> Callable[[int], Callable[[], object]]:
     """Forwards over states of one block."""
     return lambda states: partial(FittingForward().read, runner.evaluate, [row] * states)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from service.decode.block import PositionLogprobs
-from service.engine.forward.grouping import join
+from service.engine.forward.partition import join
 from service.engine.forward.reads import Reads
 from service.engine.forward.sampling import scale
 from service.engine.request import LogprobsRequest

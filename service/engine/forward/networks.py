@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from service.engine.forward.graphs import Capture, CudaCapture, Graphs, Inputs, NetworkCall
-from service.engine.forward.grouping import Group
+from service.engine.forward.partition import RowGroup
 from service.engine.forward.rows import Row, anchors_of, to_tensors
 from service.errors import SettingsError
 from service.model.attention import AUTO, Attention, Capturable, PagedCache, attention_for, resolve
@@ -22,36 +22,36 @@ from service.model.checkpoint import Checkpoint
 from service.model.layers import Attend
 
 #: which of a checkpoint's networks
-Which = Literal["backbone", "mrp"]
+Network = Literal["backbone", "mrp"]
 #: the order in which rows were computed, and what came out, `[R, L, H]`
-Computed = tuple[Sequence[int], Tensor]
+OrderedHidden = tuple[Sequence[int], Tensor]
 
 
-class Networks(Protocol):
+class ModelForward(Protocol):
     """Computes forwards over groups of rows. `num_pages`: of its cache."""
 
     @property
     def num_pages(self) -> int:
         """Pages of its cache."""
 
-    def forward(self, which: Which, group: Group) -> Computed:
+    def forward(self, which: Network, group: RowGroup) -> OrderedHidden:
         """The order that the group's rows were computed in, and what came out, `[R, L, H]`.
 
         For MRP the rows have anchors, and the next ones come out. Rows that only fill up stay the last.
         """
 
 
-class Shapes(NamedTuple):
+class ShapePolicy(NamedTuple):
     """What is known of forwards before they come: their least number of rows, whether a row's shapes are its own."""
 
     least_rows: int
     same: bool
 
 
-class LocalNetworks:
+class LocalModelForward:
     """Networks whose layers are computed in this process."""
 
-    def __init__(self, checkpoint: Checkpoint, num_pages: int, shapes: Shapes, execution: Execution) -> None:
+    def __init__(self, checkpoint: Checkpoint, num_pages: int, shapes: ShapePolicy, execution: ExecutionConfig) -> None:
         self._backbone, self._mrp = checkpoint.backbone, checkpoint.mrp
         self._mask, self._device = checkpoint.config.mask_token_id, checkpoint.device
         self._same_shapes = shapes.same
@@ -59,15 +59,15 @@ class LocalNetworks:
         attention = resolve(execution.attention, checkpoint.device, checkpoint.dtype)
         self._attention = attention_for(self._cache, attention)
         self._graphs = _graphs_for(self._attention, execution, checkpoint.device, shapes.least_rows)
-        self._networks: dict[Which, NetworkCall] = {"backbone": self._backbone_hidden, "mrp": self._mrp_hidden}
+        self._networks: dict[Network, NetworkCall] = {"backbone": self._backbone_hidden, "mrp": self._mrp_hidden}
 
     @property
     def num_pages(self) -> int:
         """Pages of its cache."""
         return self._cache.num_pages
 
-    def forward(self, which: Which, group: Group) -> Computed:
-        """See `Networks.forward`."""
+    def forward(self, which: Network, group: RowGroup) -> OrderedHidden:
+        """See `ModelForward.forward`."""
         rows, width, network = group.members, group.width, self._networks[which]
         if self._graphs is not None:
             states = self._graphs.run(network, rows, width, self._inputs(rows))
@@ -95,21 +95,21 @@ class LocalNetworks:
 
 
 @dataclass(frozen=True, slots=True)
-class Execution:
+class ExecutionConfig:
     """How the networks are computed.
 
     `attention`: an implementation's name, `service/model/attention/registry.py`. `cuda_graphs`: whether forwards are
     replayed where that is possible. `capture`: how they are made repeatable; None: by CUDA graphs, on CUDA.
-    `networks`: makes them, with the arguments of `LocalNetworks`.
+    `networks`: makes them, with the arguments of `LocalModelForward`.
     """
 
     attention: str = AUTO
     cuda_graphs: bool = True
     capture: Capture | None = None
-    networks: Callable[[Checkpoint, int, Shapes, Execution], Networks] = field(default=LocalNetworks)
+    networks: Callable[[Checkpoint, int, ShapePolicy, ExecutionConfig], Networks] = field(default=LocalModelForward)
 
 
-def _graphs_for(attention: Attention, execution: Execution, device: torch.device, least: int) -> Graphs | None:
+def _graphs_for(attention: Attention, execution: ExecutionConfig, device: torch.device, least: int) -> Graphs | None:
     """None where the device has no graphs, the attention cannot be captured, or nobody wants them."""
     capture = execution.capture or (CudaCapture() if device.type == "cuda" else None)
     if capture is None or not execution.cuda_graphs or not isinstance(attention, Capturable):

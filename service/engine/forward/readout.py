@@ -19,7 +19,7 @@ from torch import Tensor
 from service.decode.block import PositionLogprobs, Pick, make
 from service.decode.policy import Prediction
 from service.engine.forward.anchors import Anchor, Candidates, States
-from service.engine.forward.grouping import Grouping, join
+from service.engine.forward.partition import BatchPartition, join
 from service.engine.forward.known import Asking
 from service.engine.forward.lists import Lists
 from service.engine.forward.pending import Pending
@@ -41,7 +41,7 @@ class _Part(NamedTuple):
 class Readout:
     """Reads over a backbone's `lm_head`; a list has `num_candidates` tokens, 0: there are no lists."""
 
-    def __init__(self, backbone: Backbone, vocabulary: Vocabulary, grouping: Grouping, num_candidates: int) -> None:
+    def __init__(self, backbone: Backbone, vocabulary: Vocabulary, grouping: BatchPartition, num_candidates: int) -> None:
         self._backbone, self._vocabulary, self._grouping = backbone, vocabulary, grouping
         self._mask = vocabulary.mask_token_id
         self._num_candidates = min(num_candidates, len(backbone.head) - 1)

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from service.decode.policy import Prediction
 from service.engine.forward.extent import MAX_LOGITS, MAX_SAMPLED_LOGITS
-from service.engine.forward.grouping import Grouping, Together, join
-from service.engine.forward.networks import Execution, Shapes, Which
+from service.engine.forward.partition import BatchPartition, WholeBatch, join
+from service.engine.forward.model_forward import ExecutionConfig, ShapePolicy, Network
 from service.engine.forward.pending import Pending
 from service.engine.forward.readout import Readout
 from service.engine.forward.rows import Row
@@ -29,7 +29,7 @@ from service.model.config import ModelConfig
 _T = TypeVar("_T")
 
 
-class RowRunner(Protocol):
+class ModelRunner(Protocol):
     """What an engine asks of a runner. `num_pages`: of its cache."""
 
     config: ModelConfig
@@ -46,26 +46,26 @@ class RowRunner(Protocol):
         """MRP over anchored rows; a Prediction for every row."""
 
 
-class Runner:
+class CheckpointRunner:
     """The networks of a checkpoint over one paged cache. `num_candidates`: `readout.py`."""
 
     def __init__(
         self,
         checkpoint: Checkpoint,
         num_pages: int,
-        grouping: Grouping | None = None,
+        grouping: BatchPartition | None = None,
         num_candidates: int = 0,
-        execution: Execution | None = None,
+        execution: ExecutionConfig | None = None,
     ) -> None:
-        asked = execution or Execution()
+        asked = execution or ExecutionConfig()
         attention = resolve(asked.attention, checkpoint.device, checkpoint.dtype)
         execution = replace(asked, attention=attention)
         self.config, self.device = checkpoint.config, checkpoint.device
         vocabulary = checkpoint.config.vocab_size
-        self._grouping = grouping or Together(
+        self._grouping = grouping or WholeBatch(
             max(1, MAX_LOGITS // vocabulary), max(1, MAX_SAMPLED_LOGITS // vocabulary)
         )
-        shapes = Shapes(self._grouping.min_rows, self._grouping.same_shapes)
+        shapes = ShapePolicy(self._grouping.min_rows, self._grouping.same_shapes)
         self._networks = execution.networks(checkpoint, num_pages, shapes, execution)
         read = vocabulary_for(self.config.mask_token_id, attention)
         self._readout = Readout(checkpoint.backbone, read, self._grouping, num_candidates)
@@ -95,7 +95,7 @@ class Runner:
         """As `refine`, without waiting for the device."""
         return self._begin(rows, "mrp")
 
-    def _begin(self, rows: Sequence[Row], which: Which) -> Pending[Prediction]:
+    def _begin(self, rows: Sequence[Row], which: Network) -> Pending[Prediction]:
         hidden: list[Tensor] = []
         places: list[int] = []
         for group in self._grouping.rows(rows):

@@ -15,7 +15,7 @@ from service.engine.drafting import costs
 from service.engine.drafting.costs import StepCosts, measure
 from service.engine.drafting.curve import Curve, dented, lower_hull
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Runner
+from service.engine.forward.runner import CheckpointRunner
 from tests.engine.helpers import checked, request
 from tests.tiny import tiny_checkpoint
 
@@ -100,12 +100,12 @@ def test_drafting_is_measured_on_trees_that_grow(monkeypatch: pytest.MonkeyPatch
         return states[-1]
 
     monkeypatch.setattr(costs, "_grown", counted)
-    measure(Runner(tiny_checkpoint(3), 24), 24, has_mrp=False)
+    measure(CheckpointRunner(tiny_checkpoint(3), 24), 24, has_mrp=False)
     assert set(states) == {costs._DRAFTS}
 
 
 def test_where_memory_is_short_forwards_are_measured_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = Runner(tiny_checkpoint(1), 24)
+    runner = CheckpointRunner(tiny_checkpoint(1), 24)
     evaluate, asked = runner.evaluate, []
 
     def small(rows: Sequence[Row]) -> list[Prediction]:
@@ -125,7 +125,7 @@ class Slow:
     """A runner whose forwards move a clock: by their rows, and three times as much when a size comes first."""
 
     def __init__(self, seconds: Callable[[int], float]) -> None:
-        self.runner, self._seconds, self.now, self.asked = Runner(tiny_checkpoint(1), 300), seconds, 0.0, list[int]()
+        self.runner, self._seconds, self.now, self.asked = CheckpointRunner(tiny_checkpoint(1), 300), seconds, 0.0, list[int]()
         self.config, self.device, self.num_pages = self.runner.config, self.runner.device, self.runner.num_pages
 
     def clock(self) -> float:

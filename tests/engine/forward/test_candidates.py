@@ -13,9 +13,9 @@ from service.decode.block import MASKED, Block
 from service.decode.modes import Remask, Speculative, Static
 from service.engine import Completion, Engine, EngineConfig, GenerationRequest, SamplingParams
 from service.engine.forward.anchors import Candidates
-from service.engine.forward.networks import Execution
+from service.engine.forward.model_forward import ExecutionConfig
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Runner
+from service.engine.forward.runner import CheckpointRunner
 from service.engine.forward.sampling import choose
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from tests.engine.forward.reads import Read, reads_of
@@ -56,7 +56,7 @@ def test_their_confidences_are_those_of_the_whole_vocabulary(
     if attention == "triton":
         request.getfixturevalue("triton_device")
     checkpoint = load_checkpoint(GOLDEN / "sdar-mrp-random-a", LoadOptions(dtype=torch.float64))
-    runner = Runner(checkpoint, 8, num_candidates=32, execution=Execution(attention))
+    runner = CheckpointRunner(checkpoint, 8, num_candidates=32, execution=ExecutionConfig(attention))
     size = checkpoint.config.block_size
     sampling = SamplingParams(temperature=temperature, seed=4)
     row = Row(Block((MASKED,) * size), 0, [0], keeps=False, sampling=sampling, drafts=True)

@@ -14,10 +14,10 @@ from service.decode.block import MASKED, Block
 from service.engine import Engine, EngineConfig, EngineDeps
 from service.engine.forward.extent import GRAPH_ROWS
 from service.engine.forward.graphs import Capture, CaptureFailed, Graphs, Inputs
-from service.engine.forward.grouping import Grouping, SameShapes, same_shapes_for
-from service.engine.forward.networks import Execution
+from service.engine.forward.partition import BatchPartition, FixedShapes, fixed_shapes_for
+from service.engine.forward.model_forward import ExecutionConfig
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Runner
+from service.engine.forward.runner import CheckpointRunner
 from service.engine.request import SamplingParams
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.attention import attention_for
@@ -157,9 +157,9 @@ def test_golden_decodes_with_replayed_forwards(device: str, deterministic: bool)
     checkpoint = load_checkpoint(GOLDEN / NAME, LoadOptions(device=device))
     capture = Eagerly()
 
-    def runner(checkpoint: Checkpoint, pages: int, grouping: Grouping, candidates: int, *_: Any) -> Runner:
-        few = SameShapes(3, 24) if deterministic else grouping
-        return Runner(checkpoint, pages, few, candidates, Execution("triton", capture=capture))
+    def runner(checkpoint: Checkpoint, pages: int, grouping: BatchPartition, candidates: int, *_: Any) -> CheckpointRunner:
+        few = FixedShapes(3, 24) if deterministic else grouping
+        return CheckpointRunner(checkpoint, pages, few, candidates, ExecutionConfig("triton", capture=capture))
 
     limits = EngineConfig(kv_cache_tokens=512, max_rows=64, deterministic=deterministic)
     deps = EngineDeps(runner=runner)
@@ -177,5 +177,5 @@ def test_who_wants_no_graphs_gets_none(device: str) -> None:
 
     capture: Capture = refuse
     row = Row(Block((MASKED,) * 4), 0, [0], keeps=False, sampling=SamplingParams())
-    for execution in (Execution("triton", cuda_graphs=False, capture=capture), Execution("eager", capture=capture)):
-        Runner(tiny_checkpoint(dtype=torch.float32), 4, same_shapes_for("cpu", 4), 0, execution).evaluate([row])
+    for execution in (ExecutionConfig("triton", cuda_graphs=False, capture=capture), ExecutionConfig("eager", capture=capture)):
+        CheckpointRunner(tiny_checkpoint(dtype=torch.float32), 4, fixed_shapes_for("cpu", 4), 0, execution).evaluate([row])

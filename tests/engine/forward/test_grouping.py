@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from service.decode.block import MASKED, Block
 from service.engine import SamplingParams
-from service.engine.forward.grouping import SameShapes, Together, same_shapes_for
+from service.engine.forward.partition import FixedShapes, WholeBatch, fixed_shapes_for
 from service.engine.forward.rows import Row
 from tests.engine.forward.reads import Read, reads_of
 
@@ -25,27 +25,27 @@ def places(groups) -> list[int]:
 
 class TestTogether:
     def test_one_group_of_rows(self) -> None:
-        (group,) = Together(8, 8).rows([row(5), row(0, keeps=True)])
+        (group,) = WholeBatch(8, 8).rows([row(5), row(0, keeps=True)])
         assert ([one.index for one in group.members], list(group.places), group.width) == ([5, 0], [0, 1], None)
 
     def test_reads_are_cut_where_logits_would_be_too_many(self) -> None:
         reads = reads_of(*(Read(SAMPLING[slot % 4]) for slot in range(5)))
-        groups = Together(2, 9).reads(reads)
+        groups = WholeBatch(2, 9).reads(reads)
         assert [group.members.slot.tolist() for group in groups] == [[0, 1], [2, 3], [4]]
         assert places(groups) == [0, 1, 2, 3, 4]
 
     def test_fewer_logits_fit_where_one_of_them_is_sampled(self) -> None:
         reads = [Read()] * 5
-        assert len(Together(9, 2).reads(reads_of(*reads))) == 1
+        assert len(WholeBatch(9, 2).reads(reads_of(*reads))) == 1
         reads[3] = Read(SamplingParams(temperature=0.5))
-        assert [len(group.members) for group in Together(9, 2).reads(reads_of(*reads))] == [2, 2, 1]
+        assert [len(group.members) for group in WholeBatch(9, 2).reads(reads_of(*reads))] == [2, 2, 1]
 
 
 class TestSameShapes:
     @given(st.lists(st.tuples(st.integers(0, 40), st.booleans()), min_size=1, max_size=30), st.integers(1, 5))
     def test_a_rows_shape_depends_on_the_row_alone(self, wanted: list[tuple[int, bool]], size: int) -> None:
         rows = [row(index, keeps=keeps) for index, keeps in wanted]
-        groups = SameShapes(size, 4).rows(rows)
+        groups = FixedShapes(size, 4).rows(rows)
         assert sorted(places(groups)) == list(range(len(rows)))
         for group in groups:
             assert len(group.members) == size
@@ -61,13 +61,13 @@ class TestSameShapes:
 
     @given(st.lists(st.integers(0, 40), min_size=1, max_size=30))
     def test_a_row_stands_behind_all_whose_pages_it_may_read(self, indices: list[int]) -> None:
-        groups = SameShapes(4, 4).rows([row(index, keeps=True) for index in indices])
+        groups = FixedShapes(4, 4).rows([row(index, keeps=True) for index in indices])
         order = [indices[place] for place in places(groups)]
         assert order == sorted(indices)
 
     @given(st.lists(st.integers(0, 3), min_size=1, max_size=30), st.integers(1, 5))
     def test_reads_stand_beside_reads_of_their_kind(self, kinds: list[int], size: int) -> None:
-        groups = SameShapes(4, size).reads(reads_of(*(Read(SAMPLING[kind]) for kind in kinds)))
+        groups = FixedShapes(4, size).reads(reads_of(*(Read(SAMPLING[kind]) for kind in kinds)))
         assert sorted(places(groups)) == list(range(len(kinds)))
         for group in groups:
             assert len(group.members) == size
@@ -77,5 +77,5 @@ class TestSameShapes:
 
     def test_a_block_longer_than_a_forward_is_a_forward_of_its_own(self) -> None:
         for device in ("cpu", "cuda"):
-            assert same_shapes_for(device, 128).min_rows == 1
-            assert same_shapes_for(device, 1).min_rows > 4
+            assert fixed_shapes_for(device, 128).min_rows == 1
+            assert fixed_shapes_for(device, 1).min_rows > 4

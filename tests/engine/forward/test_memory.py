@@ -14,7 +14,7 @@ from service.decode.policy import Prediction
 from service.engine import BlockEvent, Engine, EngineWorker
 from service.engine.forward.memory import FittingForward
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Runner
+from service.engine.forward.runner import CheckpointRunner
 from service.errors import EngineFailed, OutOfMemory
 from service.model import Checkpoint
 from tests.engine.helpers import events_of, random_requests, request
@@ -36,9 +36,9 @@ def checkpoint() -> Checkpoint:
 
 
 class ScarceRunner(Around):
-    """Does what Runner does for rows that fit and raises for others; counts the forwards that did not fit."""
+    """Does what CheckpointRunner does for rows that fit and raises for others; counts the forwards that did not fit."""
 
-    def __init__(self, runner: Runner, evaluates: Fits | None = None, refines: Fits | None = None) -> None:
+    def __init__(self, runner: CheckpointRunner, evaluates: Fits | None = None, refines: Fits | None = None) -> None:
         super().__init__(runner)
         self.evaluates, self.refines, self.failures = evaluates, refines, 0
 

@@ -13,10 +13,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from service.decode.block import MASKED, Block
-from service.engine.forward.grouping import Grouping, SameShapes
-from service.engine.forward.networks import Execution
+from service.engine.forward.partition import BatchPartition, FixedShapes
+from service.engine.forward.model_forward import ExecutionConfig
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Runner
+from service.engine.forward.runner import CheckpointRunner
 from service.engine.request import LogprobsRequest, SamplingParams
 from tests.tiny import tiny_checkpoint
 
@@ -56,14 +56,14 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
 
 
 @pytest.mark.parametrize("attention", ["eager", "triton"])
-@pytest.mark.parametrize("grouping", [None, SameShapes(3, 4)], ids=["together", "deterministic"])
+@pytest.mark.parametrize("grouping", [None, FixedShapes(3, 4)], ids=["together", "deterministic"])
 def test_a_pass_waits_once(
-    attention: str, grouping: Grouping | None, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    attention: str, grouping: BatchPartition | None, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     if attention == "triton":
         request.getfixturevalue("triton_device")
     checkpoint = tiny_checkpoint(dtype=torch.float32)
-    runner = Runner(checkpoint, 8, grouping, 8, Execution(attention))
+    runner = CheckpointRunner(checkpoint, 8, grouping, 8, ExecutionConfig(attention))
     state = Block((MASKED, 5, MASKED, MASKED))
     rows = [
         Row(Block((1, 2, 3, 4)), 0, pages := [3, 4], keeps=True),
@@ -89,7 +89,7 @@ def test_log_probabilities_that_are_asked_for_come_in_one_more_copy(
 ) -> None:
     if attention == "triton":
         request.getfixturevalue("triton_device")
-    runner = Runner(tiny_checkpoint(dtype=torch.float32), 8, None, 8, Execution(attention))
+    runner = CheckpointRunner(tiny_checkpoint(dtype=torch.float32), 8, None, 8, ExecutionConfig(attention))
     state = Block((MASKED, 5, MASKED, MASKED))
     rows = [
         Row(state, 0, [3], keeps=False, sampling=SamplingParams(0.7, seed=3), logprobs=LogprobsRequest(4, (1, 2))),

@@ -19,7 +19,7 @@ import pytest
 import pytest_asyncio
 
 from service.engine import BlockEvent, GenerationRequest, EngineDeps
-from service.engine.forward.runner import Runner
+from service.engine.forward.runner import CheckpointRunner
 from service.engine.request import LogprobsRequest
 from service.errors import CheckpointError, EngineFailed, InvalidRequest, ReplicaLost, ReplicaStopping
 from service.gateway.failover import Failover
@@ -341,7 +341,7 @@ class Failing(Around):
     """Fails in its first forward."""
 
     def __init__(self, *given: Any) -> None:
-        super().__init__(Runner(*given))
+        super().__init__(CheckpointRunner(*given))
 
     def evaluate(self, rows: Any) -> Any:
         raise ZeroDivisionError(len(rows))
@@ -351,7 +351,7 @@ class Hanging(Around):
     """After so many forwards one takes a minute."""
 
     def __init__(self, left: int, *given: Any) -> None:
-        super().__init__(Runner(*given))
+        super().__init__(CheckpointRunner(*given))
         self.left = left
 
     def evaluate(self, rows: Any) -> Any:
