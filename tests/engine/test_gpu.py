@@ -166,9 +166,9 @@ def test_a_pass_begins_without_waiting_for_the_device(execution):
     state = Block((MASKED,) * size)
     pages = [3, 4, 5]
     rows = [
-        Row(Block((7,) * size), 0, [0, 1, 2], keeps=True),
-        Row(state, 0, pages, keeps=False, sampling=SamplingParams(), drafts=True, entropy=True),
-        Row(state, 0, pages, keeps=False, sampling=SamplingParams(0.7, 0.9, seed=1), drafts=True),
+        Row(Block((7,) * size), 0, [0, 1, 2], writes_kv=True),
+        Row(state, 0, pages, writes_kv=False, sampling=SamplingParams(), drafts=True, entropy=True),
+        Row(state, 0, pages, writes_kv=False, sampling=SamplingParams(0.7, 0.9, seed=1), drafts=True),
     ]
     readings = runner.evaluate(rows)
     anchored = [row._replace(anchor=reading.handle) for row, reading in zip(rows, readings, strict=True)]

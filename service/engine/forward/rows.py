@@ -25,7 +25,7 @@ from service.model.transfer import send
 class Row(NamedTuple):
     """One block of tokens to put through the model.
 
-    `pages`: the sequence's pages; the row reads the first `index` and, if `keeps`, writes the next. Otherwise nobody
+    `pages`: the sequence's pages; the row reads the first `index` and, if `writes_kv`, writes the next. Otherwise nobody
     else sees its KV. `sampling`: how its masked positions are read, None: they are not. `judge`: revealed positions
     whose token's probability is wanted, too. `anchor`: for MRP's rows, the row that it goes on from. `entropy`:
     whether that of the masked positions is wanted.
@@ -37,7 +37,7 @@ class Row(NamedTuple):
     state: Block
     index: int  # type: ignore[assignment]  # hides a tuple's own `index`
     pages: Sequence[int]
-    keeps: bool
+    writes_kv: bool
     sampling: SamplingParams | None = None
     judge: tuple[int, ...] = ()
     anchor: Anchor | None = None

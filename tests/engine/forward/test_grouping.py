@@ -15,7 +15,7 @@ PAGES = tuple(range(100, 200))
 SAMPLING = (SamplingParams(), SamplingParams(0.7), SamplingParams(0.7, top_k=3), SamplingParams(0.7, top_p=0.5))
 
 
-def row(index: int, *, keeps: bool = False) -> Row:
+def row(index: int, *, writes_kv: bool = False) -> Row:
     return Row(Block((MASKED,)), index, PAGES, keeps, None if keeps else SAMPLING[0])
 
 
@@ -25,7 +25,7 @@ def places(groups) -> list[int]:
 
 class TestTogether:
     def test_one_group_of_rows(self) -> None:
-        (group,) = WholeBatch(8, 8).rows([row(5), row(0, keeps=True)])
+        (group,) = WholeBatch(8, 8).rows([row(5), row(0, writes_kv=True)])
         assert ([one.index for one in group.members], list(group.places), group.width) == ([5, 0], [0, 1], None)
 
     def test_reads_are_cut_where_logits_would_be_too_many(self) -> None:
@@ -61,7 +61,7 @@ class TestSameShapes:
 
     @given(st.lists(st.integers(0, 40), min_size=1, max_size=30))
     def test_a_row_stands_behind_all_whose_pages_it_may_read(self, indices: list[int]) -> None:
-        groups = FixedShapes(4, 4).rows([row(index, keeps=True) for index in indices])
+        groups = FixedShapes(4, 4).rows([row(index, writes_kv=True) for index in indices])
         order = [indices[place] for place in places(groups)]
         assert order == sorted(indices)
 
