@@ -37,7 +37,7 @@ from service.engine.request import (
     Stats,
 )
 from service.engine.scheduler import Scheduler, Waiting
-from service.engine.sequence import Sequence
+from service.engine.running_request import RunningRequest
 from service.engine.turn import Forwards, Turn, end_alone
 from service.engine.validation import validate
 from service.errors import InvalidRequest, SettingsError, WeightsChanged
@@ -253,7 +253,7 @@ class Engine:
             sequence.expire("timeout")
         return events + self._collect(late)
 
-    def _collect(self, sequences: list[Sequence]) -> list[BlockEvent]:
+    def _collect(self, sequences: list[RunningRequest]) -> list[BlockEvent]:
         """The new events of the sequences. Removes finished sequences."""
         events = list[BlockEvent]()
         for sequence in sequences:

@@ -17,11 +17,11 @@ from service.decode.policy import Prediction
 from service.engine.forward.rows import Row
 from service.engine.record import End
 from service.engine.request import FinishReason, ForwardKind
-from service.engine.sequence import Sequence
+from service.engine.running_request import RunningRequest
 from service.errors import MrpServeError
 
 
-class ReadingSequence(Sequence):
+class ScoringRequest(RunningRequest):
     """A running request whose places are read. Its only event has what is known of every place."""
 
     def start(self) -> None:

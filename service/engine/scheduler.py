@@ -14,9 +14,9 @@ from service.engine.config import EngineConfig
 from service.engine.drafting.pricing import Pricing
 from service.engine.forward.rows import Row
 from service.engine.prefix_cache import Prefix, PrefixCache
-from service.engine.reading import ReadingSequence
+from service.engine.scoring import ScoringRequest
 from service.engine.request import GenerationRequest
-from service.engine.sequence import Sequence, pages_needed
+from service.engine.running_request import RunningRequest, pages_needed
 from service.fair_queue import Claim, FairQueue
 
 
@@ -38,12 +38,12 @@ class Scheduler:
         self, pages: PrefixCache, block_size: int, config: EngineConfig, pricing: Pricing, prompt_rows: int
     ) -> None:
         self.waiting: FairQueue[Waiting] = FairQueue(config.priority_aging_s)
-        self.running: list[Sequence] = []
+        self.running: list[RunningRequest] = []
         self._lookups = (0, 0)
         self._pages, self._block_size = pages, block_size
         self._max_running, self._max_rows = config.max_running, config.max_rows
         self._prompt_rows = max(1, prompt_rows)
-        self._left_out: list[Sequence] = []
+        self._left_out: list[RunningRequest] = []
         self._pricing = pricing
 
     def enqueue(self, waiting: Waiting) -> None:
@@ -53,7 +53,7 @@ class Scheduler:
         arrived = waiting.submitted - request.waited_s
         self.waiting.push(waiting, Claim(arrived, request.tenant, request.weight, request.priority, cost))
 
-    def admit(self) -> list[Sequence]:
+    def admit(self) -> list[RunningRequest]:
         """Moves requests from the queue to the running set while pages and places are free.
 
         The next request blocks those after it until its pages are free, so that long requests are served, too.
@@ -68,7 +68,7 @@ class Scheduler:
                 break
             self.waiting.pop()
             account = self._pricing.open(first.request, mrp_steps)
-            kind = ReadingSequence if isinstance(params, Score) else Sequence
+            kind = ScoringRequest if isinstance(params, Score) else RunningRequest
             sequence = kind(first.request, self._block_size, lease, first.submitted, account)
             self.running.append(sequence)
             self._count_lookup(sequence)
@@ -80,7 +80,7 @@ class Scheduler:
         taken, self._lookups = self._lookups, (0, 0)
         return taken
 
-    def plan(self, busy: Collection[Sequence] = (), most: int | None = None) -> list[tuple[Sequence, list[Row]]]:
+    def plan(self, busy: Collection[RunningRequest] = (), most: int | None = None) -> list[tuple[RunningRequest, list[Row]]]:
         """The rows of the next forward: those of decoding requests, then chunks of prompts.
 
         `busy`: sequences whose forward is under way. `most`: the number of sequences in the forward, at most. A request
@@ -93,7 +93,7 @@ class Scheduler:
         order, left_out = ready[:most], ready[len(ready[:most]) :]
         self._pricing.begin(len(order))
         chunks = self._chunks(order, prompts, decoding=len(prompts) < len(live)) if prompts else {}
-        budget, served = self._max_rows, list[tuple[Sequence, list[Row]]]()
+        budget, served = self._max_rows, list[tuple[RunningRequest, list[Row]]]()
         for sequence in order:
             rows = sequence.next_rows(budget, chunks.get(sequence))
             budget -= len(rows)
@@ -104,7 +104,7 @@ class Scheduler:
         self._left_out = left_out
         return self._worth(served)
 
-    def _worth(self, served: list[tuple[Sequence, list[Row]]]) -> list[tuple[Sequence, list[Row]]]:
+    def _worth(self, served: list[tuple[RunningRequest, list[Row]]]) -> list[tuple[RunningRequest, list[Row]]]:
         """The rows without those of drafts that the forward's time is not worth."""
         offers = [sequence.gains(rows) if len(rows) > 1 else () for sequence, rows in served]
         if not any(offers):
@@ -116,7 +116,7 @@ class Scheduler:
             for (sequence, rows), gains, count in zip(served, offers, kept, strict=True)
         ]
 
-    def _in_order(self, free: list[Sequence], prompts: Collection[Sequence]) -> list[Sequence]:
+    def _in_order(self, free: list[RunningRequest], prompts: Collection[RunningRequest]) -> list[RunningRequest]:
         """Those that were left out of the last forward come first, those that store prompts last."""
         if not self._left_out and not prompts:
             return free
@@ -125,19 +125,19 @@ class Scheduler:
         others = [sequence for sequence in free if sequence not in left_out]
         return first + sorted(others, key=prompts.__contains__)
 
-    def _chunks(self, order: list[Sequence], prompts: Mapping[Sequence, int], *, decoding: bool) -> dict[Sequence, int]:
+    def _chunks(self, order: list[RunningRequest], prompts: Mapping[RunningRequest, int], *, decoding: bool) -> dict[RunningRequest, int]:
         """The rows of each prompt in this step: `prompt_rows` if any request decodes, else all that fit."""
         wanted = {sequence: prompts[sequence] for sequence in order if sequence in prompts}
         total = self._prompt_rows if decoding else self._max_rows
         return dict(zip(wanted, equal_shares(list(wanted.values()), total), strict=True))
 
-    def publish(self, sequences: Iterable[Sequence]) -> None:
+    def publish(self, sequences: Iterable[RunningRequest]) -> None:
         """Shares the pages that the sequences have written since the last call."""
         for sequence in sequences:
             while sequence.written:
                 self._pages.publish(sequence.lease, sequence.written.popleft())
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: RunningRequest) -> None:
         """Removes a sequence and frees its pages. What it has written stays shared."""
         self.running.remove(sequence)
         self.publish([sequence])
@@ -152,7 +152,7 @@ class Scheduler:
                 return waiting
         return None
 
-    def _count_lookup(self, sequence: Sequence) -> None:
+    def _count_lookup(self, sequence: RunningRequest) -> None:
         if self._pages.shares:
             asked, found = self._lookups
             tokens = len(sequence.request.prompt_token_ids)

@@ -36,7 +36,7 @@ def pages_needed(request: GenerationRequest, block_size: int) -> int:
     return -(-(len(request.prompt_token_ids) + request.max_new_tokens) // block_size)
 
 
-class Sequence:
+class RunningRequest:
     """A running request. `lease`: pages for its whole length. Its shared pages, of the prompt, are already written.
 
     `account`: what its drafts may cost.

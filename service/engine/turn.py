@@ -17,14 +17,14 @@ from service.engine.forward.memory import FittingForward
 from service.engine.forward.pending import AsyncRunner, Beginning, Pending
 from service.engine.forward.rows import Row
 from service.engine.request import ForwardKind
-from service.engine.sequence import Sequence
+from service.engine.running_request import RunningRequest
 from service.errors import DecodingFailed, MrpServeError, OutOfMemory
 from service.tracebacks import kind_and_place, without_message
 
 _log = logging.getLogger(__name__)
 
 #: the sequences that have rows in a forward, and the rows
-StepRows = list[tuple[Sequence, list[Row]]]
+StepRows = list[tuple[RunningRequest, list[Row]]]
 
 
 class Forwards:
@@ -98,7 +98,7 @@ class Turn:
         return bool(self._plan)
 
 
-def _served(plan: StepRows, found: Iterable[Prediction | None]) -> Iterator[tuple[Sequence, list[Row], list[Prediction]]]:
+def _served(plan: StepRows, found: Iterable[Prediction | None]) -> Iterator[tuple[RunningRequest, list[Row], list[Prediction]]]:
     """The sequences with their readings. Left out: those that ended meanwhile, those without memory for a row."""
     results, end = list(found), 0
     for sequence, rows in plan:
@@ -112,7 +112,7 @@ def _served(plan: StepRows, found: Iterable[Prediction | None]) -> Iterator[tupl
             sequence.fail(OutOfMemory("the device ran out of memory in a step of this request", retry_after=1.0))
 
 
-def end_alone(sequence: Sequence, error: Exception) -> None:
+def end_alone(sequence: RunningRequest, error: Exception) -> None:
     """Ends the request whose bookkeeping raised an error. No other request ends.
 
     Of an unexpected error, the log gets its kind and place. It does not get the message, which may quote a prompt.

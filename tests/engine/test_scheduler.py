@@ -13,7 +13,7 @@ from service.engine.drafting.pricing import Pricing
 from service.engine.kv_cache import PagePool
 from service.engine.prefix_cache import PrefixCache
 from service.engine.scheduler import Scheduler, Waiting
-from service.engine.sequence import Sequence, pages_needed
+from service.engine.running_request import RunningRequest, pages_needed
 from service.errors import SettingsError
 from service.model import Checkpoint
 from tests.engine.helpers import FREE, Recorder, random_requests, request
@@ -35,7 +35,7 @@ def queue(target: Scheduler, *requests) -> None:
         target.enqueue(Waiting(one, 0.0))
 
 
-def admit(target: Scheduler) -> list[Sequence]:
+def admit(target: Scheduler) -> list[RunningRequest]:
     """Admits as the engine does."""
     admitted = target.admit()
     for sequence in admitted:
