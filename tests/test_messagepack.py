@@ -16,7 +16,7 @@ from msgspec import Struct
 from service import arrival, errors
 from service.arrival import Arrival
 from service.decode.modes import MODES
-from service.decode.score import Score
+from service.decode.mode import ScoreMode
 from service.engine.request import MAX_SEED, SamplingParams, Stats
 from service.errors import InvalidRequest, MrpServeError
 from service.frames import Malformed, Unsendable
@@ -115,7 +115,7 @@ def test_every_message_comes_back_equal(codec: MessagePack, kind: Any) -> None:
 
 def test_every_mode_has_a_name_of_its_own() -> None:
     assert {name: kind.__struct_config__.tag for name, kind in MODES.items()} == {name: name for name in MODES}
-    assert Score.__struct_config__.tag == Score.mode
+    assert ScoreMode.__struct_config__.tag == ScoreMode.mode
     assert set(get_args(get_type_hints(Work)["params"])) == {*MODES.values(), Score}
 
 

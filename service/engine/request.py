@@ -208,7 +208,7 @@ class BlockEvent:
     `token_ids`: the completion's new tokens, without a stop token. The tokens of all events together are the
     completion. `index`: 0 for the first generated block. `finish_reason`: set on a request's last event. `steps`: how
     the block was decoded, if the request keeps them. `constraint_met`: on the last event, whether the answer satisfies
-    the request's grammar; None without a grammar. `found`: of a request of params `Score`, its places (tokens before
+    the request's grammar; None without a grammar. `found`: of a request of params `ScoreMode`, its places (tokens before
     them) and what is known there. `error`: why the engine ended the request (the finish reason is then "abort"), else
     None. `version`: of the weights that decoded it, as `Engine.version`.
     """

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from service.decode.block import MASKED
-from service.decode.score import Score
+from service.decode.mode import ScoreMode
 from service.engine.config import EngineConfig
 from service.engine.drafting.pricing import Pricing
 from service.engine.forward.rows import Row
@@ -68,7 +68,7 @@ class Scheduler:
                 break
             self.waiting.pop()
             account = self._pricing.open(first.request, mrp_steps)
-            kind = ScoringRequest if isinstance(params, Score) else RunningRequest
+            kind = ScoringRequest if isinstance(params, ScoreMode) else RunningRequest
             sequence = kind(first.request, self._block_size, lease, first.submitted, account)
             self.running.append(sequence)
             self._count_lookup(sequence)
@@ -173,7 +173,7 @@ def equal_shares(wanted: list[int], total: int) -> list[int]:
 def _prefix_of(request: GenerationRequest, block_size: int, mrp: bool) -> Prefix:
     """The lookup of a request's prompt in whole blocks, up to the first masked place."""
     prompt = request.prompt_token_ids
-    if isinstance(request.params, Score):
+    if isinstance(request.params, ScoreMode):
         prompt = prompt[: prompt.index(MASKED)]
     blocks = [prompt[end - block_size : end] for end in range(block_size, len(prompt) + 1, block_size)]
     return Prefix(blocks, request.cache_salt, mrp)

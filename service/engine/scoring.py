@@ -1,4 +1,4 @@
-"""One running request of params `Score`: the masked places of its prompt are read, nothing is decoded.
+"""One running request of params `ScoreMode`: the masked places of its prompt are read, nothing is decoded.
 
 The blocks before the first place are a prompt like any other. From there on to the block of the last place, every block
 is a row of its own: its masks are read, and its KV is written for the blocks after it, to pages that nobody shares. All

@@ -10,7 +10,7 @@ import torch
 
 from service.decode.block import MASKED
 from service.decode.modes import Speculative, Static
-from service.decode.score import Score
+from service.decode.mode import ScoreMode
 from service.engine import BlockEvent, Engine, EngineConfig, GenerationRequest, EngineDeps
 from service.engine.request import LogprobsRequest
 from service.errors import InvalidRequest, PromptTooLong
@@ -44,7 +44,7 @@ def plain(model: Checkpoint, prompt: tuple[int, ...]) -> dict[int, torch.Tensor]
 def read(
     name: str, prompt: tuple[int, ...], labels: tuple[int, ...] = LABELS, likeliest: int = 20
 ) -> GenerationRequest:
-    return GenerationRequest(name, prompt, Score(), max_new_tokens=0, logprobs=LogprobsRequest(likeliest, labels))
+    return GenerationRequest(name, prompt, ScoreMode(), max_new_tokens=0, logprobs=LogprobsRequest(likeliest, labels))
 
 
 def pinned(rng: random.Random, length: int, places: int) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from service.decode.score import Score
+from service.decode.mode import ScoreMode
 from service.engine.request import SamplingParams
 from service.errors import InvalidRequest
 from service.gateway.http.validation import parse_own, shared_work
@@ -36,7 +36,7 @@ def plan_scores(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float
     request = parse_own(given, ScoreRequest, card)
     shared = {name: getattr(request, name) for name in _SHARED}
     base = shared_work({**shared, "prompt": "-", "max_new_tokens": 1}, card, timeout_limit_s, 0)
-    base = replace(base, params=Score(), sampling=SamplingParams(), text=None)
+    base = replace(base, params=ScoreMode(), sampling=SamplingParams(), text=None)
     works = tuple(_of_item(base, item, number, request) for number, item in enumerate(request.items))
     return Plan(works, request.model, request.normalize)
 
