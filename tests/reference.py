@@ -18,9 +18,9 @@ from service.decode.block import MASKED, Block, PositionLogprobs, Pick, Step
 from service.decode.canvas import Canvas
 from service.decode.mode import DecodingMode
 from service.decode.policy import Evaluate, Prediction
-from service.engine.forward.reads import Reads
+from service.engine.forward.sampling_batch import SamplingBatch
 from service.engine.forward.rows import Row
-from service.engine.forward.sampling import gumbel, noise_keys
+from service.engine.forward.logits_sampler import gumbel, noise_keys
 from service.engine.request import GenerationRequest, SamplingParams
 from service.model import Checkpoint
 from service.model.layers import Attend
@@ -113,7 +113,7 @@ class Reference:
             scores = self.allowed(logits[position], sampling)
             if sampling.temperature > 0:
                 row = Row(state, start // len(state.tokens), (), writes_kv=False, sampling=sampling)
-                reads = Reads.of([row], len(state.tokens))
+                reads = SamplingBatch.of([row], len(state.tokens))
                 (key,) = noise_keys(reads)[reads.place == position]
                 scores = scores + gumbel(torch.tensor(key[None]), torch.arange(len(scores)))[0]
             token = int(scores.argmax())

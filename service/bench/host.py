@@ -17,8 +17,8 @@ from service.decode.mode import DecodingMode
 from service.decode.policy import Prediction
 from service.engine import Engine, EngineConfig, GenerationRequest, EngineDeps
 from service.engine.drafting.costs import StepCosts
-from service.engine.drafting.curve import Curve
-from service.engine.forward.clock import clock_of
+from service.engine.drafting.costs import Curve
+from service.engine.drafting.costs import forward_clock
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import ModelRunner, CheckpointRunner
 from service.model import Checkpoint, ModelConfig
@@ -34,7 +34,7 @@ class _Counted:
     """A runner, and the seconds spent in it."""
 
     def __init__(self, runner: ModelRunner) -> None:
-        self._runner, self._clock = runner, clock_of(runner.device)
+        self._runner, self._clock = runner, forward_clock(runner.device)
         self.config: ModelConfig = runner.config
         self.device: torch.device = runner.device
         self.seconds = 0.0
@@ -80,7 +80,7 @@ def host_milliseconds(checkpoint: Checkpoint, requests: int, steps: int, params:
     engine = Engine(checkpoint, config, deps=EngineDeps(costs=HOST_COSTS, runner=runner))
     for number in range(requests):
         engine.submit(GenerationRequest(str(number), (number % 2,), params or Static(), max_new_tokens=new_tokens))
-    times, clock = list[float](), clock_of(checkpoint.device)
+    times, clock = list[float](), forward_clock(checkpoint.device)
     while len(times) <= steps and (len(times) < 2 or engine.state().num_running == requests):
         begin, inside = clock(), counted[0].seconds
         engine.step()

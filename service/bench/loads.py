@@ -19,7 +19,7 @@ from service.decode.modes import Speculative, Static
 from service.decode.mode import DecodingMode
 from service.engine import Engine, EngineConfig, GenerationRequest, EngineDeps, SamplingParams
 from service.engine.drafting.costs import measure
-from service.engine.forward.clock import clock_of
+from service.engine.drafting.costs import forward_clock
 from service.engine.forward.model_forward import ExecutionConfig
 from service.engine.forward.runner import CheckpointRunner
 from service.model import Checkpoint
@@ -116,7 +116,7 @@ def compare_at_loads(
     """
     limits = base or EngineConfig()
     runner = CheckpointRunner(checkpoint, limits.max_rows)
-    costs = measure(runner, limits.max_rows, checkpoint.mrp is not None, clock_of(checkpoint.device))
+    costs = measure(runner, limits.max_rows, checkpoint.mrp is not None, forward_clock(checkpoint.device))
     del runner  # its cache is large
     stops = frozenset(checkpoint.config.eos_token_ids)
     for concurrency in rounds.concurrencies:

@@ -16,7 +16,7 @@ from service.decode.mode import DecodingMode
 from service.decode.policy import Prediction
 from service.engine import Engine, EngineConfig, EngineDeps
 from service.engine.drafting.costs import StepCosts
-from service.engine.drafting.curve import Curve
+from service.engine.drafting.costs import Curve
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import ModelRunner, CheckpointRunner
 from service.errors import InvalidRequest

@@ -20,7 +20,7 @@ from typing import NoReturn
 
 import torch
 
-from service.engine.forward.anchors import Anchor, States
+from service.engine.forward.rows import Anchor, ForwardOutput
 from service.engine.forward.model_forward import ExecutionConfig, LocalModelForward
 from service.errors import EngineFailed, MrpServeError
 from service.model import Checkpoint, load_checkpoint
@@ -110,7 +110,7 @@ class Follower:
             shape = (len(group.members), config.block_size, config.hidden_size)
             anchors = torch.empty(shape, device=self._device, dtype=self._checkpoint.dtype)
             self._group.share(anchors)
-            states = States(anchors)
+            states = ForwardOutput(anchors)
             rows = [row._replace(anchor=Anchor(states, number)) for number, row in enumerate(group.members)]
             group = type(group)(rows, group.places, group.width)
         self._networks.forward(message.which, group)

@@ -6,7 +6,7 @@ from service.decode.modes import Speculative, Static
 from service.demo import CHECKPOINT, heldout_problems
 from service.engine import Engine, EngineConfig, GenerationRequest, EngineDeps
 from service.engine.drafting.costs import StepCosts
-from service.engine.drafting.curve import Curve
+from service.engine.drafting.costs import Curve
 from service.model import load_checkpoint
 from service.text import TextCodec
 from tests.engine.helpers import DEAR, FAIR

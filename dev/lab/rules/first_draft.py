@@ -1,6 +1,6 @@
 """The first draft of a chain: from the backbone's last reading, which is older than the last pick, or from MRP.
 
-Published (MRP paper, arXiv 2605.18817, speculative decoding; `service/decode/drafting.py`, `chain`): after a block's
+Published (MRP paper, arXiv 2605.18817, speculative decoding; `service/decode/drafts.py`, `chain`): after a block's
 first round the first draft is the best pick left in the backbone's last reading. The mends tried here keep the chain.
 All verify against `static`, so all give its answers.
 """
@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, NamedTuple
 from dev.lab.rules.method import Method
 from service.decode.block import Pick
 from service.decode.canvas import Canvas
-from service.decode.drafting import Draft, Drafting
+from service.decode.drafts import Draft, Drafting
 from service.decode.knobs import THRESHOLD, Knob
 from service.decode.modes.speculative import _walk
 from service.decode.mode import DecodingMode
