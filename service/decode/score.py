@@ -10,7 +10,7 @@ from service.decode.policy import Decoding
 from service.decode.rules import LeftToRight, Rule
 
 
-class ScoreMode(DecodingMode, frozen=True):
+class ScoreMode(DecodingMode, frozen=True, tag="score"):
     """Read the masked places of the prompt. Not a mode that a request may name."""
 
     mode: ClassVar[str] = "score"

@@ -44,7 +44,7 @@ class TestTogether:
 class TestSameShapes:
     @given(st.lists(st.tuples(st.integers(0, 40), st.booleans()), min_size=1, max_size=30), st.integers(1, 5))
     def test_a_rows_shape_depends_on_the_row_alone(self, wanted: list[tuple[int, bool]], size: int) -> None:
-        rows = [row(index, keeps=keeps) for index, keeps in wanted]
+        rows = [row(index, writes_kv=keeps) for index, keeps in wanted]
         groups = FixedShapes(size, 4).rows(rows)
         assert sorted(places(groups)) == list(range(len(rows)))
         for group in groups:
@@ -56,7 +56,7 @@ class TestSameShapes:
                 assert group.width & (group.width - 1) == 0
             assert [rows[place] for place in group.places] == list(group.members[: len(group.places)])
             for filler in group.members[len(group.places) :]:
-                assert not filler.keeps
+                assert not filler.writes_kv
                 assert filler.sampling is None
 
     @given(st.lists(st.integers(0, 40), min_size=1, max_size=30))
