@@ -18,8 +18,8 @@ from service.constraints.constraint import Constraint
 from service.data import Data, Private
 from service.decode.block import StepKind
 from service.decode.knobs import KnobValue
-from service.decode.modes import Mode
 from service.decode.mode import ScoreMode
+from service.decode.modes import Mode
 from service.engine.request import FinishReason, SamplingParams, Stats
 from service.errors import DeadlineExceeded, MrpServeError
 from service.fair_queue import DEFAULT_PRIORITY

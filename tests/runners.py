@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from service.decode.policy import Prediction
 from service.engine import Engine, EngineConfig, EngineDeps
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import ModelRunner, CheckpointRunner
+from service.engine.forward.runner import CheckpointRunner, ModelRunner
 from service.model import Checkpoint
 
 
@@ -41,6 +41,8 @@ def engine_over(
         return made[0]
 
     engine = Engine(
-        checkpoint, EngineConfig(**({"kv_cache_tokens": 4096} | limits)), deps=replace(deps or EngineDeps(), runner=runner)
+        checkpoint,
+        EngineConfig(**({"kv_cache_tokens": 4096} | limits)),
+        deps=replace(deps or EngineDeps(), runner=runner),
     )
     return engine, made[0]

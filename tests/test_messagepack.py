@@ -15,8 +15,8 @@ from msgspec import Struct
 
 from service import arrival, errors
 from service.arrival import Arrival
-from service.decode.modes import MODES
 from service.decode.mode import ScoreMode
+from service.decode.modes import MODES
 from service.engine.request import MAX_SEED, SamplingParams, Stats
 from service.errors import InvalidRequest, MrpServeError
 from service.frames import Malformed, Unsendable

@@ -17,14 +17,13 @@ import typer
 from service.bench.evaluation import Plan
 from service.cli.options import heldout, load, use_threads
 from service.cli.output import results
-from service.decode.modes import Speculative, Static
 from service.decode.mode import DecodingMode
+from service.decode.modes import Speculative, Static
 from service.decode.policy import Prediction
-from service.engine import Engine, EngineConfig, GenerationRequest, EngineDeps, SamplingParams
-from service.engine.drafting.costs import StepCosts
-from service.engine.drafting.costs import Curve
+from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
+from service.engine.drafting.costs import Curve, StepCosts
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import ModelRunner, CheckpointRunner
+from service.engine.forward.runner import CheckpointRunner, ModelRunner
 from service.model import Checkpoint
 from service.text import TextCodec
 

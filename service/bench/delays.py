@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service.decode.mode import DecodingMode
-from service.engine import Engine, EngineConfig, EngineWorker, GenerationRequest, EngineDeps
+from service.engine import Engine, EngineConfig, EngineDeps, EngineWorker, GenerationRequest
 from service.engine.drafting.costs import StepCosts
 from service.model import Checkpoint
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from service.bench.rounds import Rounds
 from service.bench.speed import Workload, engine_rate
-from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
 from service.decode.mode import DecodingMode
+from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
 from service.engine import Engine, GenerationRequest, SamplingParams
 
 TEMPERATURES = (0.0, 0.7, 1.2)

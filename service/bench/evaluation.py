@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import asdict
 
-from service.decode.modes import Speculative
 from service.decode.mode import DecodingMode
+from service.decode.modes import Speculative
 from service.engine import Completion, Engine, GenerationRequest, SamplingParams
 
 

@@ -16,8 +16,8 @@ from service.bench.calibration import Scope, Task
 from service.bench.grid import grid
 from service.bench.rows import Clock
 from service.bench.scorers import Scorer
-from service.decode.modes import Static
 from service.decode.mode import DecodingMode
+from service.decode.modes import Static
 from service.engine import Engine, EngineConfig, EngineDeps
 from service.model import Checkpoint
 from service.quality.schema import Measured

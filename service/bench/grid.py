@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from service.bench.evaluation import Plan
-from service.decode.modes import MODES, Speculative, Static
 from service.decode.mode import DecodingMode
+from service.decode.modes import MODES, Speculative, Static
 from service.decode.registry import make_mode
 from service.errors import InvalidRequest
 

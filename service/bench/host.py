@@ -12,15 +12,13 @@ from typing import Any
 
 import torch
 
-from service.decode.modes import Static
 from service.decode.mode import DecodingMode
+from service.decode.modes import Static
 from service.decode.policy import Prediction
-from service.engine import Engine, EngineConfig, GenerationRequest, EngineDeps
-from service.engine.drafting.costs import StepCosts
-from service.engine.drafting.costs import Curve
-from service.engine.drafting.costs import forward_clock
+from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
+from service.engine.drafting.costs import Curve, StepCosts, forward_clock
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import ModelRunner, CheckpointRunner
+from service.engine.forward.runner import CheckpointRunner, ModelRunner
 from service.model import Checkpoint, ModelConfig
 
 #: what `auto` believes forwards cost here: nothing is measured for it

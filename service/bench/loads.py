@@ -15,11 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from service.bench.rounds import Rounds
-from service.decode.modes import Speculative, Static
 from service.decode.mode import DecodingMode
-from service.engine import Engine, EngineConfig, GenerationRequest, EngineDeps, SamplingParams
-from service.engine.drafting.costs import measure
-from service.engine.drafting.costs import forward_clock
+from service.decode.modes import Speculative, Static
+from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
+from service.engine.drafting.costs import forward_clock, measure
 from service.engine.forward.model_forward import ExecutionConfig
 from service.engine.forward.runner import CheckpointRunner
 from service.model import Checkpoint
@@ -142,7 +141,9 @@ def _shared(checkpoint: Checkpoint, config: EngineConfig) -> Callable[..., Check
     """One runner for engines that take turns: each gives all its pages back before the next one begins."""
     pages = config.kv_cache_tokens // checkpoint.config.block_size
     candidates = config.candidates(checkpoint.config.vocab_size)
-    runner = CheckpointRunner(checkpoint, pages, None, candidates, ExecutionConfig(config.attention, config.cuda_graphs))
+    runner = CheckpointRunner(
+        checkpoint, pages, None, candidates, ExecutionConfig(config.attention, config.cuda_graphs)
+    )
     return lambda *_: runner
 
 

@@ -15,10 +15,9 @@ from service.bench.loads import Workload
 from service.decode.mode import DecodingMode
 from service.decode.policy import Prediction
 from service.engine import Engine, EngineConfig, EngineDeps
-from service.engine.drafting.costs import StepCosts
-from service.engine.drafting.costs import Curve
+from service.engine.drafting.costs import Curve, StepCosts
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import ModelRunner, CheckpointRunner
+from service.engine.forward.runner import CheckpointRunner, ModelRunner
 from service.errors import InvalidRequest
 from service.model import Checkpoint, ModelConfig
 

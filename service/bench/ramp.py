@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 
 from service.bench.calibration import Task
 from service.bench.rounds import nobody
-from service.decode.modes import Static
 from service.decode.mode import DecodingMode
+from service.decode.modes import Static
 from service.engine import BlockEvent, Engine, GenerationRequest, SamplingParams
 from service.quality.bands import at_load
 from service.quality.load import SteadyLoad

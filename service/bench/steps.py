@@ -89,7 +89,9 @@ def _runner(checkpoint: Checkpoint, pages: int, attention: str) -> CheckpointRun
     """With as many pages as there may be."""
     config = checkpoint.config
     page = PagedCache.bytes_per_page(config, checkpoint.dtype)
-    return CheckpointRunner(checkpoint, num_pages=max(1, min(pages, _MOST_KV // page)), execution=ExecutionConfig(attention))
+    return CheckpointRunner(
+        checkpoint, num_pages=max(1, min(pages, _MOST_KV // page)), execution=ExecutionConfig(attention)
+    )
 
 
 def _median(run: Callable[[], object], checkpoint: Checkpoint, rounds: int) -> float:

@@ -19,8 +19,8 @@ from service.engine.request import (
 )
 
 if TYPE_CHECKING:
-    from service.engine.engine import Engine
     from service.engine.deps import EngineDeps
+    from service.engine.engine import Engine
     from service.engine.worker import EngineWorker
 else:
 

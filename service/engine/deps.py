@@ -12,7 +12,7 @@ from typing import Protocol
 
 from service.engine.drafting.costs import StepCosts
 from service.engine.forward.model_forward import ExecutionConfig, ModelForward, ShapePolicy
-from service.engine.forward.runner import ModelRunner, CheckpointRunner
+from service.engine.forward.runner import CheckpointRunner, ModelRunner
 from service.model.checkpoint import Checkpoint, LoadOptions
 from service.model.memory import DeviceMemory
 
@@ -27,7 +27,9 @@ class Ranks(Protocol):
     def memory(self) -> DeviceMemory:
         """The memory of the device that has the least."""
 
-    def networks(self, checkpoint: Checkpoint, num_pages: int, shapes: ShapePolicy, execution: ExecutionConfig) -> Networks:
+    def networks(
+        self, checkpoint: Checkpoint, num_pages: int, shapes: ShapePolicy, execution: ExecutionConfig
+    ) -> Networks:
         """The networks over all parts. `checkpoint`: the part of this process."""
 
     def fetch(self, name: str, options: LoadOptions) -> Checkpoint:

@@ -16,16 +16,16 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from service.engine.config import EngineConfig
+from service.engine.deps import EngineDeps
 from service.engine.drafting.costs import measure
 from service.engine.drafting.pricing import Pricing
 from service.engine.forward.clock import clock_of
-from service.engine.forward.partition import fixed_shapes_for
 from service.engine.forward.model_forward import ExecutionConfig, LocalModelForward
+from service.engine.forward.partition import fixed_shapes_for
 from service.engine.forward.pending import AsyncRunner, Immediate
 from service.engine.kv_cache import PagePool
 from service.engine.observer import EngineState, HarmlessObserver, Observer, SilentObserver, StepReport
 from service.engine.overlap import Overlap
-from service.engine.deps import EngineDeps
 from service.engine.prefix_cache import PrefixCache
 from service.engine.request import (
     BlockEvent,
@@ -36,8 +36,8 @@ from service.engine.request import (
     GenerationRequest,
     Stats,
 )
-from service.engine.scheduler import Scheduler, Waiting
 from service.engine.running_request import RunningRequest
+from service.engine.scheduler import Scheduler, Waiting
 from service.engine.turn import Forwards, Turn, end_alone
 from service.engine.validation import validate
 from service.errors import InvalidRequest, SettingsError, WeightsChanged

@@ -14,8 +14,8 @@ from service.engine.request import (
     BlockEvent,
     BlockProgress,
     FinishReason,
-    ForwardKind,
     ForwardCounts,
+    ForwardKind,
     GenerationRequest,
     Stats,
 )

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from service.data import Data
 from service.decode.block import PositionLogprobs, Step
 from service.decode.block_grammar import CompiledGrammar
-from service.decode.modes import Static
 from service.decode.mode import DecodingMode
+from service.decode.modes import Static
 from service.errors import InvalidRequest, MrpServeError
 from service.fair_queue import DEFAULT_PRIORITY, HIGHEST_PRIORITY, LOWEST_PRIORITY
 from service.pickling import numbered, sent_often

@@ -12,9 +12,9 @@ from itertools import islice
 from typing import Any
 
 from service.decode.block import MASKED, Block, make
+from service.decode.block_grammar import BlockGrammar, GrammarMatcher
 from service.decode.canvas import Canvas
-from service.decode.block_grammar import GrammarMatcher, BlockGrammar
-from service.decode.policy import Decoding, Evaluate, Query, Prediction, Refine
+from service.decode.policy import Decoding, Evaluate, Prediction, Query, Refine
 from service.decode.registry import only_drafts
 from service.engine.drafting.pricing import Account
 from service.engine.forward.rows import Row

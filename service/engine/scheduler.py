@@ -14,9 +14,9 @@ from service.engine.config import EngineConfig
 from service.engine.drafting.pricing import Pricing
 from service.engine.forward.rows import Row
 from service.engine.prefix_cache import Prefix, PrefixCache
-from service.engine.scoring import ScoringRequest
 from service.engine.request import GenerationRequest
 from service.engine.running_request import RunningRequest, pages_needed
+from service.engine.scoring import ScoringRequest
 from service.fair_queue import Claim, FairQueue
 
 
@@ -80,7 +80,9 @@ class Scheduler:
         taken, self._lookups = self._lookups, (0, 0)
         return taken
 
-    def plan(self, busy: Collection[RunningRequest] = (), most: int | None = None) -> list[tuple[RunningRequest, list[Row]]]:
+    def plan(
+        self, busy: Collection[RunningRequest] = (), most: int | None = None
+    ) -> list[tuple[RunningRequest, list[Row]]]:
         """The rows of the next forward: those of decoding requests, then chunks of prompts.
 
         `busy`: sequences whose forward is under way. `most`: the number of sequences in the forward, at most. A request
@@ -125,7 +127,9 @@ class Scheduler:
         others = [sequence for sequence in free if sequence not in left_out]
         return first + sorted(others, key=prompts.__contains__)
 
-    def _chunks(self, order: list[RunningRequest], prompts: Mapping[RunningRequest, int], *, decoding: bool) -> dict[RunningRequest, int]:
+    def _chunks(
+        self, order: list[RunningRequest], prompts: Mapping[RunningRequest, int], *, decoding: bool
+    ) -> dict[RunningRequest, int]:
         """The rows of each prompt in this step: `prompt_rows` if any request decodes, else all that fit."""
         wanted = {sequence: prompts[sequence] for sequence in order if sequence in prompts}
         total = self._prompt_rows if decoding else self._max_rows

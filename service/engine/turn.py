@@ -98,7 +98,9 @@ class Turn:
         return bool(self._plan)
 
 
-def _served(plan: StepRows, found: Iterable[Prediction | None]) -> Iterator[tuple[RunningRequest, list[Row], list[Prediction]]]:
+def _served(
+    plan: StepRows, found: Iterable[Prediction | None]
+) -> Iterator[tuple[RunningRequest, list[Row], list[Prediction]]]:
     """The sequences with their readings. Left out: those that ended meanwhile, those without memory for a row."""
     results, end = list(found), 0
     for sequence, rows in plan:

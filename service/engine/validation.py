@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from service.decode.block import MASKED
 from service.decode.knobs import AUTO
-from service.decode.registry import leaves_drafts_open, served_without_mrp
 from service.decode.mode import ScoreMode
+from service.decode.registry import leaves_drafts_open, served_without_mrp
 from service.engine.request import GenerationRequest
 from service.errors import InvalidRequest, ModeNotAvailable, PromptTooLong
 from service.model.config import ModelConfig

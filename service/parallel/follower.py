@@ -20,8 +20,8 @@ from typing import NoReturn
 
 import torch
 
-from service.engine.forward.rows import Anchor, ForwardOutput
 from service.engine.forward.model_forward import ExecutionConfig, LocalModelForward
+from service.engine.forward.rows import Anchor, ForwardOutput
 from service.errors import EngineFailed, MrpServeError
 from service.model import Checkpoint, load_checkpoint
 from service.model.exchange import fetch, take

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from service.decode.block import Block
+from service.engine.forward.model_forward import Network, ShapePolicy
 from service.engine.forward.partition import RowGroup
-from service.engine.forward.model_forward import ShapePolicy, Network
 from service.engine.forward.rows import Row
 from service.errors import MrpServeError
 from service.model import LoadOptions

@@ -22,8 +22,8 @@ from typing import Self
 
 import torch
 
+from service.engine.forward.model_forward import ExecutionConfig, LocalModelForward, Network, OrderedHidden, ShapePolicy
 from service.engine.forward.partition import RowGroup
-from service.engine.forward.model_forward import OrderedHidden, ExecutionConfig, LocalModelForward, ShapePolicy, Network
 from service.engine.forward.rows import anchors_of
 from service.errors import EngineFailed, MrpServeError, ReplicaLost, SettingsError
 from service.model import Checkpoint, LoadOptions, load_checkpoint, resolve
@@ -199,7 +199,9 @@ class Team:
             return replace(own, free=own.free // self.size, total=own.total // self.size)
         return min([own, *self._memory], key=lambda memory: memory.free)
 
-    def networks(self, checkpoint: Checkpoint, num_pages: int, shapes: ShapePolicy, execution: ExecutionConfig) -> Leading:
+    def networks(
+        self, checkpoint: Checkpoint, num_pages: int, shapes: ShapePolicy, execution: ExecutionConfig
+    ) -> Leading:
         """The networks over all parts of the checkpoint that was loaded last. They take the place of earlier ones.
 
         Forwards are not captured as CUDA graphs.

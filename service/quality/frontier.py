@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from service.decode.modes import Speculative, Static
 from service.decode.mode import DecodingMode
+from service.decode.modes import Speculative, Static
 from service.quality.schema import Margins, QualityName, Row, Speed
 
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 from service.constraints import Compiler
 from service.constraints.vocabulary import Vocabulary
-from service.engine import Engine, EngineConfig, Observer, EngineDeps
+from service.engine import Engine, EngineConfig, EngineDeps, Observer
 from service.engine.memory_plan import RequestedSizes, plan_memory
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.exchange import check, fetch, take

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from service.decode.block import MASKED, PositionLogprobs
-from service.engine.request import LogprobsRequest, BlockEvent
+from service.engine.request import BlockEvent, LogprobsRequest
 from service.errors import InvalidRequest
 from service.text import TextCodec
 from service.text.piece import Likely

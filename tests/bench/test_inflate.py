@@ -12,7 +12,7 @@ from service.bench.inflate import InflatedWeights, inflate
 from service.bench.shapes import ExpertsShape, Llada2Shape, Shape
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.demo import CHECKPOINT, heldout_problems
-from service.engine import Engine, EngineConfig, GenerationRequest, EngineDeps, SamplingParams
+from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
 from service.errors import InvalidRequest
 from service.model import LoadOptions, load_checkpoint, published_weights, save_checkpoint
 from service.model.attention import PagedCache, attention_for

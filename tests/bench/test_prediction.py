@@ -8,8 +8,8 @@ from service.bench.floor import Rates, forward_need
 from service.bench.loads import Workload
 from service.bench.prediction import GPUS, Assumptions, PredictedSpeed, Prices, predict
 from service.bench.shapes import SHAPES, config_in_shape
-from service.decode.modes import Direct, Speculative, Static
 from service.decode.mode import DecodingMode
+from service.decode.modes import Direct, Speculative, Static
 from service.demo import CHECKPOINT
 from service.errors import InvalidRequest
 from service.model import Checkpoint, load_checkpoint

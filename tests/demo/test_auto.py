@@ -4,9 +4,8 @@ import pytest
 
 from service.decode.modes import Speculative, Static
 from service.demo import CHECKPOINT, heldout_problems
-from service.engine import Engine, EngineConfig, GenerationRequest, EngineDeps
-from service.engine.drafting.costs import StepCosts
-from service.engine.drafting.costs import Curve
+from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
+from service.engine.drafting.costs import Curve, StepCosts
 from service.model import load_checkpoint
 from service.text import TextCodec
 from tests.engine.helpers import DEAR, FAIR
@@ -54,7 +53,9 @@ def decoded(checkpoint, costs, params, count=3):
 
 def rows_of(checkpoint, costs, params, together):
     """The rows of the forwards for some problems, so many at once, and the answers."""
-    engine, runner = engine_over(Counting, checkpoint, EngineDeps(costs=costs), max_running=together, prefix_cache=False)
+    engine, runner = engine_over(
+        Counting, checkpoint, EngineDeps(costs=costs), max_running=together, prefix_cache=False
+    )
     answers = [completion.token_ids for completion in engine.generate(asked(checkpoint, params, 12))]
     return runner.rows, answers
 

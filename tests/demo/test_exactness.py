@@ -12,7 +12,7 @@ from msgspec import structs
 
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.demo import CHECKPOINT, heldout_problems
-from service.engine import Engine, GenerationRequest, EngineDeps, SamplingParams
+from service.engine import Engine, EngineDeps, GenerationRequest, SamplingParams
 from service.model import load_checkpoint
 from service.text import TextCodec
 from tests.engine.helpers import FREE

@@ -11,9 +11,9 @@ from typing import Any
 import jsonschema
 
 from service.constraints.constraint import Constraint
-from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.decode.mode import DecodingMode
-from service.engine import Completion, Engine, EngineConfig, GenerationRequest, EngineDeps, SamplingParams
+from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
+from service.engine import Completion, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
 from tests.constraints.checkpoints import checkpoint, compiled, prompt, text_of
 from tests.engine.helpers import FAIR, FREE
 

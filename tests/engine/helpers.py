@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from msgspec import structs
 
-from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.decode.mode import DecodingMode, RuleMode
+from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.decode.policy import Prediction
-from service.engine import BlockEvent, Engine, GenerationRequest, EngineDeps, SamplingParams, StepReport
+from service.engine import BlockEvent, Engine, EngineDeps, GenerationRequest, SamplingParams, StepReport
 from service.engine.drafting.costs import StepCosts
 from service.engine.drafting.curve import Curve
 from service.engine.forward.rows import Row

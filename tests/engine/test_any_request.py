@@ -16,7 +16,7 @@ import torch
 
 from service.decode.registry import make_mode
 from service.demo import CHECKPOINT
-from service.engine import BlockEvent, Engine, EngineConfig, GenerationRequest, EngineDeps, SamplingParams
+from service.engine import BlockEvent, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
 from service.engine.drafting.costs import StepCosts
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from tests.engine.helpers import DEAR, FAIR, FREE, audit

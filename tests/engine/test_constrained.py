@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from service.constraints.constraint import Constraint
-from service.decode.modes import Direct, Dynamic, Remask, Sequential, Speculative, Static
 from service.decode.mode import DecodingMode
+from service.decode.modes import Direct, Dynamic, Remask, Sequential, Speculative, Static
 from service.engine import GenerationRequest, SamplingParams
 from service.errors import ConstraintFailed
 from tests.constraints.checkpoints import DEMO, NAMES, checkpoint, compiled, prompt, text_of

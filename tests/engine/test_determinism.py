@@ -16,7 +16,7 @@ from msgspec import structs
 from service.decode.modes import Speculative, Static
 from service.decode.policy import Prediction
 from service.demo import CHECKPOINT
-from service.engine import Engine, EngineConfig, GenerationRequest, EngineDeps
+from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner
 from service.model import Checkpoint, LoadOptions, load_checkpoint

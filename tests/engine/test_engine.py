@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
 from service.decode.mode import DecodingMode
+from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
 from service.engine import (
     BlockEvent,
     Engine,
     EngineConfig,
+    EngineDeps,
     Forwards,
     GenerationRequest,
-    EngineDeps,
     SamplingParams,
     Stats,
 )

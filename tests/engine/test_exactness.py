@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
-from service.engine import Completion, Engine, EngineConfig, GenerationRequest, EngineDeps, SamplingParams
+from service.engine import Completion, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from tests.engine.helpers import (
     DEAR,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from service.decode.modes import Speculative, Static
-from service.engine import BlockEvent, Engine, EngineConfig, EngineWorker, GenerationRequest, EngineDeps
+from service.engine import BlockEvent, Engine, EngineConfig, EngineDeps, EngineWorker, GenerationRequest
 from service.errors import EngineFailed, ReplicaStopping, WeightsChanged
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.exchange import fetch, take

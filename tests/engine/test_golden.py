@@ -11,7 +11,7 @@ import pytest
 
 from service.decode.modes import Speculative, Static
 from service.decode.registry import make_mode
-from service.engine import Completion, Engine, EngineConfig, GenerationRequest, EngineDeps
+from service.engine import Completion, Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.engine.drafting.costs import StepCosts
 from service.model import Checkpoint, load_checkpoint
 from tests.engine.helpers import DEAR, FAIR, FREE

@@ -156,7 +156,9 @@ def test_what_the_kernel_reads_off_logits_is_what_torch_reads(width, dtype):
 
 
 @pytest.mark.parametrize(
-    "execution", [ExecutionConfig("eager"), ExecutionConfig("triton", cuda_graphs=False), ExecutionConfig("triton")], ids=str
+    "execution",
+    [ExecutionConfig("eager"), ExecutionConfig("triton", cuda_graphs=False), ExecutionConfig("triton")],
+    ids=str,
 )
 def test_a_pass_begins_without_waiting_for_the_device(execution):
     """Warm: compiling and capturing wait more often."""

@@ -8,8 +8,8 @@ import pytest
 import torch
 from msgspec import structs
 
-from service.decode.modes import Dynamic, Entropy, Sequential, Speculative, Static
 from service.decode.mode import RuleMode
+from service.decode.modes import Dynamic, Entropy, Sequential, Speculative, Static
 from service.engine import GenerationRequest, SamplingParams
 from service.engine.drafting.costs import StepCosts
 from service.errors import InvalidRequest

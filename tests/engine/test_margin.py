@@ -13,11 +13,11 @@ import torch
 from msgspec import structs
 
 from service.constraints.constraint import Constraint
-from service.decode.modes import Dynamic, Sequential, Speculative, Static
 from service.decode.mode import RuleMode
+from service.decode.modes import Dynamic, Sequential, Speculative, Static
 from service.decode.policy import Prediction
 from service.demo import CHECKPOINT, heldout_problems
-from service.engine import Completion, Engine, EngineConfig, GenerationRequest, EngineDeps, SamplingParams
+from service.engine import Completion, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
 from service.engine.forward.rows import Row
 from service.engine.request import LogprobsRequest
 from service.errors import InvalidRequest
@@ -53,9 +53,7 @@ def demo() -> tuple[Engine, tuple[GenerationRequest, ...]]:
     )
 
 
-def answers(
-    engine: Engine, requests: Sequence[GenerationRequest], params: Speculative | RuleMode
-) -> list[Completion]:
+def answers(engine: Engine, requests: Sequence[GenerationRequest], params: Speculative | RuleMode) -> list[Completion]:
     return engine.generate([replace(one, params=params) for one in requests])
 
 
@@ -225,7 +223,10 @@ def test_only_verifications_with_a_margin_ask_for_second_tokens() -> None:
 
 
 def test_a_margin_adds_to_what_the_request_asks() -> None:
-    assert asked_by(Speculative(2, margin=0.5), LogprobsRequest(1, (7,)))[0] == {LogprobsRequest(1, (7,)), LogprobsRequest(2, (7,))}
+    assert asked_by(Speculative(2, margin=0.5), LogprobsRequest(1, (7,)))[0] == {
+        LogprobsRequest(1, (7,)),
+        LogprobsRequest(2, (7,)),
+    }
     assert asked_by(Speculative(2, margin=0.5), LogprobsRequest(5))[0] == {LogprobsRequest(5)}
 
 

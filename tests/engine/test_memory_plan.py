@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from service.bench.shapes import SHAPES, shape_named
 from service.demo import CHECKPOINT
-from service.engine.memory_plan import RequestedSizes, plan_memory, forward_bytes, graph_bytes, page_bytes
+from service.engine.memory_plan import RequestedSizes, forward_bytes, graph_bytes, page_bytes, plan_memory
 from service.errors import SettingsError
 from service.model import parse_config, read_config
 from service.model.attention import PagedCache
@@ -134,4 +134,6 @@ def test_graphs_take_memory_where_there_are_any():
     assert captured.kv_cache_tokens < eager.kv_cache_tokens
     assert graph_bytes(replace(config, mrp=None), 512, 2) < graph_bytes(config, 512, 2)
     on_cpu = DeviceMemory("cpu", 20 * GIB, 24 * GIB)
-    assert plan_memory(RequestedSizes(cuda_graphs=True), DEMO, 4, on_cpu) == fit(RequestedSizes(cuda_graphs=False), DEMO, 4, on_cpu)
+    assert plan_memory(RequestedSizes(cuda_graphs=True), DEMO, 4, on_cpu) == fit(
+        RequestedSizes(cuda_graphs=False), DEMO, 4, on_cpu
+    )

@@ -7,8 +7,8 @@ from collections import defaultdict
 import pytest
 
 from service.decode.block import Step
-from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
 from service.decode.mode import DecodingMode
+from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
 from service.engine import BlockEvent, BlockProgress, Engine, EngineWorker, GenerationRequest
 from service.model import Checkpoint, load_checkpoint
 from tests.tiny import GOLDEN

@@ -12,8 +12,8 @@ from service.engine import Engine, EngineConfig
 from service.engine.drafting.pricing import Pricing
 from service.engine.kv_cache import PagePool
 from service.engine.prefix_cache import PrefixCache
-from service.engine.scheduler import Scheduler, Waiting
 from service.engine.running_request import RunningRequest, pages_needed
+from service.engine.scheduler import Scheduler, Waiting
 from service.errors import SettingsError
 from service.model import Checkpoint
 from tests.engine.helpers import FREE, Recorder, random_requests, request

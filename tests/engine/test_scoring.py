@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from service.decode.block import MASKED
-from service.decode.modes import Speculative, Static
 from service.decode.mode import ScoreMode
-from service.engine import BlockEvent, Engine, EngineConfig, GenerationRequest, EngineDeps
+from service.decode.modes import Speculative, Static
+from service.engine import BlockEvent, Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.engine.request import LogprobsRequest
 from service.errors import InvalidRequest, PromptTooLong
 from service.model import Checkpoint, load_checkpoint

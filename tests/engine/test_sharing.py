@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from service.decode.modes import Direct, Remask, Speculative, Static
 from service.decode.mode import DecodingMode
-from service.engine import Completion, Engine, EngineConfig, GenerationRequest, EngineDeps
+from service.decode.modes import Direct, Remask, Speculative, Static
+from service.engine import Completion, Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.model import Checkpoint
 from tests.engine.helpers import (
     ALL_MODES,

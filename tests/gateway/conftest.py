@@ -67,7 +67,9 @@ def make_generator(settings: Settings, checkpoint: Checkpoint) -> Iterator[MakeG
     """make_generator(name, checkpoint, deps, **settings) -> a fresh one, closed after the test."""
     made: list[Generator] = []
 
-    def make(name: str = "r0", model: Checkpoint = checkpoint, deps: EngineDeps = UNMEASURED, **changes: Any) -> Generator:
+    def make(
+        name: str = "r0", model: Checkpoint = checkpoint, deps: EngineDeps = UNMEASURED, **changes: Any
+    ) -> Generator:
         made.append(local_generator(name, model, settings.model_copy(update=changes), deps=deps))
         return made[-1]
 

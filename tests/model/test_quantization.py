@@ -15,7 +15,7 @@ from torch import nn
 from service.decode.modes import MODES, Static
 from service.decode.registry import make_mode
 from service.demo import CHECKPOINT
-from service.engine import Engine, EngineConfig, GenerationRequest, EngineDeps
+from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.errors import CheckpointError, SettingsError
 from service.model import Checkpoint, LoadOptions, load_checkpoint, published_weights
 from service.model.checkpoint import weight_bytes

@@ -14,7 +14,7 @@ import pytest
 
 from service.decode.block import Block
 from service.decode.modes import Static
-from service.engine import Engine, EngineConfig, GenerationRequest, EngineDeps
+from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.engine.forward.partition import RowGroup
 from service.engine.forward.rows import Row
 from service.errors import CheckpointError, EngineFailed, ReplicaLost, SettingsError

@@ -12,9 +12,9 @@ import torch
 
 from service.decode.block import Block
 from service.decode.modes import Speculative, Static
-from service.engine import Engine, EngineConfig, GenerationRequest, EngineDeps
-from service.engine.forward.partition import RowGroup
+from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.engine.forward.model_forward import ExecutionConfig, LocalModelForward, ShapePolicy
+from service.engine.forward.partition import RowGroup
 from service.engine.forward.rows import Row
 from service.errors import CheckpointError
 from service.model import LoadOptions, load_checkpoint

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
 from service.decode.mode import DecodingMode
+from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
 from service.quality.assemble import assemble
 from service.quality.frontier import is_lossless
 from service.quality.schema import Identity, Measured, Plan, QualityFile, Row, Speed

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
 from service.decode.mode import DecodingMode
+from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
 from service.quality.frontier import choose, is_lossless, warnings_of, with_frontier
 from service.quality.schema import Margins, Row
 from tests.quality.made_up import CHOSEN_AT, LOADS, PROMPTS, ROWS, row, speed

@@ -16,8 +16,8 @@ from service.bench.loads import PlanAtLoad, Workload, compare_at_loads
 from service.bench.rounds import Rounds
 from service.bench.shapes import SHAPES
 from service.bench.steps import Platform, step_times
-from service.decode.modes import Direct, Dynamic, Remask, Sequential, Speculative, Static
 from service.decode.mode import DecodingMode
+from service.decode.modes import Direct, Dynamic, Remask, Sequential, Speculative, Static
 from service.demo import CHECKPOINT, heldout_problems
 from service.engine import EngineConfig
 from service.model import Checkpoint, LoadOptions

@@ -14,7 +14,7 @@ from service.decode.block import MASKED, Block
 from service.decode.canvas import Canvas
 from service.decode.draft_budget import DraftBudget
 from service.decode.policy import Prediction
-from service.decode.rules import TopConfidence, Rule
+from service.decode.rules import Rule, TopConfidence
 from service.decode.tree import tree
 from service.engine.drafting.curve import Curve, dented, dents
 from service.engine.forward.memory import FittingForward

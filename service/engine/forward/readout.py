@@ -16,12 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from service.decode.block import PositionLogprobs, Pick, make
+from service.decode.block import Pick, PositionLogprobs, make
 from service.decode.policy import Prediction
 from service.engine.forward.anchors import Anchor, Candidates, States
-from service.engine.forward.partition import BatchPartition, join
 from service.engine.forward.known import Asking
 from service.engine.forward.lists import Lists
+from service.engine.forward.partition import BatchPartition, join
 from service.engine.forward.pending import Pending
 from service.engine.forward.reads import Integers, Reads
 from service.engine.forward.rows import Row
@@ -41,7 +41,9 @@ class _Part(NamedTuple):
 class Readout:
     """Reads over a backbone's `lm_head`; a list has `num_candidates` tokens, 0: there are no lists."""
 
-    def __init__(self, backbone: Backbone, vocabulary: Vocabulary, grouping: BatchPartition, num_candidates: int) -> None:
+    def __init__(
+        self, backbone: Backbone, vocabulary: Vocabulary, grouping: BatchPartition, num_candidates: int
+    ) -> None:
         self._backbone, self._vocabulary, self._grouping = backbone, vocabulary, grouping
         self._mask = vocabulary.mask_token_id
         self._num_candidates = min(num_candidates, len(backbone.head) - 1)
@@ -89,7 +91,9 @@ class Readout:
         return chosen(logits, reads, self._mask, Candidates(tokens, lists.others[slots]))
 
 
-def _readings(reads: Reads, states: States, found: NDArray[np.float64], known: Mapping[int, PositionLogprobs]) -> list[Prediction]:
+def _readings(
+    reads: Reads, states: States, found: NDArray[np.float64], known: Mapping[int, PositionLogprobs]
+) -> list[Prediction]:
     """What was found at each read, `[M, 3]` -> a Prediction for each row. Judged reads stand behind all others."""
     rows, length = reads.questions.rows, reads.questions.length
     chosen = int(np.count_nonzero(reads.chosen))

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from service.decode.policy import Prediction
 from service.engine.forward.extent import MAX_LOGITS, MAX_SAMPLED_LOGITS
+from service.engine.forward.model_forward import ExecutionConfig, Network, ShapePolicy
 from service.engine.forward.partition import BatchPartition, WholeBatch, join
-from service.engine.forward.model_forward import ExecutionConfig, ShapePolicy, Network
 from service.engine.forward.pending import Pending
 from service.engine.forward.readout import Readout
 from service.engine.forward.rows import Row

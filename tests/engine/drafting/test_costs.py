@@ -125,7 +125,12 @@ class Slow:
     """A runner whose forwards move a clock: by their rows, and three times as much when a size comes first."""
 
     def __init__(self, seconds: Callable[[int], float]) -> None:
-        self.runner, self._seconds, self.now, self.asked = CheckpointRunner(tiny_checkpoint(1), 300), seconds, 0.0, list[int]()
+        self.runner, self._seconds, self.now, self.asked = (
+            CheckpointRunner(tiny_checkpoint(1), 300),
+            seconds,
+            0.0,
+            list[int](),
+        )
         self.config, self.device, self.num_pages = self.runner.config, self.runner.device, self.runner.num_pages
 
     def clock(self) -> float:

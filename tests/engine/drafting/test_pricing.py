@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from service.decode.block import Pick, Step
-from service.decode.modes import Dynamic, Speculative, Static
 from service.decode.mode import DecodingMode
+from service.decode.modes import Dynamic, Speculative, Static
 from service.engine.drafting.costs import StepCosts
 from service.engine.drafting.curve import Curve
 from service.engine.drafting.mrp_choice import MrpChoice

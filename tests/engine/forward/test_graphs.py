@@ -14,8 +14,8 @@ from service.decode.block import MASKED, Block
 from service.engine import Engine, EngineConfig, EngineDeps
 from service.engine.forward.extent import GRAPH_ROWS
 from service.engine.forward.graphs import Capture, CaptureFailed, Graphs, Inputs
-from service.engine.forward.partition import BatchPartition, FixedShapes, fixed_shapes_for
 from service.engine.forward.model_forward import ExecutionConfig
+from service.engine.forward.partition import BatchPartition, FixedShapes, fixed_shapes_for
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner
 from service.engine.request import SamplingParams
@@ -157,7 +157,9 @@ def test_golden_decodes_with_replayed_forwards(device: str, deterministic: bool)
     checkpoint = load_checkpoint(GOLDEN / NAME, LoadOptions(device=device))
     capture = Eagerly()
 
-    def runner(checkpoint: Checkpoint, pages: int, grouping: BatchPartition, candidates: int, *_: Any) -> CheckpointRunner:
+    def runner(
+        checkpoint: Checkpoint, pages: int, grouping: BatchPartition, candidates: int, *_: Any
+    ) -> CheckpointRunner:
         few = FixedShapes(3, 24) if deterministic else grouping
         return CheckpointRunner(checkpoint, pages, few, candidates, ExecutionConfig("triton", capture=capture))
 
@@ -177,5 +179,10 @@ def test_who_wants_no_graphs_gets_none(device: str) -> None:
 
     capture: Capture = refuse
     row = Row(Block((MASKED,) * 4), 0, [0], writes_kv=False, sampling=SamplingParams())
-    for execution in (ExecutionConfig("triton", cuda_graphs=False, capture=capture), ExecutionConfig("eager", capture=capture)):
-        CheckpointRunner(tiny_checkpoint(dtype=torch.float32), 4, fixed_shapes_for("cpu", 4), 0, execution).evaluate([row])
+    for execution in (
+        ExecutionConfig("triton", cuda_graphs=False, capture=capture),
+        ExecutionConfig("eager", capture=capture),
+    ):
+        CheckpointRunner(tiny_checkpoint(dtype=torch.float32), 4, fixed_shapes_for("cpu", 4), 0, execution).evaluate(
+            [row]
+        )

@@ -13,8 +13,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from service.decode.block import MASKED, Block
-from service.engine.forward.partition import BatchPartition, FixedShapes
 from service.engine.forward.model_forward import ExecutionConfig
+from service.engine.forward.partition import BatchPartition, FixedShapes
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner
 from service.engine.request import LogprobsRequest, SamplingParams

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from service.engine import BlockEvent, GenerationRequest, EngineDeps
+from service.engine import BlockEvent, EngineDeps, GenerationRequest
 from service.engine.forward.runner import CheckpointRunner
 from service.engine.request import LogprobsRequest
 from service.errors import CheckpointError, EngineFailed, InvalidRequest, ReplicaLost, ReplicaStopping
