@@ -1,8 +1,8 @@
-"""The grammar of an answer, as policies see it: what may follow, what must follow.
+"""The grammar of an answer, as policies see it: the tokens that may follow, and those that must.
 
-`GrammarMatcher` is the seam: `service/constraints` implements it, the engine opens one for each request that has a
-constraint. A `BlockGrammar` holds for one block. With a guide a block is filled from left to right, since only the leftmost
-masked position has a known prefix. A mode then decides only how many positions a forward fills.
+`GrammarMatcher` is the seam: `service/constraints` implements it, and the engine opens one for each request that has a
+constraint. A `BlockGrammar` is its view of one block. With a grammar a block is filled from left to right, since only
+the leftmost masked position has a known prefix. A mode then decides only how many positions a forward fills.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CERTAIN = 1.0
 
 
 class GrammarMatcher(Protocol):
-    """The way of one answer through a grammar. `tokens`: those after the ones given to `advance`.
+    """The state of one answer in its grammar. `tokens`: the answer's tokens after those given to `advance`.
 
     Every method may raise an MrpServeError, which ends the request. All but `advance` only look ahead.
     """
@@ -32,7 +32,7 @@ class GrammarMatcher(Protocol):
         """The next tokens, where only one text can follow; an end token, where nothing else can."""
 
     def allowed(self, tokens: Tokens, following: Tokens) -> int:
-        """How many of the following tokens may come next, one after the other. Nothing follows an end token."""
+        """The number of `following` tokens that may come next, one after the other. Nothing follows an end token."""
 
     def complete(self, tokens: Tokens) -> bool:
         """Whether the answer may end here."""
@@ -42,36 +42,36 @@ class GrammarMatcher(Protocol):
 
 
 class CompiledGrammar(Protocol):
-    """A compiled grammar, from which each request opens its own."""
+    """A compiled grammar, from which each request opens its own matcher."""
 
     def open(self) -> GrammarMatcher:
-        """A grammar at the beginning of an answer."""
+        """A matcher at the beginning of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockGrammar:
-    """The grammar of the answer in one block. `head`: the block's positions before the answer."""
+    """The grammar of the answer in one block. `head`: the number of positions before the answer."""
 
-    grammar: GrammarMatcher
+    matcher: GrammarMatcher
     head: int
 
     def mask(self, block: Block) -> Any:
-        """What may stand at the leftmost masked position. None if nothing is to be chosen there."""
-        return None if block.complete else self.grammar.mask(self.tokens(block))
+        """The tokens that may stand at the leftmost masked position. None if the block is complete."""
+        return None if block.complete else self.matcher.mask(self.tokens(block))
 
     def tokens(self, block: Block) -> Tokens:
         """The tokens of the answer in a state of the block."""
         return block.tokens[self.head : block.num_leading]
 
-    def chosen(self, block: Block, picks: Sequence[Pick]) -> tuple[Pick, ...]:
-        """The first of the picks, from the leftmost masked position on, that the grammar allows after each other.
+    def allowed(self, block: Block, picks: Sequence[Pick]) -> tuple[Pick, ...]:
+        """The first of the picks that the grammar allows after each other. They end before a forced token.
 
-        They end where the grammar forces what follows. `picks`: without gaps.
+        `picks`: from the leftmost masked position on, without gaps.
         """
         before = self.tokens(block)
-        allowed = self.grammar.allowed(before, tuple(pick.token for pick in picks))
+        allowed = self.matcher.allowed(before, tuple(pick.token for pick in picks))
         for count in range(1, allowed):
-            if self.grammar.forced((*before, *(pick.token for pick in picks[:count]))):
+            if self.matcher.forced((*before, *(pick.token for pick in picks[:count]))):
                 return tuple(picks[:count])
         return tuple(picks[:allowed])
 
@@ -79,13 +79,9 @@ class BlockGrammar:
         """The block with all that the grammar forces at its masked positions."""
         if block.complete:
             return block
-        start = block.num_leading
-        return block.reveal(
-            Pick(position, token, _CERTAIN)
-            for position, token in zip(
-                range(start, len(block.tokens)), self.grammar.forced(self.tokens(block)), strict=False
-            )
-        )
+        positions = range(block.num_leading, len(block.tokens))
+        forced = zip(positions, self.matcher.forced(self.tokens(block)), strict=False)
+        return block.reveal(Pick(position, token, _CERTAIN) for position, token in forced)
 
 
 def forced_picks(before: Block, after: Block, revealed: Iterable[Pick]) -> tuple[Pick, ...]:

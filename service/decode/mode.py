@@ -9,7 +9,7 @@ from msgspec import Struct
 from service.decode.canvas import Canvas
 from service.decode.knobs import knobs_in
 from service.decode.policy import Decoding, Evaluate
-from service.decode.rules import Rule
+from service.decode.rules import LeftToRight, Rule
 
 
 class DecodingMode(Struct, frozen=True, array_like=True, tag=str.lower):
@@ -33,7 +33,7 @@ class DecodingMode(Struct, frozen=True, array_like=True, tag=str.lower):
 
     @property
     def rule(self) -> Rule:
-        """The rule that chooses what a forward of the backbone reveals."""
+        """The rule that chooses the positions that a forward of the backbone reveals."""
         raise NotImplementedError
 
     def decode(self, canvas: Canvas) -> Decoding:
@@ -54,6 +54,24 @@ class RuleMode(DecodingMode, frozen=True):
         """Every forward reveals the picks that the rule chooses."""
         rule, block = canvas.rule(self.rule), canvas.block
         while not block.complete:
-            (reading,) = yield Evaluate((block,))
-            canvas.reveal("denoise", canvas.choose(rule, reading, block))
+            (prediction,) = yield Evaluate((block,))
+            canvas.reveal("denoise", canvas.choose(rule, prediction, block))
             block = canvas.block
+
+
+class ScoreMode(DecodingMode, frozen=True, tag="score"):
+    """The mode of requests that decode nothing: the engine scores the masked positions of their prompts.
+
+    A request cannot name it.
+    """
+
+    mode: ClassVar[str] = "score"
+
+    @property
+    def rule(self) -> Rule:
+        """Any rule, since nothing is revealed."""
+        return LeftToRight()
+
+    def decode(self, canvas: Canvas) -> Decoding:
+        """Asks for nothing."""
+        yield from ()

@@ -27,7 +27,7 @@ def test_reveal_and_mask_give_new_blocks() -> None:
     block = Block((7, M, M))
     revealed = block.reveal([Pick(2, 9, 0.5)])
     assert revealed == Block((7, M, 9))
-    assert revealed.mask([0, 2]) == Block((M, M, M))
+    assert revealed.remask([0, 2]) == Block((M, M, M))
     assert block == Block((7, M, M))
 
 

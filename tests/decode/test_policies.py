@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from service.decode.block import MASKED, Block, Pick
-from service.decode.canvas import Canvas
-from service.decode.draft_budget import DraftBudget
+from service.decode.canvas import Canvas, DraftBudget
 from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
 from service.decode.policy import Prediction
 from tests.decode.oracle import fixed, masked_block, random_oracle, run
@@ -16,11 +15,11 @@ FOUR = {0: (10, 0.5), 1: (11, 0.9), 2: (12, 0.7), 3: (13, 0.6)}
 
 
 def test_most_confident_takes_the_lowest_position_of_a_tie() -> None:
-    reading = Prediction.of_picks((Pick(0, 1, 0.4), Pick(2, 1, 0.8), Pick(3, 1, 0.8), Pick(5, 1, 0.8)))
-    assert [pick.position for pick in reading.most_confident()] == [2]
-    assert [pick.position for pick in reading.most_confident(2)] == [2, 3]
-    assert [pick.position for pick in reading.most_confident(4)] == [2, 3, 5, 0]
-    assert len(reading.most_confident(9)) == 4
+    prediction = Prediction.of_picks((Pick(0, 1, 0.4), Pick(2, 1, 0.8), Pick(3, 1, 0.8), Pick(5, 1, 0.8)))
+    assert [pick.position for pick in prediction.most_confident()] == [2]
+    assert [pick.position for pick in prediction.most_confident(2)] == [2, 3]
+    assert [pick.position for pick in prediction.most_confident(4)] == [2, 3, 5, 0]
+    assert len(prediction.most_confident(9)) == 4
 
 
 class TestStatic:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from msgspec.structs import asdict, replace
 
 from service.decode.block import Block, Pick
-from service.decode.draft_budget import DraftBudget
-from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
+from service.decode.canvas import DraftBudget
 from service.decode.mode import DecodingMode, RuleMode
+from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.decode.policy import Refine
 from tests.decode.oracle import Run, Says, fixed, masked_block, mostly, random_oracle, run
 
@@ -98,9 +98,9 @@ def test_on_any_terms_drafts_give_what_the_rule_gives(
     assert picks(done) == picks(wanted)
     assert len(done.evaluations) <= len(wanted.evaluations)
     assert all(len(query.states) <= 1 + budget.states for query in done.evaluations)
-    promised = [promised for step in done.canvas.steps for promised, _ in step.promises]
+    promised = [promised for step in done.canvas.steps for promised, _ in step.gains]
     assert all(promise >= budget.row for promise in promised)
-    kept = sum(kept for step in done.canvas.steps for _, kept in step.promises)
+    kept = sum(kept for step in done.canvas.steps for _, kept in step.gains)
     assert kept == sum(step.accepted for step in done.canvas.steps)
     if budget.row >= 1 and plain == Static(1):
         assert not done.refinements
@@ -121,8 +121,8 @@ def test_drafts_that_the_engine_leaves_out_change_nothing_and_are_not_counted(
     done = run(block, Speculative("auto", **asdict(plain)), truth, drafter, budget, read)
     assert picks(done) == picks(wanted)
     assert len(done.evaluations) <= len(wanted.evaluations)
-    assert all(len(step.promises) < read for step in done.canvas.steps)
-    assert sum(kept for step in done.canvas.steps for _, kept in step.promises) == sum(
+    assert all(len(step.gains) < read for step in done.canvas.steps)
+    assert sum(kept for step in done.canvas.steps for _, kept in step.gains) == sum(
         step.accepted for step in done.canvas.steps
     )
 

@@ -19,7 +19,7 @@ from dev.lab.rules.margin import Margin
 from dev.lab.rules.methods import METHODS
 from dev.lab.rules.report import found, table
 from dev.lab.rules.wino import Wino
-from service.decode.block import MASKED, Block, PositionLogprobs, Pick
+from service.decode.block import MASKED, Block, Pick, PositionLogprobs
 from service.decode.canvas import Canvas
 from service.decode.policy import Evaluate, Prediction, Refine
 from service.quality.schema import Plan, Row, Speed

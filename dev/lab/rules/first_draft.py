@@ -16,10 +16,10 @@ from service.decode.block import Pick
 from service.decode.canvas import Canvas
 from service.decode.drafts import Draft, Drafting
 from service.decode.knobs import THRESHOLD, Knob
-from service.decode.modes.speculative import _walk
 from service.decode.mode import DecodingMode
-from service.decode.policy import Decoding, Evaluate, Query, Prediction, Refine
-from service.decode.rules import TopConfidence, Rule
+from service.decode.modes.speculative import _walk
+from service.decode.policy import Decoding, Evaluate, Prediction, Query, Refine
+from service.decode.rules import Rule, TopConfidence
 
 _RULE = TopConfidence(1)
 

@@ -11,8 +11,8 @@ from dev.lab.rules.learn2pd import Learn2pd
 from dev.lab.rules.mars import mars
 from dev.lab.rules.s2d2 import S2d2
 from dev.lab.rules.while_sure import DirectWhileSure, HoldBack, RemaskInOrder, SureInOrder
-from service.decode.modes import Direct, Dynamic, Remask, Sequential, Speculative, Static
 from service.decode.mode import DecodingMode
+from service.decode.modes import Direct, Dynamic, Remask, Sequential, Speculative, Static
 
 #: judge, what it decides by, order
 _SEVERAL = (

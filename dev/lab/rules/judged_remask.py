@@ -16,7 +16,7 @@ from service.decode.block import Block, Pick
 from service.decode.canvas import Canvas
 from service.decode.knobs import THRESHOLD, Knob
 from service.decode.mode import DecodingMode
-from service.decode.policy import Decoding, Evaluate, Query, Prediction, Refine
+from service.decode.policy import Decoding, Evaluate, Prediction, Query, Refine
 from service.decode.rules import ConfidenceAbove, Rule
 
 

@@ -25,7 +25,7 @@ from service.decode.block import MASKED, Block
 from service.decode.canvas import Canvas
 from service.decode.mode import DecodingMode
 from service.decode.policy import Decoding, Evaluate, Prediction
-from service.decode.rules import LowestEntropy, TopConfidence, Rule
+from service.decode.rules import LowestEntropy, Rule, TopConfidence
 from service.demo import CHECKPOINT, Problem
 from service.engine import Engine, EngineConfig
 from service.model import load_checkpoint

@@ -10,7 +10,7 @@ from service.decode.canvas import Canvas
 from service.decode.knobs import Knob
 from service.decode.mode import DecodingMode
 from service.decode.policy import Decoding, Evaluate, Prediction
-from service.decode.rules import TopConfidence, Rule
+from service.decode.rules import Rule, TopConfidence
 
 #: the picks of a reading that are revealed
 Choose = Callable[[Prediction], tuple[Pick, ...]]

@@ -18,7 +18,7 @@ from dev.lab.rules.method import NUMBER, Choose, Method, Reveal
 from service.decode.block import Block, Pick
 from service.decode.knobs import Knob
 from service.decode.policy import Prediction
-from service.decode.rules import LeftToRight, TopConfidence, Rule
+from service.decode.rules import LeftToRight, Rule, TopConfidence
 
 #: what decodes until the commitment
 BASES: Mapping[str, Rule] = {"static": TopConfidence(1), "sequential": LeftToRight(1, 0.1)}

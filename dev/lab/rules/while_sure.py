@@ -16,7 +16,7 @@ from service.decode.canvas import Canvas
 from service.decode.knobs import ENTROPY_BOUND, THRESHOLD, Knob
 from service.decode.mode import DecodingMode
 from service.decode.policy import Decoding, Evaluate, Prediction, Refine
-from service.decode.rules import ConfidenceAbove, LeftToRight, TopConfidence, Rule
+from service.decode.rules import ConfidenceAbove, LeftToRight, Rule, TopConfidence
 
 _STEPS = Knob(int, "MRP forwards for one of the backbone", least=0, in_block=True)
 

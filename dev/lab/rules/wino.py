@@ -39,7 +39,7 @@ class Wino(DecodingMode, frozen=True):
         """A forward over the state and, for each of its own tokens, the state without it."""
         state, own, last = canvas.block, dict[int, Pick](), 30
         while not canvas.ends(state):
-            reading, *others = yield Evaluate((state, *(state.mask((place,)) for place in own)))
+            reading, *others = yield Evaluate((state, *(state.remask((place,)) for place in own)))
             doubts = {place: _doubt(own[place], other) for place, other in zip(own, others, strict=True)}
             fresh = self._fresh(reading)
             refused = self._refused(doubts, last) if len(fresh) > 1 else []

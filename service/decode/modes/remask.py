@@ -1,8 +1,8 @@
 """`remask`: MRP checks the tokens that `dynamic` reveals and may mask them again (MRP paper, remasking)."""
 
+from operator import attrgetter
 from typing import Annotated, ClassVar
 
-from service.decode.block import Pick
 from service.decode.canvas import Canvas
 from service.decode.knobs import THRESHOLD
 from service.decode.mode import DecodingMode
@@ -31,17 +31,13 @@ class Remask(DecodingMode, frozen=True):
         """Only tokens of the current step can be masked again, and never all of them."""
         rule = canvas.rule(self.rule)
         while not canvas.block.complete:
-            (reading,) = yield Evaluate((canvas.block,))
-            fresh = canvas.choose(rule, reading, canvas.block)
+            (prediction,) = yield Evaluate((canvas.block,))
+            fresh = canvas.choose(rule, prediction, canvas.block)
             canvas.reveal("denoise", fresh)
             if len(fresh) == 1:
                 continue
-            (corrected,) = yield Refine(reading, canvas.block, rescore=tuple(pick.position for pick in fresh))
-            keep = corrected.rescored[0] if canvas.guide else max(corrected.rescored, key=lambda pick: pick.confidence)
-            doubtful = _doubtful(corrected.rescored, self.threshold, keep.position)
-            if doubtful:
-                canvas.remask("mrp", doubtful)
-
-
-def _doubtful(judged: tuple[Pick, ...], threshold: float, keep: int) -> tuple[int, ...]:
-    return tuple(p.position for p in judged if p.confidence < threshold and p.position != keep)
+            (corrected,) = yield Refine(prediction, canvas.block, rescore=tuple(pick.position for pick in fresh))
+            keep = corrected.rescored[0] if canvas.grammar else max(corrected.rescored, key=attrgetter("confidence"))
+            doubtful = [pick for pick in corrected.rescored if pick.confidence < self.threshold]
+            if remasked := tuple(pick.position for pick in doubtful if pick.position != keep.position):
+                canvas.remask("mrp", remasked)

@@ -9,13 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.decode.block import MASKED, Block, Pick
-from service.decode.canvas import Canvas
-from service.decode.draft_budget import DraftBudget
-from service.decode.drafting import Drafts
-from service.decode.frontier import FRESH, STALE, Frontier, Node, most_likely
+from service.decode.canvas import Canvas, DraftBudget
+from service.decode.draft_search import FRESH, STALE, BestFirstSearch, Node, most_likely
+from service.decode.drafts import Drafts, can_pay, tree
 from service.decode.policy import Prediction, Refine
 from service.decode.rules import ConfidenceAbove, TopConfidence
-from service.decode.tree import can_pay, tree
 from tests.decode.oracle import Says, masked_block
 from tests.decode.plain_tree import plain_tree
 
@@ -30,7 +28,7 @@ def oracle(seed: int, tokens: int) -> Says:
     return says
 
 
-def reading(says: Says, state: Block) -> Prediction:
+def prediction(says: Says, state: Block) -> Prediction:
     said = says(state)
     return Prediction.of_picks(tuple(Pick(place, *said[place][:2]) for place in state.masked), handle=state)
 
@@ -43,7 +41,7 @@ def grown(canvas: Canvas, before: Prediction, mrp: Says, budget: DraftBudget) ->
         while True:
             assert isinstance(query, Refine)
             asked.append(query)
-            query = growing.send((reading(mrp, query.state),))
+            query = growing.send((prediction(mrp, query.state),))
     except StopIteration as stopped:
         drafts: Drafts = stopped.value
         return drafts, asked
@@ -55,12 +53,12 @@ def test_the_search_finds_what_the_plain_one_finds(size: int, tokens: int, seed:
     """Few tokens, so that readings of several states agree in some places: their ways meet."""
     backbone, mrp = oracle(seed, tokens), oracle(seed + 1, tokens)
     empty = masked_block(size)
-    block = empty.reveal(TopConfidence(1)(reading(backbone, empty)))
+    block = empty.reveal(TopConfidence(1)(prediction(backbone, empty)))
     budget = DraftBudget(0.0, states, steps)
-    drafts, asked = grown(Canvas(block), reading(backbone, empty), mrp, budget)
+    drafts, asked = grown(Canvas(block), prediction(backbone, empty), mrp, budget)
     wanted = plain_tree(block, (empty, backbone), mrp, budget)
     assert list(drafts) == [state for state, _ in wanted]
-    assert [draft.promise for draft in drafts.values()] == pytest.approx([likelihood for _, likelihood in wanted])
+    assert [draft.gain for draft in drafts.values()] == pytest.approx([likelihood for _, likelihood in wanted])
     if block.masked[1:]:
         read = [query.state for query in asked]
         assert read == [block, *drafts][: len(read)]
@@ -73,10 +71,10 @@ def test_a_price_cuts_the_tree_where_a_state_promises_less(size: int, seed: int,
     """The search ends at the first state that is too dear, though states after it may promise more."""
     backbone, mrp = oracle(seed, 3), oracle(seed + 1, 3)
     empty = masked_block(size)
-    block = empty.reveal(TopConfidence(1)(reading(backbone, empty)))
-    free, _ = grown(Canvas(block), reading(backbone, empty), mrp, DraftBudget(0.0, 12))
-    paid, _ = grown(Canvas(block), reading(backbone, empty), mrp, DraftBudget(row, 12))
-    worth = [draft.promise >= row for draft in free.values()]
+    block = empty.reveal(TopConfidence(1)(prediction(backbone, empty)))
+    free, _ = grown(Canvas(block), prediction(backbone, empty), mrp, DraftBudget(0.0, 12))
+    paid, _ = grown(Canvas(block), prediction(backbone, empty), mrp, DraftBudget(row, 12))
+    worth = [draft.gain >= row for draft in free.values()]
     count = worth.index(False) if False in worth else len(worth)
     assert list(paid.items()) == list(free.items())[:count]
 
@@ -88,7 +86,7 @@ CONFIDENCES = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1e-30, 0.5, 1 - 1
 def test_no_pick_is_likelier_than_the_bound_by_the_two_surest(said: list[float], sharpness: float) -> None:
     picks = [Pick(place, 1, sure) for place, sure in enumerate(said)]
     node = Node(masked_block(len(said)), 1.0, 0, Prediction.of_picks(picks))
-    Frontier(len(said)).rank(node, sharpness)
+    BestFirstSearch(len(said)).rank(node, sharpness)
     bound = most_likely(said, sharpness)
     assert all(likelihood <= bound + 1e-12 for likelihood, _ in node.likely())
     assert bound >= 0.5
@@ -101,12 +99,12 @@ def test_with_two_picks_left_the_bound_is_the_likelihood() -> None:
 def test_a_rule_of_one_token_cannot_pay_where_a_row_costs_a_token() -> None:
     budgets = [DraftBudget(0.99, 4), DraftBudget(1.0, 4), DraftBudget(0.5, 0)]
     assert [can_pay(TopConfidence(1), budget) for budget in budgets] == [True, False, False]
-    for rule in (TopConfidence(2), Above(0.9)):
+    for rule in (TopConfidence(2), ConfidenceAbove(0.9)):
         assert [can_pay(rule, budget) for budget in budgets] == [True, True, False]
 
 
 def test_nothing_is_asked_of_mrp_where_no_state_can_follow() -> None:
-    before = reading(oracle(3, 2), masked_block(3))
+    before = prediction(oracle(3, 2), masked_block(3))
     last = Block((4, MASKED, 4))
     for block, budget in ((last, DraftBudget(0.0, 4, 2)), (masked_block(3), DraftBudget(1.0, 4, 2))):
         assert grown(Canvas(block), before, oracle(4, 2), budget) == ({}, [])
@@ -118,6 +116,6 @@ def test_a_pick_is_known_again_by_its_token() -> None:
     said = {0: (9, 0.9), 1: (1, 0.6), 2: (2, 0.5), 3: (3, 0.1)}
     changed = {**said, 2: (7, 0.5), 1: (1, 0.61)}
     mrp: Says = lambda state: said if state == block else changed  # noqa: E731
-    drafts, _ = grown(Canvas(block), reading(lambda _: said, empty), mrp, DraftBudget(0.0, 4, 2))
+    drafts, _ = grown(Canvas(block), prediction(lambda _: said, empty), mrp, DraftBudget(0.0, 4, 2))
     assert {Block((9, 1, 7, MASKED)), Block((9, MASKED, 2, MASKED))} <= set(drafts)
     assert Block((9, 1, 2, MASKED)) in set(drafts) or len(drafts) == 4

@@ -14,7 +14,7 @@ from tests.decode.oracle import fixed, masked_block, run
 SAID = {0: (10, 0.5, 0.7), 1: (11, 0.9, 0.2), 2: (12, 0.95, 0.3), 3: (13, 0.6, 0.1)}
 
 
-def reading(entropies: dict[int, float]) -> Prediction:
+def prediction(entropies: dict[int, float]) -> Prediction:
     picks = tuple(Pick(position, position, 0.5) for position in sorted(entropies))
     return Prediction.of_picks(picks, entropies=[entropies[position] for position in sorted(entropies)])
 
@@ -39,13 +39,13 @@ class TestLowestEntropy:
     )
     def test_as_many_as_the_sum_less_the_largest_allows(self, bound: float, wanted: list[int]) -> None:
         said = {position: entropy for position, (_, _, entropy) in SAID.items()}
-        assert positions(LowestEntropy(bound)(reading(said))) == wanted
+        assert positions(LowestEntropy(bound)(prediction(said))) == wanted
 
     def test_ties_go_to_the_lowest_position(self) -> None:
-        assert positions(LowestEntropy(0.25)(reading({1: 0.2, 4: 0.2, 6: 0.2, 7: 0.2}))) == [1, 4]
+        assert positions(LowestEntropy(0.25)(prediction({1: 0.2, 4: 0.2, 6: 0.2, 7: 0.2}))) == [1, 4]
 
     def test_certain_positions_cost_nothing(self) -> None:
-        assert positions(LowestEntropy(0.0)(reading({0: 0.0, 1: 2.0, 2: 0.0, 3: 3.0}))) == [0, 2, 1]
+        assert positions(LowestEntropy(0.0)(prediction({0: 0.0, 1: 2.0, 2: 0.0, 3: 3.0}))) == [0, 2, 1]
 
 
 class TestLeftmost:
@@ -67,11 +67,11 @@ class TestLeftmost:
     )
     def test_the_run_goes_on_as_long_as_the_bound_allows(self, count: int, bound: float, wanted: list[int]) -> None:
         said = {position: entropy for position, (_, _, entropy) in SAID.items()}
-        assert positions(LeftToRight(count, bound + 1e-9)(reading(said))) == wanted
+        assert positions(LeftToRight(count, bound + 1e-9)(prediction(said))) == wanted
 
     def test_one_doubtful_position_ends_no_run_of_sure_ones_two_do(self) -> None:
         said = {0: 0.0, 1: 0.0, 2: 2.0, 3: 0.0, 4: 1.5, 5: 0.0}
-        assert positions(LeftToRight(1, 0.1)(reading(said))) == [0, 1, 2, 3]
+        assert positions(LeftToRight(1, 0.1)(prediction(said))) == [0, 1, 2, 3]
 
 
 class TestModes:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from service.decode.modes import MODES, Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.decode.mode import DecodingMode
+from service.decode.modes import MODES, Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.decode.registry import default_knobs, default_mode, make_mode, these_knobs
 from service.errors import InvalidRequest
 
