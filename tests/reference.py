@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from heapq import nsmallest
 
 import torch
-from service.engine.forward.logits_sampler import gumbel, noise_keys
-from service.engine.forward.sampling_batch import SamplingBatch
 from torch import Tensor
 
 from service.decode.block import MASKED, Block, Pick, PositionLogprobs, Step
 from service.decode.canvas import Canvas
 from service.decode.mode import DecodingMode
 from service.decode.policy import Evaluate, Prediction
+from service.engine.forward.logits_sampler import gumbel, noise_keys
 from service.engine.forward.rows import Row
+from service.engine.forward.sampling_batch import SamplingBatch
 from service.engine.request import GenerationRequest, SamplingParams
 from service.model import Checkpoint
 from service.model.layers import Attend

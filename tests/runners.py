@@ -8,23 +8,27 @@ from typing import Any, TypeVar
 
 from service.decode.policy import Prediction
 from service.engine import Engine, EngineConfig, EngineDeps
+from service.engine.forward.model_forward import Network
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import CheckpointRunner, ModelRunner
+from service.engine.forward.runner import CheckpointRunner, ModelRunner, Pending, done
 from service.model import Checkpoint
 
 
 class Around:
-    """Does what the real runner does. A test overrides the part that it is about."""
+    """Does what the real runner does, at once. A test overrides the part that it is about."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner, self.config, self.device = runner, runner.config, runner.device
         self.num_pages = runner.num_pages
 
+    def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
+        return done(self.evaluate(rows) if network == "backbone" else self.refine(rows))
+
     def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
-        return self.runner.evaluate(rows)
+        return self.runner.begin("backbone", rows)()
 
     def refine(self, rows: Sequence[Row]) -> list[Prediction]:
-        return self.runner.refine(rows)
+        return self.runner.begin("mrp", rows)()
 
 
 Made = TypeVar("Made", bound=ModelRunner)
@@ -33,7 +37,7 @@ Made = TypeVar("Made", bound=ModelRunner)
 def engine_over(
     make: Callable[[CheckpointRunner], Made], checkpoint: Checkpoint, deps: EngineDeps | None = None, **limits: Any
 ) -> tuple[Engine, Made]:
-    """An engine, and its runner: what `make` puts around the usual one. Its cache is small, as far as none is given."""
+    """An engine, and its runner: what `make` puts around the usual one. By default its cache is small."""
     made: list[Made] = []
 
     def runner(*given: Any) -> Made:

@@ -22,8 +22,9 @@ from service.decode.modes import Speculative, Static
 from service.decode.policy import Prediction
 from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
 from service.engine.drafting.costs import Curve, StepCosts
+from service.engine.forward.model_forward import Network
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import CheckpointRunner, ModelRunner
+from service.engine.forward.runner import CheckpointRunner, ModelRunner, Pending
 from service.model import Checkpoint
 from service.text import TextCodec
 
@@ -60,15 +61,10 @@ class Counting:
         self.num_pages = runner.num_pages
         self.backbone, self.mrp = Counter[int](), Counter[int]()
 
-    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
-        """The backbone over rows."""
-        self.backbone[len(rows)] += 1
-        return self._runner.evaluate(rows)
-
-    def refine(self, rows: Sequence[Row]) -> list[Prediction]:
-        """MRP over rows."""
-        self.mrp[len(rows)] += 1
-        return self._runner.refine(rows)
+    def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
+        """A forward over rows."""
+        (self.backbone if network == "backbone" else self.mrp)[len(rows)] += 1
+        return self._runner.begin(network, rows)
 
 
 class Asked(NamedTuple):

@@ -16,7 +16,9 @@ import torch
 
 from service.bench.shapes import random_checkpoint
 from service.decode.block import MASKED, Block
+from service.decode.policy import Prediction
 from service.demo import CHECKPOINT
+from service.engine.forward.model_forward import Network
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner
 from service.engine.request import SamplingParams
@@ -38,6 +40,11 @@ SHAPES = (
 _KEYS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim",
          "intermediate_size", "block_size", "num_nextn_predict_layers")  # fmt: skip
 _PREFIX = 48
+
+
+def run(runner: CheckpointRunner, network: Network, rows: list[Row]) -> list[Prediction]:
+    """A forward, to its end."""
+    return runner.begin(network, rows)()
 
 
 def least(run: Callable[[], object], rounds: int = 60) -> float:
@@ -66,10 +73,10 @@ def main() -> None:
 
         alone, pages = row(0, 0), row(0, 0).pages
         states = {n: [row(token, 0)._replace(pages=pages) for token in range(n)] for n in (1, 2, 3, 5, 9)}
-        costs = [least(partial(runner.evaluate, rows)) for rows in states.values()]
-        anchored = [alone._replace(anchor=runner.evaluate([alone])[0].handle)]
-        mrp = least(partial(runner.refine, anchored))
-        together = least(partial(runner.evaluate, [row(0, place * before) for place in range(8)]))
+        costs = [least(partial(run, runner, "backbone", rows)) for rows in states.values()]
+        anchored = [alone._replace(anchor=run(runner, "backbone", [alone])[0].handle)]
+        mrp = least(partial(run, runner, "mrp", anchored))
+        together = least(partial(run, runner, "backbone", [row(0, place * before) for place in range(8)]))
         sys.stdout.write(f"{shape}  {' '.join(f'{cost:.2f}' for cost in costs)}  MRP {mrp:.2f}  8: {together:.2f}\n")
 
 

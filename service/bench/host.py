@@ -17,8 +17,9 @@ from service.decode.modes import Static
 from service.decode.policy import Prediction
 from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.engine.drafting.costs import Curve, StepCosts, forward_clock
+from service.engine.forward.model_forward import Network
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import CheckpointRunner, ModelRunner
+from service.engine.forward.runner import CheckpointRunner, ModelRunner, Pending, done
 from service.model import Checkpoint, ModelConfig
 
 #: what `auto` believes forwards cost here: nothing is measured for it
@@ -42,19 +43,12 @@ class _Counted:
         """Pages of its cache."""
         return self._runner.num_pages
 
-    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
-        """The backbone over rows."""
-        begin = self._clock()
-        readings = self._runner.evaluate(rows)
-        self.seconds += self._clock() - begin
-        return readings
-
-    def refine(self, rows: Sequence[Row]) -> list[Prediction]:
-        """MRP over rows."""
-        begin = self._clock()
-        readings = self._runner.refine(rows)
-        self.seconds += self._clock() - begin
-        return readings
+    def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
+        """A forward, computed at once."""
+        began = self._clock()
+        predictions = self._runner.begin(network, rows)()
+        self.seconds += self._clock() - began
+        return done(predictions)
 
 
 def host_milliseconds(checkpoint: Checkpoint, requests: int, steps: int, params: DecodingMode | None = None) -> float:

@@ -16,8 +16,9 @@ from service.decode.mode import DecodingMode
 from service.decode.policy import Prediction
 from service.engine import Engine, EngineConfig, EngineDeps
 from service.engine.drafting.costs import Curve, StepCosts
+from service.engine.forward.model_forward import Network
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import CheckpointRunner, ModelRunner
+from service.engine.forward.runner import CheckpointRunner, ModelRunner, Pending
 from service.errors import InvalidRequest
 from service.model import Checkpoint, ModelConfig
 
@@ -98,18 +99,16 @@ class PricedRunner:
         """Pages of its cache."""
         return self._runner.num_pages
 
-    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
-        """The backbone over rows, and the host's work for their requests."""
+    def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
+        """A forward over rows; the backbone's counts the host's work for their requests, too."""
         sequences = _sequences(rows)
-        self.seconds += self._prices.backbone(len(rows), sequences) + self._prices.request_s * sequences
-        self.forwards, self.rows = self.forwards + 1, self.rows + len(rows)
-        return self._runner.evaluate(rows)
-
-    def refine(self, rows: Sequence[Row]) -> list[Prediction]:
-        """MRP over anchored rows."""
-        self.seconds += self._prices.mrp(len(rows), _sequences(rows))
-        self.refines += 1
-        return self._runner.refine(rows)
+        if network == "backbone":
+            self.seconds += self._prices.backbone(len(rows), sequences) + self._prices.request_s * sequences
+            self.forwards, self.rows = self.forwards + 1, self.rows + len(rows)
+        else:
+            self.seconds += self._prices.mrp(len(rows), sequences)
+            self.refines += 1
+        return self._runner.begin(network, rows)
 
 
 def _sequences(rows: Sequence[Row]) -> int:

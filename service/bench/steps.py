@@ -17,9 +17,10 @@ import torch
 from service.bench.floor import Rates, forward_need
 from service.bench.host import host_milliseconds
 from service.decode.block import MASKED, Block
-from service.engine.forward.model_forward import ExecutionConfig
+from service.decode.policy import Prediction
+from service.engine.forward.model_forward import ExecutionConfig, Network
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import CheckpointRunner
+from service.engine.forward.runner import CheckpointRunner, ModelRunner
 from service.engine.request import SamplingParams
 from service.model import Checkpoint
 from service.model.attention import AUTO, PagedCache
@@ -74,15 +75,19 @@ def step_times(
     for count in counts:
         pages = [[(row * prefix + page) % runner.num_pages for page in range(prefix)] for row in range(count)]
         rows = [Row(state, prefix, own, writes_kv=False, sampling=SamplingParams()) for own in pages]
-        readings = runner.evaluate(rows)
+        readings = _run(runner, "backbone", rows)
         anchored = [row._replace(anchor=reading.handle) for row, reading in zip(rows, readings, strict=True)]
-        backbone = _median(partial(runner.evaluate, rows), checkpoint, rounds)
-        mrp = _median(partial(runner.refine, anchored), checkpoint, rounds) if checkpoint.mrp else None
+        backbone = _median(partial(_run, runner, "backbone", rows), checkpoint, rounds)
+        mrp = _median(partial(_run, runner, "mrp", anchored), checkpoint, rounds) if checkpoint.mrp else None
         need = forward_need(checkpoint.config, count, prefix * size, checkpoint.dtype.itemsize)
         host = host_milliseconds(checkpoint, count, rounds)
         yield StepTime(
             count, prefix * size, backbone, host, 1e3 * need.seconds(platform.rates), need.bound(platform.rates), mrp
         )
+
+
+def _run(runner: ModelRunner, network: Network, rows: Sequence[Row]) -> list[Prediction]:
+    return runner.begin(network, rows)()
 
 
 def _runner(checkpoint: Checkpoint, pages: int, attention: str) -> CheckpointRunner:

@@ -67,7 +67,7 @@ def _memory(checkpoint: Checkpoint) -> dict[str, str]:
     memory = memory_of(checkpoint.device)
     device = f"{memory.free / 2**30:,.1f} of {memory.total / 2**30:,.1f} GiB are free on {checkpoint.device}"
     try:
-        fitted = fit(RequestedSizes(), checkpoint.config, checkpoint.dtype.itemsize, memory)
+        fitted = plan_memory(RequestedSizes(), checkpoint.config, checkpoint.dtype.itemsize, memory)
     except SettingsError as error:
         return {"memory": device, "fits": f"no: {error.message}"}
     cache = f"{fitted.kv_cache_tokens} tokens of KV ({fitted.kv_bytes / 2**20:,.0f} MiB)"

@@ -45,7 +45,7 @@ class CompiledGrammar:
 
 
 class OpenGrammar:
-    """The way of one answer. Implements `decode.block_grammar.GrammarMatcher`. `param`: the request's field, for errors."""
+    """The way of one answer. Implements `decode.block_grammar.GrammarMatcher`. `param`: the field of errors."""
 
     def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary, param: str, account: Account | None = None) -> None:
         self._matcher, self._vocabulary, self._param, self._account = matcher, vocabulary, param, account

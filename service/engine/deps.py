@@ -1,4 +1,4 @@
-"""The parts of an engine that a caller may provide: the clock, the costs of forwards, the runner, further ranks.
+"""The dependencies of an engine that a caller may provide: clock, costs of forwards, runner, further ranks.
 
 A test provides a clock that stands still, fixed costs, or a runner that fails.
 """
@@ -22,15 +22,15 @@ class Ranks(Protocol):
 
     @property
     def failure(self) -> str | None:
-        """Why they can no longer compute. None while they can."""
+        """The reason why they can no longer compute. None while they can."""
 
     def memory(self) -> DeviceMemory:
         """The memory of the device that has the least."""
 
     def networks(
         self, checkpoint: Checkpoint, num_pages: int, shapes: ShapePolicy, execution: ExecutionConfig
-    ) -> Networks:
-        """The networks over all parts. `checkpoint`: the part of this process."""
+    ) -> ModelForward:
+        """The networks over all ranks. `checkpoint`: the part of this process."""
 
     def fetch(self, name: str, options: LoadOptions) -> Checkpoint:
         """Other weights for all parts, read beside those that are served. Returns the part of this process."""
@@ -44,11 +44,11 @@ class Ranks(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineDeps:
-    """The parts of an engine, with their defaults.
+    """The dependencies of an engine, with their defaults.
 
     `clock`: monotonic seconds. `costs`: costs of forwards for `mrp_steps: "auto"`; None: measured for the first request
-    that needs them. `runner`: makes the runner, with the arguments of `CheckpointRunner`. `ranks`: None where this process has
-    the whole checkpoint.
+    that needs them. `runner`: makes the runner, with the arguments of `CheckpointRunner`. `ranks`: None where this
+    process has the whole checkpoint.
     """
 
     clock: Callable[[], float] = time.monotonic

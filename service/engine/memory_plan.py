@@ -1,17 +1,32 @@
-"""Computes what fits into a device's memory beside the weights: KV cache, running requests, rows of a forward.
+"""Plans a device's memory beside the weights: KV cache, running requests, rows of a forward. And limits of a forward.
 
-It needs only the model's sizes and numbers of bytes, no tensors.
+It needs only the model's sizes and numbers of bytes, no tensors. The runner obeys the same limits.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from service.engine.forward.extent import GRAPH_ROWS, MAX_LOGITS, MAX_SAMPLED_LOGITS
 from service.errors import SettingsError
 from service.model.attention.cache import NUM_SPARE
 from service.model.config import ModelConfig
 from service.model.memory import DeviceMemory
+
+#: Logits that exist at once: 2^28 are 1 GiB in fp32, some 1,700 positions of a vocabulary of 151,936. Sampling with
+#: noise makes six more copies (measured), so that a quarter of them takes 1.6 GiB.
+MAX_LOGITS, MAX_SAMPLED_LOGITS = 2**28, 2**26
+
+#: The sizes of graphs, in rows. Above 64, at most an eighth of the rows is padding.
+GRAPH_ROWS: tuple[int, ...] = (
+    1,
+    2,
+    4,
+    *range(8, 64, 8),
+    *range(64, 128, 16),
+    *range(128, 256, 32),
+    *range(256, 512, 64),
+    512,
+)
 
 #: bytes per sampled logit: fp32 with six more copies (greedy ones are there in the weights' type and in fp32)
 _SAMPLED_BYTES = 28
@@ -45,7 +60,7 @@ class RequestedSizes:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """The sizes that fit, the bytes of the cache, and the estimated bytes of forwards (their tensors and graphs)."""
+    """Sizes that fit. `kv_bytes`: the bytes of the KV cache. `forward_bytes`: estimated for tensors and graphs."""
 
     kv_cache_tokens: int
     max_running: int
@@ -59,21 +74,21 @@ def most_running(kind: str) -> int:
     return _MOST_RUNNING.get(kind, _MOST_RUNNING_ELSEWHERE)
 
 
-def plan_memory(asked: RequestedSizes, model: ModelConfig, itemsize: int, memory: DeviceMemory) -> MemoryPlan:
+def plan_memory(sizes: RequestedSizes, model: ModelConfig, itemsize: int, memory: DeviceMemory) -> MemoryPlan:
     """The sizes that fit into the free memory. `itemsize`: bytes of one weight.
 
     SettingsError, which names `kv_cache_tokens`, if there is no room for two blocks.
     """
     cpu = memory.kind == "cpu"
     budget = memory.free if cpu else memory.free - memory.total
-    budget = int(budget * asked.memory_utilization) if cpu else int(budget + memory.total * asked.memory_utilization)
-    rows = asked.max_rows or _rows(model, itemsize, budget, cpu)
+    budget = int(budget * sizes.memory_utilization) if cpu else int(budget + memory.total * sizes.memory_utilization)
+    rows = sizes.max_rows or _rows(model, itemsize, budget, cpu)
     forward = forward_bytes(model, rows, itemsize)
-    if asked.cuda_graphs and memory.kind == "cuda":
+    if sizes.cuda_graphs and memory.kind == "cuda":
         forward += graph_bytes(model, rows, itemsize)
-    running = asked.max_running or most_running(memory.kind)
+    running = sizes.max_running or most_running(memory.kind)
     page = page_bytes(model, itemsize)
-    if asked.kv_cache_tokens is None:
+    if sizes.kv_cache_tokens is None:
         room = min(budget - forward, _CPU_BYTES) if cpu else budget - forward
         # An attention kernel may copy all keys and values of one layer.
         pages = int(room / (page * (1 + 1 / model.num_kv_layers))) - NUM_SPARE
@@ -83,9 +98,9 @@ def plan_memory(asked: RequestedSizes, model: ModelConfig, itemsize: int, memory
         if pages < 2:
             raise SettingsError(_too_little(memory, forward, 2 * page), param="kv_cache_tokens")
     else:
-        tokens = asked.kv_cache_tokens
+        tokens = sizes.kv_cache_tokens
     typical = min(model.max_positions, _TYPICAL)
-    running = asked.max_running or max(1, min(running, tokens // typical))
+    running = sizes.max_running or max(1, min(running, tokens // typical))
     return MemoryPlan(tokens, running, rows, (tokens // model.block_size + NUM_SPARE) * page, forward)
 
 
@@ -104,27 +119,27 @@ def forward_bytes(model: ModelConfig, rows: int, itemsize: int) -> int:
 def graph_bytes(model: ModelConfig, rows: int, itemsize: int) -> int:
     """The estimated bytes of captured forwards over up to `rows` rows, of the backbone and of MRP.
 
-    Graphs share the memory of what lives only within a forward. Each keeps its inputs (with MRP's anchors) and results.
+    Graphs share the memory of tensors within a forward. Each keeps its inputs (with MRP's anchors) and results.
     """
-    sizes = [size for size in GRAPH_ROWS if size <= rows] or [rows]
+    graphs = [size for size in GRAPH_ROWS if size <= rows] or [rows]
     networks = 2 if model.mrp else 1
-    hidden = (2 * networks - 1) * sum(sizes) * model.block_size * model.hidden_size * itemsize
-    return _activations(model, sizes[-1], itemsize) + hidden + networks * len(sizes) * _GRAPH_BYTES
+    hidden = (2 * networks - 1) * sum(graphs) * model.block_size * model.hidden_size * itemsize
+    return _activations(model, graphs[-1], itemsize) + hidden + networks * len(graphs) * _GRAPH_BYTES
 
 
 def _activations(model: ModelConfig, rows: int, itemsize: int) -> int:
-    """What lives within a forward, without logits."""
+    """The bytes of the tensors within a forward, without logits."""
     heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     return rows * model.block_size * (6 * model.hidden_size + 3 * heads + _inner(model)) * itemsize
 
 
 def _inner(model: ModelConfig) -> int:
-    """The numbers that the feed-forward of a token has at once: with experts also its copies and their answers."""
+    """The activations of a token's feed-forward: with experts also its copies and their outputs."""
     dense, experts = 3 * model.intermediate_size, model.experts
     if experts is None:
         return dense
-    own = experts.per_token * (3 * experts.intermediate_size + 2 * model.hidden_size)
-    return max(dense, own + 3 * experts.shared_size)
+    routed = experts.per_token * (3 * experts.intermediate_size + 2 * model.hidden_size)
+    return max(dense, routed + 3 * experts.shared_size)
 
 
 def _rows(model: ModelConfig, itemsize: int, budget: int, cpu: bool) -> int:

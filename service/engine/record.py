@@ -31,7 +31,7 @@ class End:
 
     reason: FinishReason | None = None
     constraint_met: bool | None = None
-    found: tuple[tuple[int, PositionLogprobs], ...] = ()
+    position_logprobs: tuple[tuple[int, PositionLogprobs], ...] = ()
     error: MrpServeError | None = None
 
 
@@ -80,17 +80,17 @@ class Record:
         kept = tuple(steps) if self._request.keep_steps else ()
         event = BlockEvent(
             self._request.request_id, index, tokens, self._stats(), end.reason, kept,
-            end.error, end.constraint_met, end.found, self._version,
+            end.error, end.constraint_met, end.position_logprobs, self._version,
         )  # fmt: skip
         self.events.append((event, steps))
 
     def _add(self, steps: Iterable[Step]) -> None:
-        for kind, revealed, revoked, drafted, accepted, _ in steps:
+        for kind, revealed, remasked, drafted, accepted, _ in steps:
             if drafted:
                 self._proposed += len(drafted)
                 self._accepted += accepted
-            if revoked:
-                self._remasked += len(revoked)
+            if remasked:
+                self._remasked += len(remasked)
             if kind == "forced":
                 self._forced += len(revealed)
 

@@ -27,7 +27,7 @@ MAX_SEED = 2**63 - 1
 
 @numbered(253)
 class SamplingParams(Data, frozen=True):
-    """How a token is drawn. Temperature 0 is greedy; `top_k` 0 and `top_p` 1 filter nothing.
+    """The sampling of a token. Temperature 0 is greedy; `top_k` 0 and `top_p` 1 filter nothing.
 
     The noise depends only on (seed, absolute position, tokens revealed in the block, token id).
     """
@@ -54,13 +54,13 @@ class SamplingParams(Data, frozen=True):
 
 
 class LogprobsRequest(NamedTuple):
-    """What is wanted of each masked position besides its token: log-probabilities at the request's temperature.
+    """The log-probabilities wanted of each masked position, at the request's temperature.
 
-    `likeliest`: of so many of the likeliest tokens. `tokens`: of these tokens.
+    `top_n`: the number of likeliest tokens. `token_ids`: further tokens.
     """
 
-    likeliest: int = 0
-    tokens: tuple[int, ...] = ()
+    top_n: int = 0
+    token_ids: tuple[int, ...] = ()
 
 
 @numbered(252)
@@ -73,9 +73,9 @@ class GenerationRequest:
     submission. Only requests with the same `cache_salt` share pages. `num_continued`: the last tokens of the prompt
     that another engine has decoded for this request. `report_steps`: whether `Engine.progress` tells its steps.
     `keep_steps`: whether its events have them. `together`: so many events are handed on at once, the last one at once,
-    for callers who wait for the last one anyway. `asked`: what its picks tell besides tokens.
-    `grammar`: what the answer must keep to; its end tokens must be stop tokens of the request.
-    `version`: of the weights that must decode it, those of the tokens that it continues; None: any.
+    for callers who wait for the last one anyway. `logprobs`: the log-probabilities that its picks have.
+    `grammar`: the grammar of the answer; its end tokens must be stop tokens of the request.
+    `version`: the version of the weights that must decode it, as they decoded the tokens it continues; None: any.
     """
 
     request_id: str
@@ -94,7 +94,7 @@ class GenerationRequest:
     report_steps: bool = False
     keep_steps: bool = True
     together: int = 1
-    asked: LogprobsRequest | None = None
+    logprobs: LogprobsRequest | None = None
     grammar: CompiledGrammar | None = field(default=None, repr=False, compare=False)
     version: int | None = None
 
@@ -105,12 +105,12 @@ class GenerationRequest:
                 param="priority",
             )
 
-    def asked_at_least(self, likeliest: int) -> LogprobsRequest | None:
-        """What is wanted of each position, with at least so many of the likeliest tokens."""
-        if not likeliest:
-            return self.asked
-        asked = self.asked or LogprobsRequest()
-        return asked._replace(likeliest=max(asked.top_n, likeliest))
+    def logprobs_of(self, top_n: int) -> LogprobsRequest | None:
+        """The log-probabilities wanted of each position, with at least the `top_n` likeliest tokens."""
+        if not top_n:
+            return self.logprobs
+        logprobs = self.logprobs or LogprobsRequest()
+        return logprobs._replace(top_n=max(logprobs.top_n, top_n))
 
 
 @numbered(248)
@@ -208,9 +208,9 @@ class BlockEvent:
     `token_ids`: the completion's new tokens, without a stop token. The tokens of all events together are the
     completion. `index`: 0 for the first generated block. `finish_reason`: set on a request's last event. `steps`: how
     the block was decoded, if the request keeps them. `constraint_met`: on the last event, whether the answer satisfies
-    the request's grammar; None without a grammar. `found`: of a request of params `ScoreMode`, its places (tokens before
-    them) and what is known there. `error`: why the engine ended the request (the finish reason is then "abort"), else
-    None. `version`: of the weights that decoded it, as `Engine.version`.
+    the request's grammar; None without a grammar. `position_logprobs`: for a request of `ScoreMode`, the
+    log-probabilities at each masked position (the number of tokens before it). `error`: why the engine ended the
+    request (the finish reason is then "abort"), else None. `version`: the version of the weights that decoded it.
     """
 
     request_id: str
@@ -221,7 +221,7 @@ class BlockEvent:
     steps: tuple[Step, ...] = field(default=(), repr=False)
     error: MrpServeError | None = None
     constraint_met: bool | None = None
-    found: tuple[tuple[int, PositionLogprobs], ...] = field(default=(), repr=False)
+    position_logprobs: tuple[tuple[int, PositionLogprobs], ...] = field(default=(), repr=False)
     version: int = 0
 
 

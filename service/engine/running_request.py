@@ -1,4 +1,4 @@
-"""One running request: the rows that it needs next, and the handling of the readings that it gets.
+"""One running request: the rows that it needs next, and the handling of the predictions that it gets.
 
 A request prefills its prompt's whole blocks, then decodes block after block by its mode's policy. A finished block
 (`unwritten`) is stored by a row in the same forward as the next block's first evaluation. Tensors occur only as opaque
@@ -11,19 +11,19 @@ from collections import deque
 from itertools import islice
 from typing import Any
 
-from service.decode.block import MASKED, Block, make
+from service.decode.block import MASKED, Block, new_tuple
 from service.decode.block_grammar import BlockGrammar, GrammarMatcher
 from service.decode.canvas import Canvas
 from service.decode.policy import Decoding, Evaluate, Prediction, Query, Refine
 from service.decode.registry import only_drafts
-from service.engine.drafting.pricing import Account
+from service.engine.drafting.planner import RequestDrafts
 from service.engine.forward.rows import Row
 from service.engine.prefix_cache import Lease, Tokens
 from service.engine.record import End, Record
 from service.engine.request import FinishReason, ForwardKind, GenerationRequest
 from service.errors import MrpServeError
 
-#: what a forward counts as for a request
+#: the kinds of forward that a request counts
 _PREFILL: tuple[ForwardKind, ...] = ("prefill",)
 _COMMIT: tuple[ForwardKind, ...] = ("commit",)
 _DENOISE: tuple[ForwardKind, ...] = ("denoise",)
@@ -37,31 +37,30 @@ def pages_needed(request: GenerationRequest, block_size: int) -> int:
 
 
 class RunningRequest:
-    """A running request. `lease`: pages for its whole length. Its shared pages, of the prompt, are already written.
+    """A running request. `lease`: pages for its whole length. The shared pages of its prompt are already written.
 
-    `account`: what its drafts may cost.
-    `written`: the blocks written since then, in order, in all layers that the request needs.
-    `record`: what is told of it.
+    `drafts`: the budget of its drafts. `written`: the blocks written since the last publication, in order, in all
+    layers that the request needs. `record`: its statistics and events.
     """
 
     def __init__(
-        self, request: GenerationRequest, block_size: int, lease: Lease, submitted: float, account: Account
+        self, request: GenerationRequest, block_size: int, lease: Lease, submitted: float, drafts: RequestDrafts
     ) -> None:
         self.request = request
         self.lease = lease
         self.submitted = submitted
-        self._account = account
-        self.record = Record(request, submitted, lease.num_shared * block_size, account.mrp_steps)
+        self._drafts = drafts
+        self.record = Record(request, submitted, lease.num_shared * block_size, drafts.mrp_steps)
         self.written: deque[Tokens] = deque()
         self.finish_reason: FinishReason | None = None
         self._block_size = block_size
         self._entropy = request.params.rule.needs_entropy
-        self._drafts = account.uses_mrp and only_drafts(request.params)
+        self._only_drafts = drafts.uses_mrp and only_drafts(request.params)
         self._num_output = 0
         self._num_blocks = 0
         self._unwritten: deque[Row] = deque()
         self._for_mrp: list[Row] = []
-        self._grammar: GrammarMatcher | None = None
+        self._matcher: GrammarMatcher | None = None
         self._masks: dict[Block, Any] = {}
         self._canvas: Canvas
         self._decoding: Decoding
@@ -72,12 +71,12 @@ class RunningRequest:
         """Opens the request's grammar and gets the first query of the block's policy. Both may raise."""
         request = self.request
         if request.grammar is not None:
-            self._grammar = request.grammar.open()
+            self._matcher = request.grammar.open()
             if request.num_continued:
-                self._grammar.advance(request.prompt_token_ids[-request.num_continued :])
-            self._canvas.guide = BlockGrammar(self._grammar, self._head)
+                self._matcher.advance(request.prompt_token_ids[-request.num_continued :])
+            self._canvas.grammar = BlockGrammar(self._matcher, self._head)
             self._canvas.begin()
-        self._follow(next(self._decoding, None))
+        self._go_on(next(self._decoding, None))
 
     # --- the rows it needs -------------------------------------------------------------------------
 
@@ -90,7 +89,7 @@ class RunningRequest:
         """Rows for the next backbone forward: at most `budget`, and at most `prompt_budget` of the prompt.
 
         Blocks to store come first. The evaluation follows if all of it fits. Empty if nothing fits. The caller must
-        call `accept` with as many readings.
+        call `accept` with as many predictions.
         """
         if prompt_budget is not None and prompt_budget < self.num_prompt_rows:
             return list(islice(self._unwritten, min(budget, prompt_budget)))
@@ -102,12 +101,12 @@ class RunningRequest:
             rows += self._rows(query)
         return rows
 
-    def gains(self, rows: list[Row]) -> list[float]:
-        """The tokens that each of the last of these rows is expected to bring: those that may be left out."""
+    def expected_gains(self, rows: list[Row]) -> list[float]:
+        """The tokens that the last of these rows are expected to bring. These rows may be left out."""
         query = self._query
-        if not isinstance(query, Evaluate) or not query.promises or rows[-1].writes_kv:
+        if not isinstance(query, Evaluate) or not query.gains or rows[-1].writes_kv:
             return []
-        return self._account.gains(query.promises)
+        return self._drafts.expected_gains(query.gains)
 
     def next_refinement(self) -> list[Row]:
         """Rows for the next MRP forward: finished blocks that MRP has not read, then the pending Refine."""
@@ -117,15 +116,15 @@ class RunningRequest:
             return [*self._for_mrp, self._refined(self._query)]
         return list(self._for_mrp)
 
-    # --- the readings it gets ----------------------------------------------------------------------
+    # --- the predictions it gets --------------------------------------------------------------------
 
-    def accept(self, rows: list[Row], readings: list[Prediction]) -> tuple[ForwardKind, ...]:
-        """Takes the backbone's readings of the rows of `next_rows`. Returns the kinds of forward that it counts."""
+    def accept(self, rows: list[Row], predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
+        """Takes the backbone's predictions of the rows of `next_rows`. Returns the kinds of forward that it counts."""
         stored = min(len(rows), len(self._unwritten))  # they come first
-        for row, reading in zip(rows[:stored], readings, strict=False) if stored else ():
+        for row, prediction in zip(rows[:stored], predictions, strict=False) if stored else ():
             self._unwritten.popleft()
-            if self._account.uses_mrp:
-                self._for_mrp.append(row._replace(anchor=reading.handle))
+            if self._drafts.uses_mrp:
+                self._for_mrp.append(row._replace(anchor=prediction.handle))
             else:
                 self.written.append(row.state.tokens)
         evaluated = len(rows) - stored
@@ -134,21 +133,24 @@ class RunningRequest:
             kinds += _DENOISE if evaluated == 1 else _VERIFY
         self.record.count(kinds)
         if evaluated:
-            self._answer(tuple(readings[stored:]))
+            self._answer(tuple(predictions[stored:]))
         return kinds
 
-    def accept_refinement(self, readings: list[Prediction]) -> tuple[ForwardKind, ...]:
-        """Takes MRP's readings of the rows of `next_refinement`. Returns the kinds of forward that it counts."""
+    def accept_refinement(self, predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
+        """Takes MRP's predictions of the rows of `next_refinement`. Returns the kinds of forward that it counts."""
         if self._for_mrp:
             self.written.extend(row.state.tokens for row in self._for_mrp)
             self._for_mrp.clear()
         self.record.count(_MRP)
         if isinstance(self._query, Refine):
-            self._answer((readings[-1],))
+            self._answer((predictions[-1],))
         return _MRP
 
     def _stored_kinds(self, first: Row, evaluated: int) -> tuple[ForwardKind, ...]:
-        """What rows to store, the first of which is given, count as beside so many evaluated ones."""
+        """The kinds of forward that the stored rows count as.
+
+        `first`: the first stored row. `evaluated`: how many rows of the same forward are evaluated.
+        """
         if first.index < self._prompt_blocks:  # blocks are stored in their order
             return _PREFILL
         return () if evaluated else _COMMIT
@@ -168,7 +170,7 @@ class RunningRequest:
         self.record.tell(self._num_blocks, (), end=End("abort", error=error))
 
     def release(self) -> None:
-        """Lets go of what refers to it, after its end: else only a garbage collection would free it."""
+        """Drops its reference cycles after its end: else only a garbage collection would free it."""
         del self._canvas, self._decoding
 
     # --- decoding ----------------------------------------------------------------------------------
@@ -182,29 +184,28 @@ class RunningRequest:
 
     def _start_block(self, head: tuple[int, ...] = ()) -> None:
         self._head = self._leading = len(head)  # tokens before `_leading` are final, and the answer does not end there
-        self._account.pages = self._prompt_blocks + self._num_blocks
+        self._drafts.pages = self._prompt_blocks + self._num_blocks
         self._canvas = Canvas(
-            Block(head + (MASKED,) * (self._block_size - len(head))), budget=self._account.budget, ends=self._settled
+            Block(head + (MASKED,) * (self._block_size - len(head))), budget=self._drafts.budget, ends=self._settled
         )
         self._num_noted = 0
-        if self._grammar is not None:
-            self._canvas.guide = BlockGrammar(self._grammar, self._head)
+        if self._matcher is not None:
+            self._canvas.grammar = BlockGrammar(self._matcher, self._head)
             self._canvas.begin()
         self._decoding = self.request.params.decode(self._canvas)
 
-    def _answer(self, readings: tuple[Prediction, ...]) -> None:
-        """Sends readings to the policy. Ends the block when it is complete or the answer ends in it."""
-        asked = isinstance(self._query, Evaluate)
+    def _answer(self, predictions: tuple[Prediction, ...]) -> None:
+        """Sends predictions to the policy. Ends the block when it is complete or the answer ends in it."""
+        evaluated = len(predictions) if isinstance(self._query, Evaluate) else 0
         query: Query | None
         try:
-            query = self._decoding.send(readings)
+            query = self._decoding.send(predictions)
         except StopIteration:
             query = None
-        evaluated = len(readings) if asked else 0
         self._note(evaluated)
-        self._follow(query)
+        self._go_on(query)
 
-    def _follow(self, query: Query | None) -> None:
+    def _go_on(self, query: Query | None) -> None:
         """Goes on to a query of the policy. A complete block has none; then comes the first of the next block."""
         while query is None:
             self._end_block(None)
@@ -212,8 +213,8 @@ class RunningRequest:
                 return
             block = self._canvas.block
             self._store(block, self._prompt_blocks + self._num_blocks - 1)
-            if self._grammar is not None:
-                self._grammar.advance(block.tokens[self._head :])
+            if self._matcher is not None:
+                self._matcher.advance(block.tokens[self._head :])
             self._start_block()
             query = next(self._decoding, None)
         self._query = query
@@ -223,18 +224,18 @@ class RunningRequest:
                 self._end_block(None)
                 return
             self._leading = block.tokens.index(MASKED)
-        if (guide := self._canvas.guide) is not None:
+        if (grammar := self._canvas.grammar) is not None:
             states = query.states if isinstance(query, Evaluate) else (query.state,)
-            self._masks = {state: guide.mask(state) for state in states}
+            self._masks = {state: grammar.mask(state) for state in states}
 
     def _note(self, evaluated: int) -> None:
-        """Notes the steps that the last readings led to. `evaluated`: the number of states that were read."""
+        """Notes the steps that the last predictions led to. `evaluated`: the number of states that were read."""
         first, steps = self._num_noted, self._canvas.steps
         if not evaluated and first == len(steps):
             return
         self._num_noted = len(steps)
         fresh = steps[first:]
-        self._account.note(evaluated, fresh)
+        self._drafts.note(evaluated, fresh)
         if self.request.report_steps and fresh:
             self.record.proceed(self._num_blocks, first, fresh)
 
@@ -248,7 +249,7 @@ class RunningRequest:
         return leading[:room], "length" if len(leading) >= room else None
 
     def _settled(self, block: Block) -> bool:
-        """Whether the answer ends in this state, which follows the canvas's. Asked for every state that is drafted."""
+        """Whether the answer ends in this state, which follows the canvas's. Called for every drafted state."""
         tokens, leading = block.tokens, self._leading
         if tokens[leading] == MASKED:
             return False
@@ -269,7 +270,7 @@ class RunningRequest:
         self._num_output += len(tokens)
         self.record.decoded_tokens += len(tokens) + (reason == "stop")
         self.finish_reason = reason = reason or expired
-        met = None if reason is None or self._grammar is None else self._grammar.complete(tokens)
+        met = None if reason is None or self._matcher is None else self._matcher.complete(tokens)
         self.record.tell(self._num_blocks - 1, tokens, self._canvas.steps, End(reason, met))
 
     # --- rows --------------------------------------------------------------------------------------
@@ -278,26 +279,26 @@ class RunningRequest:
         """The rows that read the states of a query."""
         index, pages, masks = self._prompt_blocks + self._num_blocks, self.lease.pages, self._masks
         request = self.request
-        asked = request.asked_at_least(query.likeliest) if query.likeliest else request.asked
-        sampling, entropy, drafts = request.sampling, self._entropy, self._drafts
+        logprobs = request.logprobs_of(query.top_logprobs) if query.top_logprobs else request.logprobs
+        sampling, entropy, drafts = request.sampling, self._entropy, self._only_drafts
         return [
-            make(
+            new_tuple(
                 Row,
                 (
                     state, index, pages, False, sampling, (), None, entropy, drafts,
-                    masks.get(state) if masks else None, asked,
+                    masks.get(state) if masks else None, logprobs,
                 ),
             )
             for state in query.states
         ]  # fmt: skip
 
     def _refined(self, query: Refine) -> Row:
-        """The row by which MRP answers a query, anchored on an earlier reading."""
+        """MRP's row for a query, anchored on an earlier prediction."""
         state, after = query.state, query.after
         return Row(
             state, self._prompt_blocks + self._num_blocks, self.lease.pages, False, self.request.sampling,
-            query.rescore, after.handle, self._entropy, self._drafts, self._masks.get(state),
-            None if self._drafts else self.request.asked,
+            query.rescore, after.handle, self._entropy, self._only_drafts, self._masks.get(state),
+            None if self._only_drafts else self.request.logprobs,
         )  # fmt: skip
 
     def _store(self, block: Block, index: int) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from service.decode.block import MASKED
 from service.decode.mode import ScoreMode
 from service.engine.config import EngineConfig
-from service.engine.drafting.pricing import Pricing
+from service.engine.drafting.planner import DraftPlanner
 from service.engine.forward.rows import Row
 from service.engine.prefix_cache import Prefix, PrefixCache
 from service.engine.request import GenerationRequest
@@ -35,7 +35,7 @@ class Scheduler:
     """
 
     def __init__(
-        self, pages: PrefixCache, block_size: int, config: EngineConfig, pricing: Pricing, prompt_rows: int
+        self, pages: PrefixCache, block_size: int, config: EngineConfig, pricing: DraftPlanner, prompt_rows: int
     ) -> None:
         self.waiting: FairQueue[Waiting] = FairQueue(config.priority_aging_s)
         self.running: list[RunningRequest] = []
@@ -67,7 +67,7 @@ class Scheduler:
             if lease is None:
                 break
             self.waiting.pop()
-            account = self._pricing.open(first.request, mrp_steps)
+            account = self._pricing.admit(first.request, mrp_steps)
             kind = ScoringRequest if isinstance(params, ScoreMode) else RunningRequest
             sequence = kind(first.request, self._block_size, lease, first.submitted, account)
             self.running.append(sequence)
@@ -108,11 +108,11 @@ class Scheduler:
 
     def _worth(self, served: list[tuple[RunningRequest, list[Row]]]) -> list[tuple[RunningRequest, list[Row]]]:
         """The rows without those of drafts that the forward's time is not worth."""
-        offers = [sequence.gains(rows) if len(rows) > 1 else () for sequence, rows in served]
+        offers = [sequence.expected_gains(rows) if len(rows) > 1 else () for sequence, rows in served]
         if not any(offers):
             return served
         certain = sum([len(rows) - len(gains) for (_, rows), gains in zip(served, offers, strict=True)])
-        kept = self._pricing.kept(certain, offers)
+        kept = self._pricing.accepted(certain, offers)
         return [
             (sequence, rows[: len(rows) - len(gains) + count])
             for (sequence, rows), gains, count in zip(served, offers, kept, strict=True)

@@ -112,7 +112,7 @@ class Follower:
             self._group.share(anchors)
             states = ForwardOutput(anchors)
             rows = [row._replace(anchor=Anchor(states, number)) for number, row in enumerate(group.members)]
-            group = type(group)(rows, group.places, group.width)
+            group = type(group)(rows, group.indices, group.width)
         self._networks.forward(message.which, group)
 
 

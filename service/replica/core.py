@@ -131,7 +131,7 @@ def _limits(settings: Settings, checkpoint: Checkpoint, memory: DeviceMemory) ->
         memory_utilization=settings.memory_utilization,
         cuda_graphs=settings.cuda_graphs == "auto" and checkpoint.shard.size == 1,
     )
-    fitted = fit(asked, checkpoint.own_config, checkpoint.dtype.itemsize, memory)
+    fitted = plan_memory(asked, checkpoint.own_config, checkpoint.dtype.itemsize, memory)
     _log.info(
         "KV cache of %d tokens, %d requests, %d rows", fitted.kv_cache_tokens, fitted.max_running, fitted.max_rows
     )

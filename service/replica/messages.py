@@ -118,7 +118,7 @@ class Answered(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KeptGrammar:
-    """A grammar that the engine's process has compiled. Implements `CompiledGrammar` for requests on their way there."""
+    """A grammar that the engine's process has compiled. Implements `CompiledGrammar` for requests that go there."""
 
     constraint: Constraint
     owner: Owner

@@ -17,7 +17,7 @@ class Forgetful(Around):
     """A runner whose tokens depend on whether another block index shares the forward."""
 
     def evaluate(self, rows):
-        readings = self.runner.evaluate(rows)
+        readings = super().evaluate(rows)
         if len({row.index for row in rows}) == 1:
             return readings
         return [one._replace(tokens=[(token + 1) % 50 for token in one.tokens]) for one in readings]

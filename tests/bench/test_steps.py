@@ -59,15 +59,10 @@ def test_step_times_are_medians_of_forwards_over_every_count_of_rows(tiny, monke
     now = 0.0
 
     class Clocked(CheckpointRunner):
-        def evaluate(self, rows):
+        def begin(self, network, rows):
             nonlocal now
-            now += 0.010 * len(rows) + (0.0 if now else 0.5)
-            return super().evaluate(rows)
-
-        def refine(self, rows):
-            nonlocal now
-            now += 0.001 * len(rows)
-            return super().refine(rows)
+            now += 0.010 * len(rows) + (0.0 if now else 0.5) if network == "backbone" else 0.001 * len(rows)
+            return super().begin(network, rows)
 
     monkeypatch.setattr(steps, "CheckpointRunner", Clocked)
     monkeypatch.setattr(steps, "time", SimpleNamespace(perf_counter=lambda: now))
@@ -124,13 +119,13 @@ def test_rates_are_measured_here(monkeypatch):
 @pytest.mark.parametrize("params", [None, Speculative("auto"), Remask()])
 def test_host_time_is_what_a_step_takes_outside_its_runner(tiny, params, monkeypatch):
     """The first request's forwards take 20 ms here, which do not count."""
-    evaluate = CheckpointRunner.evaluate
+    begin = CheckpointRunner.begin
 
-    def slow(self, rows):
+    def slow(self, network, rows):
         time.sleep(0.02)
-        return evaluate(self, rows)
+        return begin(self, network, rows)
 
-    monkeypatch.setattr(CheckpointRunner, "evaluate", slow)
+    monkeypatch.setattr(CheckpointRunner, "begin", slow)
     assert 0 < host_milliseconds(tiny, 3, 9, params) < 15
 
 

@@ -14,8 +14,7 @@ from service.decode.mode import DecodingMode, RuleMode
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.decode.policy import Prediction
 from service.engine import BlockEvent, Engine, EngineDeps, GenerationRequest, SamplingParams, StepReport
-from service.engine.drafting.costs import StepCosts
-from service.engine.drafting.curve import Curve
+from service.engine.drafting.costs import Curve, StepCosts
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner
 from service.engine.prefix_cache import Lease, PrefixCache
@@ -85,7 +84,7 @@ class CheckingRunner(Around):
         self.compared = 0
 
     def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
-        readings = self.runner.evaluate(rows)
+        readings = super().evaluate(rows)
         for row in rows:
             if row.writes_kv:
                 assert row.state.complete
@@ -96,7 +95,7 @@ class CheckingRunner(Around):
         return readings
 
     def refine(self, rows: Sequence[Row]) -> list[Prediction]:
-        readings = self.runner.refine(rows)
+        readings = super().refine(rows)
         self.shown_to_mrp |= {row.pages[row.index] for row in rows if row.writes_kv}
         for row, reading in zip(rows, readings, strict=True):
             assert self.shown_to_mrp >= set(row.pages[: row.index]), "MRP was not shown a block of the prefix"

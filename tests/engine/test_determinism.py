@@ -47,10 +47,10 @@ class Recording(Around):
         self.readings = dict[object, Prediction]()
 
     def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
-        return self.keep("backbone", rows, self.runner.evaluate(rows))
+        return self.keep("backbone", rows, super().evaluate(rows))
 
     def refine(self, rows: Sequence[Row]) -> list[Prediction]:
-        return self.keep("mrp", rows, self.runner.refine(rows))
+        return self.keep("mrp", rows, super().refine(rows))
 
     def keep(self, network: str, rows: Sequence[Row], readings: list[Prediction]) -> list[Prediction]:
         for row, reading in zip(rows, readings, strict=True):

@@ -91,7 +91,7 @@ def test_nothing_of_requests_that_were_ended_is_left(
     engine.hold()
     assert engine.abort_running() == ["0", "1", "2", "3"]
     engine.exchange(new, 1)
-    assert not engine._turns
+    assert not engine._micro_batches
     assert decoded(engine, *asked) == decoded(engine_of(load_checkpoint(other)), *asked)
 
 

@@ -199,11 +199,11 @@ class Noted(Around):
 
     def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
         self.evaluated += rows
-        return self.runner.evaluate(rows)
+        return super().evaluate(rows)
 
     def refine(self, rows: Sequence[Row]) -> list[Prediction]:
         self.refined += rows
-        return self.runner.refine(rows)
+        return super().refine(rows)
 
 
 def asked_by(
@@ -212,8 +212,8 @@ def asked_by(
     """What rows of one request ask of the backbone and of MRP."""
     engine, runner = engine_over(Noted, golden(FAST), EngineDeps(costs=FREE), kv_cache_tokens=512)
     engine.generate([GenerationRequest("x", tuple(range(20)), params, max_new_tokens=24, logprobs=asked)])
-    read = {row.asked for row in runner.evaluated if row.sampling is not None}
-    return read, {row.asked for row in runner.refined}
+    read = {row.logprobs for row in runner.evaluated if row.sampling is not None}
+    return read, {row.logprobs for row in runner.refined}
 
 
 def test_only_verifications_with_a_margin_ask_for_second_tokens() -> None:

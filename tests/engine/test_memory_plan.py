@@ -34,20 +34,20 @@ def gpu(total, weights):
 
 
 def test_the_demo_on_a_cpu_stays_small():
-    found = fit(RequestedSizes(), DEMO, 4, DeviceMemory("cpu", 20 * GIB, 24 * GIB))
+    found = plan_memory(RequestedSizes(), DEMO, 4, DeviceMemory("cpu", 20 * GIB, 24 * GIB))
     assert (found.kv_cache_tokens, found.max_running, found.max_rows) == (65536, 64, 256)
     assert found.kv_bytes < 0.3 * GIB
 
 
 def test_a_cpu_without_much_memory_takes_its_share_of_what_is_free():
-    found = fit(RequestedSizes(memory_utilization=0.5), DEMO, 4, DeviceMemory("cpu", GIB // 4, 24 * GIB))
+    found = plan_memory(RequestedSizes(memory_utilization=0.5), DEMO, 4, DeviceMemory("cpu", GIB // 4, 24 * GIB))
     assert 1000 < found.kv_cache_tokens < 65536
     assert found.kv_bytes + found.forward_bytes <= GIB // 8
     assert found.max_running < 64
 
 
 def test_a_large_model_on_a_cpu_has_a_cache_of_few_gibibytes():
-    found = fit(RequestedSizes(), model("sdar-1.7b"), 2, DeviceMemory("cpu", 100 * GIB, 128 * GIB))
+    found = plan_memory(RequestedSizes(), model("sdar-1.7b"), 2, DeviceMemory("cpu", 100 * GIB, 128 * GIB))
     assert 3.5 * GIB < found.kv_bytes <= 4 * GIB
     assert found.kv_cache_tokens % 4 == 0
 
@@ -57,7 +57,7 @@ def test_a_large_model_on_a_cpu_has_a_cache_of_few_gibibytes():
 )
 def test_on_a_gpu_the_share_is_used_and_not_more(shape, total):
     config, memory = model(shape), gpu(total, WEIGHTS[shape])
-    found = fit(RequestedSizes(), config, 2, memory)
+    found = plan_memory(RequestedSizes(), config, 2, memory)
     used = memory.total - memory.free + found.kv_bytes * (1 + 1 / config.num_kv_layers) + found.forward_bytes
     assert 0.89 * memory.total < used <= 0.9 * memory.total
     assert found.max_running == min(256, found.kv_cache_tokens // 512)
@@ -66,7 +66,7 @@ def test_on_a_gpu_the_share_is_used_and_not_more(shape, total):
 
 def test_a_model_that_is_larger_than_the_gpu_does_not_fit():
     with pytest.raises(SettingsError, match="kv_cache_tokens is auto"):
-        fit(RequestedSizes(), model("sdar-30b-a3b"), 2, gpu(24, WEIGHTS["sdar-30b-a3b"]))
+        plan_memory(RequestedSizes(), model("sdar-30b-a3b"), 2, gpu(24, WEIGHTS["sdar-30b-a3b"]))
 
 
 def test_a_token_has_the_feed_forwards_of_all_its_experts_at_once():
@@ -78,21 +78,21 @@ def test_a_token_has_the_feed_forwards_of_all_its_experts_at_once():
 
 
 def test_a_small_model_does_not_take_all_of_a_large_gpu():
-    found = fit(RequestedSizes(), DEMO, 2, gpu(140, 0.01))
+    found = plan_memory(RequestedSizes(), DEMO, 2, gpu(140, 0.01))
     assert (found.kv_cache_tokens, found.max_running) == (256 * 1024, 256)
 
 
 def test_what_is_asked_for_is_kept():
     memory = gpu(24, 4.1)
-    found = fit(RequestedSizes(4096, 7, 12), model("sdar-1.7b"), 2, memory)
+    found = plan_memory(RequestedSizes(4096, 7, 12), model("sdar-1.7b"), 2, memory)
     assert (found.kv_cache_tokens, found.max_running, found.max_rows) == (4096, 7, 12)
-    tokens_only = fit(RequestedSizes(kv_cache_tokens=4096), model("sdar-1.7b"), 2, memory)
+    tokens_only = plan_memory(RequestedSizes(kv_cache_tokens=4096), model("sdar-1.7b"), 2, memory)
     assert (tokens_only.kv_cache_tokens, tokens_only.max_running) == (4096, 8)
 
 
 def test_where_nothing_is_left_the_error_says_what_there_is_and_what_to_do():
     with pytest.raises(SettingsError, match=r"kv_cache_tokens is auto, but of 24,576 MiB on cuda 7,424 MiB are free"):
-        fit(RequestedSizes(memory_utilization=0.7), model("sdar-8b"), 2, gpu(24, 16.25))
+        plan_memory(RequestedSizes(memory_utilization=0.7), model("sdar-8b"), 2, gpu(24, 16.25))
 
 
 @given(
@@ -107,14 +107,14 @@ def test_whatever_fits_is_within_the_budget(shape, kind, total, share, utilizati
     config, memory = model(shape), DeviceMemory(kind, int(total * share), total)
     sizes = RequestedSizes(None, *asked, memory_utilization=utilization)
     try:
-        found = fit(sizes, config, 2, memory)
+        found = plan_memory(sizes, config, 2, memory)
     except SettingsError:
         return
     budget = memory.free * utilization if kind == "cpu" else memory.free - total * (1 - utilization)
     assert found.kv_bytes + found.forward_bytes <= budget + 1
     assert found.kv_cache_tokens >= 2 * config.block_size
     assert found.max_rows >= config.block_size + 2
-    more = fit(sizes, config, 2, replace(memory, free=memory.free + GIB, total=total + GIB))
+    more = plan_memory(sizes, config, 2, replace(memory, free=memory.free + GIB, total=total + GIB))
     assert more.kv_cache_tokens >= found.kv_cache_tokens or more.max_rows > found.max_rows
 
 
@@ -127,13 +127,13 @@ def test_the_sizes_of_pages_are_those_of_the_cache():
 
 def test_graphs_take_memory_where_there_are_any():
     config, memory = model("sdar-1.7b"), gpu(24, 4.1)
-    captured, eager = (fit(RequestedSizes(cuda_graphs=graphs), config, 2, memory) for graphs in (True, False))
+    captured, eager = (plan_memory(RequestedSizes(cuda_graphs=graphs), config, 2, memory) for graphs in (True, False))
     more = graph_bytes(config, captured.max_rows, 2)
     assert captured.forward_bytes - eager.forward_bytes == more
     assert 0.1 * GIB < more < 2 * GIB
     assert captured.kv_cache_tokens < eager.kv_cache_tokens
     assert graph_bytes(replace(config, mrp=None), 512, 2) < graph_bytes(config, 512, 2)
     on_cpu = DeviceMemory("cpu", 20 * GIB, 24 * GIB)
-    assert plan_memory(RequestedSizes(cuda_graphs=True), DEMO, 4, on_cpu) == fit(
+    assert plan_memory(RequestedSizes(cuda_graphs=True), DEMO, 4, on_cpu) == plan_memory(
         RequestedSizes(cuda_graphs=False), DEMO, 4, on_cpu
     )

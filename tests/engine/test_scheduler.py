@@ -9,9 +9,8 @@ import pytest
 
 from service.decode.modes import Speculative, Static
 from service.engine import Engine, EngineConfig
-from service.engine.drafting.pricing import Pricing
-from service.engine.kv_cache import PagePool
-from service.engine.prefix_cache import PrefixCache
+from service.engine.drafting.planner import DraftPlanner
+from service.engine.prefix_cache import PagePool, PrefixCache
 from service.engine.running_request import RunningRequest, pages_needed
 from service.engine.scheduler import Scheduler, Waiting
 from service.errors import SettingsError
@@ -27,7 +26,7 @@ def checkpoint() -> Checkpoint:
 
 def scheduler(pages: int = 100, max_running: int = 8, max_rows: int = 8, prompt_rows: int = 2) -> Scheduler:
     config = EngineConfig(max_running=max_running, max_rows=max_rows)
-    return Scheduler(PrefixCache(PagePool(pages)), 4, config, Pricing(lambda: FREE, max_rows), prompt_rows)
+    return Scheduler(PrefixCache(PagePool(pages)), 4, config, DraftPlanner(lambda: FREE, max_rows), prompt_rows)
 
 
 def queue(target: Scheduler, *requests) -> None:

@@ -1,7 +1,7 @@
 """The networks of a checkpoint over one paged cache: tokens in, hidden states out.
 
-Knows tensors, rows and where their keys lie; nothing of what is read off the hidden states. With several ranks
-(`service/parallel`) every rank has networks of its part, and all are given the same groups of rows.
+Knows tensors, rows and their KV pages; nothing of sampling. With several ranks (`service/parallel`) every rank has the
+networks of its part, and all get the same groups of rows.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from service.model.attention import AUTO, Attention, Capturable, PagedCache, att
 from service.model.checkpoint import Checkpoint
 from service.model.layers import Attend
 
-#: which of a checkpoint's networks
+#: one of a checkpoint's networks
 Network = Literal["backbone", "mrp"]
-#: the order in which rows were computed, and what came out, `[R, L, H]`
+#: the order in which rows were computed, and their hidden states `[R, L, H]`
 OrderedHidden = tuple[Sequence[int], Tensor]
 
 
 class ModelForward(Protocol):
-    """Computes forwards over groups of rows. `num_pages`: of its cache."""
+    """Computes forwards over groups of rows. `num_pages`: the pages of its KV cache."""
 
     @property
     def num_pages(self) -> int:
         """Pages of its cache."""
 
-    def forward(self, which: Network, group: RowGroup) -> OrderedHidden:
-        """The order that the group's rows were computed in, and what came out, `[R, L, H]`.
+    def forward(self, network: Network, group: RowGroup) -> OrderedHidden:
+        """The order in which the group's rows were computed, and their hidden states `[R, L, H]`.
 
-        For MRP the rows have anchors, and the next ones come out. Rows that only fill up stay the last.
+        For MRP the rows have anchors, and the result is the next anchors. Padding rows stay the last.
         """
 
 
 class ShapePolicy(NamedTuple):
-    """What is known of forwards before they come: their least number of rows, whether a row's shapes are its own."""
+    """The shapes of all forwards. `least_rows`: their least number of rows. `same`: whether shapes are fixed."""
 
     least_rows: int
     same: bool
 
 
 class LocalModelForward:
-    """Networks whose layers are computed in this process."""
+    """A `ModelForward` whose layers are computed in this process."""
 
     def __init__(self, checkpoint: Checkpoint, num_pages: int, shapes: ShapePolicy, execution: ExecutionConfig) -> None:
         self._backbone, self._mrp = checkpoint.backbone, checkpoint.mrp
@@ -66,15 +66,15 @@ class LocalModelForward:
         """Pages of its cache."""
         return self._cache.num_pages
 
-    def forward(self, which: Network, group: RowGroup) -> OrderedHidden:
+    def forward(self, network: Network, group: RowGroup) -> OrderedHidden:
         """See `ModelForward.forward`."""
-        rows, width, network = group.members, group.width, self._networks[which]
+        rows, width, call = group.members, group.width, self._networks[network]
         if self._graphs is not None:
-            states = self._graphs.run(network, rows, width, self._inputs(rows))
+            states = self._graphs.run(call, rows, width, self._inputs(rows))
             if states is not None:
                 return range(len(rows)), states
         attend = self._attention.prepare(rows, width)
-        return attend.order, network(self._inputs([rows[number] for number in attend.order]), attend)
+        return attend.order, call(self._inputs([rows[index] for index in attend.order]), attend)
 
     def _inputs(self, rows: Sequence[Row]) -> Inputs:
         tensors = to_tensors(rows, self._mask, self._device)
@@ -96,7 +96,7 @@ class LocalModelForward:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionConfig:
-    """How the networks are computed.
+    """The execution of the networks.
 
     `attention`: an implementation's name, `service/model/attention/registry.py`. `cuda_graphs`: whether forwards are
     replayed where that is possible. `capture`: how they are made repeatable; None: by CUDA graphs, on CUDA.
@@ -106,7 +106,7 @@ class ExecutionConfig:
     attention: str = AUTO
     cuda_graphs: bool = True
     capture: Capture | None = None
-    networks: Callable[[Checkpoint, int, ShapePolicy, ExecutionConfig], Networks] = field(default=LocalModelForward)
+    networks: Callable[[Checkpoint, int, ShapePolicy, ExecutionConfig], ModelForward] = field(default=LocalModelForward)
 
 
 def _graphs_for(attention: Attention, execution: ExecutionConfig, device: torch.device, least: int) -> Graphs | None:

@@ -1,9 +1,9 @@
-"""Which rows share a forward: all of them, or groups of one shape, so that a row's numbers depend on the row alone.
+"""The partition of a step's rows into forwards: all rows together, or groups of fixed shapes (batch invariance).
 
-How a matrix product, an attention or a sum rounds depends on the shape it is given: on how many rows share the forward,
-on how long the longest prefix among them is, on how many positions are read. `Together` takes what comes and is fast.
-`SameShapes` gives every row the same shapes whoever is beside it, and is what `deterministic` means. Knows rows and
-reads by their sizes; no tensors, no sequences. Called by the runner.
+The rounding of a matrix product, an attention or a sum depends on its shape: the number of rows of the forward, the
+longest prefix among them, the number of sampled positions. `WholeBatch` is fast. `FixedShapes` gives every row the same
+shapes in any batch, so that its numbers depend on the row alone; `deterministic` means this. Knows rows and sampled
+positions by their sizes; no tensors, no requests. Called by the runner and the sampler.
 """
 
 from __future__ import annotations
@@ -17,115 +17,115 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from service.engine.forward.reads import Integers, Reads
 from service.engine.forward.rows import Row
+from service.engine.forward.sampling_batch import Integers, SamplingBatch
 
-#: Tokens of every forward in `SameShapes`, and reads: what a lone request pays for against what many share. Rows are
-#: nearly free on a GPU until the card is full; on a CPU each costs.
+#: The fixed size of a forward in `FixedShapes`, in tokens and in sampled positions. Larger wastes work on a single
+#: request, smaller splits a batch. Rows are nearly free on a GPU until the card is full; on a CPU each costs.
 _TOKENS = {"cpu": 16}
 _TOKENS_ELSEWHERE = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RowGroup:
     """Rows that are computed together.
 
-    `members[i]` is number `places[i]` of those that were given; members behind the last place only fill up.
-    `width`: how many pages each row reads, masked where it is fewer; None: as many as the longest needs.
+    `indices[i]`: the index of `members[i]` in the step. Members behind the last index are padding. `width`: the number
+    of pages that each row reads, masked where the row has fewer; None: as many as the longest row needs.
     """
 
     members: Sequence[Row]
-    places: Sequence[int]
+    indices: Sequence[int]
     width: int | None = None
 
 
-class ReadGroup(NamedTuple):
-    """Reads that are computed together: `members[i]` is number `places[i]`, those behind the last place fill up."""
+class PositionGroup(NamedTuple):
+    """Positions that are sampled together. `indices[i]`: the index of `members[i]`; further members are padding."""
 
-    members: Reads
-    places: Integers
+    members: SamplingBatch
+    indices: Integers
 
 
-class Grouping(Protocol):
-    """Divides the rows of a step and their reads.
+class BatchPartition(Protocol):
+    """Divides the rows of a step and their sampled positions.
 
-    `min_rows`: rows that a forward has at least. `same_shapes`: whether a row's numbers depend on the row alone.
+    `min_rows`: the least rows of a forward. `fixed_shapes`: whether a row's numbers depend on the row alone.
     """
 
     min_rows: int
-    same_shapes: bool
+    fixed_shapes: bool
 
-    def rows(self, rows: Sequence[Row]) -> list[Group]:
-        """Groups to be computed one after another; a row stands behind those whose pages it reads."""
+    def rows(self, rows: Sequence[Row]) -> list[RowGroup]:
+        """Groups to be computed one after another; a row comes after the rows whose pages it reads."""
 
-    def reads(self, reads: Reads) -> list[ReadGroup]:
+    def positions(self, batch: SamplingBatch) -> list[PositionGroup]:
         """Groups in any order."""
 
 
-class Together:
-    """All rows in one forward; reads as many at once as logits may exist."""
+class WholeBatch:
+    """All rows in one forward, and as many positions at once as logits may exist."""
 
     min_rows = 1
-    same_shapes = False
+    fixed_shapes = False
 
-    def __init__(self, max_reads: int, max_sampled: int) -> None:
-        self._max_reads, self._max_sampled = max_reads, max_sampled
+    def __init__(self, max_positions: int, max_random: int) -> None:
+        self._max_positions, self._max_random = max_positions, max_random
 
-    def rows(self, rows: Sequence[Row]) -> list[Group]:
+    def rows(self, rows: Sequence[Row]) -> list[RowGroup]:
         """One group."""
-        return [Group(rows, range(len(rows)))]
+        return [RowGroup(rows, range(len(rows)))]
 
-    def reads(self, reads: Reads) -> list[ReadGroup]:
-        """In order, cut where the logits would be too many; fewer fit where one of them needs copies of its own."""
-        size, places = self._max_reads, np.arange(len(reads))
-        if reads.sampled.any() or reads.having(reads.questions.asked):
-            size = min(size, self._max_sampled)
-        if len(reads) <= size:
-            return [ReadGroup(reads, places)]
-        parts = [places[at : at + size] for at in range(0, len(reads), size)]
-        return [ReadGroup(reads.take(part), part) for part in parts]
+    def positions(self, batch: SamplingBatch) -> list[PositionGroup]:
+        """In order, cut where the logits would be too many. Fewer fit where noise or logprobs need copies of them."""
+        size, indices = self._max_positions, np.arange(len(batch))
+        if batch.random.any() or batch.with_values(batch.metadata.logprobs):
+            size = min(size, self._max_random)
+        if len(batch) <= size:
+            return [PositionGroup(batch, indices)]
+        parts = [indices[start : start + size] for start in range(0, len(batch), size)]
+        return [PositionGroup(batch.select(part), part) for part in parts]
 
 
-class SameShapes:
-    """Groups of exactly `num_rows` rows that read the same power of two of pages, and of exactly `num_reads` reads.
+class FixedShapes:
+    """Groups of exactly `num_rows` rows that read the same power of two of pages, and of exactly `num_positions`.
 
-    Sorted by block index, a row stands behind all rows whose pages it can read. Reads are grouped by how they are
-    sampled, too, because filters and noise are computed for those that have them alone.
+    Sorted by block index, a row comes after all rows whose pages it can read. Positions are grouped by how they are
+    sampled, too, because filters and noise are computed only where they are needed.
     """
 
-    same_shapes = True
+    fixed_shapes = True
 
-    def __init__(self, num_rows: int, num_reads: int) -> None:
-        self.min_rows, self._num_reads = num_rows, num_reads
+    def __init__(self, num_rows: int, num_positions: int) -> None:
+        self.min_rows, self._num_positions = num_rows, num_positions
 
-    def rows(self, rows: Sequence[Row]) -> list[Group]:
-        """Filled up with copies of a row that write nothing and are not read."""
+    def rows(self, rows: Sequence[Row]) -> list[RowGroup]:
+        """Padded with copies of a row that write nothing and are not sampled."""
         return [
-            Group(chunk + [_idle(chunk[-1])] * (self.min_rows - len(chunk)), places, width)
-            for width, chunk, places in _chunks(rows, self.min_rows)
+            RowGroup(chunk + [_padding(chunk[-1])] * (self.min_rows - len(chunk)), indices, width)
+            for width, chunk, indices in _chunks(rows, self.min_rows)
         ]
 
-    def reads(self, reads: Reads) -> list[ReadGroup]:
-        """Filled up with copies of a read. Greedy ones, sampled ones, sampled and filtered ones are apart."""
-        kinds = reads.sampled.astype(np.int64) + reads.questions.filtered[reads.row]
+    def positions(self, batch: SamplingBatch) -> list[PositionGroup]:
+        """Padded with copies of a position. Greedy, random, and random filtered ones are apart."""
+        kinds = batch.random.astype(np.int64) + batch.metadata.filtered[batch.row]
         groups = []
         for kind in np.unique(kinds):
             alike = np.flatnonzero(kinds == kind)
-            for start in range(0, len(alike), self._num_reads):
-                places = alike[start : start + self._num_reads]
-                filled = np.pad(places, (0, self._num_reads - len(places)), mode="edge")
-                groups.append(ReadGroup(reads.take(filled), places))
+            for start in range(0, len(alike), self._num_positions):
+                indices = alike[start : start + self._num_positions]
+                padded = np.pad(indices, (0, self._num_positions - len(indices)), mode="edge")
+                groups.append(PositionGroup(batch.select(padded), indices))
         return groups
 
 
-def same_shapes_for(device: str, block_size: int) -> SameShapes:
+def fixed_shapes_for(device: str, block_size: int) -> FixedShapes:
     """The shapes for a kind of device ("cpu", "cuda"). Part of an answer's identity: others round differently."""
     tokens = _TOKENS.get(device, _TOKENS_ELSEWHERE)
-    return SameShapes(max(1, tokens // block_size), tokens)
+    return FixedShapes(max(1, tokens // block_size), tokens)
 
 
 def join(parts: Sequence[Tensor]) -> Tensor:
-    """What the groups' computations gave, one behind the other."""
+    """The results of the groups, concatenated."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
@@ -134,15 +134,15 @@ def _width(row: Row) -> int:
     return 1 << row.index.bit_length()
 
 
-def _idle(row: Row) -> Row:
-    return row._replace(writes_kv=False, sampling=None, judge=())
+def _padding(row: Row) -> Row:
+    return row._replace(writes_kv=False, sampling=None, rescore=())
 
 
 def _chunks(rows: Sequence[Row], size: int) -> Iterator[tuple[int, list[Row], list[int]]]:
-    """Width, rows and places: sorted by block index, rows of one width together, at most `size` at a time."""
-    places = sorted(range(len(rows)), key=lambda place: rows[place].index)
-    for width, alike in groupby(places, key=lambda place: _width(rows[place])):
+    """Width, rows and their indices: sorted by block index, rows of one width together, at most `size` at a time."""
+    order = sorted(range(len(rows)), key=lambda index: rows[index].index)
+    for width, alike in groupby(order, key=lambda index: _width(rows[index])):
         rest = list(alike)
         for start in range(0, len(rest), size):
             chunk = rest[start : start + size]
-            yield width, [rows[place] for place in chunk], chunk
+            yield width, [rows[index] for index in chunk], chunk

@@ -1,12 +1,12 @@
-"""Puts rows through the backbone or through MRP, and reads what came out.
+"""Runs rows through the backbone or through MRP, and samples the output. A forward is begun now and read later.
 
-Knows rows; no requests, no modes, no scheduling. Which rows share a forward is the grouping's business, how hidden
-states are computed the networks', what is read off them the readout's.
+Knows rows; no requests, no modes, no scheduling. The partition decides which rows share a forward, the model forward
+computes hidden states, the sampler chooses tokens. On an asynchronous device a forward computes while the host goes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from typing import Protocol, TypeVar
@@ -15,100 +15,89 @@ import torch
 from torch import Tensor
 
 from service.decode.policy import Prediction
-from service.engine.forward.extent import MAX_LOGITS, MAX_SAMPLED_LOGITS
+from service.engine.forward.logits_sampler import logits_sampler_for
 from service.engine.forward.model_forward import ExecutionConfig, Network, ShapePolicy
 from service.engine.forward.partition import BatchPartition, WholeBatch, join
-from service.engine.forward.pending import Pending
-from service.engine.forward.readout import Readout
 from service.engine.forward.rows import Row
-from service.engine.forward.vocabulary import vocabulary_for
+from service.engine.forward.sampler import Sampler
+from service.engine.memory_plan import MAX_LOGITS, MAX_SAMPLED_LOGITS
 from service.model.attention import resolve
 from service.model.checkpoint import Checkpoint
 from service.model.config import ModelConfig
 
 _T = TypeVar("_T")
 
+#: Waits until a forward is done, and returns a result for every row.
+Pending = Callable[[], list[_T]]
+
 
 class ModelRunner(Protocol):
-    """What an engine asks of a runner. `num_pages`: of its cache."""
+    """The runner of an engine. `num_pages`: the pages of its KV cache."""
 
     config: ModelConfig
     device: torch.device
 
     @property
     def num_pages(self) -> int:
-        """Pages of its cache."""
+        """Pages of its KV cache."""
 
-    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
-        """The backbone over rows; a Prediction for every row."""
+    def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
+        """Begins a forward of a network over rows; for MRP the rows have anchors. -> a Prediction for every row.
 
-    def refine(self, rows: Sequence[Row]) -> list[Prediction]:
-        """MRP over anchored rows; a Prediction for every row."""
+        The `handle` of a Prediction is the next anchor. Forwards are computed in the order in which they are begun.
+        """
 
 
 class CheckpointRunner:
-    """The networks of a checkpoint over one paged cache. `num_candidates`: `readout.py`."""
+    """The networks of a checkpoint over one paged KV cache. `num_candidates`: draft candidates a position, 0: none."""
 
     def __init__(
         self,
         checkpoint: Checkpoint,
         num_pages: int,
-        grouping: BatchPartition | None = None,
+        partition: BatchPartition | None = None,
         num_candidates: int = 0,
         execution: ExecutionConfig | None = None,
     ) -> None:
-        asked = execution or ExecutionConfig()
-        attention = resolve(asked.attention, checkpoint.device, checkpoint.dtype)
-        execution = replace(asked, attention=attention)
+        execution = execution or ExecutionConfig()
+        attention = resolve(execution.attention, checkpoint.device, checkpoint.dtype)
+        execution = replace(execution, attention=attention)
         self.config, self.device = checkpoint.config, checkpoint.device
-        vocabulary = checkpoint.config.vocab_size
-        self._grouping = grouping or WholeBatch(
-            max(1, MAX_LOGITS // vocabulary), max(1, MAX_SAMPLED_LOGITS // vocabulary)
+        vocab_size = checkpoint.config.vocab_size
+        self._partition = partition or WholeBatch(
+            max(1, MAX_LOGITS // vocab_size), max(1, MAX_SAMPLED_LOGITS // vocab_size)
         )
-        shapes = ShapePolicy(self._grouping.min_rows, self._grouping.same_shapes)
-        self._networks = execution.networks(checkpoint, num_pages, shapes, execution)
-        read = vocabulary_for(self.config.mask_token_id, attention)
-        self._readout = Readout(checkpoint.backbone, read, self._grouping, num_candidates)
+        shapes = ShapePolicy(self._partition.min_rows, self._partition.fixed_shapes)
+        self._model = execution.networks(checkpoint, num_pages, shapes, execution)
+        logits_sampler = logits_sampler_for(self.config.mask_token_id, attention)
+        self._sampler = Sampler(checkpoint.backbone, logits_sampler, self._partition, num_candidates)
 
     @property
     def num_pages(self) -> int:
-        """Pages of its cache."""
-        return self._networks.num_pages
+        """Pages of its KV cache."""
+        return self._model.num_pages
 
     @torch.inference_mode()
-    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
-        """The backbone over rows; a Prediction for every row, `handle` its `Anchor`."""
-        return self._begin(rows, "backbone")()
-
-    @torch.inference_mode()
-    def refine(self, rows: Sequence[Row]) -> list[Prediction]:
-        """MRP over anchored rows; a Prediction for every row, `handle` the next `Anchor`."""
-        return self._begin(rows, "mrp")()
-
-    @torch.inference_mode()
-    def begin_evaluate(self, rows: Sequence[Row]) -> Pending[Prediction]:
-        """As `evaluate`, without waiting for the device."""
-        return self._begin(rows, "backbone")
-
-    @torch.inference_mode()
-    def begin_refine(self, rows: Sequence[Row]) -> Pending[Prediction]:
-        """As `refine`, without waiting for the device."""
-        return self._begin(rows, "mrp")
-
-    def _begin(self, rows: Sequence[Row], which: Network) -> Pending[Prediction]:
+    def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
+        """See `ModelRunner.begin`. Does not wait for the device."""
         hidden: list[Tensor] = []
-        places: list[int] = []
-        for group in self._grouping.rows(rows):
-            order, states = self._networks.forward(which, group)
-            own = [group.places[number] for number in order if number < len(group.places)]
-            hidden.append(states[: len(own)])
-            places += own
-        if places == list(range(len(rows))):
-            return self._readout.begin(rows, join(hidden))
-        pending = self._readout.begin([rows[place] for place in places], join(hidden))
-        return lambda: _put_back(pending(), places)
+        order: list[int] = []
+        for group in self._partition.rows(rows):
+            computed, states = self._model.forward(network, group)
+            indices = [group.indices[i] for i in computed if i < len(group.indices)]
+            hidden.append(states[: len(indices)])
+            order += indices
+        if order == list(range(len(rows))):
+            return self._sampler.begin(rows, join(hidden))
+        pending = self._sampler.begin([rows[index] for index in order], join(hidden))
+        return lambda: _restored(pending(), order)
 
 
-def _put_back(values: list[_T], places: list[int]) -> list[_T]:
-    """The values in the order of their places."""
-    return [value for _, value in sorted(zip(places, values, strict=True), key=itemgetter(0))]
+def done(results: list[_T]) -> Pending[_T]:
+    """The results of a forward that is done."""
+    return lambda: results
+
+
+def _restored(values: list[_T], order: list[int]) -> list[_T]:
+    """The values by ascending index. `order`: the index of each value."""
+    return [value for _, value in sorted(zip(order, values, strict=True), key=itemgetter(0))]

@@ -11,7 +11,8 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from service.decode.knobs import KnobValue
-from service.engine.request import ForwardCounts, Stats
+from service.engine.request import ForwardCounts as EngineForwardCounts
+from service.engine.request import Stats
 from service.errors import MrpServeError
 from service.quality.schema import knobs_of
 from service.wire import Answer, Chunk, Ending, ModelCard, Progress, Work
@@ -158,7 +159,7 @@ class ErrorAnswer(BaseModel):
 
 
 #: the kinds of forwards
-_FORWARDS = ForwardCounts.__struct_fields__
+_FORWARDS = EngineForwardCounts.__struct_fields__
 
 
 def stats_json(stats: Stats) -> dict[str, Any]:

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from service.decode.block import MASKED, Block
 from service.engine import Engine, EngineConfig, EngineDeps
-from service.engine.forward.extent import GRAPH_ROWS
 from service.engine.forward.graphs import Capture, CaptureFailed, Graphs, Inputs
 from service.engine.forward.model_forward import ExecutionConfig
 from service.engine.forward.partition import BatchPartition, FixedShapes, fixed_shapes_for
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner
+from service.engine.memory_plan import GRAPH_ROWS
 from service.engine.request import SamplingParams
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.attention import attention_for
@@ -158,9 +158,9 @@ def test_golden_decodes_with_replayed_forwards(device: str, deterministic: bool)
     capture = Eagerly()
 
     def runner(
-        checkpoint: Checkpoint, pages: int, grouping: BatchPartition, candidates: int, *_: Any
+        checkpoint: Checkpoint, pages: int, partition: BatchPartition, candidates: int, *_: Any
     ) -> CheckpointRunner:
-        few = FixedShapes(3, 24) if deterministic else grouping
+        few = FixedShapes(3, 24) if deterministic else partition
         return CheckpointRunner(checkpoint, pages, few, candidates, ExecutionConfig("triton", capture=capture))
 
     limits = EngineConfig(kv_cache_tokens=512, max_rows=64, deterministic=deterministic)
@@ -183,6 +183,5 @@ def test_who_wants_no_graphs_gets_none(device: str) -> None:
         ExecutionConfig("triton", cuda_graphs=False, capture=capture),
         ExecutionConfig("eager", capture=capture),
     ):
-        CheckpointRunner(tiny_checkpoint(dtype=torch.float32), 4, fixed_shapes_for("cpu", 4), 0, execution).evaluate(
-            [row]
-        )
+        checkpoint = tiny_checkpoint(dtype=torch.float32)
+        CheckpointRunner(checkpoint, 4, fixed_shapes_for("cpu", 4), 0, execution).begin("backbone", [row])()

@@ -67,19 +67,19 @@ def test_a_pass_waits_once(
     state = Block((MASKED, 5, MASKED, MASKED))
     rows = [
         Row(Block((1, 2, 3, 4)), 0, pages := [3, 4], writes_kv=True),
-        Row(state, 1, pages, writes_kv=False, sampling=SamplingParams(), judge=(1,), drafts=True),
+        Row(state, 1, pages, writes_kv=False, sampling=SamplingParams(), rescore=(1,), drafts=True),
         Row(state, 1, pages, writes_kv=False, sampling=SamplingParams(0.7, 0.9, 5, seed=3), entropy=True),
         Row(state, 0, [6], writes_kv=False, sampling=SamplingParams(1.3, seed=8), drafts=True),
     ]
     copies = counted(monkeypatch)
     with Watch() as watch:
-        readings = runner.evaluate(rows)
+        readings = runner.begin("backbone", rows)()
     assert (watch.waited, len(copies)) == ([], 1)
     drafted = [row._replace(anchor=reading.handle) for row, reading in zip(rows, readings, strict=True)]
-    assert [row.anchor.listed for row in drafted] == [False, True, False, True]
+    assert [row.anchor.has_candidates for row in drafted] == [False, True, False, True]
     copies.clear()
     with Watch() as watch:
-        runner.refine(drafted)
+        runner.begin("mrp", drafted)()
     assert (watch.waited, len(copies)) == ([], 1)
 
 
@@ -98,9 +98,9 @@ def test_log_probabilities_that_are_asked_for_come_in_one_more_copy(
     ]
     copies = counted(monkeypatch)
     with Watch() as watch:
-        first, second, third = runner.evaluate(rows)
+        first, second, third = runner.begin("backbone", rows)()
     assert (watch.waited, len(copies)) == ([], 2)
     known = [[pick.logprobs for pick in reading.picks] for reading in (first, second, third)]
-    assert [(len(one.likeliest), len(one.given)) for one in known[0] if one] == [(4, 2)] * 3
-    assert [(len(one.likeliest), len(one.given)) for one in known[1] if one] == [(0, 1)] * 3
+    assert [(len(one.top), len(one.named)) for one in known[0] if one] == [(4, 2)] * 3
+    assert [(len(one.top), len(one.named)) for one in known[1] if one] == [(0, 1)] * 3
     assert known[2] == [None] * 3

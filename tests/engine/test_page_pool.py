@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.engine.kv_cache import PagePool
+from service.engine.prefix_cache import PagePool
 from service.errors import SettingsError
 
 

@@ -11,12 +11,12 @@ import pytest
 from service.decode.modes import Direct, Remask, Speculative, Static
 from service.decode.policy import Prediction
 from service.engine import BlockEvent, EngineDeps
-from service.engine.drafting.costs import StepCosts
-from service.engine.drafting.curve import Curve
-from service.engine.drafting.pricing import Pricing
+from service.engine.drafting.costs import Curve, StepCosts
+from service.engine.drafting.planner import DraftPlanner
+from service.engine.forward.model_forward import Network
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner
-from service.engine.overlap import Overlap
+from service.engine.micro_batch import TwoBatchOverlap
 from tests.engine.helpers import checked, events_of, random_requests, request
 from tests.runners import Around, engine_over
 from tests.thinned import fast_only
@@ -37,17 +37,9 @@ class Device(Around):
         self.queue: list[Callable[[], None]] = []
         self.queued: list[int] = []
 
-    def begin_evaluate(self, rows: Sequence[Row]) -> Callable[[], list[Prediction]]:
-        return self._begin(self.runner.evaluate, rows)
-
-    def begin_refine(self, rows: Sequence[Row]) -> Callable[[], list[Prediction]]:
-        return self._begin(self.runner.refine, rows)
-
-    def _begin(
-        self, forward: Callable[[Sequence[Row]], list[Prediction]], rows: Sequence[Row]
-    ) -> Callable[[], list[Prediction]]:
+    def begin(self, network: Network, rows: Sequence[Row]) -> Callable[[], list[Prediction]]:
         found: list[Prediction] = []
-        work = lambda: found.extend(forward(rows))  # noqa: E731 - its identity is its place in the queue
+        work = lambda: found.extend(self.runner.begin(network, rows)())  # noqa: E731 - identified in the queue
         self.queue.append(work)
 
         def wait() -> list[Prediction]:
@@ -154,14 +146,14 @@ def test_every_forward_is_right_where_prefixes_are_shared_and_requests_leave(see
     ],
 )
 def test_when_halves_are_taken(asked, asynchronous, host, running, turns) -> None:
-    overlap = Overlap(asked, Pricing(lambda: COSTS, 256), asynchronous=asynchronous)
+    overlap = TwoBatchOverlap(asked, DraftPlanner(lambda: COSTS, 256), asynchronous=asynchronous)
     for _ in range(200):
         overlap.note(host * running, running)
-    assert overlap.turns(running) == turns
+    assert overlap.micro_batches(running) == turns
 
 
 def test_halves_are_taken_where_a_forwards_time_grows_with_its_rows() -> None:
     costs = StepCosts(Curve(((1, 0.1), (64, 6.4))))
-    overlap = Overlap("auto", Pricing(lambda: costs, 256), asynchronous=True)
+    overlap = TwoBatchOverlap("auto", DraftPlanner(lambda: costs, 256), asynchronous=True)
     overlap.note(64 * 1.0, 64)
-    assert overlap.turns(64) == 2
+    assert overlap.micro_batches(64) == 2

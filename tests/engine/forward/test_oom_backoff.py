@@ -12,9 +12,9 @@ from service.decode.block import Block
 from service.decode.modes import Direct, Speculative
 from service.decode.policy import Prediction
 from service.engine import BlockEvent, Engine, EngineWorker
-from service.engine.forward.memory import FittingForward
+from service.engine.forward.oom_backoff import OomBackoff
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import CheckpointRunner
+from service.engine.forward.runner import CheckpointRunner, done
 from service.errors import EngineFailed, OutOfMemory
 from service.model import Checkpoint
 from tests.engine.helpers import events_of, random_requests, request
@@ -44,11 +44,11 @@ class ScarceRunner(Around):
 
     def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
         self.check(self.evaluates, rows)
-        return self.runner.evaluate(rows)
+        return super().evaluate(rows)
 
     def refine(self, rows: Sequence[Row]) -> list[Prediction]:
         self.check(self.refines, rows)
-        return self.runner.refine(rows)
+        return super().refine(rows)
 
     def check(self, fits: Fits | None, rows: Sequence[Row]) -> None:
         if fits is not None and not fits(rows):
@@ -67,14 +67,20 @@ def tokens(events: Sequence[BlockEvent]) -> tuple[int, ...]:
     return tuple(token for event in events for token in event.token_ids)
 
 
-class TestWhatFits:
+def read(
+    backoff: OomBackoff, forward: Callable[[Sequence[Row]], list[Prediction]], rows: Sequence[Row]
+) -> list[Prediction | None]:
+    return backoff.begin(lambda chunk: done(forward(chunk)), rows)()
+
+
+class TestRowsThatFit:
     """Rows stand for themselves here: the forward only says which it was given."""
 
     @staticmethod
     def row(index: int) -> Row:
         return Row(Block((1,)), index, (), writes_kv=False)
 
-    def read(self, count: int, fits: Callable[[list[int]], bool]) -> tuple[list[int | None], list[list[int]]]:
+    def handles(self, count: int, fits: Callable[[list[int]], bool]) -> tuple[list[int | None], list[list[int]]]:
         calls: list[list[int]] = []
 
         def forward(rows: Sequence[Row]) -> list[Prediction]:
@@ -84,30 +90,30 @@ class TestWhatFits:
             calls.append(indices)
             return [Prediction.of_picks((), handle=index) for index in indices]
 
-        readings = FittingForward().read(forward, [self.row(index) for index in range(count)])
-        return [reading and reading.handle for reading in readings], calls
+        predictions = read(OomBackoff(), forward, [self.row(index) for index in range(count)])
+        return [prediction and prediction.handle for prediction in predictions], calls
 
     def test_all_at_once_when_there_is_room(self) -> None:
-        assert self.read(5, lambda _: True) == ([0, 1, 2, 3, 4], [[0, 1, 2, 3, 4]])
+        assert self.handles(5, lambda _: True) == ([0, 1, 2, 3, 4], [[0, 1, 2, 3, 4]])
 
     def test_halves_in_order_when_there_is_less(self) -> None:
-        assert self.read(5, lambda rows: len(rows) <= 2) == ([0, 1, 2, 3, 4], [[0, 1], [2, 3], [4]])
+        assert self.handles(5, lambda rows: len(rows) <= 2) == ([0, 1, 2, 3, 4], [[0, 1], [2, 3], [4]])
 
     def test_a_row_that_never_fits_takes_no_other_with_it(self) -> None:
-        assert self.read(6, lambda rows: 4 not in rows)[0] == [0, 1, 2, 3, None, 5]
+        assert self.handles(6, lambda rows: 4 not in rows)[0] == [0, 1, 2, 3, None, 5]
 
     def test_no_room_at_all(self) -> None:
-        assert self.read(3, lambda _: False) == ([None] * 3, [])
+        assert self.handles(3, lambda _: False) == ([None] * 3, [])
 
     @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA"), RuntimeError(CPU_MESSAGE), MemoryError()])
     def test_every_way_to_say_it(self, error: Exception) -> None:
         def forward(rows: Sequence[Row]) -> list[Prediction]:
             raise error
 
-        assert FittingForward().read(forward, [self.row(0)]) == [None]
+        assert read(OomBackoff(), forward, [self.row(0)]) == [None]
 
     def test_what_fitted_is_remembered_and_twice_as_much_is_tried_later(self) -> None:
-        room, tried, fitting = 10, [], FittingForward()
+        room, tried, backoff = 10, [], OomBackoff()
 
         def forward(rows: Sequence[Row]) -> list[Prediction]:
             tried.append(len(rows))
@@ -118,7 +124,7 @@ class TestWhatFits:
         def step() -> list[int]:
             tried.clear()
             rows = [self.row(index) for index in range(64)]
-            assert [reading and reading.handle for reading in fitting.read(forward, rows)] == list(range(64))
+            assert [prediction and prediction.handle for prediction in read(backoff, forward, rows)] == list(range(64))
             return list(tried)
 
         assert step()[:4] == [64, 32, 16, 8]
@@ -131,16 +137,16 @@ class TestWhatFits:
         assert last == [64]
 
     def test_a_row_too_large_by_itself_makes_no_others_smaller(self) -> None:
-        fitting = FittingForward()
+        backoff = OomBackoff()
 
         def forward(rows: Sequence[Row]) -> list[Prediction]:
             if any(row.index == 4 for row in rows):
                 raise torch.OutOfMemoryError
             return [Prediction.of_picks((), handle=row.index) for row in rows]
 
-        readings = fitting.read(forward, [self.row(index) for index in range(8)])
-        assert [reading and reading.handle for reading in readings] == [0, 1, 2, 3, None, 5, 6, 7]
-        assert fitting.limit is None
+        predictions = read(backoff, forward, [self.row(index) for index in range(8)])
+        assert [prediction and prediction.handle for prediction in predictions] == [0, 1, 2, 3, None, 5, 6, 7]
+        assert backoff.limit is None
 
     def test_the_cpus_own_words(self) -> None:
         """A real allocation that no machine can serve."""
@@ -149,14 +155,14 @@ class TestWhatFits:
             torch.empty(2**60, dtype=torch.uint8)
             return []
 
-        assert FittingForward().read(forward, [self.row(0)]) == [None]
+        assert read(OomBackoff(), forward, [self.row(0)]) == [None]
 
     def test_another_error_passes_through(self) -> None:
         def forward(rows: Sequence[Row]) -> list[Prediction]:
             raise RuntimeError("a bug")
 
         with pytest.raises(RuntimeError, match="a bug"):
-            FittingForward().read(forward, [self.row(0), self.row(1)])
+            read(OomBackoff(), forward, [self.row(0), self.row(1)])
 
     def test_the_failed_forwards_tensors_are_free_before_the_next_try(self) -> None:
         alive: list[int] = []
@@ -178,7 +184,7 @@ class TestWhatFits:
                 raise torch.OutOfMemoryError
             return [Prediction.of_picks((), handle=type(kept))] * len(rows)
 
-        FittingForward().read(forward, [self.row(0), self.row(1)])
+        read(OomBackoff(), forward, [self.row(0), self.row(1)])
         assert alive == [0, 0, 0]
 
 
@@ -264,5 +270,5 @@ class TestWorker:
         worker.start()
         with pytest.raises(EngineFailed, match="ZeroDivisionError"):
             await anext(worker.generate(request("x", PROMPT)))
-        assert str(worker.failure).startswith("ZeroDivisionError in tests.engine.forward.test_memory, line ")
+        assert str(worker.failure).startswith("ZeroDivisionError in tests.engine.forward.test_oom_backoff, line ")
         worker.stop()

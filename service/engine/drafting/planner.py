@@ -1,41 +1,40 @@
-"""The price of a row in tokens, and the number of MRP forwards for a request's drafts: `mrp_steps: "auto"`.
+"""The number of drafts to verify at the current load, by the price of a row in tokens: `mrp_steps: "auto"`.
 
 The aim is the most tokens per second from the batch. Verifying one more state costs one row. If decoding passes
 through the state with probability p, verifying it gains p tokens. It is worth its cost if p is larger than the number
 of tokens that the batch could decode in the time of one row (Dinkelbach's method for the best ratio of tokens to time).
-Times are those of the measured table (`costs.py`), not the clock's, so a slow machine makes the same choices.
+Times come from the measured table (`costs.py`), not from the clock, so a slow machine makes the same choices.
 
 This is decided twice. `row` is the price by which a request's tree grows: the slope of a convex curve below the table.
-`kept` cuts the trees of all requests of a forward together, by the table itself (`weighing.py`). Where some numbers of
-rows are dear, only the second knows at which number to stay.
+`accepted` cuts the trees of all requests of a forward together, by the table itself. Where some numbers of rows are
+dear, only the second knows at which number to stay.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
+from operator import itemgetter
 
 from service.decode.block import Step
-from service.decode.draft_budget import DraftBudget
+from service.decode.canvas import DraftBudget
 from service.decode.mode import DecodingMode
 from service.decode.registry import leaves_drafts_open
 from service.decode.rules import TopConfidence
-from service.engine.drafting.costs import StepCosts
-from service.engine.drafting.curve import Curve
-from service.engine.drafting.mrp_choice import MrpChoice
-from service.engine.drafting.reliability import Reliability
-from service.engine.drafting.weighing import worth_reading
+from service.engine.drafting.costs import Curve, StepCosts
+from service.engine.drafting.estimates import MrpChoice, Reliability
 from service.engine.request import GenerationRequest
 
 #: weight of a step in the running means
 _FRESH = 1 / 16
 
-#: drafts of similar reliability: kind of rule, whether it picks one token per state, whether sampled, whether drafts
-#: that are only near are accepted, MRP forwards
+#: What drafts of one reliability share: (rule class, one token a state, random, margin, MRP forwards).
 _Kind = tuple[str, bool, bool, bool, int]
 
 
-class Pricing:
+class DraftPlanner:
     """The prices of one engine. `costs` is called once, for the first request that needs a price."""
 
     def __init__(self, costs: Callable[[], StepCosts], max_rows: int) -> None:
@@ -49,7 +48,8 @@ class Pricing:
         self._slope: tuple[float, float] | None = None
         self._onward: dict[int, Curve] = {}
         self._seconds: list[float] = []
-        self._dear: dict[tuple[int, int], DraftBudget] = {}
+        #: the budgets of this step where a row costs a token or more, by MRP forwards and pages
+        self._expensive: dict[tuple[int, int], DraftBudget] = {}
         self._mrp_choices = {decide: MrpChoice() for decide in (False, True)}
         self._kinds: dict[_Kind, Reliability] = {}
 
@@ -59,39 +59,39 @@ class Pricing:
             self._costs = self._measure()
         return self._costs
 
-    def mrp_steps(self, params: DecodingMode) -> int | None:
+    def mrp_steps(self, mode: DecodingMode) -> int | None:
         """The MRP forwards for the drafts of a request that comes now. None if the engine does not choose them."""
-        if not leaves_drafts_open(params):
+        if not leaves_drafts_open(mode):
             return None
-        costs, choice = self.costs().behind(self._pages.value), self._mrp_choices[params.drafts_decide]
+        costs, choice = self.costs().with_pages(self._pages.value), self._mrp_choices[mode.drafts_decide]
         return choice.best(costs, self.work.running + 1, self._most_states(self.work.running + 1))
 
-    def open(self, request: GenerationRequest, mrp_steps: int | None) -> Account:
-        """The account of a request that begins. `mrp_steps`: the result of the method `mrp_steps`."""
-        params = request.params
+    def admit(self, request: GenerationRequest, mrp_steps: int | None) -> RequestDrafts:
+        """The drafts of a request that begins. `mrp_steps`: the result of the method `mrp_steps`."""
+        mode = request.params
         if mrp_steps is None:
-            return Account(self, params.needs_mrp, getattr(params, "mrp_steps", None))
-        choice = self._mrp_choices[params.drafts_decide]
-        choice.count()
-        rule, sampled = params.rule, request.sampling.temperature > 0
+            return RequestDrafts(self, mode.needs_mrp, getattr(mode, "mrp_steps", None))
+        choice = self._mrp_choices[mode.drafts_decide]
+        choice.count_request()
+        rule, random = mode.rule, request.sampling.temperature > 0
         rule = rule if request.grammar is None else rule.in_order
-        kind = type(rule).__name__, rule == TopConfidence(1), sampled, params.drafts_decide, mrp_steps
-        return DraftingAccount(self, choice, self._kinds.setdefault(kind, Reliability()), mrp_steps)
+        kind = type(rule).__name__, rule == TopConfidence(1), random, mode.drafts_decide, mrp_steps
+        return PlannedDrafts(self, choice, self._kinds.setdefault(kind, Reliability()), mrp_steps)
 
     def begin(self, running: int) -> None:
         """Notes the begin of a step of `running` requests."""
         self.resume(StepWork(max(1, running)))
 
     def resume(self, work: StepWork) -> None:
-        """Goes on with a step that has begun. Steps of two halves of the requests alternate."""
+        """Goes on with a step that has begun. Steps of two micro-batches alternate."""
         self.work, self._slope = work, None
-        self._dear.clear()
+        self._expensive.clear()
 
     def note(self, rows: int, tokens: int, pages: int = 0) -> None:
         """Counts the work of one request in this step.
 
-        `rows`: its states that the backbone read (0: MRP read one). `tokens`: its revealed tokens. `pages`: the pages
-        that each of its states reads.
+        `rows`: the states that the backbone read for it (0: MRP read one). `tokens`: the tokens revealed. `pages`: the
+        pages that each of its states reads.
         """
         step = self.work
         step.requests += bool(rows)
@@ -99,8 +99,8 @@ class Pricing:
         step.tokens += tokens
         step.pages += rows * pages
 
-    def end(self, refined: Iterable[int]) -> None:
-        """Notes the end of the step. `refined`: the rows of each of its MRP forwards."""
+    def end(self, mrp_rows: Iterable[int]) -> None:
+        """Notes the end of the step. `mrp_rows`: the rows of each of its MRP forwards."""
         step, self.work = self.work, StepWork(self.work.running)
         if not step.requests:
             return
@@ -108,7 +108,7 @@ class Pricing:
         self._tokens.add(step.tokens / step.requests)
         self._pages.add(step.pages / step.rows)
         if self._costs and self._costs.mrp:
-            spent = sum(self._costs.mrp.at(rows) for rows in refined)
+            spent = sum(self._costs.mrp.at(rows) for rows in mrp_rows)
             self._mrp.add(spent / self._costs.backbone.at(step.rows))
 
     def row(self, pages: int = 0) -> float:
@@ -116,13 +116,13 @@ class Pricing:
         slope, rate = self._slope or self._slope_and_rate()
         return (slope + self.costs().reading(pages)) * rate
 
-    def kept(self, rows: int, offers: Sequence[Sequence[float]]) -> list[int]:
-        """How many states of each offer the next forward reads beside `rows` other rows.
+    def accepted(self, rows: int, gains: Sequence[Sequence[float]]) -> list[int]:
+        """The number of each request's drafts that the next forward reads beside `rows` other rows.
 
-        An offer: the gains of a request's states, in their order.
+        `gains`: the expected gains of each request's drafts, in their order.
         """
-        times, (_, rate) = self._times(rows + sum(map(len, offers))), self._slope_and_rate()
-        return worth_reading(offers, [rate * (seconds - times[rows]) for seconds in times[rows:]])
+        times, (_, rate) = self._times(rows + sum(map(len, gains))), self._slope_and_rate()
+        return worth_reading(gains, [rate * (seconds - times[rows]) for seconds in times[rows:]])
 
     def _times(self, most: int) -> list[float]:
         """The times of forwards over no row, one row, … and at least up to `most` rows."""
@@ -146,19 +146,19 @@ class Pricing:
         return self._slope
 
     def forwards_of(self, running: int) -> float:
-        """The time of the forwards of a step of so many requests."""
+        """The time of the forwards of a step. `running`: the number of its requests."""
         costs, rows = self.costs(), running * self._rows.value
         reading = rows * costs.reading(self._pages.value)
         return (costs.backbone.at(rows) + reading) * (1 + self._mrp.value)
 
     def budget(self, mrp_steps: int, reliability: Reliability, pages: int) -> DraftBudget:
-        """The current budget of a request. `reliability`: of its kind of drafts. `pages`: those each state reads."""
-        if (budget := self._dear.get((mrp_steps, pages))) is not None:
+        """The current budget of a request. `reliability`: of its kind of drafts. `pages`: the pages a state reads."""
+        if (budget := self._expensive.get((mrp_steps, pages))) is not None:
             return budget
         price, most = self.row(pages), self._most_states(self.work.running)
         if price < 1:
-            return DraftBudget(reliability.least(price), most, mrp_steps)
-        self._dear[mrp_steps, pages] = budget = DraftBudget(price, most, mrp_steps)
+            return DraftBudget(reliability.least_worth(price), most, mrp_steps)
+        self._expensive[mrp_steps, pages] = budget = DraftBudget(price, most, mrp_steps)
         return budget
 
     def _most_states(self, running: int) -> int:
@@ -166,65 +166,87 @@ class Pricing:
         return max(0, self._max_rows // running - 2)
 
 
-class Account:
-    """The draft budget of one request. This class is for requests whose drafts the engine does not choose.
+def worth_reading(gains: Sequence[Sequence[float]], prices: Sequence[float]) -> list[int]:
+    """The number of each request's drafts that bring the most tokens beyond the cost of their rows.
+
+    `gains`: the expected gains of each request's drafts, in their order. `prices[n]`: the cost of n further rows, in
+    tokens. It covers all drafts. Drafts of the highest gain come first.
+    """
+    drafts = list[tuple[float, float, int]]()
+    for index, expected in enumerate(gains):
+        least = inf
+        for gain in expected:
+            least = min(least, gain)  # a state that gains more than one before it comes right after that one
+            drafts.append((-least, gain, index))
+    drafts.sort(key=itemgetter(0))
+    total, best, most = 0.0, 0.0, 0
+    for count, (_, gain, _) in enumerate(drafts, 1):
+        total += gain
+        if total - prices[count] > best:
+            best, most = total - prices[count], count
+    counts = Counter([index for _, _, index in drafts[:most]])
+    return [counts[index] for index in range(len(gains))]
+
+
+class RequestDrafts:
+    """The drafts of one request. This class is for requests whose drafts the engine does not choose.
 
     `mrp_steps`: the number of MRP forwards, as requested or chosen; None for modes that have none. `pages`: the pages
     before the current block, which each of its states reads.
     """
 
-    def __init__(self, pricing: Pricing, uses_mrp: bool, mrp_steps: int | None) -> None:
-        self._pricing = pricing
+    def __init__(self, planner: DraftPlanner, uses_mrp: bool, mrp_steps: int | None) -> None:
+        self._planner = planner
         self.uses_mrp = uses_mrp
         self.mrp_steps = mrp_steps
         self.pages = 0
 
     def budget(self) -> DraftBudget:
-        """What its drafts may cost now."""
+        """The current budget of its drafts."""
         return DraftBudget()
 
-    def gains(self, promises: Sequence[float]) -> list[float]:
-        """The tokens that states with these promises bring, less what they read."""
-        return list(promises)
+    def expected_gains(self, gains: Sequence[float]) -> list[float]:
+        """The tokens that drafts bring, less the price of their pages. `gains`: the policy's expected gains."""
+        return list(gains)
 
     def note(self, rows: int, steps: Sequence[Step]) -> None:
-        """So many states were read, which led to the steps."""
+        """Counts the work of the request. `rows`: the states that were read. `steps`: the steps that followed."""
         tokens = 0
         for step in steps:
             tokens += len(step.revealed) - len(step.remasked)
-        self._pricing.note(rows, tokens, self.pages)
+        self._planner.note(rows, tokens, self.pages)
 
 
-class DraftingAccount(Account):
-    """The draft budget of a request whose drafts the engine chooses."""
+class PlannedDrafts(RequestDrafts):
+    """The drafts of a request whose number the engine chooses."""
 
-    def __init__(self, pricing: Pricing, mrp_choice: MrpChoice, reliability: Reliability, mrp_steps: int) -> None:
-        super().__init__(pricing, mrp_steps > 0, mrp_steps)
+    def __init__(self, planner: DraftPlanner, mrp_choice: MrpChoice, reliability: Reliability, mrp_steps: int) -> None:
+        super().__init__(planner, mrp_steps > 0, mrp_steps)
         self._mrp_choice = mrp_choice
         self._reliability = reliability
         self._chosen = mrp_steps
 
     def budget(self) -> DraftBudget:
-        """What its drafts may cost now."""
-        return self._pricing.budget(self._chosen, self._reliability, self.pages)
+        """The current budget of its drafts."""
+        return self._planner.budget(self._chosen, self._reliability, self.pages)
 
-    def gains(self, promises: Sequence[float]) -> list[float]:
-        """The tokens that states with these promises bring, less what they read."""
-        read = self._pricing.reading(self.pages)
-        return [gain - read for gain in self._reliability.gains(promises)]
+    def expected_gains(self, gains: Sequence[float]) -> list[float]:
+        """See `RequestDrafts.expected_gains`. Here corrected by the gains of earlier drafts."""
+        price = self._planner.reading(self.pages)
+        return [gain - price for gain in self._reliability.actual_gains(gains)]
 
     def note(self, rows: int, steps: Sequence[Step]) -> None:
-        """So many states were read, which led to the steps."""
+        """See `RequestDrafts.note`."""
         super().note(rows, steps)
         for step in steps:
-            if step.promises:
-                self._mrp_choice.learn(self._chosen, step.promises)
-                self._reliability.learn(step.promises)
+            if step.gains:
+                self._mrp_choice.count(self._chosen, step.gains)
+                self._reliability.count(step.gains)
 
 
 @dataclass(slots=True)
 class StepWork:
-    """The work of a step of `running` requests: those that the backbone has read, their rows, tokens and pages."""
+    """The work of a step of `running` requests: the requests that the backbone read, their rows, tokens and pages."""
 
     running: int = 1
     requests: int = 0

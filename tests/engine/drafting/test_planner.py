@@ -9,27 +9,26 @@ import pytest
 from service.decode.block import Pick, Step
 from service.decode.mode import DecodingMode
 from service.decode.modes import Dynamic, Speculative, Static
-from service.engine.drafting.costs import StepCosts
-from service.engine.drafting.curve import Curve
-from service.engine.drafting.mrp_choice import MrpChoice
-from service.engine.drafting.pricing import Account, Pricing
+from service.engine.drafting.costs import Curve, StepCosts
+from service.engine.drafting.estimates import MrpChoice
+from service.engine.drafting.planner import DraftPlanner, RequestDrafts
 from tests.engine.helpers import DEAR, FAIR, FREE, request
 
 AUTO = Speculative("auto")
 
 
-def opened(pricing: Pricing, params: DecodingMode = AUTO) -> Account:
-    return pricing.open(request("x", [1], params), pricing.mrp_steps(params))
+def admitted(planner: DraftPlanner, params: DecodingMode = AUTO) -> RequestDrafts:
+    return planner.admit(request("x", [1], params), planner.mrp_steps(params))
 
 
-def verified(promises: list[tuple[float, int]], tokens: int) -> list[Step]:
-    return [Step("verify", tuple(Pick(p, 1, 0.5) for p in range(tokens)), promises=tuple(promises))]
+def verified(gains: list[tuple[float, int]], tokens: int) -> list[Step]:
+    return [Step("verify", tuple(Pick(p, 1, 0.5) for p in range(tokens)), gains=tuple(gains))]
 
 
 def price(costs: StepCosts, running: int) -> float:
-    pricing = Pricing(lambda: costs, 256)
-    pricing.begin(running)
-    return pricing.row()
+    planner = DraftPlanner(lambda: costs, 256)
+    planner.begin(running)
+    return planner.row()
 
 
 def test_free_rows_cost_nothing_and_dear_ones_more_than_they_can_bring() -> None:
@@ -54,152 +53,152 @@ def test_a_machine_that_is_slower_as_a_whole_has_the_same_prices() -> None:
 DENTED = StepCosts(Curve(((1, 2.0), (2, 2.6), (4, 5.0), (8, 6.4), (16, 12.0))))
 
 
-def kept(costs: StepCosts, rows: int, *offers: list[float]) -> list[int]:
-    pricing = Pricing(lambda: costs, 256)
-    pricing.begin(rows)
-    return pricing.kept(rows, offers)
+def accepted(costs: StepCosts, rows: int, *gains: list[float]) -> list[int]:
+    planner = DraftPlanner(lambda: costs, 256)
+    planner.begin(rows)
+    return planner.accepted(rows, gains)
 
 
 def test_free_rows_are_all_read_and_dear_ones_are_not() -> None:
-    assert kept(FREE, 2, [0.5, 0.1, 0.01], [0.02]) == [3, 1]
-    assert kept(DEAR, 2, [0.99, 0.9], [0.98]) == [0, 0]
+    assert accepted(FREE, 2, [0.5, 0.1, 0.01], [0.02]) == [3, 1]
+    assert accepted(DEAR, 2, [0.99, 0.9], [0.98]) == [0, 0]
 
 
 def test_a_request_stays_where_the_next_row_is_dear() -> None:
     """A token is worth two units of time. The second row costs .6, the third and the fourth 1.2 each, others .35."""
-    assert kept(DENTED, 1, [0.25]) == [0]
-    assert kept(DENTED, 1, [0.35]) == [1]
-    assert kept(DENTED, 1, [0.35, 0.5, 0.5]) == [1]
-    assert kept(DENTED, 1, [0.7, 0.7, 0.7]) == [3]
-    assert kept(DENTED, 1, [0.35, 0.5, 0.5, 0.4, 0.3, 0.3, 0.3]) == [7]
+    assert accepted(DENTED, 1, [0.25]) == [0]
+    assert accepted(DENTED, 1, [0.35]) == [1]
+    assert accepted(DENTED, 1, [0.35, 0.5, 0.5]) == [1]
+    assert accepted(DENTED, 1, [0.7, 0.7, 0.7]) == [3]
+    assert accepted(DENTED, 1, [0.35, 0.5, 0.5, 0.4, 0.3, 0.3, 0.3]) == [7]
 
 
 def test_the_best_states_of_all_requests_share_the_forward() -> None:
     """Four requests: up to eight rows are cheap, and those with the highest gains take them."""
-    assert kept(DENTED, 4, [0.9, 0.8, 0.1], [], [0.7, 0.2], [0.6, 0.5]) == [2, 0, 1, 1]
+    assert accepted(DENTED, 4, [0.9, 0.8, 0.1], [], [0.7, 0.2], [0.6, 0.5]) == [2, 0, 1, 1]
 
 
 def test_one_row_more_for_each_may_pay_where_one_for_one_does_not() -> None:
     """Three requests: the fourth row is dear and the fifth to the eighth are not."""
-    assert kept(DENTED, 3, [0.8], [], []) == [0, 0, 0]
-    assert kept(DENTED, 3, [0.8, 0.8], [0.8, 0.7], [0.8]) == [2, 2, 1]
+    assert accepted(DENTED, 3, [0.8], [], []) == [0, 0, 0]
+    assert accepted(DENTED, 3, [0.8, 0.8], [0.8, 0.7], [0.8]) == [2, 2, 1]
 
 
 def test_the_states_of_a_tree_are_kept_in_their_order() -> None:
     """A later state may promise more, since several ways lead to it. It is not read without those before it."""
-    assert kept(DENTED, 4, [0.3, 0.9], [0.5]) == [2, 1]
-    assert kept(DENTED, 8, [0.3, 0.9], [0.5]) == [0, 0]
+    assert accepted(DENTED, 4, [0.3, 0.9], [0.5]) == [2, 1]
+    assert accepted(DENTED, 8, [0.3, 0.9], [0.5]) == [0, 0]
 
 
 def test_the_better_the_drafts_the_dearer_the_time() -> None:
-    pricing = Pricing(lambda: FAIR, 256)
-    account = opened(pricing)
-    pricing.begin(1)
-    before = pricing.row()
+    planner = DraftPlanner(lambda: FAIR, 256)
+    drafts = admitted(planner)
+    planner.begin(1)
+    before = planner.row()
     for _ in range(60):
-        pricing.begin(1)
-        account.note(2, verified([(0.9, 1)], 2))
-        pricing.end([])
-    pricing.begin(1)
-    assert pricing.row() == pytest.approx(before * 2 * 2 / 2.5, rel=0.1)
+        planner.begin(1)
+        drafts.note(2, verified([(0.9, 1)], 2))
+        planner.end([])
+    planner.begin(1)
+    assert planner.row() == pytest.approx(before * 2 * 2 / 2.5, rel=0.1)
 
 
 def test_mrps_forwards_make_time_cheaper() -> None:
-    pricing = Pricing(lambda: FAIR, 256)
-    account = opened(pricing)
-    pricing.begin(1)
-    before = pricing.row()
+    planner = DraftPlanner(lambda: FAIR, 256)
+    drafts = admitted(planner)
+    planner.begin(1)
+    before = planner.row()
     for _ in range(60):
-        account.note(1, verified([], 1))
-        pricing.end([1, 1])
-    pricing.begin(1)
-    assert pricing.row() < before / 1.5
+        drafts.note(1, verified([], 1))
+        planner.end([1, 1])
+    planner.begin(1)
+    assert planner.row() < before / 1.5
 
 
 def test_a_row_behind_many_pages_costs_their_reading() -> None:
     """A hundredth of a unit a page: at 100 pages more than those of the table a row costs one unit more than half."""
     costs = replace(FAIR, page=0.01, prefix=16)
-    pricing = Pricing(lambda: costs, 256)
-    pricing.begin(1)
-    assert pricing.row(116) == pytest.approx(price(FAIR, 1) * 3, rel=0.02)
-    assert pricing.row(16) == pricing.row(0) == pytest.approx(price(FAIR, 1))
+    planner = DraftPlanner(lambda: costs, 256)
+    planner.begin(1)
+    assert planner.row(116) == pytest.approx(price(FAIR, 1) * 3, rel=0.02)
+    assert planner.row(16) == planner.row(0) == pytest.approx(price(FAIR, 1))
 
 
 def test_time_is_cheaper_where_all_read_much() -> None:
     """Steps take longer with more pages to read, so a token takes more time and a row costs fewer tokens."""
     costs = replace(FAIR, page=0.01, prefix=16)
-    pricing = Pricing(lambda: costs, 256)
-    account = opened(pricing, Static())
-    account.pages = 216
+    planner = DraftPlanner(lambda: costs, 256)
+    drafts = admitted(planner, Static())
+    drafts.pages = 216
     for _ in range(200):
-        pricing.begin(1)
-        account.note(1, verified([], 1))
-        pricing.end([])
-    pricing.begin(1)
-    assert pricing.row(16) == pytest.approx(price(FAIR, 1) / 2, rel=0.02)
+        planner.begin(1)
+        drafts.note(1, verified([], 1))
+        planner.end([])
+    planner.begin(1)
+    assert planner.row(16) == pytest.approx(price(FAIR, 1) / 2, rel=0.02)
 
 
 def test_a_request_behind_a_long_text_drafts_less() -> None:
     costs = replace(FAIR, page=0.01, prefix=16)
-    pricing = Pricing(lambda: costs, 256)
-    near, far = opened(pricing), opened(pricing)
+    planner = DraftPlanner(lambda: costs, 256)
+    near, far = admitted(planner), admitted(planner)
     far.pages = 200
-    pricing.begin(1)
+    planner.begin(1)
     assert far.budget().row > 2 * near.budget().row
 
 
 def test_the_rows_of_a_forward_are_shared() -> None:
-    pricing = Pricing(lambda: FREE, 32)
-    account = opened(pricing)
+    planner = DraftPlanner(lambda: FREE, 32)
+    drafts = admitted(planner)
     shares = []
     for running in (1, 4, 10, 32):
-        pricing.begin(running)
-        shares.append(account.budget().states)
+        planner.begin(running)
+        shares.append(drafts.budget().states)
     assert shares == [30, 6, 1, 0]
 
 
 def test_broken_promises_raise_the_bar_for_drafts_of_their_kind_alone() -> None:
-    pricing = Pricing(lambda: FAIR, 256)
-    account, other = opened(pricing), opened(pricing, Speculative("auto", threshold=0.5))
-    pricing.begin(1)
-    before = account.budget().row
+    planner = DraftPlanner(lambda: FAIR, 256)
+    drafts, other = admitted(planner), admitted(planner, Speculative("auto", threshold=0.5))
+    planner.begin(1)
+    before = drafts.budget().row
     for _ in range(300):
-        account.note(2, verified([(0.25, 0)], 1))
-        account.note(2, verified([(0.35, 0)], 1))
-    assert account.budget().row > before + 0.1
+        drafts.note(2, verified([(0.25, 0)], 1))
+        drafts.note(2, verified([(0.35, 0)], 1))
+    assert drafts.budget().row > before + 0.1
     assert other.budget().row == pytest.approx(before, rel=0.01)
 
 
 def test_drafts_that_only_need_to_be_near_say_nothing_about_others() -> None:
     """With a margin more drafts are kept. Strict requests would otherwise verify too many."""
-    pricing = Pricing(lambda: FREE, 256)
-    lax, strict = opened(pricing, Speculative("auto", margin=0.5)), opened(pricing)
-    pricing.begin(1)
-    before, chosen = strict.budget().row, pricing.mrp_steps(AUTO)
+    planner = DraftPlanner(lambda: FREE, 256)
+    lax, strict = admitted(planner, Speculative("auto", margin=0.5)), admitted(planner)
+    planner.begin(1)
+    before, chosen = strict.budget().row, planner.mrp_steps(AUTO)
     for _ in range(500):
         lax.note(9, verified([(0.3, 0)] * 8, 1))
-    assert (strict.budget().row, pricing.mrp_steps(AUTO)) == (before, chosen)
-    assert pricing.mrp_steps(Speculative("auto", margin=0.5)) != chosen
+    assert (strict.budget().row, planner.mrp_steps(AUTO)) == (before, chosen)
+    assert planner.mrp_steps(Speculative("auto", margin=0.5)) != chosen
 
 
 def test_whoever_says_how_to_draft_is_given_nothing_to_choose_and_needs_no_costs() -> None:
     def never() -> StepCosts:
         raise AssertionError("costs were measured")
 
-    pricing = Pricing(never, 256)
+    planner = DraftPlanner(never, 256)
     for params in (Static(), Dynamic(0.5), Speculative(0, 4), Speculative(2)):
-        account = opened(pricing, params)
-        assert (account.mrp_steps, account.uses_mrp) == (getattr(params, "mrp_steps", None), params.needs_mrp)
-        pricing.begin(1)
-        account.note(1, verified([], 1))
-        pricing.end([1])
+        drafts = admitted(planner, params)
+        assert (drafts.mrp_steps, drafts.uses_mrp) == (getattr(params, "mrp_steps", None), params.needs_mrp)
+        planner.begin(1)
+        drafts.note(1, verified([], 1))
+        planner.end([1])
 
 
 class TestArms:
     def test_behind_a_long_text_rows_are_dear(self) -> None:
         costs = replace(FREE, page=1.0, prefix=16)
-        assert MrpChoice().best(costs.behind(16), 1, 16) > 0
-        assert MrpChoice().best(costs.behind(500), 1, 16) == 0
+        assert MrpChoice().best(costs.with_pages(16), 1, 16) > 0
+        assert MrpChoice().best(costs.with_pages(500), 1, 16) == 0
 
     def test_where_rows_are_free_mrp_drafts_and_where_they_are_dear_it_does_not(self) -> None:
         assert MrpChoice().best(FREE, 1, 16) > 0
@@ -212,7 +211,7 @@ class TestArms:
             arms, taken = MrpChoice(), []
             for _ in range(128):
                 taken.append(arms.best(costs, 1, 16))
-                arms.count()
+                arms.count_request()
             usual = taken[0]
             assert sum(arm != usual for arm in taken) == wanted
 
@@ -220,9 +219,9 @@ class TestArms:
         arms = MrpChoice()
         assert arms.best(FREE, 1, 16) == 1
         for _ in range(500):
-            arms.learn(1, [(0.3, 1)] + [(0.3, 0)] * 7)
-            arms.learn(0, [(0.3, 1)] * 2 + [(0.3, 0)] * 6)
+            arms.count(1, [(0.3, 1)] + [(0.3, 0)] * 7)
+            arms.count(0, [(0.3, 1)] * 2 + [(0.3, 0)] * 6)
         assert arms.best(FREE, 1, 16) == 0
         for _ in range(500):
-            arms.learn(2, [(0.3, 1)] * 4 + [(0.3, 0)] * 4)
+            arms.count(2, [(0.3, 1)] * 4 + [(0.3, 0)] * 4)
         assert arms.best(FREE, 1, 16) == 2

@@ -11,23 +11,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.engine import SamplingParams
-from service.engine.forward.sampling import choose, entropies, gumbel, noise_keys
+from service.engine.forward.logits_sampler import choose_tokens, entropies, gumbel, noise_keys
 from service.errors import InvalidRequest
-from tests.engine.forward.reads import Read, reads_of
+from tests.engine.forward.sampled import Position, batch_of
 from tests.reference import plain_filter
 
 MASK = 0
 GREEDY = SamplingParams()
 
 
-def read(sampling: SamplingParams = GREEDY, *, position: int = 0, revealed: int = 0, token: int | None = None) -> Read:
-    return Read(sampling, position, revealed, token)
+def read(
+    sampling: SamplingParams = GREEDY, *, position: int = 0, revealed: int = 0, token: int | None = None
+) -> Position:
+    return Position(sampling, position, revealed, token)
 
 
 def draws(logits: torch.Tensor, count: int, **knobs: float) -> list[int]:
     """`count` tokens drawn from the same logits `[V]` at different positions."""
     sampling = SamplingParams(**knobs)  # type: ignore[arg-type]
-    tokens, _ = choose(logits.repeat(count, 1), reads_of(*(read(sampling, position=p) for p in range(count))), MASK)
+    tokens, _ = choose_tokens(
+        logits.repeat(count, 1), batch_of(*(read(sampling, position=p) for p in range(count))), MASK
+    )
     return tokens.tolist()
 
 
@@ -35,7 +39,7 @@ class TestEntropies:
     @pytest.mark.parametrize("temperature", [0.0, 0.5, 2.0])
     def test_they_are_of_the_softmax_after_temperature(self, temperature: float) -> None:
         logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(1)) * 3
-        reads = reads_of(*[read(SamplingParams(temperature, top_k=2))] * 3)
+        reads = batch_of(*[read(SamplingParams(temperature, top_k=2))] * 3)
         for row, entropy in zip(logits, entropies(logits.clone(), reads).tolist(), strict=True):
             weights = [math.exp(value / (temperature or 1.0)) for value in row.tolist()]
             wanted = -sum(w / sum(weights) * math.log(w / sum(weights)) for w in weights)
@@ -44,10 +48,10 @@ class TestEntropies:
     def test_none_is_negative_or_unknown(self) -> None:
         sure, even = torch.zeros(2, 1000)
         sure[7] = 1e5
-        assert entropies(torch.stack([sure, even]), reads_of(read(), read())).tolist() == pytest.approx(
+        assert entropies(torch.stack([sure, even]), batch_of(read(), read())).tolist() == pytest.approx(
             [0, math.log(1000)]
         )
-        coldest = entropies(torch.randn(4, 100) * 20, reads_of(*[read(SamplingParams(1e-300))] * 4))
+        coldest = entropies(torch.randn(4, 100) * 20, batch_of(*[read(SamplingParams(1e-300))] * 4))
         assert ((coldest >= 0) & (coldest < 1)).all()
 
 
@@ -79,10 +83,10 @@ class TestNoise:
         for seed, position, revealed in [(0, 0, 0), (1, 7, 3), (2**63 - 1, 40000, 63)]:
             wanted = [noise(seed, position, revealed, token) for token in range(200)]
             sampling = SamplingParams(temperature=1.0, seed=seed)
-            reads = reads_of(read(sampling, position=position, revealed=revealed))
+            reads = batch_of(read(sampling, position=position, revealed=revealed))
             found = gumbel(torch.from_numpy(noise_keys(reads)), torch.arange(200))[0]
             torch.testing.assert_close(found, torch.tensor(wanted), rtol=1e-4, atol=1e-5)
-            tokens, _ = choose(torch.zeros(1, 200), reads, MASK)
+            tokens, _ = choose_tokens(torch.zeros(1, 200), reads, MASK)
             assert tokens.tolist() == [max(range(1, 200), key=wanted.__getitem__)]
 
     def test_mean_and_variance_are_gumbels(self) -> None:
@@ -104,7 +108,7 @@ class TestNoise:
             at = values | {change: value}
             sampling = SamplingParams(temperature=1.0, seed=at["seed"])
             one = read(sampling, position=at["position"], revealed=at["revealed"])
-            tokens.append(int(choose(torch.zeros(1, 1000), reads_of(one), MASK)[0]))
+            tokens.append(int(choose_tokens(torch.zeros(1, 1000), batch_of(one), MASK)[0]))
         assert len(set(tokens)) > 40
 
     def test_positions_are_independent(self) -> None:
@@ -168,8 +172,8 @@ def test_top_k_and_top_p_leave_what_a_plain_implementation_leaves(
 
 class TestChoose:
     def test_greedy_takes_the_highest_and_the_lowest_token_of_a_tie(self) -> None:
-        tokens, _ = choose(
-            torch.tensor([[0.0, 1.0, 3.0, 3.0, 2.0], [0.0, 5.0, 5.0, 5.0, 5.0]]), reads_of(read(), read()), MASK
+        tokens, _ = choose_tokens(
+            torch.tensor([[0.0, 1.0, 3.0, 3.0, 2.0], [0.0, 5.0, 5.0, 5.0, 5.0]]), batch_of(read(), read()), MASK
         )
         assert tokens.tolist() == [2, 1]
 
@@ -177,7 +181,7 @@ class TestChoose:
     def test_the_mask_token_is_never_chosen(self, sampling: SamplingParams) -> None:
         logits = torch.zeros(64, 10)
         logits[:, 7] = 50.0
-        tokens, confidences = choose(logits, reads_of(*(read(sampling, position=p) for p in range(64))), 7)
+        tokens, confidences = choose_tokens(logits, batch_of(*(read(sampling, position=p) for p in range(64))), 7)
         assert 7 not in tokens.tolist()
         assert (confidences < 1e-6).all()
 
@@ -185,14 +189,16 @@ class TestChoose:
     def test_confidence_is_the_full_softmax_after_temperature_before_filters(self, temperature: float) -> None:
         logits = torch.randn(6, 30, generator=torch.Generator().manual_seed(2))
         sampling = SamplingParams(temperature=temperature, top_k=2, top_p=0.4)
-        tokens, confidences = choose(logits.clone(), reads_of(*(read(sampling, position=p) for p in range(6))), MASK)
+        tokens, confidences = choose_tokens(
+            logits.clone(), batch_of(*(read(sampling, position=p) for p in range(6))), MASK
+        )
         wanted = (logits / (temperature or 1.0)).softmax(-1).gather(-1, tokens[:, None])[:, 0]
         torch.testing.assert_close(confidences, wanted)
 
     def test_a_given_token_is_judged(self) -> None:
         logits = torch.randn(3, 12, generator=torch.Generator().manual_seed(4))
         hot = SamplingParams(temperature=2.0)
-        tokens, confidences = choose(logits.clone(), reads_of(read(token=5), read(), read(hot, token=3)), MASK)
+        tokens, confidences = choose_tokens(logits.clone(), batch_of(read(token=5), read(), read(hot, token=3)), MASK)
         assert tokens[0] == 5
         assert tokens[2] == 3
         torch.testing.assert_close(confidences[0], logits[0].softmax(-1)[5])
@@ -200,16 +206,16 @@ class TestChoose:
 
     def test_top_k_one_is_greedy_at_any_temperature(self) -> None:
         logits = torch.randn(50, 40, generator=torch.Generator().manual_seed(1))
-        hot = reads_of(*(read(SamplingParams(temperature=5.0, top_k=1), position=p) for p in range(50)))
-        greedy = reads_of(*[read()] * 50)
-        assert torch.equal(choose(logits.clone(), hot, MASK)[0], choose(logits.clone(), greedy, MASK)[0])
+        hot = batch_of(*(read(SamplingParams(temperature=5.0, top_k=1), position=p) for p in range(50)))
+        greedy = batch_of(*[read()] * 50)
+        assert torch.equal(choose_tokens(logits.clone(), hot, MASK)[0], choose_tokens(logits.clone(), greedy, MASK)[0])
 
     def test_greedy_ignores_the_filters(self) -> None:
         logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(1))
-        filtered = reads_of(*[read(SamplingParams(temperature=0.0, top_k=3, top_p=0.1))] * 5)
-        plain = reads_of(*[read()] * 5)
+        filtered = batch_of(*[read(SamplingParams(temperature=0.0, top_k=3, top_p=0.1))] * 5)
+        plain = batch_of(*[read()] * 5)
         for got, wanted in zip(
-            choose(logits.clone(), filtered, MASK), choose(logits.clone(), plain, MASK), strict=True
+            choose_tokens(logits.clone(), filtered, MASK), choose_tokens(logits.clone(), plain, MASK), strict=True
         ):
             assert torch.equal(got, wanted)
 
@@ -218,14 +224,14 @@ class TestChoose:
         logits = torch.randn(24, 50, generator=generator)
         kinds = [GREEDY, SamplingParams(0.7), SamplingParams(1.3, top_p=0.6), SamplingParams(1.0, top_k=4, seed=9)]
         reads = [read(kinds[i % 4], position=i, token=3 if i % 5 == 0 else None) for i in range(24)]
-        tokens, confidences = choose(logits.clone(), reads_of(*reads), MASK)
+        tokens, confidences = choose_tokens(logits.clone(), batch_of(*reads), MASK)
         for i, one in enumerate(reads):
-            token, confidence = choose(logits[i : i + 1].clone(), reads_of(one), MASK)
+            token, confidence = choose_tokens(logits[i : i + 1].clone(), batch_of(one), MASK)
             assert (int(token), float(confidence)) == (int(tokens[i]), float(confidences[i]))
 
     def test_bfloat16_logits_are_read_in_float32(self) -> None:
         logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(8)).bfloat16()
-        _, confidences = choose(logits.clone(), reads_of(*[read()] * 4), MASK)
+        _, confidences = choose_tokens(logits.clone(), batch_of(*[read()] * 4), MASK)
         assert confidences.dtype == torch.float32
         torch.testing.assert_close(confidences, logits.float()[:, 1:].amax(-1).sub(logits.float().logsumexp(-1)).exp())
 
@@ -256,5 +262,5 @@ def test_the_least_top_p_leaves_the_likeliest_token_and_never_the_mask(top_p: fl
     logits, mask = torch.randn(20, 50), 0
     logits[:, mask] = 9.0
     sampling = SamplingParams(temperature, top_p, seed=3)
-    tokens, _ = choose(logits.clone(), reads_of(*(Read(sampling, place) for place in range(20))), mask)
+    tokens, _ = choose_tokens(logits.clone(), batch_of(*(Position(sampling, place) for place in range(20))), mask)
     assert tokens.tolist() == (logits[:, 1:].argmax(-1) + 1).tolist()

@@ -1,8 +1,8 @@
-"""A Triton kernel that reads a position's token, confidence and entropy off its logits. `vocabulary.py` calls it.
+"""A Triton kernel that samples a position's token, with its confidence and entropy. `logits_sampler.py` calls it.
 
 A program walks once over the logits of one position, as they are stored, and keeps for every lane a running maximum,
 sum of exponentials, and sum of these times the logits (online softmax): nothing as wide as the vocabulary is stored.
-Gumbel noise is the hash of `sampling.py`, computed where it is added.
+Gumbel noise is the hash of `logits_sampler.py`, computed where it is added.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _mix(words):
 
 @triton.jit
 def _gumbel(tokens, first, second):
-    """Standard Gumbel noise of tokens, as `sampling.gumbel` up to the logarithms' rounding."""
+    """Standard Gumbel noise of tokens, as `logits_sampler.gumbel` up to the logarithms' rounding."""
     words = _mix(tokens.to(tl.uint32) * tl.full([1], 0x9E3779B1, tl.uint32) + first)
     words = _mix(words ^ second)
     share = (words.to(tl.float32) + 0.5) * 2.3283064365386963e-10  # 2^-32
@@ -35,22 +35,22 @@ def _gumbel(tokens, first, second):
 
 
 @triton.jit
-def read(
+def sample(
     logits,  # [M, V], a row V_STRIDE numbers behind the last
-    asked,  # [M, 5] int32: temperature's bits, whether it samples, two words of the noise's key, token asked for or -1
+    params,  # [M, 5] int32: temperature's bits, whether noise is added, two words of the noise's key, token or -1
     out,  # [M, 3] float64: token, confidence, entropy
-    weight,  # [M] float32: the logsumexp of the logits over the temperature
+    total_out,  # [M] float32: the logsumexp of the logits over the temperature
     V,
     V_STRIDE,
     MASK_TOKEN,
     STEP: tl.constexpr,
     NOISE: tl.constexpr,
 ):
-    """Grid: reads."""
-    number = tl.program_id(0).to(tl.int64)
-    row = logits + number * V_STRIDE
-    question = asked + number * 5
-    temperature = tl.load(question).to(tl.float32, bitcast=True)
+    """Grid: positions."""
+    index = tl.program_id(0).to(tl.int64)
+    row = logits + index * V_STRIDE
+    param = params + index * 5
+    temperature = tl.load(param).to(tl.float32, bitcast=True)
     lane = tl.arange(0, STEP)
     peak = tl.full([STEP], LOWEST, tl.float32)
     total = tl.full([STEP], 0.0, tl.float32)
@@ -58,9 +58,9 @@ def read(
     best = tl.full([STEP], LOWEST, tl.float32)
     chosen = tl.full([STEP], 0, tl.int32)
     if NOISE:
-        samples = tl.load(question + 1) > 0
-        first = tl.load(question + 2).to(tl.uint32, bitcast=True)
-        second = tl.load(question + 3).to(tl.uint32, bitcast=True)
+        noisy = tl.load(param + 1) > 0
+        first = tl.load(param + 2).to(tl.uint32, bitcast=True)
+        second = tl.load(param + 3).to(tl.uint32, bitcast=True)
     for start in range(0, V, STEP):
         token = start + lane
         there = token < V
@@ -75,7 +75,7 @@ def read(
         peak = higher
         score = scaled
         if NOISE:
-            score = score + tl.where(samples, _gumbel(token, first, second), 0.0)
+            score = score + tl.where(noisy, _gumbel(token, first, second), 0.0)
         better = there & (token != MASK_TOKEN) & (score > best)
         best = tl.where(better, score, best)
         chosen = tl.where(better, token, chosen)
@@ -87,10 +87,10 @@ def read(
     lse = highest + tl.log(all_total)
     top = tl.max(best, 0)
     token = tl.min(tl.where(best == top, chosen, 2147483647), 0)
-    given = tl.load(question + 4)
-    token = tl.where(given < 0, token, given)
+    rescored = tl.load(param + 4)
+    token = tl.where(rescored < 0, token, rescored)
     value = tl.load(row + token).to(tl.float32) / temperature
-    tl.store(out + number * 3, token.to(tl.float64))
-    tl.store(out + number * 3 + 1, tl.exp(value - lse).to(tl.float64))
-    tl.store(out + number * 3 + 2, (tl.log(all_total) - all_moment / all_total).to(tl.float64))
-    tl.store(weight + number, lse)
+    tl.store(out + index * 3, token.to(tl.float64))
+    tl.store(out + index * 3 + 1, tl.exp(value - lse).to(tl.float64))
+    tl.store(out + index * 3 + 2, (tl.log(all_total) - all_moment / all_total).to(tl.float64))
+    tl.store(total_out + index, lse)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.engine.drafting.weighing import worth_reading
+from service.engine.drafting.planner import worth_reading
 
 GAINS = st.floats(-0.2, 1.5)
 STEPS = st.lists(st.floats(0, 1.2), min_size=9, max_size=9)

@@ -7,11 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.engine.forward import vocabulary
-from service.engine.forward.sampling import choose, entropies, scale
-from service.engine.forward.vocabulary import TorchVocabulary, TritonVocabulary
+from service.engine.forward import logits_sampler
+from service.engine.forward.logits_sampler import (
+    TorchLogitsSampler,
+    TritonLogitsSampler,
+    apply_temperature,
+    choose_tokens,
+    entropies,
+)
 from service.engine.request import SamplingParams
-from tests.engine.forward.reads import Read, reads_of
+from tests.engine.forward.sampled import Position, batch_of
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -65,25 +70,25 @@ def assert_as_torch(
     def other(number: int) -> int:
         return (mask + 1 + number % (width - 1)) % width
 
-    reads = reads_of(*(
-        Read(sampling, 7 * number, number % 3, other(number) if judged else None)
+    reads = batch_of(*(
+        Position(sampling, 7 * number, number % 3, other(number) if judged else None)
         for number, (sampling, judged) in enumerate(asked)
     ))  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(vocabulary, "_STEP", step)
-        found, weights = TritonVocabulary(mask).read(logits, reads)
-    wanted, _ = TorchVocabulary(mask).read(logits.clone(), reads)
+        patch.setattr(logits_sampler, "_KERNEL_STEP", step)
+        found, weights = TritonLogitsSampler(mask).sample(logits, reads)
+    wanted, _ = TorchLogitsSampler(mask).sample(logits.clone(), reads)
     assert found[:, 0].tolist() == wanted[:, 0].tolist()
     torch.testing.assert_close(found[:, 1], wanted[:, 1], rtol=2e-5, atol=1e-7)
     torch.testing.assert_close(found[:, 2], wanted[:, 2], rtol=2e-5, atol=2e-5)
     assert weights is not None
-    torch.testing.assert_close(weights, scale(logits.float(), reads).logsumexp(-1), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(weights, apply_temperature(logits.float(), reads).logsumexp(-1), rtol=1e-6, atol=1e-6)
 
 
 def test_of_equal_logits_the_first_token_is_chosen(device: str) -> None:
     logits = torch.zeros(2, 300, device=device)
     logits[1, [40, 200, 7]] = 1.0
-    found, _ = TritonVocabulary(0).read(logits, reads_of(Read(), Read()))
+    found, _ = TritonLogitsSampler(0).sample(logits, batch_of(Position(), Position()))
     assert found[:, 0].tolist() == [1, 7]
 
 
@@ -91,8 +96,8 @@ def test_a_token_that_is_sure_has_confidence_one_and_entropy_zero(device: str) -
     logits = torch.full((1, 300), -80.0, device=device)
     logits[0, 4] = 80.0
     for temperature in (0.0, 1e-9, 1.0):
-        reads = reads_of(Read(SamplingParams(temperature, seed=1)))
-        found, _ = TritonVocabulary(0).read(logits.clone(), reads)
+        reads = batch_of(Position(SamplingParams(temperature, seed=1)))
+        found, _ = TritonLogitsSampler(0).sample(logits.clone(), reads)
         assert found[0].tolist() == pytest.approx([4, 1, 0], abs=1e-12)
-        assert choose(logits.clone(), reads, 0)[1].item() == 1
+        assert choose_tokens(logits.clone(), reads, 0)[1].item() == 1
         assert entropies(logits.clone(), reads).item() == pytest.approx(0, abs=1e-12)

@@ -1,7 +1,7 @@
-"""Forwards that run out of memory: tried again with half the rows, so that what fits is not lost with what does not.
+"""Forwards that run out of memory are tried again with half the rows, so that what fits is not lost with the rest.
 
 The size that fitted is remembered, so that the next steps do not pay for the same failure. Knows that torch says "out
-of memory" in several ways. Knows no sequences and no modes. Any other error passes through.
+of memory" in several ways. Knows no requests and no modes. Any other error passes through.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from collections.abc import Callable, Sequence
 import torch
 
 from service.decode.policy import Prediction
-from service.engine.forward.pending import Beginning, Pending, done
 from service.engine.forward.rows import Row
+from service.engine.forward.runner import Pending, done
 
 _log = logging.getLogger(__name__)
 
-Forward = Callable[[Sequence[Row]], list[Prediction]]
+#: begins a forward over rows
+Forward = Callable[[Sequence[Row]], Pending[Prediction]]
 
-#: what plain RuntimeErrors say of it: torch's allocator for CPUs, cuBLAS
+#: texts of plain RuntimeErrors for it: torch's allocator for CPUs, cuBLAS
 _MESSAGES = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
 
 
@@ -27,8 +28,8 @@ _MESSAGES = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
 _PATIENCE, _LONGEST_PATIENCE = 32, 4096
 
 
-class FittingForward:
-    """One kind of forward, and how many rows of it have fitted of late.
+class OomBackoff:
+    """The limit of rows of one network's forwards.
 
     After a failure at most half as many rows share a forward. After `_PATIENCE` full forwards the limit doubles; each
     doubling that fails makes the next wait twice as long, until one succeeds.
@@ -39,14 +40,11 @@ class FittingForward:
         self._patience, self._full = _PATIENCE, 0
         self._probing = False
 
-    def read(self, forward: Forward, rows: Sequence[Row]) -> list[Prediction | None]:
-        """A Prediction for every row in order; None for a row whose forward found no memory even alone."""
-        return self.begin(lambda chunk: done(forward(chunk)), rows)()
+    def begin(self, forward: Forward, rows: Sequence[Row]) -> Pending[Prediction | None]:
+        """Begins as many forwards as are needed. -> a Prediction for every row, None if a row alone has no memory.
 
-    def begin(self, forward: Beginning, rows: Sequence[Row]) -> Pending[Prediction | None]:
-        """As `read`, but the forwards may be under way.
-
-        Rows stay in order, so a row still finds what rows before it wrote. Memory is found when a forward begins.
+        Rows stay in order, so a row still reads the KV that rows before it wrote. Memory is allocated when a forward
+        begins.
         """
         begun: list[Pending[Prediction] | Pending[None]] = []
         before, start = self.limit, 0
@@ -63,7 +61,7 @@ class FittingForward:
                 self.limit, self._full, self._probing = before, 0, False
                 begun.append(done([None]))
                 start += 1
-        return lambda: [reading for pending in begun for reading in pending()]
+        return lambda: [prediction for pending in begun for prediction in pending()]
 
     def _failed(self, rows: int) -> None:
         if self._probing:
@@ -80,7 +78,7 @@ class FittingForward:
             self.limit, self._full, self._probing = 2 * self.limit, 0, True
 
 
-def _attempt(forward: Beginning, rows: Sequence[Row]) -> Pending[Prediction] | None:
+def _attempt(forward: Forward, rows: Sequence[Row]) -> Pending[Prediction] | None:
     try:
         return forward(rows)
     except (RuntimeError, MemoryError) as error:
