@@ -113,8 +113,8 @@ class Reference:
             scores = self.allowed(logits[position], sampling)
             if sampling.temperature > 0:
                 row = Row(state, start // len(state.tokens), (), writes_kv=False, sampling=sampling)
-                reads = SamplingBatch.of([row], len(state.tokens))
-                (key,) = noise_keys(reads)[reads.place == position]
+                batch = SamplingBatch.of([row], len(state.tokens))
+                (key,) = noise_keys(batch)[batch.position == position]
                 scores = scores + gumbel(torch.tensor(key[None]), torch.arange(len(scores)))[0]
             token = int(scores.argmax())
             picks.append(Pick(position, token, float(probabilities[position, token]), self.known(logits[position])))

@@ -16,10 +16,10 @@ from service.decode.mode import DecodingMode
 from service.decode.modes import Static
 from service.decode.policy import Prediction
 from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
-from service.engine.drafting.costs import Curve, StepCosts, forward_clock
+from service.engine.drafting.costs import Curve, StepCosts
 from service.engine.forward.model_forward import Network
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import CheckpointRunner, ModelRunner, Pending, done
+from service.engine.forward.runner import CheckpointRunner, ModelRunner, Pending, done, forward_clock
 from service.model import Checkpoint, ModelConfig
 
 #: what `auto` believes forwards cost here: nothing is measured for it

@@ -18,9 +18,9 @@ from service.bench.rounds import Rounds
 from service.decode.mode import DecodingMode
 from service.decode.modes import Speculative, Static
 from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
-from service.engine.drafting.costs import forward_clock, measure
+from service.engine.drafting.costs import measure
 from service.engine.forward.model_forward import ExecutionConfig
-from service.engine.forward.runner import CheckpointRunner
+from service.engine.forward.runner import CheckpointRunner, forward_clock
 from service.model import Checkpoint
 
 #: requests of a round for each that runs at once

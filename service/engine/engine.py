@@ -17,10 +17,11 @@ from functools import partial
 
 from service.engine.config import EngineConfig
 from service.engine.deps import EngineDeps
-from service.engine.drafting.costs import forward_clock, measure
+from service.engine.drafting.costs import measure
 from service.engine.drafting.planner import DraftPlanner
 from service.engine.forward.model_forward import ExecutionConfig, LocalModelForward
 from service.engine.forward.partition import fixed_shapes_for
+from service.engine.forward.runner import forward_clock
 from service.engine.micro_batch import ForwardExecutor, MicroBatch, TwoBatchOverlap, end_alone
 from service.engine.observer import EngineState, NullObserver, Observer, SafeObserver, StepReport
 from service.engine.prefix_cache import PagePool, PrefixCache

@@ -1,32 +1,17 @@
-"""Plans a device's memory beside the weights: KV cache, running requests, rows of a forward. And limits of a forward.
+"""Plans a device's memory beside the weights: KV cache, running requests, rows of a forward.
 
-It needs only the model's sizes and numbers of bytes, no tensors. The runner obeys the same limits.
+It needs only the model's sizes and numbers of bytes, no tensors.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from service.engine.forward.forward_limits import GRAPH_ROWS, MAX_LOGITS, MAX_SAMPLED_LOGITS
 from service.errors import SettingsError
 from service.model.attention.cache import NUM_SPARE
 from service.model.config import ModelConfig
 from service.model.memory import DeviceMemory
-
-#: Logits that exist at once: 2^28 are 1 GiB in fp32, some 1,700 positions of a vocabulary of 151,936. Sampling with
-#: noise makes six more copies (measured), so that a quarter of them takes 1.6 GiB.
-MAX_LOGITS, MAX_SAMPLED_LOGITS = 2**28, 2**26
-
-#: The sizes of graphs, in rows. Above 64, at most an eighth of the rows is padding.
-GRAPH_ROWS: tuple[int, ...] = (
-    1,
-    2,
-    4,
-    *range(8, 64, 8),
-    *range(64, 128, 16),
-    *range(128, 256, 32),
-    *range(256, 512, 64),
-    512,
-)
 
 #: bytes per sampled logit: fp32 with six more copies (greedy ones are there in the weights' type and in fp32)
 _SAMPLED_BYTES = 28

@@ -14,7 +14,7 @@ from service.engine import (
     Engine,
     EngineConfig,
     EngineDeps,
-    Forwards,
+    ForwardCounts,
     GenerationRequest,
     SamplingParams,
     Stats,
@@ -159,29 +159,29 @@ class TestForwards:
     def engine(self, checkpoint: Checkpoint) -> Engine:
         return Engine(checkpoint, EngineConfig(kv_cache_tokens=1024, prefix_cache=False))
 
-    def forwards(self, engine: Engine, params: DecodingMode, prompt: Sequence[int] = PROMPT[:4]) -> Forwards:
+    def forwards(self, engine: Engine, params: DecodingMode, prompt: Sequence[int] = PROMPT[:4]) -> ForwardCounts:
         (done,) = engine.generate([request("x", prompt, params, tokens=8)])
         return done.stats.forwards
 
     def test_static(self, engine: Engine) -> None:
         """Eight tokens, eight forwards: the prompt and the first block share forwards with evaluations."""
-        assert self.forwards(engine, Static()) == Forwards(prefill=1, denoise=8)
-        assert self.forwards(engine, Static(4)) == Forwards(prefill=1, denoise=2)
+        assert self.forwards(engine, Static()) == ForwardCounts(prefill=1, denoise=8)
+        assert self.forwards(engine, Static(4)) == ForwardCounts(prefill=1, denoise=2)
 
     def test_a_prompt_shorter_than_a_block_needs_no_prefill(self, engine: Engine) -> None:
         (done,) = engine.generate([request("x", (1, 2, 3), Static(), tokens=5)])
-        assert done.stats.forwards == Forwards(denoise=5)
+        assert done.stats.forwards == ForwardCounts(denoise=5)
 
     def test_direct(self, engine: Engine) -> None:
-        assert self.forwards(engine, Direct(1)) == Forwards(prefill=1, denoise=4, mrp=4)
-        assert self.forwards(engine, Direct(3)) == Forwards(prefill=1, denoise=2, mrp=6)
+        assert self.forwards(engine, Direct(1)) == ForwardCounts(prefill=1, denoise=4, mrp=4)
+        assert self.forwards(engine, Direct(3)) == ForwardCounts(prefill=1, denoise=2, mrp=6)
 
     @pytest.mark.parametrize("params", [Direct(1), Speculative(1), Remask(0.5)])
     def test_mrp_does_nothing_for_a_request_that_is_over(self, checkpoint: Checkpoint, params: DecodingMode) -> None:
         heard = Recorder()
         engine = Engine(checkpoint, EngineConfig(prefix_cache=False), heard)
         (done,) = engine.generate([request("x", [1] * 7, params, tokens=1)])
-        assert done.stats.forwards == Forwards(prefill=1, denoise=1)
+        assert done.stats.forwards == ForwardCounts(prefill=1, denoise=1)
         assert heard.forwards("mrp") == 0
 
     def test_kinds_of_a_verification(self, engine: Engine) -> None:
@@ -215,7 +215,7 @@ class TestForwards:
             assert (done.stats.drafts_proposed > 0) == isinstance(params, Speculative)
 
     def test_tokens_per_forward(self) -> None:
-        stats = Stats(Forwards(prefill=1, denoise=2, verify=2, commit=1, mrp=9), decoded_tokens=12)
+        stats = Stats(ForwardCounts(prefill=1, denoise=2, verify=2, commit=1, mrp=9), decoded_tokens=12)
         assert stats.tokens_per_forward == 3.0
         assert stats.tokens_per_forward_total == 2.0
         assert Stats().tokens_per_forward == 0.0

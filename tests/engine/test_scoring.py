@@ -110,7 +110,7 @@ def test_what_forwards_a_read_takes_and_what_the_cache_saves() -> None:
     assert (first.stats.forwards.prefill, first.stats.forwards.denoise) == (1, 1)
     [second] = run(engine, request)["a"]
     assert (second.stats.cached_tokens, second.stats.forwards.prefill) == (2 * size, 0)
-    assert second.found == first.found
+    assert second.position_logprobs == first.position_logprobs
     check(model, request, [second])
     state = engine.state()
     assert (state.num_running, state.kv_pages_used) == (0, 0)

@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
 
-import torch
-
 from service.decode.block import MASKED, Block
 from service.decode.canvas import Canvas, DraftBudget
 from service.decode.drafts import tree
@@ -132,16 +130,6 @@ class StepCosts:
         more = self.reading(pages)
         backbone = Curve(tuple((rows, seconds + rows * more) for rows, seconds in self.backbone.points))
         return replace(self, backbone=backbone)
-
-
-def forward_clock(device: torch.device, ranks: int = 1) -> Callable[[], float]:
-    """A clock in seconds for timing forwards. `ranks`: the number of devices.
-
-    With one CPU thread it is the thread's own time: that of the forward, whoever else wants the core. With several the
-    calling thread does not see the work of the others, so it is the wall's.
-    """
-    alone = device.type == "cpu" and torch.get_num_threads() == ranks == 1
-    return time.thread_time if alone else time.perf_counter
 
 
 def measure(

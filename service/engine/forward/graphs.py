@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.engine.memory_plan import GRAPH_ROWS
+from service.engine.forward.forward_limits import GRAPH_ROWS
 from service.model.attention import Capturable, Place, Static
 from service.model.attention.work import Capacity, Work
 from service.model.layers import Attend

@@ -6,6 +6,7 @@ computes hidden states, the sampler chooses tokens. On an asynchronous device a 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import itemgetter
@@ -15,12 +16,12 @@ import torch
 from torch import Tensor
 
 from service.decode.policy import Prediction
+from service.engine.forward.forward_limits import MAX_LOGITS, MAX_SAMPLED_LOGITS
 from service.engine.forward.logits_sampler import logits_sampler_for
 from service.engine.forward.model_forward import ExecutionConfig, Network, ShapePolicy
 from service.engine.forward.partition import BatchPartition, WholeBatch, join
 from service.engine.forward.rows import Row
 from service.engine.forward.sampler import Sampler
-from service.engine.memory_plan import MAX_LOGITS, MAX_SAMPLED_LOGITS
 from service.model.attention import resolve
 from service.model.checkpoint import Checkpoint
 from service.model.config import ModelConfig
@@ -91,6 +92,16 @@ class CheckpointRunner:
             return self._sampler.begin(rows, join(hidden))
         pending = self._sampler.begin([rows[index] for index in order], join(hidden))
         return lambda: _restored(pending(), order)
+
+
+def forward_clock(device: torch.device, ranks: int = 1) -> Callable[[], float]:
+    """A clock in seconds for timing forwards. `ranks`: the number of devices.
+
+    With one CPU thread it is the thread's own time: that of the forward, whoever else wants the core. With several the
+    calling thread does not see the work of the others, so it is the wall's.
+    """
+    alone = device.type == "cpu" and torch.get_num_threads() == ranks == 1
+    return time.thread_time if alone else time.perf_counter
 
 
 def done(results: list[_T]) -> Pending[_T]:
