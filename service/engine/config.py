@@ -15,7 +15,7 @@ _CANDIDATES, _LARGE_VOCABULARY = 32, 16384
 _PREFILL_TOKENS = {"cpu": 64}
 _PREFILL_TOKENS_ELSEWHERE = 512
 
-#: whether half of the requests compute while the other half's policies run (`overlap.py`)
+#: whether one micro-batch computes while the policies of the other one run (`micro_batch.py`)
 Overlapping = Literal["auto", "on", "off"]
 
 
