@@ -28,7 +28,7 @@ from service.cli.options import (
 )
 from service.cli.output import Counter, results, table
 from service.decode.modes import Speculative
-from service.decode.registry import make_params
+from service.decode.registry import make_mode
 from service.demo import Problem
 from service.engine import Engine, EngineConfig, SamplingParams
 from service.model import Checkpoint, LoadOptions, load_checkpoint
@@ -104,7 +104,7 @@ def parse_variant(text: str) -> Variant:
 
 def default_variants(*, with_mrp: bool) -> list[Variant]:
     """Static first. What needs MRP is tried with MRP's output set to zero, too."""
-    plans = [make_params(mode, knobs) for mode, knobs in grid_lines(_GRID)]
+    plans = [make_mode(mode, knobs) for mode, knobs in grid_lines(_GRID)]
     if not with_mrp:
         plans = [params for params in plans if not params.needs_mrp]
         plans += [Speculative(0, drafts) for drafts in (1, 4)]

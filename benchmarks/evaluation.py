@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from service.calibration.tasks import PromptTask
+from service.decode.mode import DecodingMode
 from service.decode.modes import Speculative
-from service.decode.params import ModeParams
 from service.engine import Completion, Engine, GenerationRequest, SamplingParams
 from service.errors import CheckpointError
 from service.model import Checkpoint, Mrp
@@ -35,7 +35,7 @@ class Variant:
     are kept so (`model/quantization`).
     """
 
-    params: ModeParams
+    params: DecodingMode
     engine: str = "mrp"
 
     @property

@@ -28,7 +28,7 @@ from service.decode.block import MASKED, Block
 from service.decode.modes import Static
 from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Runner
+from service.engine.forward.runner import CheckpointRunner
 from service.model import Checkpoint, LoadOptions
 
 _SIZE = 4
@@ -153,16 +153,16 @@ class Bench:
 
     def states(self, rounds: int) -> Ratio:
         """17 states of one block behind 4,096 tokens, over the same behind 256."""
-        runner = Runner(self._checkpoint, 4096 // _SIZE + 32)
+        runner = CheckpointRunner(self._checkpoint, 4096 // _SIZE + 32)
         pages = list(range(32, 32 + 4096 // _SIZE))
         states = [Block((token, MASKED, MASKED, MASKED)) for token in range(17)]
         far, near = (
-            [Row(state, length // _SIZE, pages, keeps=False, sampling=SamplingParams()) for state in states]
+            [Row(state, length // _SIZE, pages, writes_kv=False, sampling=SamplingParams()) for state in states]
             for length in (4096, 256)
         )
 
         def pair() -> tuple[float, float]:
-            return self._seconds(partial(runner.evaluate, far)), self._seconds(partial(runner.evaluate, near))
+            return self._seconds(partial(_run, runner, far)), self._seconds(partial(_run, runner, near))
 
         return _ratio("17 states behind 4096 tokens / behind 256", pair, 2.0, rounds)
 
@@ -185,6 +185,10 @@ class Bench:
         begin = self._clock()
         run()
         return self._clock() - begin
+
+
+def _run(runner: CheckpointRunner, rows: list[Row]) -> None:
+    runner.begin("backbone", rows)()
 
 
 def _request(name: str, prompt: tuple[int, ...], tokens: int, params: Static | None = None) -> GenerationRequest:

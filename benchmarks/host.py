@@ -25,10 +25,10 @@ from benchmarks.steps import HOST_COSTS, host_milliseconds
 from service.calibration.plans import parse_plan
 from service.cli.options import DeviceOption, DtypeOption, ModelOption, OutputOption, load, use_threads
 from service.cli.output import Counter, results, table
-from service.decode.params import ModeParams
-from service.engine import AsyncEngine, Engine, EngineConfig, GenerationRequest, Parts
+from service.decode.mode import DecodingMode
+from service.engine import AsyncEngine, Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.engine.drafting.costs import StepCosts
-from service.engine.responsive import keep_responsive
+from service.engine.gil_and_gc import tune_interpreter
 from service.model import Checkpoint
 
 #: seconds between two beats of the timer, and before the first one
@@ -65,7 +65,7 @@ def command(
     plans = {text: parse_plan(text) for text in plan}
     use_threads(threads)
     checkpoint = load(model, device, dtype)
-    keep_responsive()
+    tune_interpreter()
     rows = list[dict[str, Any]]()
     with Counter(len(plans) * (len(concurrency) + bool(seconds))) as counter:
         for text, params in plans.items():
@@ -110,19 +110,19 @@ class Delays:
 
 
 def loop_delays(
-    checkpoint: Checkpoint, requests: int, params: ModeParams, seconds: float, costs: StepCosts | None = None
+    checkpoint: Checkpoint, requests: int, params: DecodingMode, seconds: float, costs: StepCosts | None = None
 ) -> Delays:
     """While `requests` requests decode at once, one after another in each slot, with short prompts."""
     return asyncio.run(_measure(checkpoint, requests, params, seconds, costs))
 
 
 async def _measure(
-    checkpoint: Checkpoint, requests: int, params: ModeParams, seconds: float, costs: StepCosts | None
+    checkpoint: Checkpoint, requests: int, params: DecodingMode, seconds: float, costs: StepCosts | None
 ) -> Delays:
     size = checkpoint.config.block_size
     tokens = min(_NEW_TOKENS, (checkpoint.config.max_positions // size - 1) * size)
     config = EngineConfig(requests, max(256, 8 * requests), kv_cache_tokens=requests * (tokens + size))
-    engine = Engine(checkpoint, config, parts=Parts(costs=costs))
+    engine = Engine(checkpoint, config, deps=EngineDeps(costs=costs))
     ids: list[int] = [threading.get_native_id()]
     worker = AsyncEngine(engine, max_waiting=2 * requests)
     worker.start()
@@ -138,7 +138,7 @@ async def _measure(
         worker.stop()
 
 
-async def _ask(worker: AsyncEngine, slot: int, params: ModeParams, tokens: int) -> None:
+async def _ask(worker: AsyncEngine, slot: int, params: DecodingMode, tokens: int) -> None:
     """Requests of a slot, without end."""
     number = 0
     while True:

@@ -23,13 +23,13 @@ from benchmarks.throughput import Workload
 from service.calibration.plans import parse_plan
 from service.cli.options import BlockSizeOption, ModelOption, OutputOption, load, use_threads
 from service.cli.output import Counter, results, table
-from service.decode.params import ModeParams
-from service.decode.policy import Reading
-from service.engine import Engine, EngineConfig, Parts
-from service.engine.drafting.costs import StepCosts
-from service.engine.drafting.curve import Curve
+from service.decode.mode import DecodingMode
+from service.decode.policy import Prediction
+from service.engine import Engine, EngineConfig, EngineDeps
+from service.engine.drafting.costs import Curve, StepCosts
+from service.engine.forward.model_forward import Network
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import RowRunner, Runner
+from service.engine.forward.runner import CheckpointRunner, ModelRunner, Pending
 from service.errors import InvalidRequest, SettingsError
 from service.model import Checkpoint, ModelConfig
 from service.quality.schema import Plan
@@ -93,7 +93,7 @@ def command(
     rows = list[dict[str, Any]]()
     with Counter(len(concurrency) * len(plans)) as counter:
         for together in concurrency:
-            first: Prediction | None = None
+            first: PredictedSpeed | None = None
             for made in predict(checkpoint, workload, plans, together, prices):
                 first = first or made
                 rows.append(_row(made, first) | {"shape": shape, "gpu": gpu, "assumed": asdict(assumed)})
@@ -103,7 +103,7 @@ def command(
     results().print(_table(rows))
 
 
-def _row(made: Prediction, first: Prediction) -> dict[str, Any]:
+def _row(made: PredictedSpeed, first: PredictedSpeed) -> dict[str, Any]:
     return {
         "concurrency": made.concurrency,
         "plan": Plan.of(made.params).name,
@@ -183,9 +183,9 @@ class Prices:
 
 
 class PricedRunner:
-    """Does what another runner does, and adds up what it would take. A `RowRunner`."""
+    """Does what another runner does, and adds up what it would take. A `ModelRunner`."""
 
-    def __init__(self, runner: RowRunner, prices: Prices) -> None:
+    def __init__(self, runner: ModelRunner, prices: Prices) -> None:
         self._runner, self._prices = runner, prices
         self.config, self.device = runner.config, runner.device
         self.seconds, self.forwards, self.rows, self.refines = 0.0, 0, 0, 0
@@ -195,18 +195,16 @@ class PricedRunner:
         """Pages of its cache."""
         return self._runner.num_pages
 
-    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
-        """The backbone over rows, and the host's work for their requests."""
+    def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
+        """A forward over rows; the backbone's counts the host's work for their requests, too."""
         sequences = _sequences(rows)
-        self.seconds += self._prices.backbone(len(rows), sequences) + self._prices.request_s * sequences
-        self.forwards, self.rows = self.forwards + 1, self.rows + len(rows)
-        return self._runner.evaluate(rows)
-
-    def refine(self, rows: Sequence[Row]) -> list[Reading]:
-        """MRP over anchored rows."""
-        self.seconds += self._prices.mrp(len(rows), _sequences(rows))
-        self.refines += 1
-        return self._runner.refine(rows)
+        if network == "backbone":
+            self.seconds += self._prices.backbone(len(rows), sequences) + self._prices.request_s * sequences
+            self.forwards, self.rows = self.forwards + 1, self.rows + len(rows)
+        else:
+            self.seconds += self._prices.mrp(len(rows), sequences)
+            self.refines += 1
+        return self._runner.begin(network, rows)
 
 
 def _sequences(rows: Sequence[Row]) -> int:
@@ -215,13 +213,13 @@ def _sequences(rows: Sequence[Row]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class PredictedSpeed:
     """One plan at a number of concurrent requests. `step_ms`: a backbone forward with its MRP forwards and host work.
 
     `rows`: those of a backbone forward. `refines`: MRP forwards beside each of them.
     """
 
-    params: ModeParams
+    params: DecodingMode
     concurrency: int
     tokens_per_forward: float
     rows: float
@@ -231,24 +229,24 @@ class Prediction:
 
 
 def predict(
-    checkpoint: Checkpoint, workload: Workload, plans: Sequence[ModeParams], concurrency: int, prices: Prices
-) -> Iterator[Prediction]:
+    checkpoint: Checkpoint, workload: Workload, plans: Sequence[DecodingMode], concurrency: int, prices: Prices
+) -> Iterator[PredictedSpeed]:
     """The plans in their order, the same requests for each. InvalidRequest for plans whose MRP has no price."""
     if prices.steps(1).mrp is None and any(params.needs_mrp for params in plans):
         raise InvalidRequest("a plan needs MRP, for which the shape has no sizes", param="plan")
     tokens, size = concurrency * _TOKENS, checkpoint.config.block_size
     config = replace(EngineConfig(), max_running=concurrency, kv_cache_tokens=tokens, prefix_cache=False)
     candidates = config.candidates(checkpoint.config.vocab_size)
-    runner = Runner(checkpoint, tokens // size, None, candidates)
+    runner = CheckpointRunner(checkpoint, tokens // size, None, candidates)
     stops = frozenset(checkpoint.config.eos_token_ids)
     for params in plans:
         priced = PricedRunner(runner, prices)
-        parts = Parts(costs=prices.steps(config.max_rows), runner=lambda *_, priced=priced: priced)
-        engine = Engine(checkpoint, config, parts=parts)
+        deps = EngineDeps(costs=prices.steps(config.max_rows), runner=lambda *_, priced=priced: priced)
+        engine = Engine(checkpoint, config, deps=deps)
         numbers = range(max(workload.fewest, _WAVES * concurrency))
         stats = [done.stats for done in engine.generate(workload.requests(params, numbers, stops))]
         decoded = sum(stat.decoded_tokens for stat in stats)
-        yield Prediction(
+        yield PredictedSpeed(
             params,
             concurrency,
             decoded / sum(stat.forwards.denoise + stat.forwards.verify for stat in stats),

@@ -21,16 +21,14 @@ import torch
 from benchmarks.floor import forward_need
 from benchmarks.machine import Rates
 from service.decode.block import MASKED, Block
+from service.decode.mode import DecodingMode
 from service.decode.modes import Static
-from service.decode.params import ModeParams
-from service.decode.policy import Reading
-from service.engine import Engine, EngineConfig, GenerationRequest, Parts
-from service.engine.drafting.costs import StepCosts
-from service.engine.drafting.curve import Curve
-from service.engine.forward.clock import clock_of
-from service.engine.forward.networks import Execution
+from service.decode.policy import Prediction
+from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
+from service.engine.drafting.costs import Curve, StepCosts
+from service.engine.forward.model_forward import ExecutionConfig, Network
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import RowRunner, Runner
+from service.engine.forward.runner import CheckpointRunner, ModelRunner, Pending, done, forward_clock
 from service.engine.request import SamplingParams
 from service.model import Checkpoint, ModelConfig
 from service.model.attention import AUTO, PagedCache
@@ -89,11 +87,11 @@ def step_times(
     state = Block((MASKED,) * size)
     for count in counts:
         pages = [[(row * prefix + page) % runner.num_pages for page in range(prefix)] for row in range(count)]
-        rows = [Row(state, prefix, of_row, keeps=False, sampling=SamplingParams()) for of_row in pages]
-        readings = runner.evaluate(rows)
+        rows = [Row(state, prefix, of_row, writes_kv=False, sampling=SamplingParams()) for of_row in pages]
+        readings = _run(runner, "backbone", rows)
         anchored = [row._replace(anchor=reading.handle) for row, reading in zip(rows, readings, strict=True)]
-        backbone = _median(partial(runner.evaluate, rows), checkpoint, rounds)
-        mrp = _median(partial(runner.refine, anchored), checkpoint, rounds) if checkpoint.mrp else None
+        backbone = _median(partial(_run, runner, "backbone", rows), checkpoint, rounds)
+        mrp = _median(partial(_run, runner, "mrp", anchored), checkpoint, rounds) if checkpoint.mrp else None
         need = forward_need(checkpoint.config, count, prefix * size, checkpoint.dtype.itemsize)
         host = host_milliseconds(checkpoint, count, rounds)
         yield StepTime(
@@ -101,11 +99,17 @@ def step_times(
         )
 
 
-def _runner(checkpoint: Checkpoint, pages: int, attention: str) -> Runner:
+def _run(runner: ModelRunner, network: Network, rows: Sequence[Row]) -> list[Prediction]:
+    return runner.begin(network, rows)()
+
+
+def _runner(checkpoint: Checkpoint, pages: int, attention: str) -> CheckpointRunner:
     """With as many pages as there may be."""
     config = checkpoint.config
     page = PagedCache.bytes_per_page(config, checkpoint.dtype)
-    return Runner(checkpoint, num_pages=max(1, min(pages, _MOST_KV // page)), execution=Execution(attention))
+    return CheckpointRunner(
+        checkpoint, num_pages=max(1, min(pages, _MOST_KV // page)), execution=ExecutionConfig(attention)
+    )
 
 
 def _median(run: Callable[[], object], checkpoint: Checkpoint, rounds: int) -> float:
@@ -123,8 +127,8 @@ def _median(run: Callable[[], object], checkpoint: Checkpoint, rounds: int) -> f
 class _Counted:
     """A runner, and the seconds spent in it."""
 
-    def __init__(self, runner: RowRunner) -> None:
-        self._runner, self._clock = runner, clock_of(runner.device)
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner, self._clock = runner, forward_clock(runner.device)
         self.config: ModelConfig = runner.config
         self.device: torch.device = runner.device
         self.seconds = 0.0
@@ -134,30 +138,23 @@ class _Counted:
         """Pages of its cache."""
         return self._runner.num_pages
 
-    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
-        """The backbone over rows."""
-        begin = self._clock()
-        readings = self._runner.evaluate(rows)
-        self.seconds += self._clock() - begin
-        return readings
-
-    def refine(self, rows: Sequence[Row]) -> list[Reading]:
-        """MRP over rows."""
-        begin = self._clock()
-        readings = self._runner.refine(rows)
-        self.seconds += self._clock() - begin
-        return readings
+    def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
+        """A forward, computed at once."""
+        began = self._clock()
+        predictions = self._runner.begin(network, rows)()
+        self.seconds += self._clock() - began
+        return done(predictions)
 
 
-def host_milliseconds(checkpoint: Checkpoint, requests: int, steps: int, params: ModeParams | None = None) -> float:
+def host_milliseconds(checkpoint: Checkpoint, requests: int, steps: int, params: DecodingMode | None = None) -> float:
     """Median over steps in which `requests` requests decode short prompts, static if no mode is named.
 
     With one CPU thread it is CPU time, so other programs do not count.
     """
     size, counted = checkpoint.config.block_size, list[_Counted]()
 
-    def runner(*arguments: Any) -> RowRunner:
-        counted.append(_Counted(Runner(*arguments)))
+    def runner(*arguments: Any) -> ModelRunner:
+        counted.append(_Counted(CheckpointRunner(*arguments)))
         return counted[0]
 
     new_tokens = (2 + -(-steps // size)) * size
@@ -167,10 +164,10 @@ def host_milliseconds(checkpoint: Checkpoint, requests: int, steps: int, params:
         kv_cache_tokens=requests * (new_tokens + 2 * size),
         prefix_cache=False,
     )
-    engine = Engine(checkpoint, config, parts=Parts(costs=HOST_COSTS, runner=runner))
+    engine = Engine(checkpoint, config, deps=EngineDeps(costs=HOST_COSTS, runner=runner))
     for number in range(requests):
         engine.submit(GenerationRequest(str(number), (number % 2,), params or Static(), max_new_tokens=new_tokens))
-    times, clock = list[float](), clock_of(checkpoint.device)
+    times, clock = list[float](), forward_clock(checkpoint.device)
     while len(times) <= steps and (len(times) < 2 or engine.state().num_running == requests):
         begin, inside = clock(), counted[0].seconds
         engine.step()

@@ -21,13 +21,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from service.decode.mode import DecodingMode
 from service.decode.modes import Speculative, Static
-from service.decode.params import ModeParams
-from service.engine import Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
+from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
 from service.engine.drafting.costs import measure
-from service.engine.forward.clock import clock_of
-from service.engine.forward.networks import Execution
-from service.engine.forward.runner import Runner
+from service.engine.forward.model_forward import ExecutionConfig
+from service.engine.forward.runner import CheckpointRunner, forward_clock
 from service.model import Checkpoint
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ class Rounds:
 class RandomWorkload:
     """Random prompts of `prompt_tokens` (from, to) and completions of `new_tokens`, nothing stops early."""
 
-    params: ModeParams
+    params: DecodingMode
     prompt_tokens: tuple[int, int] = (16, 64)
     new_tokens: int = 64
     seed: int = 0
@@ -133,7 +132,7 @@ class Workload:
     fewest: int = 48
     new_tokens: int = 96
 
-    def requests(self, params: ModeParams, numbers: range, stops: frozenset[int]) -> list[GenerationRequest]:
+    def requests(self, params: DecodingMode, numbers: range, stops: frozenset[int]) -> list[GenerationRequest]:
         """A request for each number, the first prompt again behind the last. Plans get the same seed for a number."""
         prompts = [self.prompts[number % len(self.prompts)] for number in numbers]
         sampling = [SamplingParams(self.temperature, seed=number) for number in numbers]
@@ -157,7 +156,7 @@ class Sample:
 class PlanAtLoad:
     """A plan at a number of concurrent requests."""
 
-    params: ModeParams
+    params: DecodingMode
     concurrency: int
     samples: list[Sample] = field(default_factory=list)
 
@@ -179,16 +178,16 @@ class PlanAtLoad:
         return statistics.median(cpu), statistics.median(wall)
 
 
-def plans_at_load(has_mrp: bool) -> list[ModeParams]:
+def plans_at_load(has_mrp: bool) -> list[DecodingMode]:
     """Static first, then auto, then drafts of a fixed size."""
-    plans: list[ModeParams] = [Static(), Speculative("auto"), *(Speculative(0, states) for states in (1, 2, 4, 8))]
+    plans: list[DecodingMode] = [Static(), Speculative("auto"), *(Speculative(0, states) for states in (1, 2, 4, 8))]
     if has_mrp:
         plans += [Speculative(steps) for steps in (1, 2, 4)]
         plans += [Speculative(steps, states) for steps in (1, 2) for states in (4, 8)]
     return plans
 
 
-def parts(plans: Sequence[ModeParams], rounds: Rounds) -> int:
+def parts(plans: Sequence[DecodingMode], rounds: Rounds) -> int:
     """How many plans are measured, each round for itself."""
     return len(plans) * len(rounds.concurrencies) * (rounds.count + 1)
 
@@ -196,7 +195,7 @@ def parts(plans: Sequence[ModeParams], rounds: Rounds) -> int:
 def compare_at_loads(
     checkpoint: Checkpoint,
     workload: Workload,
-    plans: Sequence[ModeParams],
+    plans: Sequence[DecodingMode],
     rounds: Rounds,
     base: EngineConfig | None = None,
 ) -> Iterator[list[PlanAtLoad]]:
@@ -206,16 +205,16 @@ def compare_at_loads(
     their sizes.
     """
     limits = base or EngineConfig()
-    runner = Runner(checkpoint, limits.max_rows)
-    costs = measure(runner, limits.max_rows, checkpoint.mrp is not None, clock_of(checkpoint.device))
+    runner = CheckpointRunner(checkpoint, limits.max_rows)
+    costs = measure(runner, limits.max_rows, checkpoint.mrp is not None, forward_clock(checkpoint.device))
     del runner  # its cache is large
     stops = frozenset(checkpoint.config.eos_token_ids)
     for concurrency in rounds.concurrencies:
         tokens = concurrency * _TOKENS
         config = replace(limits, max_running=concurrency, kv_cache_tokens=tokens, prefix_cache=False)
         rows = [PlanAtLoad(params, concurrency) for params in plans]
-        handed = Parts(costs=costs, runner=_shared(checkpoint, config))
-        turns = deque((Engine(checkpoint, config, parts=handed), row) for row in rows)
+        handed = EngineDeps(costs=costs, runner=_shared(checkpoint, config))
+        turns = deque((Engine(checkpoint, config, deps=handed), row) for row in rows)
         for number in range(rounds.count + 1):
             count = max(workload.fewest, _WAVES * concurrency)
             numbers = range(number * count, (number + 1) * count)
@@ -229,11 +228,13 @@ def compare_at_loads(
         yield rows
 
 
-def _shared(checkpoint: Checkpoint, config: EngineConfig) -> Callable[..., Runner]:
+def _shared(checkpoint: Checkpoint, config: EngineConfig) -> Callable[..., CheckpointRunner]:
     """One runner for engines that take turns: each gives all its pages back before the next one begins."""
     pages = config.kv_cache_tokens // checkpoint.config.block_size
     candidates = config.candidates(checkpoint.config.vocab_size)
-    runner = Runner(checkpoint, pages, None, candidates, Execution(config.attention, config.cuda_graphs))
+    runner = CheckpointRunner(
+        checkpoint, pages, None, candidates, ExecutionConfig(config.attention, config.cuda_graphs)
+    )
     return lambda *_: runner
 
 

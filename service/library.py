@@ -18,8 +18,8 @@ from pathlib import Path
 from service.constraints import Constraint
 from service.constraints.grammars import compile_grammar
 from service.constraints.vocabulary import Vocabulary
-from service.decode.params import ModeParams
-from service.decode.registry import default_params
+from service.decode.mode import DecodingMode
+from service.decode.registry import default_mode
 from service.engine import Completion, Engine, EngineConfig, GenerationRequest, SamplingParams
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.options import pick_device, pick_dtype, settle_threads
@@ -65,7 +65,7 @@ class TextModel:
     def generate(
         self,
         prompts: Iterable[Prompt],
-        params: ModeParams | None = None,
+        params: DecodingMode | None = None,
         sampling: SamplingParams | None = None,
         max_new_tokens: int = 256,
         constraint: Constraint | None = None,
@@ -80,7 +80,7 @@ class TextModel:
             GenerationRequest(
                 str(number),
                 tuple(self._encode(prompt)),
-                params or default_params(),
+                params or default_mode(),
                 sampling or SamplingParams(),
                 max_new_tokens,
                 frozenset(self.checkpoint.config.eos_token_ids),

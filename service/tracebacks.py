@@ -9,7 +9,7 @@ import traceback
 
 
 def kind_and_place(error: BaseException) -> str:
-    """One line: `ZeroDivisionError in service.decode.drafting, line 93`."""
+    """One line: `ZeroDivisionError in service.decode.drafts, line 93`."""
     kind, at = type(error), error.__traceback__
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     if at is None:

@@ -20,8 +20,8 @@ from service.constraints.constraint import Constraint
 from service.data import Data, Private
 from service.decode.block import StepKind
 from service.decode.knobs import KnobValue
+from service.decode.mode import ScoreMode
 from service.decode.modes import Mode
-from service.decode.score import Score
 from service.engine.request import FinishReason, SamplingParams, Stats
 from service.errors import DeadlineExceeded, MrpServeError
 from service.fair_queue import DEFAULT_PRIORITY
@@ -122,7 +122,7 @@ class Work(Data, frozen=True):
     """
 
     request_id: str
-    params: Mode | Score
+    params: Mode | ScoreMode
     sampling: SamplingParams
     max_new_tokens: int
     timeout_s: float

@@ -1,4 +1,4 @@
-"""Parts of engines in processes of their own, which import them by `module:name`."""
+"""EngineDeps of engines in processes of their own, which import them by `module:name`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import time
 from functools import partial
 from typing import Any
 
-from service.engine import Parts
-from service.engine.forward.runner import Runner
+from service.engine import EngineDeps
+from service.engine.forward.runner import CheckpointRunner
 from tests.engine.helpers import FAIR
 from tests.runners import Around
 
@@ -16,7 +16,7 @@ class Failing(Around):
     """Fails in its first forward."""
 
     def __init__(self, *given: Any) -> None:
-        super().__init__(Runner(*given))
+        super().__init__(CheckpointRunner(*given))
 
     def evaluate(self, rows: Any) -> Any:
         raise ZeroDivisionError(len(rows))
@@ -26,7 +26,7 @@ class Hanging(Around):
     """After so many forwards one takes a minute."""
 
     def __init__(self, left: int, *given: Any) -> None:
-        super().__init__(Runner(*given))
+        super().__init__(CheckpointRunner(*given))
         self.left = left
 
     def evaluate(self, rows: Any) -> Any:
@@ -36,10 +36,10 @@ class Hanging(Around):
         return super().evaluate(rows)
 
 
-UNMEASURED = Parts(costs=FAIR)
-FAILING = Parts(costs=FAIR, runner=Failing)
-HANGING = Parts(costs=FAIR, runner=partial(Hanging, 0))
-HANGING_LATER = Parts(costs=FAIR, runner=partial(Hanging, 40))
+UNMEASURED = EngineDeps(costs=FAIR)
+FAILING = EngineDeps(costs=FAIR, runner=Failing)
+HANGING = EngineDeps(costs=FAIR, runner=partial(Hanging, 0))
+HANGING_LATER = EngineDeps(costs=FAIR, runner=partial(Hanging, 40))
 
 
 def named(parts: str) -> str:

@@ -14,13 +14,13 @@ from heapq import nsmallest
 import torch
 from torch import Tensor
 
-from service.decode.block import MASKED, Block, Known, Pick, Step
+from service.decode.block import MASKED, Block, Pick, PositionLogprobs, Step
 from service.decode.canvas import Canvas
-from service.decode.params import ModeParams
-from service.decode.policy import Evaluate, Reading
-from service.engine.forward.reads import Reads
+from service.decode.mode import DecodingMode
+from service.decode.policy import Evaluate, Prediction
+from service.engine.forward.logits_sampler import gumbel, noise_keys
 from service.engine.forward.rows import Row
-from service.engine.forward.sampling import gumbel, noise_keys
+from service.engine.forward.sampling_batch import SamplingBatch
 from service.engine.request import GenerationRequest, SamplingParams
 from service.model import Checkpoint
 from service.model.layers import Attend
@@ -104,7 +104,7 @@ class Reference:
     @torch.inference_mode()
     def read(
         self, hidden: Tensor, state: Block, start: int, sampling: SamplingParams, judge: Sequence[int] = ()
-    ) -> Reading:
+    ) -> Prediction:
         """hidden `[L, H]` of a block at absolute position `start`. Each pick tells its two likeliest tokens."""
         logits = self.checkpoint.backbone.logits(hidden).float() / (sampling.temperature or 1.0)
         probabilities = (logits - logits.logsumexp(-1, keepdim=True)).exp()  # rounded as the engine rounds it
@@ -112,22 +112,22 @@ class Reference:
         for position in state.masked:
             scores = self.allowed(logits[position], sampling)
             if sampling.temperature > 0:
-                row = Row(state, start // len(state.tokens), (), keeps=False, sampling=sampling)
-                reads = Reads.of([row], len(state.tokens))
-                (key,) = noise_keys(reads)[reads.place == position]
+                row = Row(state, start // len(state.tokens), (), writes_kv=False, sampling=sampling)
+                batch = SamplingBatch.of([row], len(state.tokens))
+                (key,) = noise_keys(batch)[batch.position == position]
                 scores = scores + gumbel(torch.tensor(key[None]), torch.arange(len(scores)))[0]
             token = int(scores.argmax())
             picks.append(Pick(position, token, float(probabilities[position, token]), self.known(logits[position])))
             entropies.append(float(torch.special.entr(logits[position].softmax(-1)).sum()))
         judged = [Pick(p, state.tokens[p], float(probabilities[p, state.tokens[p]])) for p in judge]
-        return Reading.of_picks(tuple(picks), tuple(judged), hidden, entropies)
+        return Prediction.of_picks(tuple(picks), tuple(judged), hidden, entropies)
 
-    def known(self, logits: Tensor) -> Known:
+    def known(self, logits: Tensor) -> PositionLogprobs:
         """logits `[V]` -> the two likeliest tokens and their log-probabilities, the mask token's share included."""
         scores = logits.log_softmax(-1).tolist()
         tokens = [token for token in range(len(scores)) if token != self.config.mask_token_id]
         best = nsmallest(2, tokens, key=lambda token: -scores[token])
-        return Known(tuple((token, scores[token]) for token in best))
+        return PositionLogprobs(tuple((token, scores[token]) for token in best))
 
     def allowed(self, logits: Tensor, sampling: SamplingParams) -> Tensor:
         """logits `[V]` with -inf where a token must not be chosen."""
@@ -157,7 +157,7 @@ class Reference:
                 return Decoded(tuple(output), "length", forwards, steps)
 
     def decode(
-        self, clean: Sequence[int], head: Sequence[int], params: ModeParams, sampling: SamplingParams
+        self, clean: Sequence[int], head: Sequence[int], params: DecodingMode, sampling: SamplingParams
     ) -> tuple[Canvas, int]:
         """One block, and how many Evaluates it took."""
         canvas = Canvas(Block((*head, *[MASKED] * (self.config.block_size - len(head)))))
@@ -169,7 +169,7 @@ class Reference:
                 readings = tuple(self.read(self.evaluate(clean, s), s, start, sampling) for s in query.states)
             else:
                 hidden = self.refine(clean, query.state, query.after.handle)
-                readings = (self.read(hidden, query.state, start, sampling, query.judge),)
+                readings = (self.read(hidden, query.state, start, sampling, query.rescore),)
             try:
                 query = policy.send(readings)
             except StopIteration:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.engine import Parts
+from service.engine import EngineDeps
 from service.model import Checkpoint
 from service.replica.core import EngineCore, load_core
 from service.replica.generator import Generator
@@ -18,16 +18,16 @@ def local_generator(
     checkpoint: Checkpoint,
     settings: Settings,
     tracing: Tracing | None = None,
-    parts: Parts | None = None,
+    deps: EngineDeps | None = None,
 ) -> Generator:
     """A replica of a checkpoint that is loaded, its engine on a thread of this process."""
     metrics, codec = ReplicaMetrics(), TextCodec.load(checkpoint.path)
-    core = EngineCore(checkpoint, settings, metrics, parts, lambda: codec)
+    core = EngineCore(checkpoint, settings, metrics, deps, lambda: codec)
     return Generator(replica, InProcessEngine(core, settings.stall_timeout_s), metrics, settings, tracing)
 
 
-def load_generator(replica: str, settings: Settings, parts: Parts | None = None) -> Generator:
+def load_generator(replica: str, settings: Settings, deps: EngineDeps | None = None) -> Generator:
     """A replica whose checkpoint is loaded into this process, on several devices if the settings say so."""
     metrics = ReplicaMetrics()
-    engine = InProcessEngine(load_core(settings, metrics, parts), settings.stall_timeout_s)
+    engine = InProcessEngine(load_core(settings, metrics, deps), settings.stall_timeout_s)
     return Generator(replica, engine, metrics, settings, start_tracing(settings))

@@ -6,41 +6,47 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from service.decode.policy import Reading
-from service.engine import Engine, EngineConfig, Parts
+from service.decode.policy import Prediction
+from service.engine import Engine, EngineConfig, EngineDeps
+from service.engine.forward.model_forward import Network
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import RowRunner, Runner
+from service.engine.forward.runner import CheckpointRunner, ModelRunner, Pending, done
 from service.model import Checkpoint
 
 
 class Around:
-    """Does what the real runner does. A test overrides the part that it is about."""
+    """Does what the real runner does, at once. A test overrides the part that it is about."""
 
-    def __init__(self, runner: RowRunner) -> None:
+    def __init__(self, runner: ModelRunner) -> None:
         self.runner, self.config, self.device = runner, runner.config, runner.device
         self.num_pages = runner.num_pages
 
-    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
-        return self.runner.evaluate(rows)
+    def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
+        return done(self.evaluate(rows) if network == "backbone" else self.refine(rows))
 
-    def refine(self, rows: Sequence[Row]) -> list[Reading]:
-        return self.runner.refine(rows)
+    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
+        return self.runner.begin("backbone", rows)()
+
+    def refine(self, rows: Sequence[Row]) -> list[Prediction]:
+        return self.runner.begin("mrp", rows)()
 
 
-Made = TypeVar("Made", bound=RowRunner)
+Made = TypeVar("Made", bound=ModelRunner)
 
 
 def engine_over(
-    make: Callable[[Runner], Made], checkpoint: Checkpoint, parts: Parts | None = None, **limits: Any
+    make: Callable[[CheckpointRunner], Made], checkpoint: Checkpoint, deps: EngineDeps | None = None, **limits: Any
 ) -> tuple[Engine, Made]:
-    """An engine, and its runner: what `make` puts around the usual one. Its cache is small, as far as none is given."""
+    """An engine, and its runner: what `make` puts around the usual one. By default its cache is small."""
     made: list[Made] = []
 
     def runner(*given: Any) -> Made:
-        made.append(make(Runner(*given)))
+        made.append(make(CheckpointRunner(*given)))
         return made[0]
 
     engine = Engine(
-        checkpoint, EngineConfig(**({"kv_cache_tokens": 4096} | limits)), parts=replace(parts or Parts(), runner=runner)
+        checkpoint,
+        EngineConfig(**({"kv_cache_tokens": 4096} | limits)),
+        deps=replace(deps or EngineDeps(), runner=runner),
     )
     return engine, made[0]

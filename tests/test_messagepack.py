@@ -16,8 +16,8 @@ from typing_extensions import is_typeddict
 
 from service import arrival, errors
 from service.arrival import Arrival
+from service.decode.mode import ScoreMode
 from service.decode.modes import MODES
-from service.decode.score import Score
 from service.engine.request import MAX_SEED, SamplingParams, Stats
 from service.errors import InvalidRequest, MrpServeError
 from service.frames import Malformed, Unsendable
@@ -116,8 +116,8 @@ def test_every_message_comes_back_equal(codec: MessagePack, kind: Any) -> None:
 
 def test_every_mode_has_a_name_of_its_own() -> None:
     assert {name: kind.__struct_config__.tag for name, kind in MODES.items()} == {name: name for name in MODES}
-    assert Score.__struct_config__.tag == Score.mode
-    assert set(get_args(get_type_hints(Work)["params"])) == {*MODES.values(), Score}
+    assert ScoreMode.__struct_config__.tag == ScoreMode.mode
+    assert set(get_args(get_type_hints(Work)["params"])) == {*MODES.values(), ScoreMode}
 
 
 @pytest.mark.parametrize("codec", [AT_REPLICA, AT_INGRESS])

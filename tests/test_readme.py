@@ -15,7 +15,7 @@ from msgspec import structs
 from service.decode.knobs import knobs_in
 from service.decode.modes import MODES, Speculative
 from service.demo import CHECKPOINT
-from service.engine import Parts
+from service.engine import EngineDeps
 from service.model import load_checkpoint
 from service.replica.generator import Generator
 from service.settings import Settings
@@ -52,7 +52,7 @@ def bodies() -> Iterator[Any]:
 def demo() -> Iterator[Generator]:
     settings = Settings(device="cpu", dtype="float32")
     checkpoint = load_checkpoint(CHECKPOINT)
-    generator = local_generator("r0", checkpoint, settings, parts=Parts(costs=FAIR))
+    generator = local_generator("r0", checkpoint, settings, deps=EngineDeps(costs=FAIR))
     yield generator
     generator.close()
 

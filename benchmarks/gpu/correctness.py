@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.gpu.rows import Rows
 from service.decode.modes import Speculative, Static
-from service.decode.registry import make_params
+from service.decode.registry import make_mode
 from service.demo import CHECKPOINT
 from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
 from service.model import Checkpoint, LoadOptions, load_checkpoint
@@ -85,7 +85,7 @@ def _golden(folder: Path, device: torch.device, config: EngineConfig) -> tuple[i
         GenerationRequest(
             str(number),
             tuple(case["prompt_token_ids"]),
-            make_params(case["mode"], {knob: case[knob] for knob in _KNOBS if knob in case}),
+            make_mode(case["mode"], {knob: case[knob] for knob in _KNOBS if knob in case}),
             max_new_tokens=case["max_new_tokens"],
             stop_token_ids=frozenset({_END}),
         )

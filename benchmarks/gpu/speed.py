@@ -14,8 +14,8 @@ from benchmarks.machine import measure_rates
 from benchmarks.shapes import SHAPES
 from benchmarks.steps import Platform, step_times
 from benchmarks.throughput import PlanAtLoad, Rounds, Workload, compare_at_loads
+from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Remask, Sequential, Speculative, Static
-from service.decode.params import ModeParams
 from service.demo import CHECKPOINT, heldout_problems
 from service.engine import EngineConfig
 from service.model import Checkpoint, LoadOptions
@@ -23,7 +23,7 @@ from service.model.quantization import FORMS
 from service.text import TextCodec
 
 #: static is the first: the others are compared with it
-PLANS: tuple[ModeParams, ...] = (
+PLANS: tuple[DecodingMode, ...] = (
     Static(),
     Speculative("auto"),
     Speculative(2),
@@ -42,7 +42,7 @@ VARIANTS = {
     "overlap off": EngineConfig(overlap="off"),
     "overlap off, graphs off": EngineConfig(overlap="off", cuda_graphs=False),
 }
-VARIED: tuple[ModeParams, ...] = (Static(), Speculative(1, 4))
+VARIED: tuple[DecodingMode, ...] = (Static(), Speculative(1, 4))
 
 
 def measure_speed(rows: Rows, device: torch.device, dtype: torch.dtype, extent: Extent) -> None:
@@ -81,7 +81,7 @@ def _loads(
     checkpoint: Checkpoint,
     concurrency: int,
     extent: Extent,
-    params: Sequence[ModeParams],
+    params: Sequence[DecodingMode],
     config: EngineConfig | None = None,
 ) -> Iterator[dict[str, object]]:
     workload = Workload(_prompts(), fewest=2 * concurrency, new_tokens=extent.new_tokens)

@@ -16,9 +16,11 @@ import torch
 
 from benchmarks.shapes import random_checkpoint
 from service.decode.block import MASKED, Block
+from service.decode.policy import Prediction
 from service.demo import CHECKPOINT
+from service.engine.forward.model_forward import Network
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Runner
+from service.engine.forward.runner import CheckpointRunner
 from service.engine.request import SamplingParams
 from service.model import LoadOptions
 
@@ -40,6 +42,11 @@ _KEYS = ("num_hidden_layers", "hidden_size", "num_attention_heads", "num_key_val
 _PREFIX = 48
 
 
+def run(runner: CheckpointRunner, network: Network, rows: list[Row]) -> list[Prediction]:
+    """A forward, to its end."""
+    return runner.begin(network, rows)()
+
+
 def least(run: Callable[[], object], rounds: int = 60) -> float:
     """The least CPU time of a run, in milliseconds."""
     times = []
@@ -57,19 +64,19 @@ def main() -> None:
     for shape in SHAPES:
         checkpoint = random_checkpoint({**raw, **dict(zip(_KEYS, shape, strict=True))}, LoadOptions())
         block = checkpoint.config.block_size
-        runner, before = Runner(checkpoint, 512), _PREFIX // block
+        runner, before = CheckpointRunner(checkpoint, 512), _PREFIX // block
 
         def row(token: int, first: int, block: int = block, before: int = before) -> Row:
             pages = list(range(first, first + before))
             state = Block((token, *(MASKED,) * (block - 1)))
-            return Row(state, before, pages, keeps=False, sampling=SamplingParams())
+            return Row(state, before, pages, writes_kv=False, sampling=SamplingParams())
 
         alone, pages = row(0, 0), row(0, 0).pages
         states = {n: [row(token, 0)._replace(pages=pages) for token in range(n)] for n in (1, 2, 3, 5, 9)}
-        costs = [least(partial(runner.evaluate, rows)) for rows in states.values()]
-        anchored = [alone._replace(anchor=runner.evaluate([alone])[0].handle)]
-        mrp = least(partial(runner.refine, anchored))
-        together = least(partial(runner.evaluate, [row(0, place * before) for place in range(8)]))
+        costs = [least(partial(run, runner, "backbone", rows)) for rows in states.values()]
+        anchored = [alone._replace(anchor=run(runner, "backbone", [alone])[0].handle)]
+        mrp = least(partial(run, runner, "mrp", anchored))
+        together = least(partial(run, runner, "backbone", [row(0, place * before) for place in range(8)]))
         sys.stdout.write(f"{shape}  {' '.join(f'{cost:.2f}' for cost in costs)}  MRP {mrp:.2f}  8: {together:.2f}\n")
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from dev.pictures.filling import Answer
 from dev.pictures.film import animate, draw_still
 from service.decode import modes
+from service.decode.mode import DecodingMode
 from service.decode.modes import Speculative, Static
-from service.decode.params import ModeParams
 from service.demo import CHECKPOINT
 from service.library import TextModel
 
@@ -31,7 +31,7 @@ def draw_decoding(folder: Path, prompt: str = QUESTION) -> Iterator[Path]:
         yield path
 
 
-def shown() -> list[tuple[str, ModeParams]]:
+def shown() -> list[tuple[str, DecodingMode]]:
     """Every mode, with the knobs of its picture."""
     return [
         ("static", modes.Static()),
@@ -44,7 +44,7 @@ def shown() -> list[tuple[str, ModeParams]]:
     ]
 
 
-def _decode(model: TextModel, prompt: str, params: ModeParams, title: str) -> Answer:
+def _decode(model: TextModel, prompt: str, params: DecodingMode, title: str) -> Answer:
     """Decodes one greedy answer. The prompt fills the first positions of its first block."""
     messages = [{"role": "user", "content": prompt}]
     [answer] = model.generate([messages], params)

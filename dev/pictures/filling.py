@@ -113,7 +113,7 @@ class _Film:
         """Removes the drafts and the tokens that the step masks again."""
         block = self._blocks[number]
         for position, cell in enumerate(block):
-            if cell.state == "draft" or position in step.revoked:
+            if cell.state == "draft" or position in step.remasked:
                 block[position] = Cell(when=cell.when)
 
     def _write(self, number: int, picks: Sequence[Pick], state: State, proposed: tuple[Source, int]) -> None:

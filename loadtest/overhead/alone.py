@@ -68,7 +68,7 @@ class Alone:
         return time.perf_counter() - began
 
     def _request(self, body: Json, name: int) -> GenerationRequest:
-        from service.decode.registry import make_params
+        from service.decode.registry import make_mode
         from service.engine import GenerationRequest, SamplingParams
 
         knobs = {
@@ -79,7 +79,7 @@ class Alone:
         return GenerationRequest(
             str(name),
             tuple(self._codec.encode_chat(body["messages"])),
-            make_params(body["mode"], knobs),
+            make_mode(body["mode"], knobs),
             SamplingParams(body["temperature"], seed=body["seed"]),
             body["max_new_tokens"],
             frozenset() if body.get("ignore_eos") else self._ends,

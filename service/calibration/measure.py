@@ -20,8 +20,8 @@ import torch
 from service.calibration.pareto import is_lossless
 from service.calibration.records import ChunkRecord, Clock, Notebook, PlanChunk, make_rows
 from service.calibration.tasks import PromptTask
-from service.decode.params import ModeParams
-from service.engine import Completion, Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
+from service.decode.mode import DecodingMode
+from service.engine import Completion, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
 from service.errors import SettingsError
 from service.model import Checkpoint
 from service.quality.schema import Measured, Plan, Row
@@ -66,7 +66,9 @@ class Scope:
 class Calibration:
     """Plans over tasks on one engine. `tasks` are in the order of the file."""
 
-    def __init__(self, engine: Engine, tasks: Sequence[PromptTask], plans: Sequence[ModeParams], scope: Scope) -> None:
+    def __init__(
+        self, engine: Engine, tasks: Sequence[PromptTask], plans: Sequence[DecodingMode], scope: Scope
+    ) -> None:
         scope.check(len(tasks))
         self._engine, self._tasks, self._scope = engine, tasks, scope
         self._plans = {Plan.of(plan).name: plan for plan in plans}
@@ -131,7 +133,7 @@ class Calibration:
             wall_s=wall_s,
         )
 
-    def _request(self, plan: ModeParams, number: int, tokens: int) -> GenerationRequest:
+    def _request(self, plan: DecodingMode, number: int, tokens: int) -> GenerationRequest:
         prompt, stop = self._tasks[number].prompt_token_ids, frozenset(self._engine.model.eos_token_ids)
         return GenerationRequest(str(number), prompt, plan, SamplingParams(), tokens, stop)
 
@@ -140,7 +142,9 @@ def _digest(completion: Completion) -> str:
     return hashlib.sha256(repr(completion.token_ids).encode()).hexdigest()[:16]
 
 
-def engine_for(checkpoint: Checkpoint, tasks: Sequence[PromptTask], scope: Scope, parts: Parts | None = None) -> Engine:
+def engine_for(
+    checkpoint: Checkpoint, tasks: Sequence[PromptTask], scope: Scope, deps: EngineDeps | None = None
+) -> Engine:
     """An engine with pages for the longest prompts at the highest concurrency.
 
     It has no prefix cache, so that every plan pays for its prefill.
@@ -148,7 +152,7 @@ def engine_for(checkpoint: Checkpoint, tasks: Sequence[PromptTask], scope: Scope
     longest = max(len(task.prompt_token_ids) for task in tasks) + scope.max_new_tokens
     tokens = max(scope.concurrency) * (longest + 2 * checkpoint.config.block_size)
     limits = EngineConfig(max(scope.concurrency), kv_cache_tokens=tokens, prefix_cache=False)
-    return Engine(checkpoint, limits, parts=parts)
+    return Engine(checkpoint, limits, deps=deps)
 
 
 def circumstances(checkpoint: Checkpoint, scope: Scope, prompts: Mapping[str, Any]) -> Measured:

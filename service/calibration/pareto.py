@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import chain
 
+from service.decode.mode import DecodingMode
 from service.decode.modes import Speculative, Static
-from service.decode.params import ModeParams
 from service.quality.load_bands import bands_of
 from service.quality.schema import (
     QUALITIES,
@@ -45,7 +45,7 @@ def assemble(
     )
 
 
-def is_lossless(params: ModeParams) -> bool:
+def is_lossless(params: DecodingMode) -> bool:
     """Whether the output is static's by construction: static itself, or drafts verified against it without a margin."""
     if isinstance(params, Speculative):
         return not params.drafts_decide and params.plain == Static()

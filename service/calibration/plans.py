@@ -9,9 +9,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from service.decode.mode import DecodingMode
 from service.decode.modes import MODES, Static
-from service.decode.params import ModeParams
-from service.decode.registry import make_params
+from service.decode.registry import make_mode
 from service.errors import InvalidRequest
 
 Grid = Mapping[str, Sequence[Mapping[str, Any]]]
@@ -53,13 +53,13 @@ GRID: Grid = {
 }
 
 
-def default_plans(block_size: int, *, has_mrp: bool) -> list[ModeParams]:
+def default_plans(block_size: int, *, has_mrp: bool) -> list[DecodingMode]:
     """The plans of the grid that a checkpoint can run. Static comes first: the others are compared with it."""
     plans = [plan for mode, knobs in grid_lines(GRID) if (plan := _plan(mode, knobs, block_size))]
     return with_static_first(plan for plan in plans if has_mrp or not plan.needs_mrp)
 
 
-def with_static_first(plans: Iterator[ModeParams] | Sequence[ModeParams]) -> list[ModeParams]:
+def with_static_first(plans: Iterator[DecodingMode] | Sequence[DecodingMode]) -> list[DecodingMode]:
     """Static, then the other plans, each once."""
     return [Static(), *(plan for plan in dict.fromkeys(plans) if plan != Static())]
 
@@ -69,17 +69,17 @@ def grid_lines(grid: Grid) -> Iterator[tuple[str, Mapping[str, Any]]]:
     return ((mode, knobs) for mode in MODES for knobs in grid.get(mode, ({},)))
 
 
-def _plan(mode: str, knobs: Mapping[str, Any], block_size: int) -> ModeParams | None:
+def _plan(mode: str, knobs: Mapping[str, Any], block_size: int) -> DecodingMode | None:
     """None where the block is too short for the knobs."""
     try:
-        params = make_params(mode, knobs)
+        params = make_mode(mode, knobs)
         params.check(block_size)
     except InvalidRequest:
         return None
     return params
 
 
-def parse_plan(text: str) -> ModeParams:
+def parse_plan(text: str) -> DecodingMode:
     """The params of `mode knob=value …`. InvalidRequest for another text, an unknown mode or knob."""
     mode, *words = text.split() or [""]
     try:
@@ -87,4 +87,4 @@ def parse_plan(text: str) -> ModeParams:
         knobs = {name: value if value.isalpha() else json.loads(value) for name, value in pairs}
     except ValueError as error:
         raise InvalidRequest(f"plan is {text!r}, expected is text such as 'remask threshold=0.5'") from error
-    return make_params(mode, knobs)
+    return make_mode(mode, knobs)

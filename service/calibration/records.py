@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from service.calibration.intervals import Estimate, Pieces, paired_difference, ratio_of_rates, share
 from service.calibration.pareto import is_lossless
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.quality.schema import Plan, Row, Speed
 
 Clock = Literal["cpu", "wall"]
@@ -88,7 +88,7 @@ class Notebook:
         return True
 
 
-def make_rows(plans: Sequence[ModeParams], records: Iterable[ChunkRecord], clock: Clock, timed: int) -> list[Row]:
+def make_rows(plans: Sequence[DecodingMode], records: Iterable[ChunkRecord], clock: Clock, timed: int) -> list[Row]:
     """A row a plan, static first. `timed`: prompts that were timed at the highest concurrency."""
     by_plan: dict[str, list[ChunkRecord]] = {Plan.of(plan).name: [] for plan in plans}
     for record in records:
@@ -97,7 +97,7 @@ def make_rows(plans: Sequence[ModeParams], records: Iterable[ChunkRecord], clock
     return [_row(plan, by_plan[Plan.of(plan).name], static, (clock, timed)) for plan in plans]
 
 
-def _row(plan: ModeParams, records: list[ChunkRecord], static: list[ChunkRecord], how: tuple[Clock, int]) -> Row:
+def _row(plan: DecodingMode, records: list[ChunkRecord], static: list[ChunkRecord], how: tuple[Clock, int]) -> Row:
     clock, timed = how
     answers, static_answers = _answers(records), _answers(static)
     pairs = [(answers[number], static_answers[number]) for number in answers]

@@ -187,12 +187,12 @@ def measured(
     use_threads(where.threads, where.ranks)
     with ranks_of(where.ranks, options.model, where.device, where.dtype, None, where.quantization) as (
         checkpoint,
-        parts,
+        deps,
     ):
         config = checkpoint.config
         plans = with_static_first(named) if named else default_plans(config.block_size, has_mrp=config.mrp is not None)
         tasks = tasks_of(TextCodec.load(checkpoint.path), lines.lines, scorer, raw=options.raw)
-        calibration = Calibration(engine_for(checkpoint, tasks, scope, parts), tasks, plans, scope)
+        calibration = Calibration(engine_for(checkpoint, tasks, scope, deps), tasks, plans, scope)
         about_prompts = {"prompts_sha256": lines.sha256, "scorer": scorer_name, "prompts": len(tasks)}
         how = circumstances(checkpoint, scope, about_prompts)
         identity = identity_of(checkpoint.path, config, checkpoint.activation_parts)

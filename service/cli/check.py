@@ -61,13 +61,13 @@ def _text(codec: TextCodec) -> dict[str, str]:
 
 def _memory(checkpoint: Checkpoint) -> dict[str, str]:
     """The sizes that `auto` chooses for the memory that is free beside the weights."""
-    from service.engine.sizing import Sizes, fit
+    from service.engine.memory_plan import RequestedSizes, plan_memory
     from service.model.memory import memory_of
 
     memory = memory_of(checkpoint.device)
     device = f"{memory.free / 2**30:,.1f} of {memory.total / 2**30:,.1f} GiB are free on {checkpoint.device}"
     try:
-        fitted = fit(Sizes(), checkpoint.config, checkpoint.dtype.itemsize, memory)
+        fitted = plan_memory(RequestedSizes(), checkpoint.config, checkpoint.dtype.itemsize, memory)
     except SettingsError as error:
         return {"memory": device, "fits": f"no: {error.message}"}
     cache = f"{fitted.kv_cache_tokens} tokens of KV ({fitted.kv_bytes / 2**20:,.0f} MiB)"

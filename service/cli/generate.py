@@ -29,7 +29,7 @@ from service.decode.modes import MODES
 if TYPE_CHECKING:
     from service.constraints import Constraint
     from service.constraints.matcher import CompiledGrammar
-    from service.decode.params import ModeParams
+    from service.decode.mode import DecodingMode
     from service.engine import Engine, GenerationRequest
     from service.engine.request import BlockEvent
     from service.model import Checkpoint, ModelConfig, MrpConfig
@@ -73,7 +73,7 @@ def command(
         raise InvalidRequest("the prompt is empty, at least one token is needed", param="prompt")
     constraint = _constraint(schema, regex, choice)
     use_threads(threads, tensor_parallel_size)
-    with ranks_of(tensor_parallel_size, model, device, dtype, block_size) as (checkpoint, parts):
+    with ranks_of(tensor_parallel_size, model, device, dtype, block_size) as (checkpoint, deps):
         codec = TextCodec.load(checkpoint.path)
         ids = codec.encode(prompt) if raw else codec.encode_chat([{"role": "user", "content": prompt}])
         request = GenerationRequest(
@@ -85,7 +85,7 @@ def command(
             frozenset(checkpoint.config.eos_token_ids),
             grammar=_grammar(constraint, codec, checkpoint.config) if constraint else None,
         )
-        events = _run(Engine(checkpoint, EngineConfig(attention=attention), parts=parts), request)
+        events = _run(Engine(checkpoint, EngineConfig(attention=attention), deps=deps), request)
     text = codec.decode([token for event in events for token in event.token_ids])
     _print(request, events, text, as_json)
 
@@ -115,17 +115,17 @@ def _grammar(constraint: Constraint, codec: TextCodec, model: ModelConfig) -> Co
     return compile_grammar(constraint, Vocabulary.of(codec, model))
 
 
-def _params(mode: str | None, knobs: Knobs, mrp: MrpConfig | None) -> ModeParams:
+def _params(mode: str | None, knobs: Knobs, mrp: MrpConfig | None) -> DecodingMode:
     """The params of the given mode, or of the server's default mode. MRP steps default to the checkpoint's."""
     from service.decode.modes import MODES
-    from service.decode.registry import default_knobs, default_params, make_params
+    from service.decode.registry import default_knobs, default_mode, make_mode
 
-    name = mode or default_params().mode
+    name = mode or default_mode().mode
     defaults = default_knobs(name, mrp.default_steps if mrp else 0) if name in MODES else {}
-    return make_params(name, {**defaults, **knobs})
+    return make_mode(name, {**defaults, **knobs})
 
 
-def _preset(quality: str, mode: str | None, knobs: Knobs, checkpoint: Checkpoint) -> ModeParams:
+def _preset(quality: str, mode: str | None, knobs: Knobs, checkpoint: Checkpoint) -> DecodingMode:
     """The params of a quality. InvalidRequest if a mode or knobs are given, too."""
     from service.errors import InvalidRequest
     from service.quality.presets import presets_of

@@ -12,7 +12,7 @@ import typer
 from service.errors import SettingsError
 
 if TYPE_CHECKING:
-    from service.engine import Parts
+    from service.engine import EngineDeps
     from service.model import Checkpoint, LoadOptions
 
 ModelOption = Annotated[
@@ -67,18 +67,18 @@ def ranks_of(
     dtype: str,
     block_size: int | None = None,
     quantization: str | None = None,
-) -> Iterator[tuple[Checkpoint, Parts]]:
+) -> Iterator[tuple[Checkpoint, EngineDeps]]:
     """As `load`, on so many devices; what an engine needs to use them. The processes end with the block."""
     from service.demo import CHECKPOINT
-    from service.engine import Parts
+    from service.engine import EngineDeps
     from service.parallel import TensorParallelExecutor
 
     if size == 1:
-        yield load(model, device, dtype, block_size, quantization=quantization), Parts()
+        yield load(model, device, dtype, block_size, quantization=quantization), EngineDeps()
         return
     options = load_options(device, dtype, block_size, quantization)
     with TensorParallelExecutor(size, options.device) as team:
-        yield team.load(model or CHECKPOINT, options), Parts(ranks=team)
+        yield team.load(model or CHECKPOINT, options), EngineDeps(ranks=team)
 
 
 def load_options(

@@ -1,7 +1,7 @@
 """Constraints on answers: JSON schemas, regular expressions, choices and grammars, by llguidance.
 
 `Constraint` is what a request asks for; it crosses from the ingress to the replica. The replica compiles it
-(`compiler.py`) and the engine follows the compiled grammar through `decode/guide.py`'s protocol. The library is
+(`compiler.py`) and the engine follows the compiled grammar through `decode/block_grammar.py`'s protocol. The library is
 imported with the compiler, so an ingress does not load it.
 """
 

@@ -1,4 +1,4 @@
-"""One answer's way through a compiled grammar: `decode/guide.py`'s protocols, over llguidance's matcher.
+"""One answer's way through a compiled grammar: `decode/block_grammar.py`'s protocols, over llguidance's matcher.
 
 The matcher stands somewhere in the answer and goes back and forth between the states that are asked about. The library
 knows no end tokens here: the answer may end wherever the matcher accepts. Control tokens are never allowed.
@@ -45,7 +45,7 @@ class CompiledGrammar:
 
 
 class OpenGrammar:
-    """The way of one answer. Implements `decode.guide.Grammar`. `param`: the request's field, for errors."""
+    """The way of one answer. Implements `decode.block_grammar.GrammarMatcher`. `param`: the field of errors."""
 
     def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary, param: str, account: Account | None = None) -> None:
         self._matcher, self._vocabulary, self._param, self._account = matcher, vocabulary, param, account

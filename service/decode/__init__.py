@@ -1,1 +1,1 @@
-"""Decoding rules as pure Python: blocks, the policy protocol, one file per mode, the registry."""
+"""Decoding rules as pure Python: blocks, the policy protocol, reveal rules, modes and their registry."""

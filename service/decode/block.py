@@ -1,7 +1,7 @@
 """One block of tokens while it is decoded, and the record of its decoding steps.
 
-A position that is not decoded yet holds `MASKED`, which the engine replaces by the checkpoint's mask token. Positions
-are relative to the block.
+A masked position holds `MASKED`, which the engine replaces by the checkpoint's mask token. Positions are relative to
+the block.
 """
 
 from __future__ import annotations
@@ -14,46 +14,47 @@ MASKED = -1
 _T = TypeVar("_T")
 
 
-class _Make(Protocol):
+class _NewTuple(Protocol):
     def __call__(self, kind: type[_T], fields: tuple[Any, ...], /) -> _T: ...
 
 
 #: Makes a named tuple of all of its fields in half the time of its own call. Used where thousands are made in a step.
-make: _Make = tuple.__new__  # type: ignore[assignment]
+new_tuple: _NewTuple = tuple.__new__  # type: ignore[assignment]
 
 StepKind = Literal["denoise", "verify", "mrp", "forced"]
 
 
-class Known(NamedTuple):
-    """What a request asked of a position besides its token: log-probabilities (natural) of the reading.
+class PositionLogprobs(NamedTuple):
+    """The log-probabilities (natural) at a position that a request wants.
 
-    `likeliest`: tokens and their log-probabilities, the likeliest first. `given`: those of the tokens that were named.
+    `top`: (token, log-probability) of the likeliest tokens, in descending order. `named`: the log-probabilities of the
+    tokens that the request names.
     """
 
-    likeliest: tuple[tuple[int, float], ...] = ()
-    given: tuple[float, ...] = ()
+    top: tuple[tuple[int, float], ...] = ()
+    named: tuple[float, ...] = ()
 
 
 class Pick(NamedTuple):
     """A token chosen for a position. `confidence`: its full-vocabulary softmax probability, (0, 1].
 
-    `known`: what else the request asked of the position, None if nothing.
+    `logprobs`: the log-probabilities at the position, None if the request wants none.
     """
 
     position: int
     token: int
     confidence: float
-    known: Known | None = None
+    logprobs: PositionLogprobs | None = None
 
 
 class Block(NamedTuple):
-    """The tokens of one block. Positions that are not decoded yet hold `MASKED`."""
+    """The tokens of one block. Masked positions hold `MASKED`."""
 
     tokens: tuple[int, ...]
 
     @property
     def masked(self) -> tuple[int, ...]:
-        """Positions not decoded yet, ascending."""
+        """The masked positions, ascending."""
         return tuple(position for position, token in enumerate(self.tokens) if token == MASKED)
 
     @property
@@ -76,29 +77,29 @@ class Block(NamedTuple):
         tokens = list(self.tokens)
         for pick in picks:
             tokens[pick[0]] = pick[1]
-        return make(Block, (tuple(tokens),))
+        return new_tuple(Block, (tuple(tokens),))
 
-    def mask(self, positions: Iterable[int]) -> Block:
+    def remask(self, positions: Iterable[int]) -> Block:
         """A copy of this block with the positions masked again."""
         hidden = set(positions)
         return Block(tuple(MASKED if p in hidden else token for p, token in enumerate(self.tokens)))
 
 
 class Step(NamedTuple):
-    """What one decision did to a block. Traces and statistics are made from steps.
+    """One decision and its effect on a block. Traces and statistics are made from steps.
 
-    `kind`: the output that the decision used (`denoise`: one backbone row, `verify`: several backbone rows, `mrp`).
-    `forced`: none, the answer's grammar left one text only.
-    `drafted`: the picks that were verified; the first `accepted` of them are the first of `revealed`.
-    `promises`: for each state of a tree of drafts, the expected tokens and the tokens that were kept.
+    `kind`: the output that decided (`denoise`: one backbone row, `verify`: several backbone rows, `mrp`). `forced`: no
+    output, the grammar left one text only.
+    `drafted`: the picks that were verified. The first `accepted` of them are the first of `revealed`.
+    `gains`: (expected, actual) tokens gained by each state of a tree of drafts.
     """
 
     kind: StepKind
     revealed: tuple[Pick, ...] = ()
-    revoked: tuple[int, ...] = ()
+    remasked: tuple[int, ...] = ()
     drafted: tuple[Pick, ...] = ()
     accepted: int = 0
-    promises: tuple[tuple[float, int], ...] = ()
+    gains: tuple[tuple[float, int], ...] = ()
 
     @property
     def proposed(self) -> int:

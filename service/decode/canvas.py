@@ -4,15 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from service.decode.block import Block, Pick, Step, StepKind, make
-from service.decode.draft_budget import DraftBudget
-from service.decode.guide import Guide, forced_picks
+from service.decode.block import Block, Pick, Step, StepKind, new_tuple
+from service.decode.block_grammar import BlockGrammar, forced_picks
 
 if TYPE_CHECKING:
-    from service.decode.policy import Reading
+    from service.decode.policy import Prediction
     from service.decode.rules import Rule
+
+
+class DraftBudget(NamedTuple):
+    """The cost that the drafts of one round may have. The engine sets it for `speculative` with `mrp_steps: auto`.
+
+    `row`: the cost of one more row in the next forward, as the number of tokens that could be decoded in its time.
+    `states`: the most states to verify. `mrp_steps`: the most MRP forwards for drafting them. By default nothing is
+    drafted.
+    """
+
+    row: float = 1.0
+    states: int = 0
+    mrp_steps: int = 0
+
+    def at_most(self, states: int) -> DraftBudget:
+        """The budget with at most `states` states."""
+        return self if self.states <= states else DraftBudget(self.row, states, self.mrp_steps)
 
 
 def _complete(block: Block) -> bool:
@@ -23,37 +39,37 @@ def _complete(block: Block) -> bool:
 class Canvas:
     """The block on which a policy works.
 
-    `budget`: called when drafts are made; returns what they may cost now. `ends`: whether the answer ends in a state,
-    so that nothing after it is needed. `guide`: the grammar that the answer must keep to, None for a free answer.
+    `budget`: returns the current draft budget. `ends`: whether the answer ends in a state, so that nothing after it is
+    needed. `grammar`: the grammar of the answer in this block, None for a free answer.
     """
 
     block: Block
     steps: list[Step] = field(default_factory=list)
     budget: Callable[[], DraftBudget] = DraftBudget
     ends: Callable[[Block], bool] = _complete
-    guide: Guide | None = None
+    grammar: BlockGrammar | None = None
 
     def rule(self, rule: Rule) -> Rule:
-        """The rule by which this block is filled: with a guide, from left to right."""
-        return rule if self.guide is None else rule.in_order
+        """The rule by which this block is filled: with a grammar, from left to right."""
+        return rule if self.grammar is None else rule.in_order
 
-    def choose(self, rule: Rule, reading: Reading, block: Block) -> tuple[Pick, ...]:
-        """What a rule reveals of a state. With a guide: as far as its grammar allows, of a stale reading maybe none."""
-        picks = rule(reading)
-        return picks if self.guide is None else self.guide.chosen(block, picks)
+    def choose(self, rule: Rule, prediction: Prediction, block: Block) -> tuple[Pick, ...]:
+        """The picks that a rule reveals in a state. With a grammar: the allowed first ones, perhaps none."""
+        picks = rule(prediction)
+        return picks if self.grammar is None else self.grammar.allowed(block, picks)
 
     def after(self, block: Block, picks: Iterable[Pick]) -> Block:
         """The state after the picks, and after all that the grammar then forces."""
         state = block.reveal(picks)
-        return state if self.guide is None else self.guide.closed(state)
+        return state if self.grammar is None else self.grammar.closed(state)
 
     def leads(self, block: Block, picks: tuple[Pick, ...], state: Block) -> bool:
-        """Whether the picks, from the leftmost masked position on if there is a grammar, lead from a block to a state.
+        """Whether revealing `picks` in `block` gives `state`.
 
-        The grammar must allow them there.
+        With a grammar, they must begin at the leftmost masked position and be allowed.
         """
-        guide = self.guide
-        if guide is not None and (picks[0].position != block.num_leading or guide.chosen(block, picks) != picks):
+        grammar = self.grammar
+        if grammar is not None and (picks[0].position != block.num_leading or grammar.allowed(block, picks) != picks):
             return False
         return self.after(block, picks) == state
 
@@ -63,25 +79,25 @@ class Canvas:
 
     def reveal(self, kind: StepKind, picks: Iterable[Pick]) -> None:
         """Reveals the picks and records the step."""
-        self.record(make(Step, (kind, tuple(picks), (), (), 0, ())))
+        self.record(new_tuple(Step, (kind, tuple(picks), (), (), 0, ())))
 
     def record(self, step: Step, after: Block | None = None) -> None:
-        """Reveals the picks of a step and records it. `after`: the state that it leads to, if it is known."""
-        if self.guide is not None and not step.revealed:
+        """Reveals the picks of a step and records it. `after`: the state that follows, None: it is computed."""
+        if self.grammar is not None and not step.revealed:
             raise AssertionError("the grammar refuses what its own mask allows")
         self.steps.append(step)
-        if self.guide is None:
+        if self.grammar is None:
             self.block = after or self.block.reveal(step.revealed)
         else:
             self._move(after or self.after(self.block, step.revealed), step.revealed)
 
-    def revoke(self, kind: StepKind, positions: Iterable[int]) -> None:
-        """Masks positions again and records the step. With a guide, all that follows the first of them, too."""
-        revoked = tuple(positions)
-        if self.guide is not None:
-            revoked = tuple(range(min(revoked), self.block.num_leading))
-        self.block = self.block.mask(revoked)
-        self.steps.append(Step(kind, revoked=revoked))
+    def remask(self, kind: StepKind, positions: Iterable[int]) -> None:
+        """Masks positions again and records the step. With a grammar, it masks all after the first of them, too."""
+        remasked = tuple(positions)
+        if self.grammar is not None:
+            remasked = tuple(range(min(remasked), self.block.num_leading))
+        self.block = self.block.remask(remasked)
+        self.steps.append(Step(kind, remasked=remasked))
 
     def _move(self, after: Block, revealed: tuple[Pick, ...]) -> None:
         before, self.block = self.block, after

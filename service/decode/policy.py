@@ -1,7 +1,7 @@
-"""The protocol of policies: a policy is a generator that decodes one block by asking for readings.
+"""The protocol of policies: a policy is a generator that decodes one block by asking for predictions.
 
-A policy yields `Evaluate` (the backbone reads states of the block) or `Refine` (MRP predicts the backbone's reading of
-a newer state). It is sent one `Reading` per state. It reveals tokens on its canvas and returns when the block is
+A policy yields `Evaluate` (the backbone reads states of the block) or `Refine` (MRP predicts the backbone's output for
+a newer state). It is sent one `Prediction` per state. It reveals tokens on its canvas and returns when the block is
 complete. At every `Evaluate` the canvas must hold only final tokens, since the engine may stop a policy there.
 Policies use no tensors; tests drive them with a scripted oracle.
 """
@@ -11,115 +11,115 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from service.decode.block import MASKED, Block, Known, Pick, make
+from service.decode.block import MASKED, Block, Pick, PositionLogprobs, new_tuple
 from service.decode.canvas import Canvas
 
 _T = TypeVar("_T")
 
 
-class Reading(NamedTuple):
-    """The model's output for one state of a block.
+class Prediction(NamedTuple):
+    """The model's output for one state of a block, column by column: a value for every masked position.
 
-    `positions`: the masked ones, ascending. For each of them `tokens` has the chosen token, `confidences` its
-    probability, `entropies` the entropy of the full softmax in nats, and `known` what else the request asked of it. The
-    last two are empty where nobody asks. Picks are made only of what a policy looks at, since most states of a tree are
-    read for nothing.
-    `judged`: for each position of `Refine.judge`, the state's token there and its probability.
-    `handle`: where a later Refine goes on from; opaque to policies.
+    `positions`: the masked positions, ascending. `tokens`: the chosen tokens. `confidences`: their probabilities.
+    `entropies`: the entropies of the full softmax in nats. `logprobs`: the log-probabilities that the request wants.
+    The last two are empty where nothing needs them. Picks are made on demand, since most states of a tree are read for
+    nothing.
+    `rescored`: for each position of `Refine.rescore`, the state's token there and its probability.
+    `handle`: the anchor of a later Refine; opaque to policies.
     """
 
     positions: Sequence[int]
     tokens: Sequence[int]
     confidences: Sequence[float]
-    judged: tuple[Pick, ...] = ()
+    rescored: tuple[Pick, ...] = ()
     handle: Any = None
     entropies: Sequence[float] = ()
-    known: Sequence[Known | None] = ()
+    logprobs: Sequence[PositionLogprobs | None] = ()
 
     @classmethod
     def of_picks(
-        cls, picks: Iterable[Pick], judged: tuple[Pick, ...] = (), handle: Any = None, entropies: Sequence[float] = ()
-    ) -> Reading:
-        """A reading with these picks for the masked positions, ascending, and their entropies."""
-        positions, tokens, confidences, known = tuple(zip(*picks, strict=True)) or ((), (), (), ())
-        return cls(positions, tokens, confidences, judged, handle, entropies, known)
+        cls, picks: Iterable[Pick], rescored: tuple[Pick, ...] = (), handle: Any = None, entropies: Sequence[float] = ()
+    ) -> Prediction:
+        """A prediction with these picks for the masked positions, ascending, and their entropies."""
+        positions, tokens, confidences, logprobs = tuple(zip(*picks, strict=True)) or ((), (), (), ())
+        return cls(positions, tokens, confidences, rescored, handle, entropies, logprobs)
 
     @property
     def picks(self) -> tuple[Pick, ...]:
         """For every masked position, ascending, the chosen token and its probability. Made anew by each call."""
         return self.picked(range(len(self.positions)))
 
-    def picked(self, places: Iterable[int]) -> tuple[Pick, ...]:
-        """The picks of masked positions by their numbers, from 0 on."""
-        positions, tokens, confidences, known = self.positions, self.tokens, self.confidences, self.known
+    def picked(self, indices: Iterable[int]) -> tuple[Pick, ...]:
+        """The picks at these indices of the columns."""
+        positions, tokens, confidences, logprobs = self.positions, self.tokens, self.confidences, self.logprobs
         return tuple([
-            make(Pick, (positions[place], tokens[place], confidences[place], known[place] if known else None))
-            for place in places
+            new_tuple(Pick, (positions[i], tokens[i], confidences[i], logprobs[i] if logprobs else None))
+            for i in indices
         ])  # fmt: skip
 
     def most_confident(self, count: int = 1) -> tuple[Pick, ...]:
         """The `count` picks of highest confidence; ties go to the lowest position."""
         confidences = self.confidences
         if count == 1:  # by far the most frequent
-            place = confidences.index(max(confidences))
-            known = self.known[place] if self.known else None
-            return (make(Pick, (self.positions[place], self.tokens[place], confidences[place], known)),)
+            index = confidences.index(max(confidences))
+            logprobs = self.logprobs[index] if self.logprobs else None
+            return (new_tuple(Pick, (self.positions[index], self.tokens[index], confidences[index], logprobs)),)
         return self.picked(sorted(range(len(confidences)), key=confidences.__getitem__, reverse=True)[:count])
 
     def above(self, threshold: float) -> tuple[Pick, ...]:
         """The picks of confidence > `threshold`. If there is none, the most confident pick."""
-        sure = [place for place, confidence in enumerate(self.confidences) if confidence > threshold]
+        sure = [index for index, confidence in enumerate(self.confidences) if confidence > threshold]
         return self.picked(sure) if sure else self.most_confident()
 
-    def of(self, block: Block) -> Reading:
-        """The reading restricted to the masked positions of `block`, a later state than the one that was read."""
-        masked, (positions, tokens, confidences, judged, handle, entropies, known) = block.tokens, self
-        left = [place for place, position in enumerate(positions) if masked[position] == MASKED]
+    def of(self, block: Block) -> Prediction:
+        """The prediction restricted to the masked positions of `block`, a later state of the same block."""
+        state, (positions, tokens, confidences, rescored, handle, entropies, logprobs) = block.tokens, self
+        left = [index for index, position in enumerate(positions) if state[position] == MASKED]
         if len(left) == len(positions):
             return self
-        return make(
-            Reading,
+        return new_tuple(
+            Prediction,
             (
-                [positions[place] for place in left],
-                [tokens[place] for place in left],
-                [confidences[place] for place in left],
-                judged,
+                [positions[index] for index in left],
+                [tokens[index] for index in left],
+                [confidences[index] for index in left],
+                rescored,
                 handle,
-                _those(entropies, left),
-                _those(known, left),
+                _selected(entropies, left),
+                _selected(logprobs, left),
             ),
         )
 
 
-def _those(column: Sequence[_T], places: Iterable[int]) -> Sequence[_T]:
-    return [column[place] for place in places] if column else ()
+def _selected(column: Sequence[_T], indices: Iterable[int]) -> Sequence[_T]:
+    return [column[index] for index in indices] if column else ()
 
 
 class Evaluate(NamedTuple):
-    """Asks the backbone for one Reading per state. `states[0]` is the canvas's block.
+    """Asks the backbone for one Prediction per state. `states[0]` is the canvas's block.
 
-    `likeliest`: the least number of likeliest tokens that each pick must tell (`Pick.known`).
-    `promises`: the tokens that each state after the first is expected to gain. If they are given, the engine may leave
-    out the last states, and the Readings are those of the others.
+    `top_logprobs`: the least number of likeliest tokens that each pick must have (`Pick.logprobs`).
+    `gains`: the expected gain, in tokens, of each state after the first. With gains, the engine may leave out the last
+    states and answer with fewer predictions.
     """
 
     states: tuple[Block, ...]
-    likeliest: int = 0
-    promises: tuple[float, ...] = ()
+    top_logprobs: int = 0
+    gains: tuple[float, ...] = ()
 
 
 class Refine(NamedTuple):
-    """Asks MRP for the Reading of `state`, anchored on an earlier one.
+    """Asks MRP for the Prediction of `state`, anchored on an earlier one.
 
-    `judge`: revealed positions of `state` for whose tokens MRP also gives probabilities.
+    `rescore`: revealed positions of `state` for whose tokens MRP also gives probabilities.
     """
 
-    after: Reading
+    after: Prediction
     state: Block
-    judge: tuple[int, ...] = ()
+    rescore: tuple[int, ...] = ()
 
 
 Query = Evaluate | Refine
-Decoding = Generator[Query, tuple[Reading, ...], None]
-#: policy(canvas, params of the mode) -> the generator that decodes the canvas's block.
+Decoding = Generator[Query, tuple[Prediction, ...], None]
+#: policy(canvas, mode) -> the generator that decodes the canvas's block.
 Policy = Callable[[Canvas, Any], Decoding]

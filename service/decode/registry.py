@@ -8,13 +8,13 @@ from typing import Any
 from msgspec.structs import asdict
 
 from service.decode.knobs import AUTO, KnobValue, knobs_in
+from service.decode.mode import DecodingMode
 from service.decode.modes import MODES, Direct, Mode, Speculative
-from service.decode.params import ModeParams
 from service.errors import InvalidRequest
 
 
-def make_params(mode: str, knobs: Mapping[str, KnobValue]) -> Mode:
-    """The params of a mode by name. InvalidRequest for an unknown mode, or for a knob that the mode does not use."""
+def make_mode(mode: str, knobs: Mapping[str, KnobValue]) -> Mode:
+    """A mode by name, with these knobs. InvalidRequest for an unknown mode or a knob that the mode does not use."""
     if mode not in MODES:
         raise InvalidRequest(f"mode is {mode!r}, allowed are {', '.join(MODES)}", param="mode")
     used = knobs_in(MODES[mode])
@@ -26,35 +26,35 @@ def make_params(mode: str, knobs: Mapping[str, KnobValue]) -> Mode:
 
 
 def these_knobs(used: Iterable[str]) -> str:
-    """The knobs of a mode, as an error names them."""
+    """The knobs of a mode, in the words of an error."""
     names = ", ".join(used)
     return f"its knobs are {names}" if names else "it has no knobs"
 
 
-def only_drafts(params: ModeParams) -> bool:
-    """Whether the backbone verifies all that MRP says. Unless drafts decide, MRP then changes only the speed."""
-    return isinstance(params, Speculative)
+def only_drafts(mode: DecodingMode) -> bool:
+    """Whether the backbone verifies all of MRP's picks. Unless drafts decide, MRP then changes only the speed."""
+    return isinstance(mode, Speculative)
 
 
-def leaves_drafts_open(params: ModeParams) -> bool:
+def leaves_drafts_open(mode: DecodingMode) -> bool:
     """Whether the number of drafts is chosen while decoding."""
-    return isinstance(params, Speculative) and params.mrp_steps == AUTO
+    return isinstance(mode, Speculative) and mode.mrp_steps == AUTO
 
 
 def served_without_mrp() -> list[str]:
     """The modes of a checkpoint without MRP, for error messages; with the knob values that a mode needs for it."""
-    served = [name for name, params in MODES.items() if params.served_without_mrp]
+    served = [name for name, mode in MODES.items() if mode.served_without_mrp]
     return [f"{name} with mrp_steps {AUTO} or 0" if name == Speculative.mode else name for name in served]
 
 
 def default_knobs(mode: str, mrp_steps: int) -> dict[str, KnobValue]:
     """The knobs of a mode when a request names none. `mrp_steps`: the checkpoint's, 0 if it has no MRP."""
-    knobs = {name: value for name, value in asdict(make_params(mode, {})).items() if value is not None}
+    knobs = {name: value for name, value in asdict(make_mode(mode, {})).items() if value is not None}
     if mode == Direct.mode and mrp_steps:
         knobs["mrp_steps"] = mrp_steps
     return knobs
 
 
-def default_params() -> ModeParams:
-    """The params of requests that name no mode: the fastest lossless mode."""
+def default_mode() -> DecodingMode:
+    """The mode of requests that name none: the fastest lossless mode."""
     return Speculative()

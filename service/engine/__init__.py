@@ -12,20 +12,20 @@ from service.engine.request import (
     BlockEvent,
     BlockProgress,
     Completion,
-    Forwards,
+    ForwardCounts,
     GenerationRequest,
     SamplingParams,
     Stats,
 )
 
 if TYPE_CHECKING:
+    from service.engine.deps import EngineDeps
     from service.engine.engine import Engine
-    from service.engine.parts import Parts
     from service.engine.thread import AsyncEngine
 else:
 
     def __getattr__(name: str) -> type:
-        modules = {"AsyncEngine": "thread", "Engine": "engine", "Parts": "parts"}
+        modules = {"AsyncEngine": "thread", "Engine": "engine", "EngineDeps": "deps"}
         if name not in modules:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return getattr(import_module(f"service.engine.{modules[name]}"), name)
@@ -38,11 +38,11 @@ __all__ = [
     "Completion",
     "Engine",
     "EngineConfig",
+    "EngineDeps",
     "EngineState",
-    "Forwards",
+    "ForwardCounts",
     "GenerationRequest",
     "Observer",
-    "Parts",
     "SamplingParams",
     "Stats",
     "StepReport",

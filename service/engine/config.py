@@ -10,7 +10,7 @@ from service import defaults
 #: size of a vocabulary from which on drafts are chosen from some of its tokens (dev/lab/performance-log.md)
 _LARGE_VOCABULARY = 16384
 
-#: whether half of the requests compute while the other half's policies run (`overlap.py`)
+#: whether one micro-batch computes while the policies of the other one run (`micro_batch.py`)
 Overlapping = Literal["auto", "on", "off"]
 
 

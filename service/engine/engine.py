@@ -16,17 +16,15 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from service.engine.config import EngineConfig
+from service.engine.deps import EngineDeps
 from service.engine.drafting.costs import measure
-from service.engine.drafting.pricing import Pricing
-from service.engine.forward.clock import clock_of
-from service.engine.forward.grouping import same_shapes_for
-from service.engine.forward.networks import Execution, LocalNetworks
-from service.engine.forward.pending import AsyncRunner, Immediate
-from service.engine.kv_cache import PagePool
-from service.engine.observer import EngineState, HarmlessObserver, Observer, SilentObserver, StepReport
-from service.engine.overlap import Overlap
-from service.engine.parts import Parts
-from service.engine.prefix_cache import PrefixCache
+from service.engine.drafting.planner import DraftPlanner
+from service.engine.forward.model_forward import ExecutionConfig, LocalModelForward
+from service.engine.forward.partition import fixed_shapes_for
+from service.engine.forward.runner import forward_clock
+from service.engine.micro_batch import ForwardExecutor, MicroBatch, TwoBatchOverlap, end_alone
+from service.engine.observer import EngineState, NullObserver, Observer, SafeObserver, StepReport
+from service.engine.prefix_cache import PagePool, PrefixCache
 from service.engine.request import (
     BlockEvent,
     BlockProgress,
@@ -36,9 +34,8 @@ from service.engine.request import (
     GenerationRequest,
     Stats,
 )
+from service.engine.running_request import RunningRequest
 from service.engine.scheduler import Scheduler, Waiting
-from service.engine.sequence import Sequence
-from service.engine.turn import Forwards, Turn, end_alone
 from service.engine.validation import validate
 from service.errors import InvalidRequest, SettingsError, WeightsChanged
 from service.model.checkpoint import Checkpoint
@@ -47,10 +44,10 @@ _log = logging.getLogger(__name__)
 
 
 class Engine:
-    """Decodes requests with one checkpoint. Not thread-safe. `parts`: see `parts.py`.
+    """Decodes requests with one checkpoint. Not thread-safe. `deps`: see `deps.py`.
 
     `progress`: the decoding steps that the last `step` took for requests with `report_steps`.
-    `version`: of the weights, which `exchange` sets.
+    `version`: the version of the weights, which `exchange` sets.
     """
 
     def __init__(
@@ -58,41 +55,40 @@ class Engine:
         checkpoint: Checkpoint,
         config: EngineConfig | None = None,
         observer: Observer | None = None,
-        parts: Parts | None = None,
+        deps: EngineDeps | None = None,
     ) -> None:
-        config, parts = config or EngineConfig(), parts or Parts()
+        config, deps = config or EngineConfig(), deps or EngineDeps()
         self.model, self.max_running = checkpoint.config, config.max_running
         size = self.model.block_size
         if config.max_rows < size + 2:
             raise SettingsError(f"max_rows is {config.max_rows}, at least {size + 2} (block size + 2) are needed")
         self._deterministic = config.deterministic
-        grouping = same_shapes_for(checkpoint.device.type, size) if config.deterministic else None
+        partition = fixed_shapes_for(checkpoint.device.type, size) if config.deterministic else None
         num_pages = config.kv_cache_tokens // size
         self._pages = PrefixCache(PagePool(num_pages), config.prefix_cache)
         candidates = config.candidates(self.model.vocab_size)
-        networks = parts.ranks.networks if parts.ranks else LocalNetworks
-        execution = Execution(config.attention, config.cuda_graphs, networks=networks)
-        self._runner = parts.runner(checkpoint, num_pages, grouping, candidates, execution)
-        has_mrp, clock = checkpoint.mrp is not None, clock_of(checkpoint.device, checkpoint.shard.size)
-        measured = partial(measure, self._runner, config.max_rows, has_mrp, clock)
-        costs = parts.costs
-        self._pricing = Pricing((lambda: costs) if costs else measured, config.max_rows)
+        networks = deps.ranks.networks if deps.ranks else LocalModelForward
+        execution = ExecutionConfig(config.attention, config.cuda_graphs, networks=networks)
+        runner = deps.runner(checkpoint, num_pages, partition, candidates, execution)
+        has_mrp, clock = checkpoint.mrp is not None, forward_clock(checkpoint.device, checkpoint.shard.size)
+        measured = partial(measure, runner, config.max_rows, has_mrp, clock)
+        costs = deps.costs
+        self._planner = DraftPlanner((lambda: costs) if costs else measured, config.max_rows)
         prompt_rows = config.prefill_tokens(checkpoint.device.type) // size
-        self._scheduler = Scheduler(self._pages, size, config, self._pricing, prompt_rows)
-        self._observer: Observer = HarmlessObserver(observer or SilentObserver())
-        self._clock = parts.clock
+        self._scheduler = Scheduler(self._pages, size, config, self._planner, prompt_rows)
+        self._observer: Observer = SafeObserver(observer or NullObserver())
+        self._clock = deps.clock
         self.version, self._held = 0, False
         self.progress: list[BlockProgress] = []
-        runner = self._runner
-        self._forwards = Forwards(runner if isinstance(runner, AsyncRunner) else Immediate(runner), self._clock)
-        self._overlap = Overlap(config.overlap, self._pricing, asynchronous=checkpoint.device.type == "cuda")
-        self._turns: deque[Turn] = deque()
+        self._executor = ForwardExecutor(runner, self._clock)
+        self._overlap = TwoBatchOverlap(config.overlap, self._planner, asynchronous=checkpoint.device.type == "cuda")
+        self._micro_batches: deque[MicroBatch] = deque()
         whole_blocks = min(self.model.max_positions // size, self._pages.capacity) * size
         self.max_model_len = min(config.max_model_len or whole_blocks, whole_blocks)
 
     def prepare(self) -> None:
-        """Measures the costs of forwards, which the first request that needs them would have to wait for."""
-        self._pricing.costs()
+        """Measures the costs of forwards, so that the first request that needs them does not wait."""
+        self._planner.costs()
 
     # --- requests ----------------------------------------------------------------------------------
 
@@ -114,10 +110,10 @@ class Engine:
         waiting = self._scheduler.drop_waiting(request_id)
         if waiting is not None:
             self._observer.on_event(waiting.request, BlockEvent(request_id, 0, (), Stats(), "abort"), ())
-        for sequence in list(self._scheduler.running):
-            if sequence.request.request_id == request_id:
-                sequence.expire("abort")
-                self._collect([sequence])
+        for running in list(self._scheduler.running):
+            if running.request.request_id == request_id:
+                running.expire("abort")
+                self._collect([running])
 
     def state(self) -> EngineState:
         """The current numbers of running and waiting requests and of used pages."""
@@ -137,20 +133,20 @@ class Engine:
 
     def abort_running(self) -> list[str]:
         """Ends the running requests, as `abort`. Returns their ids."""
-        running = [sequence.request.request_id for sequence in self._scheduler.running]
-        for request_id in running:
+        request_ids = [running.request.request_id for running in self._scheduler.running]
+        for request_id in request_ids:
             self.abort(request_id)
-        return running
+        return request_ids
 
     def exchange(self, take: Callable[[], None], version: int) -> None:
-        """Lets `take` change the weights, and forgets what the old ones computed. No request may run.
+        """Lets `take` change the weights, and drops the KV of the old ones. No request may run.
 
         An error of `take` is the end of the engine: some weights may be new and others old.
         """
         if self._scheduler.running:
             raise AssertionError("the weights are to be exchanged while requests run")
-        while self._turns:  # of requests that ended meanwhile
-            self._end_turn(Counter())
+        while self._micro_batches:  # of requests that ended meanwhile
+            self._end_micro_batch(Counter())
         take()
         self._pages.clear()
         self.version, self._held = version, False
@@ -158,19 +154,19 @@ class Engine:
     # --- decoding ----------------------------------------------------------------------------------
 
     def admit(self) -> None:
-        """Starts waiting requests while places and pages are free. `step` calls this itself."""
+        """Starts waiting requests while slots and pages are free. `step` calls this itself."""
         if self._held:
             return
-        for sequence in self._scheduler.admit():
-            sequence.record.begin(self._clock, self.version)
+        for running in self._scheduler.admit():
+            running.record.begin(self._clock, self.version)
             try:
-                self._check_version(sequence.request)
-                sequence.start()
+                self._check_version(running.request)
+                running.start()
             except Exception as error:  # noqa: BLE001 - any error here concerns only this request
-                end_alone(sequence, error)
+                end_alone(running, error)
 
     def _check_version(self, request: GenerationRequest) -> None:
-        """WeightsChanged for a request whose beginning other weights have decoded."""
+        """WeightsChanged for a request whose first tokens other weights have decoded."""
         if request.version not in {None, self.version}:
             raise WeightsChanged(
                 f"weights of version {request.version} began this answer, version {self.version} answers now; send the "
@@ -179,44 +175,44 @@ class Engine:
             )
 
     def step(self) -> list[BlockEvent]:
-        """One turn of the running requests: a backbone forward over their rows, then MRP forwards until none needs one.
+        """One step of the running requests: a backbone forward over their rows, then MRP forwards as they need them.
 
-        With two turns under way (`overlap.py`), each of half of the requests, the one that is over first.
+        With two micro-batches under way (`micro_batch.py`), the step of the one that is over first.
         """
         start = self._clock()
         self.progress = []
         events = self._expire(start)
         self.admit()
-        rows = self._begin_turns()
+        rows = self._begin_micro_batches()
         forwards: Counter[ForwardKind] = Counter()
-        if self._turns:
-            turn = self._end_turn(forwards)
-            self._scheduler.publish(turn.sequences)
-            self._overlap.note(self._clock() - start - self._forwards.take_seconds(), len(turn.sequences))
+        if self._micro_batches:
+            ended = self._end_micro_batch(forwards)
+            self._scheduler.publish(ended.requests)
+            self._overlap.note(self._clock() - start - self._executor.take_seconds(), len(ended.requests))
         events += self._collect(list(self._scheduler.running))
-        asked, found = self._scheduler.take_lookups()
-        self._observer.on_step(StepReport(self._clock() - start, rows, forwards, self.state(), asked, found))
+        looked_up, cached = self._scheduler.take_lookups()
+        self._observer.on_step(StepReport(self._clock() - start, rows, forwards, self.state(), looked_up, cached))
         return events
 
-    def _begin_turns(self) -> int:
-        """Begins as many turns as there may be. Returns the rows of their first forwards."""
+    def _begin_micro_batches(self) -> int:
+        """Begins as many micro-batches as there may be. Returns the rows of their first forwards."""
         running, begun = len(self._scheduler.running), 0
-        turns = self._overlap.turns(running)
-        most = -(-running // turns)
-        while len(self._turns) < turns:
-            busy = {sequence for turn in self._turns for sequence in turn.sequences}
+        count = self._overlap.micro_batches(running)
+        most = -(-running // count)
+        while len(self._micro_batches) < count:
+            busy = {request for micro_batch in self._micro_batches for request in micro_batch.requests}
             plan = self._scheduler.plan(busy, most)
             if not plan:
                 break
-            self._turns.append(Turn(plan, self._forwards, self._pricing))
+            self._micro_batches.append(MicroBatch(plan, self._executor, self._planner))
             begun += sum(len(rows) for _, rows in plan)
         return begun
 
-    def _end_turn(self, forwards: Counter[ForwardKind]) -> Turn:
-        """The turns proceed by one forward each until one of them is over."""
-        while (turn := self._turns.popleft()).proceed(forwards):
-            self._turns.append(turn)
-        return turn
+    def _end_micro_batch(self, forwards: Counter[ForwardKind]) -> MicroBatch:
+        """The micro-batches advance by one forward each until one of them is over."""
+        while (micro_batch := self._micro_batches.popleft()).advance(forwards):
+            self._micro_batches.append(micro_batch)
+        return micro_batch
 
     def generate(self, requests: Iterable[GenerationRequest]) -> list[Completion]:
         """Decodes requests together and returns their completions in order. Blocks until all are done.
@@ -253,25 +249,25 @@ class Engine:
             self._observer.on_event(waiting.request, events[-1], ())
         limited = [s for s in self._scheduler.running if s.request.timeout_s is not None]
         late = [s for s in limited if _late(s.request, s.submitted, now)]
-        for sequence in late:
-            sequence.expire("timeout")
+        for running in late:
+            running.expire("timeout")
         return events + self._collect(late)
 
-    def _collect(self, sequences: list[Sequence]) -> list[BlockEvent]:
-        """The new events of the sequences. Removes finished sequences."""
+    def _collect(self, requests: list[RunningRequest]) -> list[BlockEvent]:
+        """The new events of the requests. Removes finished requests."""
         events = list[BlockEvent]()
-        for sequence in sequences:
-            record = sequence.record
+        for running in requests:
+            record = running.record
             if record.progress:
                 self.progress += record.progress
                 record.progress = []
             if record.events:
                 for event, steps in record.events:
-                    self._observer.on_event(sequence.request, event, steps)
+                    self._observer.on_event(running.request, event, steps)
                     events.append(event)
                 record.events = []
-            if sequence.finish_reason is not None:
-                self._scheduler.remove(sequence)
+            if running.finish_reason is not None:
+                self._scheduler.remove(running)
         return events
 
 

@@ -55,7 +55,7 @@ class Observer(Protocol):
         """After every finished block and every end of a request, aborts included. `steps`: how it was decoded."""
 
 
-class SilentObserver:
+class NullObserver:
     """An observer that does nothing."""
 
     def on_step(self, report: StepReport) -> None:
@@ -65,8 +65,8 @@ class SilentObserver:
         """Ignored."""
 
 
-class HarmlessObserver:
-    """Calls another observer and logs its errors, since an error of measuring must not end requests."""
+class SafeObserver:
+    """Passes reports to another observer and logs its errors, since an error of measuring must not end requests."""
 
     def __init__(self, observer: Observer) -> None:
         self._observer = observer

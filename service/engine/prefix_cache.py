@@ -1,8 +1,10 @@
-"""The prefix cache: the KV pages of requests, and the pages that requests share.
+"""The KV pages of requests, and the prefix cache: the pages that requests share.
 
-The KV of a finished block depends only on the tokens up to the end of that block. Sequences with the same leading
+All pages of a request are reserved when it is admitted.
+
+The KV of a finished block depends only on the tokens up to the end of that block. Requests with the same leading
 blocks can therefore read the same pages. A tree has a node for every written block. The path from the root to a node is
-the sequence's tokens, which are compared one by one, never by a hash only. A request holds the nodes of its leading
+the request's tokens, which are compared one by one, never by a hash only. A request holds the nodes of its leading
 blocks. A node that no request holds stays until its page is needed, the least recently used first. Pages in the tree
 are never written again.
 """
@@ -14,10 +16,44 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from service.engine.kv_cache import PagePool
+from service.errors import SettingsError
 
 Tokens = tuple[int, ...]
 _Nodes: TypeAlias = "dict[tuple[str, Tokens], _Node]"
+
+
+class PagePool:
+    """Free and used pages. A page holds one block over all layers, MRP's included.
+
+    The memory itself is `service.model.attention.PagedCache`.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        if num_pages < 1:
+            raise SettingsError(f"the KV cache has {num_pages} pages, at least 1 is needed", param="kv_cache_tokens")
+        self.capacity = num_pages
+        self._free = list(range(num_pages - 1, -1, -1))
+
+    @property
+    def num_free(self) -> int:
+        """Pages that can be reserved now."""
+        return len(self._free)
+
+    @property
+    def num_used(self) -> int:
+        """Pages reserved now."""
+        return self.capacity - len(self._free)
+
+    def reserve(self, count: int) -> list[int] | None:
+        """Takes `count` pages. None, and no page is taken, if fewer are free."""
+        if count > len(self._free):
+            return None
+        return [self._free.pop() for _ in range(count)]
+
+    def release(self, pages: list[int]) -> None:
+        """Returns pages to the pool and empties the list, so that no page is returned twice."""
+        self._free.extend(reversed(pages))
+        pages.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +132,8 @@ class PrefixCache:
             self._hold(node)
         while self._pool.num_free < missing:
             self._evict()
-        own = self._pool.reserve(missing)
-        return None if own is None else Lease([node.page for node in nodes] + own, prefix, nodes)
+        private = self._pool.reserve(missing)
+        return None if private is None else Lease([node.page for node in nodes] + private, prefix, nodes)
 
     def publish(self, lease: Lease, tokens: Tokens) -> None:
         """Shares the request's next block, which is written and final (MRP's part included if it is needed).
@@ -129,7 +165,7 @@ class PrefixCache:
         lease.pages.clear()
 
     def clear(self) -> None:
-        """Forgets all written blocks: other weights give other keys and values. No request may hold a page."""
+        """Drops all written blocks: other weights give other keys and values. No request may hold a page."""
         while self._idle:
             self._evict()
         if self._pool.num_used:

@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from service.decode.block import Known, Step
+from service.decode.block import PositionLogprobs, Step
 from service.engine.request import (
     BlockEvent,
     BlockProgress,
     FinishReason,
+    ForwardCounts,
     ForwardKind,
-    Forwards,
     GenerationRequest,
     Stats,
 )
 from service.errors import MrpServeError
 
-#: in the order of the fields of `Forwards`
+#: in the order of the fields of `ForwardCounts`
 _KINDS: tuple[ForwardKind, ...] = ("prefill", "denoise", "verify", "commit", "mrp")
 
 
@@ -31,7 +31,7 @@ class End:
 
     reason: FinishReason | None = None
     constraint_met: bool | None = None
-    found: tuple[tuple[int, Known], ...] = ()
+    position_logprobs: tuple[tuple[int, PositionLogprobs], ...] = ()
     error: MrpServeError | None = None
 
 
@@ -80,17 +80,17 @@ class Record:
         kept = tuple(steps) if self._request.keep_steps else ()
         event = BlockEvent(
             self._request.request_id, index, tokens, self._stats(), end.reason, kept,
-            end.error, end.constraint_met, end.found, self._version,
+            end.error, end.constraint_met, end.position_logprobs, self._version,
         )  # fmt: skip
         self.events.append((event, steps))
 
     def _add(self, steps: Iterable[Step]) -> None:
-        for kind, revealed, revoked, drafted, accepted, _ in steps:
+        for kind, revealed, remasked, drafted, accepted, _ in steps:
             if drafted:
                 self._proposed += len(drafted)
                 self._accepted += accepted
-            if revoked:
-                self._remasked += len(revoked)
+            if remasked:
+                self._remasked += len(remasked)
             if kind == "forced":
                 self._forced += len(revealed)
 
@@ -99,7 +99,7 @@ class Record:
         if self._first_block_s is None:
             self._first_block_s = age
         return Stats(
-            Forwards(*self._forwards.values()),
+            ForwardCounts(*self._forwards.values()),
             self.decoded_tokens,
             self._proposed,
             self._accepted,

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from msgspec.structs import replace
 
 from service.data import Data, Private
-from service.decode.block import Known, Step
-from service.decode.guide import GrammarSource
+from service.decode.block import PositionLogprobs, Step
+from service.decode.block_grammar import CompiledGrammar
+from service.decode.mode import DecodingMode, ScoreMode
 from service.decode.modes import Mode, Static
-from service.decode.params import ModeParams
-from service.decode.score import Score
 from service.errors import InvalidRequest, MrpServeError
 from service.fair_queue import DEFAULT_PRIORITY, HIGHEST_PRIORITY, LOWEST_PRIORITY
 
@@ -23,15 +22,15 @@ FinishReason = Literal["stop", "length", "timeout", "abort"]
 ForwardKind = Literal["prefill", "denoise", "verify", "commit", "mrp"]
 
 if TYPE_CHECKING:
-    AnyMode = ModeParams
+    AnyMode = DecodingMode
 else:
-    AnyMode = Mode | Score  # what messages are decoded to
+    AnyMode = Mode | ScoreMode  # what messages are decoded to
 
 MAX_SEED = 2**63 - 1
 
 
 class SamplingParams(Data, frozen=True):
-    """How a token is drawn. Temperature 0 is greedy; `top_k` 0 and `top_p` 1 filter nothing.
+    """The sampling of a token. Temperature 0 is greedy; `top_k` 0 and `top_p` 1 filter nothing.
 
     The noise depends only on (seed, absolute position, tokens revealed in the block, token id).
     """
@@ -57,14 +56,14 @@ class SamplingParams(Data, frozen=True):
         return bool(self.top_k) or self.top_p < 1
 
 
-class Asked(NamedTuple):
-    """What is wanted of each masked position besides its token: log-probabilities at the request's temperature.
+class LogprobsRequest(NamedTuple):
+    """The log-probabilities wanted of each masked position, at the request's temperature.
 
-    `likeliest`: of so many of the likeliest tokens. `tokens`: of these tokens.
+    `top_n`: the number of likeliest tokens. `token_ids`: further tokens.
     """
 
-    likeliest: int = 0
-    tokens: tuple[int, ...] = ()
+    top_n: int = 0
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +74,9 @@ class GenerationRequest:
     submission. Only requests with the same `cache_salt` share pages. `num_continued`: the last tokens of the prompt
     that another engine has decoded for this request. `report_steps`: whether `Engine.progress` tells its steps.
     `keep_steps`: whether its events have them. `together`: so many events are handed on at once, the last one at once,
-    for callers who wait for the last one anyway. `asked`: what its picks tell besides tokens.
-    `grammar`: what the answer must keep to; its end tokens must be stop tokens of the request.
-    `version`: of the weights that must decode it, those of the tokens that it continues; None: any.
+    for callers who wait for the last one anyway. `logprobs`: the log-probabilities that its picks have.
+    `grammar`: the grammar of the answer; its end tokens must be stop tokens of the request.
+    `version`: the version of the weights that must decode it, as they decoded the tokens it continues; None: any.
     `delay_s`: seconds since the submission that its grammar took.
     """
 
@@ -97,8 +96,8 @@ class GenerationRequest:
     report_steps: bool = False
     keep_steps: bool = True
     together: int = 1
-    asked: Asked | None = None
-    grammar: GrammarSource | None = field(default=None, repr=False, compare=False)
+    logprobs: LogprobsRequest | None = None
+    grammar: CompiledGrammar | None = field(default=None, repr=False, compare=False)
     version: int | None = None
     delay_s: float = 0.0
 
@@ -109,15 +108,15 @@ class GenerationRequest:
                 param="priority",
             )
 
-    def asked_at_least(self, likeliest: int) -> Asked | None:
-        """What is wanted of each position, with at least so many of the likeliest tokens."""
-        if not likeliest:
-            return self.asked
-        asked = self.asked or Asked()
-        return asked._replace(likeliest=max(asked.likeliest, likeliest))
+    def logprobs_of(self, top_n: int) -> LogprobsRequest | None:
+        """The log-probabilities wanted of each position, with at least the `top_n` likeliest tokens."""
+        if not top_n:
+            return self.logprobs
+        logprobs = self.logprobs or LogprobsRequest()
+        return logprobs._replace(top_n=max(logprobs.top_n, top_n))
 
 
-class Forwards(Data, frozen=True):
+class ForwardCounts(Data, frozen=True):
     """The number of forwards of each kind in which a request had a row.
 
     A commit that shares a forward with a denoise or verify row of its own request is not counted.
@@ -129,8 +128,8 @@ class Forwards(Data, frozen=True):
     commit: int = 0
     mrp: int = 0
 
-    def __add__(self, other: Forwards) -> Forwards:
-        return Forwards(
+    def __add__(self, other: ForwardCounts) -> ForwardCounts:
+        return ForwardCounts(
             self.prefill + other.prefill,
             self.denoise + other.denoise,
             self.verify + other.verify,
@@ -148,7 +147,7 @@ class Stats(Data, frozen=True):
     `prefill_s`: when the last whole block of the prompt was stored; None if the prompt has none.
     """
 
-    forwards: Forwards = Forwards()
+    forwards: ForwardCounts = ForwardCounts()
     decoded_tokens: int = 0
     drafts_proposed: int = 0
     drafts_accepted: int = 0
@@ -207,9 +206,9 @@ class BlockEvent(Data, frozen=True, tag=1):
     `token_ids`: the completion's new tokens, without a stop token. The tokens of all events together are the
     completion. `index`: 0 for the first generated block. `finish_reason`: set on a request's last event. `steps`: how
     the block was decoded, if the request keeps them. `constraint_met`: on the last event, whether the answer satisfies
-    the request's grammar; None without a grammar. `found`: of a request of params `Score`, its places (tokens before
-    them) and what is known there. `error`: why the engine ended the request (the finish reason is then "abort"), else
-    None. `version`: of the weights that decoded it, as `Engine.version`.
+    the request's grammar; None without a grammar. `position_logprobs`: for a request of `ScoreMode`, the
+    log-probabilities at each masked position (the number of tokens before it). `error`: why the engine ended the
+    request (the finish reason is then "abort"), else None. `version`: the version of the weights that decoded it.
     """
 
     request_id: str
@@ -220,7 +219,7 @@ class BlockEvent(Data, frozen=True, tag=1):
     steps: Private[tuple[Step, ...]] = ()
     error: MrpServeError | None = None
     constraint_met: bool | None = None
-    found: Private[tuple[tuple[int, Known], ...]] = ()
+    position_logprobs: Private[tuple[tuple[int, PositionLogprobs], ...]] = ()
     version: int = 0
 
 

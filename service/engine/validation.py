@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from service.decode.block import MASKED
 from service.decode.knobs import AUTO
+from service.decode.mode import ScoreMode
 from service.decode.registry import leaves_drafts_open, served_without_mrp
-from service.decode.score import Score
 from service.engine.request import GenerationRequest
 from service.errors import InvalidRequest, ModeNotAvailable, PromptTooLong
 from service.model.config import ModelConfig
@@ -26,7 +26,7 @@ def validate(
     request.params.check(model.block_size)
     if request.params.drafts_decide:
         _check_drafts(request, deterministic=deterministic)
-    scored = isinstance(request.params, Score)
+    scored = isinstance(request.params, ScoreMode)
     prompt = request.prompt_token_ids
     _check_prompt(tuple(token for token in prompt if token != MASKED) if scored else prompt, model, scored=scored)
     if scored and MASKED not in prompt:

@@ -2,7 +2,7 @@
 
     with TensorParallelExecutor(2, "cpu") as executor:
         checkpoint = executor.load("service/demo", LoadOptions())
-        engine = Engine(checkpoint, parts=Parts(ranks=executor))
+        engine = Engine(checkpoint, deps=EngineDeps(ranks=executor))
 
 A worker that ends is the end of the executor: the next forward raises, and so does one that is under way. Every worker
 ends with rank 0, however that ends, because their sockets close.
@@ -24,8 +24,8 @@ import torch
 from msgspec import structs
 
 from service.defaults import STEP_TIMEOUT_S
-from service.engine.forward.grouping import Group
-from service.engine.forward.networks import Computed, Execution, LocalNetworks, Shapes, Which
+from service.engine.forward.model_forward import ExecutionConfig, LocalModelForward, Network, OrderedHidden, ShapePolicy
+from service.engine.forward.partition import RowGroup
 from service.engine.forward.rows import anchors_of
 from service.errors import EngineFailed, MrpServeError, ReplicaLost, SettingsError
 from service.frames import Channel
@@ -213,7 +213,9 @@ class TensorParallelExecutor:
             return replace(driver, free=driver.free // self.size, total=driver.total // self.size)
         return min([driver, *self._memory], key=lambda memory: memory.free)
 
-    def networks(self, checkpoint: Checkpoint, num_pages: int, shapes: Shapes, execution: Execution) -> DriverNetworks:
+    def networks(
+        self, checkpoint: Checkpoint, num_pages: int, shapes: ShapePolicy, execution: ExecutionConfig
+    ) -> DriverNetworks:
         """The networks over all parts of the checkpoint that was loaded last. They take the place of earlier ones.
 
         Forwards are not captured as CUDA graphs.
@@ -222,11 +224,11 @@ class TensorParallelExecutor:
             raise AssertionError("the checkpoint is not the one that the ranks have loaded")
         for worker in self._workers:
             worker.send(OpenNetworks(num_pages, shapes, execution.attention))
-        local = LocalNetworks(checkpoint, num_pages, shapes, replace(execution, cuda_graphs=False))
+        local = LocalModelForward(checkpoint, num_pages, shapes, replace(execution, cuda_graphs=False))
         self._answers(None)
         return DriverNetworks(self, local)
 
-    def forward(self, local: LocalNetworks, which: Which, group: Group) -> Computed:
+    def forward(self, local: LocalModelForward, which: Network, group: RowGroup) -> OrderedHidden:
         """A forward on all ranks, of which `local` computes this one's part.
 
         Raises ReplicaLost if a rank is lost, EngineFailed if its part failed. No forward can follow then: the ranks may
@@ -280,7 +282,7 @@ class TensorParallelExecutor:
 class DriverNetworks:
     """The networks of rank 0, whose forwards run on all ranks."""
 
-    def __init__(self, executor: TensorParallelExecutor, local: LocalNetworks) -> None:
+    def __init__(self, executor: TensorParallelExecutor, local: LocalModelForward) -> None:
         self._executor, self._local = executor, local
 
     @property
@@ -288,8 +290,8 @@ class DriverNetworks:
         """Pages of its cache."""
         return self._local.num_pages
 
-    def forward(self, which: Which, group: Group) -> Computed:
-        """See `Networks.forward`."""
+    def forward(self, which: Network, group: RowGroup) -> OrderedHidden:
+        """See `ModelForward.forward`."""
         return self._executor.forward(self._local, which, group)
 
 

@@ -9,8 +9,8 @@ import torch
 
 from service.data import Data
 from service.decode.block import Block
-from service.engine.forward.grouping import Group
-from service.engine.forward.networks import Shapes, Which
+from service.engine.forward.model_forward import Network, ShapePolicy
+from service.engine.forward.partition import RowGroup
 from service.engine.forward.rows import Row
 from service.errors import MrpServeError
 from service.messagepack import Extension, MessagePack
@@ -56,7 +56,7 @@ class OpenNetworks(Data, frozen=True, tag=5):
     """Networks with a cache of their own, of the loaded checkpoint. Replaces the ones before."""
 
     num_pages: int
-    shapes: Shapes
+    shapes: ShapePolicy
     attention: str
 
 
@@ -65,7 +65,7 @@ class SentRow(NamedTuple):
 
     tokens: tuple[int, ...]
     block_index: int
-    keeps: bool
+    writes_kv: bool
     table: int
 
 
@@ -75,13 +75,13 @@ class Forward(Data, frozen=True, tag=6):
     Anchors of MRP's rows follow as a tensor.
     """
 
-    which: Which
+    which: Network
     rows: list[SentRow]
     tables: list[list[int]]
     width: int | None
 
     @classmethod
-    def of(cls, which: Which, group: Group) -> Forward:
+    def of(cls, which: Network, group: RowGroup) -> Forward:
         """The message for a group."""
         numbers: dict[int, int] = {}
         tables: list[list[int]] = []
@@ -90,19 +90,19 @@ class Forward(Data, frozen=True, tag=6):
             number = numbers.setdefault(id(row.pages), len(tables))
             if number == len(tables):
                 tables.append([])
-            needed = row.index + row.keeps
+            needed = row.index + row.writes_kv
             if needed > len(tables[number]):
                 tables[number] = list(row.pages[:needed])
-            rows.append(SentRow(row.state.tokens, row.index, row.keeps, number))
+            rows.append(SentRow(row.state.tokens, row.index, row.writes_kv, number))
         return cls(which, rows, tables, group.width)
 
     @property
-    def group(self) -> Group:
+    def group(self) -> RowGroup:
         """The group as a worker has it; rows of one sequence have the same list of pages."""
         rows: Sequence[Row] = [
-            Row(Block(row.tokens), row.block_index, self.tables[row.table], row.keeps) for row in self.rows
+            Row(Block(row.tokens), row.block_index, self.tables[row.table], row.writes_kv) for row in self.rows
         ]
-        return Group(rows, range(len(rows)), self.width)
+        return RowGroup(rows, range(len(rows)), self.width)
 
 
 class Ready(Data, frozen=True, tag=1):

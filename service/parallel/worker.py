@@ -20,8 +20,8 @@ from typing import NoReturn
 
 import torch
 
-from service.engine.forward.anchors import Anchor, States
-from service.engine.forward.networks import Execution, LocalNetworks
+from service.engine.forward.model_forward import ExecutionConfig, LocalModelForward
+from service.engine.forward.rows import Anchor, ForwardOutput
 from service.errors import EngineFailed, MrpServeError
 from service.frames import Channel
 from service.model import Checkpoint, load_checkpoint
@@ -58,7 +58,7 @@ class Worker:
         self._group = ProcessGroup(join)
         self._checkpoint: Checkpoint | None = None
         self._fresh: Checkpoint | None = None
-        self._networks: LocalNetworks | None = None
+        self._networks: LocalModelForward | None = None
 
     def handle(self, command: Command) -> Ready | None:
         """Handles a message. Returns its answer, if there is one."""
@@ -84,8 +84,8 @@ class Worker:
         if self._checkpoint is None:
             raise AssertionError("networks are to be opened before a checkpoint is loaded")
         self._networks = None  # its cache makes room for the next one
-        execution = Execution(command.attention, cuda_graphs=False)
-        self._networks = LocalNetworks(self._checkpoint, command.num_pages, command.shapes, execution)
+        execution = ExecutionConfig(command.attention, cuda_graphs=False)
+        self._networks = LocalModelForward(self._checkpoint, command.num_pages, command.shapes, execution)
 
     def _load_weights(self, command: LoadWeights) -> None:
         """On a thread of its own, beside forwards."""
@@ -117,9 +117,9 @@ class Worker:
             shape = (len(group.members), config.block_size, config.hidden_size)
             anchors = torch.empty(shape, device=self._device, dtype=self._checkpoint.dtype)
             self._group.broadcast(anchors)
-            states = States(anchors)
+            states = ForwardOutput(anchors)
             rows = [row._replace(anchor=Anchor(states, number)) for number, row in enumerate(group.members)]
-            group = type(group)(rows, group.places, group.width)
+            group = type(group)(rows, group.indices, group.width)
         self._networks.forward(command.which, group)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from service.decode.registry import default_knobs, default_params
+from service.decode.registry import default_knobs, default_mode
 from service.errors import QualityNotAvailable
 from service.quality.identity import IdentityConfig, identity_of
 from service.quality.load_bands import at_load
@@ -67,7 +67,7 @@ def presets_of(folder: Path, config: IdentityConfig, named: Path | None = None, 
 
     `activation_parts`: as in `identity_of`.
     """
-    mode = default_params().mode
+    mode = default_mode().mode
     knobs = default_knobs(mode, config.mrp.default_steps if config.mrp else 0)
     fallback: dict[QualityName, tuple[Band, ...]] = {"lossless": (Band(mode=mode, knobs=knobs),)}
     name = file_name(config.quantization, activation_parts)

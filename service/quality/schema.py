@@ -15,8 +15,8 @@ from msgspec.structs import asdict
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from service.decode.knobs import KnobValue
-from service.decode.params import ModeParams
-from service.decode.registry import make_params
+from service.decode.mode import DecodingMode
+from service.decode.registry import make_mode
 from service.errors import CheckpointError, InvalidRequest
 
 #: name of the file in the checkpoint's folder
@@ -42,7 +42,7 @@ def file_name(quantization: str | None = None, activation_parts: int = 1) -> str
     return FILE_NAME if quantization is None else f"quality.{quantization}{parts}.json"
 
 
-def knobs_of(params: ModeParams) -> dict[str, KnobValue]:
+def knobs_of(params: DecodingMode) -> dict[str, KnobValue]:
     """The knobs of `params` that are set."""
     return {name: value for name, value in asdict(params).items() if value is not None}
 
@@ -58,14 +58,14 @@ class Plan(_FilePart):
     knobs: dict[str, KnobValue] = Field(default_factory=dict)
 
     @classmethod
-    def of(cls, params: ModeParams) -> Plan:
+    def of(cls, params: DecodingMode) -> Plan:
         """The plan of these params."""
         return cls(mode=params.mode, knobs=knobs_of(params))
 
     @property
-    def params(self) -> ModeParams:
+    def params(self) -> DecodingMode:
         """The params for the engine. InvalidRequest for an unknown mode or knob."""
-        return make_params(self.mode, self.knobs)
+        return make_mode(self.mode, self.knobs)
 
     @property
     def name(self) -> str:

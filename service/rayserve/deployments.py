@@ -46,23 +46,23 @@ _LATER_S = 0.005
 class GeneratorDeployment:
     """One replica of the model. Serve starts it and checks its health. Requests come by links."""
 
-    #: `module:name` of the engine's `Parts`, if a subclass replaces the default ones
-    parts = ""
+    #: `module:name` of the engine's `EngineDeps`, if a subclass replaces the default ones
+    deps = ""
 
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it
         address = ray.util.get_node_ip_address()
         keep_serve_on_loopback(address)
         if ray.get_runtime_context().get_actor_id():
             _leave_torch_out()
-        from service.engine.responsive import keep_responsive
+        from service.engine.gil_and_gc import tune_interpreter
         from service.link.server import LinkServer
         from service.rayserve.tls import server_tls
         from service.replica.starting import start_generator
         from service.telemetry.logs import install_logs
 
         install_logs(settings)
-        self._generator = await start_generator(_replica_name(), settings, self.parts)
-        keep_responsive()
+        self._generator = await start_generator(_replica_name(), settings, self.deps)
+        tune_interpreter()
         self._links = await LinkServer.start(self._generator, address, server_tls())
         self._patience_s = settings.request_timeout_s
         self._watch = asyncio.create_task(_exit_when_failed(self._generator))

@@ -121,7 +121,7 @@ def _likeliest(steps: Sequence[Step], count: int) -> list[Scores]:
     filled: dict[int, Scores] = {}
     for step in steps:
         for pick in step.revealed:
-            filled[pick.position] = pick.known.likeliest[:count] if pick.known else ()
+            filled[pick.position] = pick.logprobs.top[:count] if pick.logprobs else ()
     return [filled[position] for position in sorted(filled)]
 
 
@@ -135,7 +135,7 @@ def _step(block: int, step: Step) -> TraceStep:
         "block": block,
         "kind": step.kind,
         "revealed": _picks(step.revealed),
-        "revoked": list(step.revoked),
+        "revoked": list(step.remasked),
         "drafted": _picks(step.drafted),
         "accepted": step.accepted,
     }

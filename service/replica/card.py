@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from service.decode.modes import MODES
-from service.decode.registry import default_knobs, default_params
+from service.decode.registry import default_knobs, default_mode
 from service.errors import SettingsError
 from service.quality.presets import presets_of
 from service.replica.engines import EngineInfo
@@ -19,7 +19,7 @@ def make_card(settings: Settings, info: EngineInfo, codec: TextCodec) -> ModelCa
     """The card of a replica. SettingsError if the default mode needs MRP and the checkpoint has none."""
     config = info.config
     modes = tuple(name for name, params in MODES.items() if config.mrp or params.served_without_mrp)
-    default = settings.default_mode or default_params().mode
+    default = settings.default_mode or default_mode().mode
     if default not in modes:
         raise SettingsError(
             f"default_mode is {default!r}, this checkpoint has no MRP and serves {', '.join(modes)}",

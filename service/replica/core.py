@@ -12,8 +12,8 @@ from typing import Literal
 
 from service.constraints import Compiler, Constraint, Owner
 from service.constraints.vocabulary import Vocabulary
-from service.engine import Engine, EngineConfig, GenerationRequest, Observer, Parts
-from service.engine.sizing import Sizes, fit
+from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest, Observer
+from service.engine.memory_plan import RequestedSizes, plan_memory
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.exchange import check, fetch, take
 from service.model.memory import DeviceMemory, memory_of
@@ -27,19 +27,19 @@ _log = logging.getLogger(__name__)
 
 
 class EngineCore:
-    """A checkpoint and its engine. `parts`: the engine's; their ranks end with it. `codec`: loads the tokenizer."""
+    """A checkpoint and its engine. `deps`: the engine's; their ranks end with it. `codec`: loads the tokenizer."""
 
     def __init__(
         self,
         checkpoint: Checkpoint,
         settings: Settings,
         observer: Observer,
-        parts: Parts | None = None,
+        deps: EngineDeps | None = None,
         codec: Callable[[], TextCodec] | None = None,
     ) -> None:
-        self.ranks = parts.ranks if parts else None
+        self.ranks = deps.ranks if deps else None
         limits = _limits(settings, checkpoint, self.ranks.memory() if self.ranks else memory_of(checkpoint.device))
-        self.engine = engine = Engine(checkpoint, limits, observer, parts)
+        self.engine = engine = Engine(checkpoint, limits, observer, deps)
         self.info = EngineInfo(
             str(checkpoint.path),
             checkpoint.config,
@@ -94,7 +94,7 @@ class EngineCore:
 
 
 def load_core(
-    settings: Settings, observer: Observer, parts: Parts | None = None, codec: Callable[[], TextCodec] | None = None
+    settings: Settings, observer: Observer, deps: EngineDeps | None = None, codec: Callable[[], TextCodec] | None = None
 ) -> EngineCore:
     """Loads the checkpoint, on several devices if the settings say so, and prepares its engine.
 
@@ -109,15 +109,15 @@ def load_core(
         mrp_scale=settings.mrp_scale,
         quantization=settings.quantization,
     )
-    parts, ranks = parts or Parts(), settings.tensor_parallel_size
+    deps, ranks = deps or EngineDeps(), settings.tensor_parallel_size
     if ranks == 1:
-        return _prepared(EngineCore(load_checkpoint(settings.model, options), settings, observer, parts, codec))
+        return _prepared(EngineCore(load_checkpoint(settings.model, options), settings, observer, deps, codec))
     executor = TensorParallelExecutor(
         ranks, device, timeout_s=settings.stall_timeout_s, deterministic=settings.deterministic
     )
     try:
-        checkpoint, parts = executor.load(settings.model, options), replace(parts, ranks=executor)
-        return _prepared(EngineCore(checkpoint, settings, observer, parts, codec))
+        checkpoint, deps = executor.load(settings.model, options), replace(deps, ranks=executor)
+        return _prepared(EngineCore(checkpoint, settings, observer, deps, codec))
     except BaseException:
         executor.close()
         raise
@@ -130,14 +130,14 @@ def _prepared(core: EngineCore) -> EngineCore:
 
 def _limits(settings: Settings, checkpoint: Checkpoint, memory: DeviceMemory) -> EngineConfig:
     """The engine's limits: what the settings leave open is what fits beside the weights."""
-    sizes = Sizes(
+    sizes = RequestedSizes(
         kv_cache_tokens=_number(settings.kv_cache_tokens),
         max_running=_number(settings.max_running),
         max_rows=_number(settings.max_rows),
         memory_utilization=settings.memory_utilization,
         cuda_graphs=settings.cuda_graphs == "auto" and checkpoint.shard.size == 1,
     )
-    fitted = fit(sizes, checkpoint.own_config, checkpoint.dtype.itemsize, memory)
+    fitted = plan_memory(sizes, checkpoint.own_config, checkpoint.dtype.itemsize, memory)
     _log.info(
         "KV cache of %d tokens, %d requests, %d rows", fitted.kv_cache_tokens, fitted.max_running, fitted.max_rows
     )

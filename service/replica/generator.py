@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from service.decode.block import MASKED
 from service.engine import BlockEvent, BlockProgress, GenerationRequest
-from service.engine.request import Asked, Stats
+from service.engine.request import LogprobsRequest, Stats
 from service.errors import MrpServeError
 from service.replica.blocks import AnswerBlocks
 from service.replica.card import make_card
@@ -143,7 +143,7 @@ class Generator:
         length = sum(len(message["content"]) for message in work.messages or ()) + len(work.text or "")
         prompt = await self._aside(length, lambda: self._reader.prompt(work))
         asked, waited_s = self._reader.asked(work), work.arrived.waited_s()
-        request = replace(self._request(work, prompt, waited_s), max_new_tokens=0, asked=asked)
+        request = replace(self._request(work, prompt, waited_s), max_new_tokens=0, logprobs=asked)
         stats, events = Stats(), list[BlockEvent]()
         try:
             async with aclosing(self._engine.generate(request)) as items:
@@ -210,7 +210,7 @@ class Generator:
             report_steps=work.stream_steps,
             keep_steps=work.return_trace or work.return_pieces,
             together=1 if work.stop else work.together,  # a stop text ends the request early
-            asked=Asked(work.top_logprobs) if work.top_logprobs else None,
+            logprobs=LogprobsRequest(work.top_logprobs) if work.top_logprobs else None,
             version=work.resume.version if work.resume.num_blocks else None,
         )
 

@@ -64,7 +64,7 @@ class EngineMetrics:
             proposed = step.proposed
             revealed["mrp" if step.kind == "mrp" else "draft"] += proposed
             revealed["grammar" if step.kind == "forced" else "backbone"] += len(step.revealed) - proposed
-            revoked += len(step.revoked)
+            revoked += len(step.remasked)
             drafted += len(step.drafted)
             accepted[step.accepted] += 1
         for source, count in revealed.items():

@@ -3,7 +3,7 @@
 The engine shares no Python lock with the replica's event loop. The engine's thread sends the results of a step itself,
 so this process's own event loop only wakes for messages that come. The process ends when its socket closes.
 
-`PARTS`: `module:name` of the engine's `Parts`, if not the default ones.
+`PARTS`: `module:name` of the engine's `EngineDeps`, if not the default ones.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Any, NoReturn
 
 from service.constraints import Constraint
 from service.decode.block import Step
-from service.engine import BlockEvent, GenerationRequest, Parts, StepReport
+from service.engine import BlockEvent, EngineDeps, GenerationRequest, StepReport
+from service.engine.gil_and_gc import tune_interpreter
 from service.engine.request import RequestFailed
-from service.engine.responsive import keep_responsive
 from service.engine.streams import Item
 from service.engine.thread import EngineThread
 from service.errors import EngineFailed, MrpServeError
@@ -102,11 +102,11 @@ class _Steps:
 
 
 class EngineProcess(Frames):
-    """Handles the messages that come. `end`: the process's socket. `parts`: the engine's."""
+    """Handles the messages that come. `end`: the process's socket. `deps`: the engine's."""
 
-    def __init__(self, end: socket.socket, parts: Parts | None) -> None:
+    def __init__(self, end: socket.socket, deps: EngineDeps | None) -> None:
         super().__init__(AT_ENGINE)
-        self._parts = parts
+        self._deps = deps
         self._channel = Channel(end, AT_REPLICA)
         self._steps = _Steps(self._send)
         self._core: EngineCore
@@ -151,11 +151,11 @@ class EngineProcess(Frames):
             settings = Settings.of_json(written)
             install_logs(settings)
             set_threads(settings.torch_threads, settings.tensor_parallel_size)
-            self._core = await asyncio.to_thread(load_core, settings, self._steps, self._parts)
+            self._core = await asyncio.to_thread(load_core, settings, self._steps, self._deps)
         except Exception as error:  # noqa: BLE001 - the replica says what it was
             self._send(StartFailed(error if isinstance(error, MrpServeError) else EngineFailed(kind_and_place(error))))
             return
-        keep_responsive()
+        tune_interpreter()
         # The replica knows steps that take too long by their silence.
         self._steps.thread = EngineThread(self._core.engine, self._steps.deliver, self._core.room, inf)
         self._steps.thread.start()
@@ -241,18 +241,18 @@ class EngineProcess(Frames):
         return ""
 
 
-def _parts(name: str) -> Parts:
+def _named_deps(name: str) -> EngineDeps:
     module, _, attribute = name.partition(":")
-    parts: Parts = getattr(import_module(module), attribute)
-    return parts
+    deps: EngineDeps = getattr(import_module(module), attribute)
+    return deps
 
 
-async def _main(end: socket.socket, parts: Parts | None) -> None:
-    await asyncio.get_running_loop().create_unix_connection(lambda: EngineProcess(end.dup(), parts), sock=end)
+async def _main(end: socket.socket, deps: EngineDeps | None) -> None:
+    await asyncio.get_running_loop().create_unix_connection(lambda: EngineProcess(end.dup(), deps), sock=end)
     await asyncio.Event().wait()  # until the socket closes
 
 
 if __name__ == "__main__":
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # a terminal, or `timeout`, sends it to all; the replica decides
-    asyncio.run(_main(socket.socket(fileno=int(sys.argv[1])), _parts(sys.argv[2]) if sys.argv[2:] else None))
+    asyncio.run(_main(socket.socket(fileno=int(sys.argv[1])), _named_deps(sys.argv[2]) if sys.argv[2:] else None))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from service.decode.block import MASKED, Known
-from service.engine.request import Asked, BlockEvent
+from service.decode.block import MASKED, PositionLogprobs
+from service.engine.request import BlockEvent, LogprobsRequest
 from service.errors import InvalidRequest
 from service.text import TextCodec
 from service.text.piece import Likely
@@ -33,7 +33,7 @@ class Reader:
             raise InvalidRequest(f"the text has {count} places, allowed are {scoring.most_places}", param="mark")
         return tuple(MASKED if token == PLACE else token for token in ids)
 
-    def asked(self, work: Work) -> Asked:
+    def asked(self, work: Work) -> LogprobsRequest:
         """What is asked of every place. InvalidRequest for a label that is not one token."""
         scoring = _scoring(work)
         tokens = scoring.label_token_ids or tuple(
@@ -48,12 +48,12 @@ class Reader:
                 raise InvalidRequest(
                     f"{name} {first} and {number} are the same token {token}", param=f"{name}.{number}"
                 )
-        return Asked(scoring.likeliest, tokens)
+        return LogprobsRequest(scoring.likeliest, tokens)
 
-    def named(self, asked: Asked, event: BlockEvent) -> tuple[PlaceScores, ...]:
+    def named(self, asked: LogprobsRequest, event: BlockEvent) -> tuple[PlaceScores, ...]:
         """What was found at every place, in the order of the text."""
         pieces = self._codec.pieces()
-        return tuple(_place(place, known, asked, pieces) for place, known in event.found)
+        return tuple(_place(place, known, asked, pieces) for place, known in event.position_logprobs)
 
     def _label(self, number: int, label: str) -> int:
         ids = self._codec.encode(label)
@@ -73,9 +73,9 @@ def _scoring(work: Work) -> Scoring:
     return work.scoring
 
 
-def _place(place: int, known: Known, asked: Asked, pieces: TokenPieces) -> PlaceScores:
-    given = zip(asked.tokens, known.given, strict=True)
-    return PlaceScores(place, _named(tuple(given), pieces), _named(known.likeliest, pieces))
+def _place(place: int, known: PositionLogprobs, asked: LogprobsRequest, pieces: TokenPieces) -> PlaceScores:
+    given = zip(asked.token_ids, known.named, strict=True)
+    return PlaceScores(place, _named(tuple(given), pieces), _named(known.top, pieces))
 
 
 def _named(scores: Sequence[tuple[int, float]], pieces: TokenPieces) -> tuple[Likely, ...]:

@@ -87,13 +87,13 @@ class EngineProcessClient(Frames):
         self._watching: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, settings: Settings, count: Callable[[Added], None], parts: str = "") -> Self:
+    async def start(cls, settings: Settings, count: Callable[[Added], None], deps: str = "") -> Self:
         """Starts the process and waits until it has loaded its engine. Raises what loading raises.
 
-        EngineFailed for an error that nobody foresaw; ReplicaLost if the process ends. `parts`: `module:name` of the
-        engine's `Parts`, if not the default ones.
+        EngineFailed for an error that nobody foresaw; ReplicaLost if the process ends. `deps`: `module:name` of the
+        engine's `EngineDeps`, if not the default ones.
         """
-        process, end = start_child("service.replica.process", *filter(None, [parts]))
+        process, end = start_child("service.replica.process", *filter(None, [deps]))
         engine = cls(process, count, settings.stall_timeout_s)
         await asyncio.get_running_loop().create_unix_connection(lambda: engine, sock=end)
         try:

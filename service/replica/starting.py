@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from service.replica.generator import Generator
 
 
-async def start_generator(replica: str, settings: Settings, parts: str = "") -> Generator:
-    """Loads the engine. `replica`: its name in metrics. `parts`: as in `EngineProcessClient.start`.
+async def start_generator(replica: str, settings: Settings, deps: str = "") -> Generator:
+    """Loads the engine. `replica`: its name in metrics. `deps`: as in `EngineProcessClient.start`.
 
     Raises what loading raises.
     """
     metrics = ReplicaMetrics()
-    starting = asyncio.create_task(EngineProcessClient.start(settings, metrics.put, parts))
+    starting = asyncio.create_task(EngineProcessClient.start(settings, metrics.put, deps))
     await asyncio.to_thread(import_module, "service.replica.generator")
     engine = await starting
     try:

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.host import Delays, loop_delays
 from benchmarks.steps import HOST_COSTS
 from service.decode.modes import Speculative, Static
-from service.engine.responsive import keep_responsive
+from service.engine.gil_and_gc import tune_interpreter
 from tests.tiny import tiny_checkpoint
 
 
@@ -31,7 +31,7 @@ def test_collections_leave_out_what_there_is_and_threads_share_python(monkeypatc
     monkeypatch.setattr(gc, "freeze", lambda: kept.append("all"))
     before, thresholds = sys.getswitchinterval(), gc.get_threshold()
     try:
-        keep_responsive()
+        tune_interpreter()
         assert kept == ["all"]
         assert sys.getswitchinterval() < before
         assert gc.get_threshold()[:2] == thresholds[:2]

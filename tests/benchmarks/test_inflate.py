@@ -12,7 +12,7 @@ from benchmarks.inflated import InflatedWeights, inflate
 from benchmarks.shapes import ExpertsShape, Llada2Shape, Shape
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.demo import CHECKPOINT, heldout_problems
-from service.engine import Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
+from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
 from service.errors import InvalidRequest
 from service.model import LoadOptions, load_checkpoint, published_weights, save_checkpoint
 from service.model.attention import PagedCache, attention_for
@@ -59,7 +59,7 @@ def inflated(checkpoint, shape, dtype=torch.float64):
 class Places:
     """Rows of one sequence, each block final."""
 
-    keeps = True
+    writes_kv = True
 
     def __init__(self, pages, index):
         self.pages, self.index = pages, index
@@ -143,7 +143,7 @@ def test_padded_tokens_lose_in_every_dtype(dtype, tmp_path):
 
 
 def engine_of(checkpoint):
-    return Engine(checkpoint, EngineConfig(kv_cache_tokens=8192), parts=Parts(costs=FREE))
+    return Engine(checkpoint, EngineConfig(kv_cache_tokens=8192), deps=EngineDeps(costs=FREE))
 
 
 def engine_in(shape):

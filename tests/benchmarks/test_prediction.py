@@ -6,11 +6,11 @@ import pytest
 
 from benchmarks.floor import forward_need
 from benchmarks.machine import Rates
-from benchmarks.predict import GPUS, Assumptions, Prediction, Prices, predict
+from benchmarks.predict import GPUS, Assumptions, PredictedSpeed, Prices, predict
 from benchmarks.shapes import SHAPES, config_in_shape
 from benchmarks.throughput import Workload
+from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Speculative, Static
-from service.decode.params import ModeParams
 from service.demo import CHECKPOINT
 from service.errors import InvalidRequest
 from service.model import Checkpoint, load_checkpoint
@@ -20,7 +20,7 @@ from tests.tiny import tiny_checkpoint
 BARE = Assumptions(above_floor=1.0, forward_s=0.0, request_s=0.0, state_s=0.0, context=64)
 
 
-def predicted(checkpoint: Checkpoint, device: Rates, *plans: ModeParams, together: int = 1) -> list[Prediction]:
+def predicted(checkpoint: Checkpoint, device: Rates, *plans: DecodingMode, together: int = 1) -> list[PredictedSpeed]:
     workload = Workload([(10, 15, 17, 19), (13, 14)], fewest=2, new_tokens=32)
     prices = Prices(config_in_shape(checkpoint, SHAPES["sdar-1.7b"]), device, BARE)
     return list(predict(checkpoint, workload, plans, together, prices))

@@ -16,7 +16,7 @@ from benchmarks.steps import Platform, host_milliseconds, step_times
 from benchmarks.throughput import RandomWorkload
 from service.decode.modes import Remask, Speculative
 from service.engine import Engine
-from service.engine.forward.runner import Runner
+from service.engine.forward.runner import CheckpointRunner
 from service.errors import InvalidRequest
 from service.model import LoadOptions, parse_config
 from tests.tiny import tiny_config
@@ -58,18 +58,13 @@ def test_step_times_are_medians_of_forwards_over_every_count_of_rows(tiny, monke
     """By a clock that only forwards move: 10 ms a row of the backbone, 1 ms of MRP, the first one ever 500 ms more."""
     now = 0.0
 
-    class Clocked(Runner):
-        def evaluate(self, rows):
+    class Clocked(CheckpointRunner):
+        def begin(self, network, rows):
             nonlocal now
-            now += 0.010 * len(rows) + (0.0 if now else 0.5)
-            return super().evaluate(rows)
+            now += 0.010 * len(rows) + (0.0 if now else 0.5) if network == "backbone" else 0.001 * len(rows)
+            return super().begin(network, rows)
 
-        def refine(self, rows):
-            nonlocal now
-            now += 0.001 * len(rows)
-            return super().refine(rows)
-
-    monkeypatch.setattr(steps, "Runner", Clocked)
+    monkeypatch.setattr(steps, "CheckpointRunner", Clocked)
     monkeypatch.setattr(steps, "time", SimpleNamespace(perf_counter=lambda: now))
     monkeypatch.setattr(steps, "host_milliseconds", lambda checkpoint, requests, rounds: 2.0 * requests)
     times = list(step_times(tiny, (1, 3), prefix_tokens=10, rounds=3, platform=Platform(Rates(1e9, 1e9))))
@@ -124,13 +119,13 @@ def test_rates_are_measured_here(monkeypatch):
 @pytest.mark.parametrize("params", [None, Speculative("auto"), Remask()])
 def test_host_time_is_what_a_step_takes_outside_its_runner(tiny, params, monkeypatch):
     """The first request's forwards take 20 ms here, which do not count."""
-    evaluate = Runner.evaluate
+    begin = CheckpointRunner.begin
 
-    def slow(self, rows):
+    def slow(self, network, rows):
         time.sleep(0.02)
-        return evaluate(self, rows)
+        return begin(self, network, rows)
 
-    monkeypatch.setattr(Runner, "evaluate", slow)
+    monkeypatch.setattr(CheckpointRunner, "begin", slow)
     assert 0 < host_milliseconds(tiny, 3, 9, params) < 15
 
 

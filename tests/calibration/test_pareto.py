@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from service.calibration.pareto import choose, is_lossless, warnings_of, with_frontier
+from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
-from service.decode.params import ModeParams
 from service.quality.schema import Margins, Row
 from tests.quality.made_up import CHOSEN_AT, LOADS, PROMPTS, ROWS, row, speed
 
@@ -45,7 +45,7 @@ class TestLossless:
             (Remask(1.0), False),
         ],
     )
-    def test_is_what_gives_statics_output_by_construction(self, params: ModeParams, so: bool) -> None:
+    def test_is_what_gives_statics_output_by_construction(self, params: DecodingMode, so: bool) -> None:
         assert is_lossless(params) == so
 
 

@@ -7,11 +7,10 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from service.decode.block import MASKED, Block, Known, Pick
-from service.decode.canvas import Canvas
-from service.decode.draft_budget import DraftBudget
-from service.decode.params import ModeParams
-from service.decode.policy import Evaluate, Query, Reading, Refine
+from service.decode.block import MASKED, Block, Pick, PositionLogprobs
+from service.decode.canvas import Canvas, DraftBudget
+from service.decode.mode import DecodingMode
+from service.decode.policy import Evaluate, Prediction, Query, Refine
 
 #: token, confidence[, entropy[, second token, its probability]]
 Said = tuple[int, float] | tuple[int, float, float] | tuple[int, float, float, int, float]
@@ -50,7 +49,7 @@ def masked_block(size: int, head: tuple[int, ...] = ()) -> Block:
 
 def run(
     block: Block,
-    params: ModeParams,
+    params: DecodingMode,
     backbone: Says,
     mrp: Says | None = None,
     budget: DraftBudget | None = None,
@@ -62,38 +61,48 @@ def run(
     """
     result = Run(Canvas(block, budget=lambda: budget or DraftBudget()))
     policy = params.decode(result.canvas)
-    readings: tuple[Reading, ...] | None = None
+    predictions: tuple[Prediction, ...] | None = None
     handles: set[object] = set()
     while True:
         try:
-            query = next(policy) if readings is None else policy.send(readings)
+            query = next(policy) if predictions is None else policy.send(predictions)
         except StopIteration:
             return result
         result.queries.append(query)
         if isinstance(query, Evaluate):
             assert query.states[0] == result.canvas.block
-            assert len(query.promises) in {0, len(query.states) - 1}
-            states = query.states[:read] if query.promises else query.states
-            readings = tuple(_reading(state, backbone, params, likeliest=query.likeliest) for state in states)
+            assert len(query.gains) in {0, len(query.states) - 1}
+            states = query.states[:read] if query.gains else query.states
+            predictions = tuple(
+                _prediction(state, backbone, params, top_logprobs=query.top_logprobs) for state in states
+            )
         else:
             assert query.after.handle in handles, "refines a reading it never got"
             assert mrp is not None
-            readings = (_reading(query.state, mrp, params, query.judge),)
-        handles |= {reading.handle for reading in readings}
+            predictions = (_prediction(query.state, mrp, params, query.rescore),)
+        handles |= {prediction.handle for prediction in predictions}
 
 
-def _reading(state: Block, says: Says, params: ModeParams, judge: tuple[int, ...] = (), likeliest: int = 0) -> Reading:
-    assert state.masked or judge, "asked about a block in which there is nothing to say"
+def _prediction(
+    state: Block, says: Says, params: DecodingMode, rescore: tuple[int, ...] = (), top_logprobs: int = 0
+) -> Prediction:
+    assert state.masked or rescore, "asked about a block in which there is nothing to say"
     said = says(state)
-    picks = tuple(Pick(position, *said[position][:2], _known(said[position], likeliest)) for position in state.masked)
-    judged = tuple(Pick(position, state.tokens[position], said[position][1]) for position in judge)
+    picks = tuple(
+        Pick(position, *said[position][:2], _logprobs(said[position], top_logprobs)) for position in state.masked
+    )
+    rescored = tuple(Pick(position, state.tokens[position], said[position][1]) for position in rescore)
     entropies = [said[position][2] for position in state.masked] if params.rule.needs_entropy else ()
-    return Reading.of_picks(picks, judged, object(), entropies)
+    return Prediction.of_picks(picks, rescored, object(), entropies)
 
 
-def _known(said: Said, likeliest: int) -> Known | None:
+def _logprobs(said: Said, top_logprobs: int) -> PositionLogprobs | None:
     pairs = [said[:2], said[3:]] if len(said) > 3 else [said[:2]]
-    return Known(tuple((token, math.log(sure)) for token, sure in pairs[:likeliest])) if likeliest else None
+    return (
+        PositionLogprobs(tuple((token, math.log(sure)) for token, sure in pairs[:top_logprobs]))
+        if top_logprobs
+        else None
+    )
 
 
 def random_oracle(seed: int, *, tokens: int = 5, levels: int = 7) -> Says:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from service.decode.block import MASKED, Block
-from service.decode.draft_budget import DraftBudget
+from service.decode.canvas import DraftBudget
 from tests.decode.oracle import Says
 
 

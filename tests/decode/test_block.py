@@ -27,7 +27,7 @@ def test_reveal_and_mask_give_new_blocks() -> None:
     block = Block((7, M, M))
     revealed = block.reveal([Pick(2, 9, 0.5)])
     assert revealed == Block((7, M, 9))
-    assert revealed.mask([0, 2]) == Block((M, M, M))
+    assert revealed.remask([0, 2]) == Block((M, M, M))
     assert block == Block((7, M, M))
 
 
@@ -42,12 +42,12 @@ def test_a_canvas_records_its_steps() -> None:
     first, second = Pick(1, 4, 0.9), Pick(0, 5, 0.4)
     canvas.reveal("denoise", [first])
     canvas.record(Step("verify", (second,), drafted=(second,), accepted=1))
-    canvas.revoke("mrp", [1])
+    canvas.remask("mrp", [1])
     assert canvas.block == Block((5, M, M))
     assert canvas.steps == [
         Step("denoise", (first,)),
         Step("verify", (second,), drafted=(second,), accepted=1),
-        Step("mrp", revoked=(1,)),
+        Step("mrp", remasked=(1,)),
     ]
 
 

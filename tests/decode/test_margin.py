@@ -9,23 +9,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import asdict, replace
 
-from service.decode.block import MASKED, Block, Known, Pick
-from service.decode.canvas import Canvas
-from service.decode.draft_budget import DraftBudget
-from service.decode.drafting import Draft
-from service.decode.guide import Guide
-from service.decode.margin import Near
+from service.decode.block import MASKED, Block, Pick, PositionLogprobs
+from service.decode.block_grammar import BlockGrammar
+from service.decode.canvas import Canvas, DraftBudget
+from service.decode.drafts import Draft
+from service.decode.margin import MarginAcceptance
+from service.decode.mode import RuleMode
 from service.decode.modes import Dynamic, Entropy, Sequential, Speculative, Static
-from service.decode.params import RuleParams
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 from service.decode.registry import leaves_drafts_open, only_drafts
-from service.decode.rules import Leftmost, MostConfident
+from service.decode.rules import LeftToRight, TopConfidence
 from service.errors import InvalidRequest
 from tests.decode.oracle import fixed, masked_block, mostly, random_oracle, run
 from tests.decode.test_properties import SEEDS, blocks, picks
 
 M = MASKED
-ONE = Leftmost(1)
+ONE = LeftToRight(1)
 RULES = st.one_of(
     st.builds(Static, st.integers(1, 6)),
     st.builds(Dynamic, st.floats(0.05, 1)),
@@ -36,14 +35,14 @@ RULES = st.one_of(
 
 def said(token: int, sure: float, second: int, chance: float, place: int = 0) -> Pick:
     """What a greedy reading says of a position: its token, and the second one."""
-    return Pick(place, token, sure, Known(((token, log(sure)), (second, log(chance)))))
+    return Pick(place, token, sure, PositionLogprobs(((token, log(sure)), (second, log(chance)))))
 
 
-def near(reading: list[Pick], drafted: tuple[Pick, ...], margin: float, rule: object = ONE) -> tuple[Pick, ...]:
+def near(prediction: list[Pick], drafted: tuple[Pick, ...], margin: float, rule: object = ONE) -> tuple[Pick, ...]:
     """What is picked at a masked block, beside one drafted step."""
-    block = masked_block(len(reading))
-    choose = Near(Canvas(block), rule, {block.reveal(drafted): Draft(1, drafted)}, margin)  # type: ignore[arg-type]
-    return choose(Reading.of_picks(tuple(reading)), block)
+    block = masked_block(len(prediction))
+    choose = MarginAcceptance(Canvas(block), rule, {block.reveal(drafted): Draft(1, drafted)}, margin)  # type: ignore[arg-type]
+    return choose(Prediction.of_picks(tuple(prediction)), block)
 
 
 class TestSecondToken:
@@ -56,7 +55,7 @@ class TestSecondToken:
         (pick,) = near(list(self.READING), (Pick(0, 8, 0.9),), margin)
         assert pick.token == token
         assert pick.confidence == pytest.approx(0.5 if token == 7 else 0.4)
-        assert pick.known == self.READING[0].known
+        assert pick.logprobs == self.READING[0].logprobs
 
     def test_as_likely_as_the_first_is_not_accepted_at_margin_1(self) -> None:
         (pick,) = near([said(7, 0.5, 8, 0.5)], (Pick(0, 8, 0.9),), 1.0)
@@ -67,7 +66,7 @@ class TestSecondToken:
         assert pick.token == 7
 
     def test_only_the_first_may_be_left_by_a_grammar(self) -> None:
-        (pick,) = near([Pick(0, 7, 1.0, Known(((7, 0.0),)))], (Pick(0, 8, 0.9),), 1e-9)
+        (pick,) = near([Pick(0, 7, 1.0, PositionLogprobs(((7, 0.0),)))], (Pick(0, 8, 0.9),), 1e-9)
         assert pick.token == 7
 
 
@@ -76,7 +75,7 @@ class TestSampled:
 
     @staticmethod
     def drawn(second: float) -> list[Pick]:
-        return [Pick(0, 9, 0.1, Known(((7, log(0.5)), (8, log(second)))))]
+        return [Pick(0, 9, 0.1, PositionLogprobs(((7, log(0.5)), (8, log(second)))))]
 
     def test_where_the_two_likeliest_are_near_a_draft_that_is_one_of_them_is_accepted(self) -> None:
         for token, chance in ((7, 0.5), (8, 0.4)):
@@ -101,32 +100,32 @@ class TestPlaces:
     def test_a_token_elsewhere_is_compared_with_the_rules_own(
         self, place: int, token: int, margin: float, accepted: bool
     ) -> None:
-        (pick,) = near(list(self.READING), (Pick(place, token, 0.9),), margin, MostConfident(1))
+        (pick,) = near(list(self.READING), (Pick(place, token, 0.9),), margin, TopConfidence(1))
         assert pick[:2] == ((place, token) if accepted else (0, 10))
 
     def test_of_several_picks_the_least_sure_counts(self) -> None:
-        reading = list(self.READING)
+        prediction = list(self.READING)
         drafted = (Pick(0, 10, 0.9), Pick(2, 13, 0.9))
-        assert [pick[0] for pick in near(reading, drafted, 0.28, MostConfident(2))] == [0, 2]
-        assert [pick[0] for pick in near(reading, drafted, 0.29, MostConfident(2))] == [0, 1]
+        assert [pick[0] for pick in near(prediction, drafted, 0.28, TopConfidence(2))] == [0, 2]
+        assert [pick[0] for pick in near(prediction, drafted, 0.29, TopConfidence(2))] == [0, 1]
 
     def test_a_step_with_one_token_that_is_not_near_is_refused_whole(self) -> None:
         drafted = (Pick(0, 10, 0.9), Pick(1, 77, 0.9))
-        assert [pick[:2] for pick in near(list(self.READING), drafted, 0.1, MostConfident(2))] == [(0, 10), (1, 11)]
+        assert [pick[:2] for pick in near(list(self.READING), drafted, 0.1, TopConfidence(2))] == [(0, 10), (1, 11)]
 
     def test_a_longer_step_than_the_rules_may_pass(self) -> None:
-        reading = [said(7, 0.5, 8, 0.1, 0), said(7, 0.45, 8, 0.1, 1)]
+        prediction = [said(7, 0.5, 8, 0.1, 0), said(7, 0.45, 8, 0.1, 1)]
         drafted = (Pick(0, 7, 0.9), Pick(1, 7, 0.9))
-        assert [len(near(reading, drafted, margin)) for margin in (0.89, 0.91)] == [2, 1]
+        assert [len(near(prediction, drafted, margin)) for margin in (0.89, 0.91)] == [2, 1]
 
     def test_what_is_revealed_already_is_not_a_step(self) -> None:
         block, drafted = Block((10, M)), (Pick(0, 10, 0.9), Pick(1, 12, 0.9))
-        reading = Reading.of_picks((said(11, 0.5, 12, 0.49, 1),))
-        choose = Near(Canvas(block), ONE, {block.reveal(drafted): Draft(1, drafted)}, 0.5)
-        assert choose(reading, block)[0].token == 11
+        prediction = Prediction.of_picks((said(11, 0.5, 12, 0.49, 1),))
+        choose = MarginAcceptance(Canvas(block), ONE, {block.reveal(drafted): Draft(1, drafted)}, 0.5)
+        assert choose(prediction, block)[0].token == 11
 
     def test_the_rules_own_step_comes_first_and_then_the_likeliest_draft(self) -> None:
-        block, reading = masked_block(2), Reading.of_picks((said(7, 0.5, 8, 0.45, 0), said(7, 0.5, 8, 0.45, 1)))
+        block, prediction = masked_block(2), Prediction.of_picks((said(7, 0.5, 8, 0.45, 0), said(7, 0.5, 8, 0.45, 1)))
         second, other = (Pick(0, 8, 0.9),), (Pick(1, 7, 0.9),)
         for drafts, place in (
             ((second, other), (0, 8)),
@@ -134,8 +133,8 @@ class TestPlaces:
             ((other, (Pick(0, 7, 1.0),)), (0, 7)),
         ):
             named = {block.reveal(one): Draft(number, one) for number, one in enumerate(drafts, 1)}
-            choose = Near(Canvas(block), MostConfident(1), named, 0.5)
-            assert choose(reading, block)[0][:2] == place
+            choose = MarginAcceptance(Canvas(block), TopConfidence(1), named, 0.5)
+            assert choose(prediction, block)[0][:2] == place
 
 
 class Even:
@@ -159,19 +158,21 @@ class Even:
 
 def test_a_near_draft_that_the_grammar_refuses_is_not_accepted() -> None:
     block = masked_block(2)
-    reading = Reading.of_picks((said(4, 0.5, 6, 0.45, 0), said(8, 0.5, 9, 0.45, 1)))
+    prediction = Prediction.of_picks((said(4, 0.5, 6, 0.45, 0), said(8, 0.5, 9, 0.45, 1)))
     for drafted, tokens in (((6, 8), (6, 8)), ((6, 9), (4,)), ((6,), (6,)), ((4, 9), (4,))):
         step = tuple(Pick(place, token, 0.9) for place, token in enumerate(drafted))
-        canvas = Canvas(block, guide=Guide(Even(), 0))
-        choose = Near(canvas, ONE, {block.reveal(step): Draft(1, step)}, 0.5)
-        assert tuple(pick.token for pick in choose(reading, block)) == tokens
+        canvas = Canvas(block, grammar=BlockGrammar(Even(), 0))
+        choose = MarginAcceptance(canvas, ONE, {block.reveal(step): Draft(1, step)}, 0.5)
+        assert tuple(pick.token for pick in choose(prediction, block)) == tokens
 
 
 def test_with_a_grammar_a_step_begins_at_the_leftmost_position() -> None:
     block, step = masked_block(2), (Pick(1, 8, 0.9),)
-    reading = Reading.of_picks((said(4, 0.5, 6, 0.45, 0), said(8, 0.5, 9, 0.45, 1)))
-    choose = Near(Canvas(block, guide=Guide(Even(), 0)), ONE, {block.reveal(step): Draft(1, step)}, 0.5)
-    assert choose(reading, block)[0][:2] == (0, 4)
+    prediction = Prediction.of_picks((said(4, 0.5, 6, 0.45, 0), said(8, 0.5, 9, 0.45, 1)))
+    choose = MarginAcceptance(
+        Canvas(block, grammar=BlockGrammar(Even(), 0)), ONE, {block.reveal(step): Draft(1, step)}, 0.5
+    )
+    assert choose(prediction, block)[0][:2] == (0, 4)
 
 
 # --- whole blocks ----------------------------------------------------------------------------------
@@ -194,10 +195,10 @@ def test_an_accepted_draft_is_counted_and_its_state_is_read_in_the_same_forward(
 def test_only_verifications_with_drafts_ask_for_second_tokens() -> None:
     truth = fixed({place: (10 + place, 0.6, 0.0, 20 + place, 0.55) for place in range(4)})
     lax = run(masked_block(4), Speculative(2, margin=0.9), truth, truth)
-    assert [query.likeliest for query in lax.evaluations] == [0, 2]
-    assert all(len(query.states) > 1 for query in lax.evaluations if query.likeliest)
+    assert [query.top_logprobs for query in lax.evaluations] == [0, 2]
+    assert all(len(query.states) > 1 for query in lax.evaluations if query.top_logprobs)
     strict = run(masked_block(4), Speculative(2), truth, truth)
-    assert not any(query.likeliest for query in strict.evaluations)
+    assert not any(query.top_logprobs for query in strict.evaluations)
 
 
 @settings(max_examples=300)
@@ -226,7 +227,7 @@ def picks_of(done: object) -> list[tuple[int, int, float]]:
     blocks(), SEEDS, SEEDS, st.integers(0, 6), st.integers(1, 8), RULES, st.floats(0.01, 1), st.booleans()
 )  # fmt: skip
 def test_whatever_the_margin_only_the_backbones_first_two_tokens_are_revealed(
-    block: Block, seed: int, other: int, steps: int, drafts: int, plain: RuleParams, margin: float, tree: bool
+    block: Block, seed: int, other: int, steps: int, drafts: int, plain: RuleMode, margin: float, tree: bool
 ) -> None:
     truth = random_oracle(seed)
     drafter = mostly(truth, random_oracle(other), seed)

@@ -12,13 +12,13 @@ PROGRAM = """
 import sys
 from service.decode.block import MASKED, Block, Pick
 from service.decode.canvas import Canvas
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 from service.decode.modes import MODES
 canvas = Canvas(Block((MASKED,)))
 policy = MODES["static"]().decode(canvas)
 next(policy)
 try:
-    policy.send((Reading.of_picks((Pick(0, 5, 1.0),)),))
+    policy.send((Prediction.of_picks((Pick(0, 5, 1.0),)),))
 except StopIteration:
     print(canvas.block.tokens, sorted({"torch", "numpy", "ray", "fastapi"} & set(sys.modules)))
 """

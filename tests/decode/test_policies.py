@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from service.decode.block import MASKED, Block, Pick
-from service.decode.canvas import Canvas
-from service.decode.draft_budget import DraftBudget
+from service.decode.canvas import Canvas, DraftBudget
 from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 from tests.decode.oracle import fixed, masked_block, random_oracle, run
 
 M = MASKED
@@ -16,11 +15,11 @@ FOUR = {0: (10, 0.5), 1: (11, 0.9), 2: (12, 0.7), 3: (13, 0.6)}
 
 
 def test_most_confident_takes_the_lowest_position_of_a_tie() -> None:
-    reading = Reading.of_picks((Pick(0, 1, 0.4), Pick(2, 1, 0.8), Pick(3, 1, 0.8), Pick(5, 1, 0.8)))
-    assert [pick.position for pick in reading.most_confident()] == [2]
-    assert [pick.position for pick in reading.most_confident(2)] == [2, 3]
-    assert [pick.position for pick in reading.most_confident(4)] == [2, 3, 5, 0]
-    assert len(reading.most_confident(9)) == 4
+    prediction = Prediction.of_picks((Pick(0, 1, 0.4), Pick(2, 1, 0.8), Pick(3, 1, 0.8), Pick(5, 1, 0.8)))
+    assert [pick.position for pick in prediction.most_confident()] == [2]
+    assert [pick.position for pick in prediction.most_confident(2)] == [2, 3]
+    assert [pick.position for pick in prediction.most_confident(4)] == [2, 3, 5, 0]
+    assert len(prediction.most_confident(9)) == 4
 
 
 class TestStatic:
@@ -172,7 +171,7 @@ class TestTree:
         policy = Speculative("auto").decode(canvas)
         next(policy)
         said = {0: (10, 0.9), 1: (11, 0.8), 2: (12, 0.7), 3: (13, 0.6)}
-        query = policy.send((Reading.of_picks(tuple(Pick(p, *said[p]) for p in range(4))),))
+        query = policy.send((Prediction.of_picks(tuple(Pick(p, *said[p]) for p in range(4))),))
         assert len(query.states) > 1
         assert not any(canvas.ends(state) for state in query.states)
 
@@ -187,22 +186,22 @@ class TestRemask:
         doubts = {**FOUR, 2: (0, 0.2)}
         done = run(masked_block(4), Remask(0.55), fixed(FOUR), fixed(doubts))
         assert [pick[:2] for pick in done.canvas.steps[0].revealed] == [(1, 11), (2, 12), (3, 13)]
-        assert done.canvas.steps[1].revoked == (2,)
-        assert done.refinements[0].judge == (1, 2, 3)
+        assert done.canvas.steps[1].remasked == (2,)
+        assert done.refinements[0].rescore == (1, 2, 3)
         assert done.refinements[0].state == Block((M, 11, 12, 13))
 
     def test_equal_to_the_threshold_is_not_doubtful(self) -> None:
         done = run(masked_block(4), Remask(0.55), fixed(FOUR), fixed(dict.fromkeys(range(4), (0, 0.55))))
-        assert all(not step.revoked for step in done.canvas.steps)
+        assert all(not step.remasked for step in done.canvas.steps)
 
     def test_the_best_of_all_doubtful_ones_is_kept(self) -> None:
         doubts = {1: (0, 0.1), 2: (0, 0.3), 3: (0, 0.2), 0: (0, 0.0)}
         done = run(masked_block(4), Remask(0.55), fixed(FOUR), fixed(doubts))
-        assert done.canvas.steps[1].revoked == (1, 3)
+        assert done.canvas.steps[1].remasked == (1, 3)
 
     def test_of_equally_doubtful_ones_the_lowest_position_is_kept(self) -> None:
         done = run(masked_block(4), Remask(0.55), fixed(FOUR), fixed(dict.fromkeys(range(4), (0, 0.3))))
-        assert done.canvas.steps[1].revoked == (2, 3)
+        assert done.canvas.steps[1].remasked == (2, 3)
 
     def test_nobody_can_take_back_what_earlier_steps_revealed(self) -> None:
         sure = fixed({p: (p, 0.9) for p in range(5)})
@@ -211,7 +210,7 @@ class TestRemask:
         assert [query.states[0].masked for query in done.evaluations] == [
             tuple(range(left)) for left in (5, 4, 3, 2, 1)
         ]
-        assert [step.revoked for step in done.canvas.steps if step.revoked] == [(0, 1, 2, 3), (0, 1, 2), (0, 1), (0,)]
+        assert [step.remasked for step in done.canvas.steps if step.remasked] == [(0, 1, 2, 3), (0, 1, 2), (0, 1), (0,)]
 
     def test_without_doubt_it_is_dynamic(self) -> None:
         sure = fixed(dict.fromkeys(range(4), (0, 1.0)))

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from msgspec.structs import asdict, replace
 
 from service.decode.block import Block, Pick
-from service.decode.draft_budget import DraftBudget
+from service.decode.canvas import DraftBudget
+from service.decode.mode import DecodingMode, RuleMode
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
-from service.decode.params import ModeParams, RuleParams
 from service.decode.policy import Refine
 from tests.decode.oracle import Run, Says, fixed, masked_block, mostly, random_oracle, run
 
@@ -64,7 +64,7 @@ def test_speculative_is_static_for_any_model_in_no_more_forwards(
     PLAIN,
 )  # fmt: skip
 def test_any_drafts_verified_against_any_rule_give_what_the_rule_gives(
-    block: Block, seed: int, other: int, steps: int, drafts: int, quality: str, plain: RuleParams
+    block: Block, seed: int, other: int, steps: int, drafts: int, quality: str, plain: RuleMode
 ) -> None:
     truth, wild = random_oracle(seed), random_oracle(other)
     drafter = {"right": truth, "mostly": mostly(truth, wild, seed), "wild": wild}[quality]
@@ -98,9 +98,9 @@ def test_on_any_terms_drafts_give_what_the_rule_gives(
     assert picks(done) == picks(wanted)
     assert len(done.evaluations) <= len(wanted.evaluations)
     assert all(len(query.states) <= 1 + budget.states for query in done.evaluations)
-    promised = [promised for step in done.canvas.steps for promised, _ in step.promises]
+    promised = [promised for step in done.canvas.steps for promised, _ in step.gains]
     assert all(promise >= budget.row for promise in promised)
-    kept = sum(kept for step in done.canvas.steps for _, kept in step.promises)
+    kept = sum(kept for step in done.canvas.steps for _, kept in step.gains)
     assert kept == sum(step.accepted for step in done.canvas.steps)
     if budget.row >= 1 and plain == Static(1):
         assert not done.refinements
@@ -121,8 +121,8 @@ def test_drafts_that_the_engine_leaves_out_change_nothing_and_are_not_counted(
     done = run(block, Speculative("auto", **asdict(plain)), truth, drafter, budget, read)
     assert picks(done) == picks(wanted)
     assert len(done.evaluations) <= len(wanted.evaluations)
-    assert all(len(step.promises) < read for step in done.canvas.steps)
-    assert sum(kept for step in done.canvas.steps for _, kept in step.promises) == sum(
+    assert all(len(step.gains) < read for step in done.canvas.steps)
+    assert sum(kept for step in done.canvas.steps for _, kept in step.gains) == sum(
         step.accepted for step in done.canvas.steps
     )
 
@@ -136,7 +136,7 @@ EXTREME = (0.0, 5e-324, 1e-300, 1e-30, 1e-12, 0.5, math.nextafter(1.0, 0.0), 1.0
     st.lists(st.sampled_from(EXTREME), min_size=12, max_size=12), st.integers(0, 12), st.integers(1, 12), PLAIN,
 )  # fmt: skip
 def test_drafting_survives_any_confidences(
-    block: Block, seed: int, said: list[float], drafted: list[float], steps: int, drafts: int, plain: RuleParams
+    block: Block, seed: int, said: list[float], drafted: list[float], steps: int, drafts: int, plain: RuleMode
 ) -> None:
     """A low temperature rounds confidences to 0 and 1. Half precision may give NaN."""
 
@@ -183,7 +183,7 @@ def test_a_tree_asks_mrp_as_often_as_it_may_and_never_twice_about_a_state(
 @settings(max_examples=200)
 @given(blocks(), SEEDS, SEEDS, PARAMS)
 def test_every_mode_completes_the_block_and_its_record_adds_up(
-    block: Block, seed: int, other: int, params: ModeParams
+    block: Block, seed: int, other: int, params: DecodingMode
 ) -> None:
     done = run(block, params, random_oracle(seed), random_oracle(other))
     assert done.canvas.block.complete
@@ -196,7 +196,7 @@ def test_every_mode_completes_the_block_and_its_record_adds_up(
         assert step.drafted[: step.accepted] == () or [p[:2] for p in step.revealed[: step.accepted]] == [
             p[:2] for p in step.drafted[: step.accepted]
         ]
-        replayed = replayed.reveal(step.revealed).mask(step.revoked)
+        replayed = replayed.reveal(step.revealed).remask(step.remasked)
     assert replayed == done.canvas.block
 
 
@@ -206,16 +206,16 @@ def test_remask_keeps_a_fresh_reveal_in_every_step(block: Block, seed: int, othe
     done = run(block, Remask(threshold), random_oracle(seed), random_oracle(other))
     steps = done.canvas.steps
     for before, step in pairwise(steps):
-        if step.revoked:
+        if step.remasked:
             assert before.kind == "denoise"
-            assert set(step.revoked) < {pick.position for pick in before.revealed}
+            assert set(step.remasked) < {pick.position for pick in before.revealed}
 
 
 @pytest.mark.parametrize(
     "params",
     [Static(), Dynamic(), Sequential(1, 0.5), Entropy(0.5), Direct(2), Speculative(3), Speculative(2, 6), Remask(0.5)],
 )
-def test_at_every_evaluation_what_is_revealed_is_final(params: ModeParams) -> None:
+def test_at_every_evaluation_what_is_revealed_is_final(params: DecodingMode) -> None:
     """The engine may stop a request there and send the tokens so far."""
     for seed in range(30):
         done = run(masked_block(8), params, random_oracle(seed), random_oracle(seed + 1000))

@@ -4,9 +4,8 @@ import pytest
 
 from service.decode.modes import Speculative, Static
 from service.demo import CHECKPOINT, heldout_problems
-from service.engine import Engine, EngineConfig, GenerationRequest, Parts
-from service.engine.drafting.costs import StepCosts
-from service.engine.drafting.curve import Curve
+from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
+from service.engine.drafting.costs import Curve, StepCosts
 from service.model import load_checkpoint
 from service.text import TextCodec
 from tests.engine.helpers import DEAR, FAIR
@@ -28,7 +27,7 @@ class Counting(Around):
 
     def evaluate(self, rows):
         self.rows.append(len(rows))
-        return self.runner.evaluate(rows)
+        return super().evaluate(rows)
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +47,15 @@ def asked(checkpoint, params, count):
 
 def decoded(checkpoint, costs, params, count=3):
     """Statistics of some problems, one alone after the other."""
-    engine = Engine(checkpoint, EngineConfig(max_running=1), parts=Parts(costs=costs))
+    engine = Engine(checkpoint, EngineConfig(max_running=1), deps=EngineDeps(costs=costs))
     return [completion.stats for completion in engine.generate(asked(checkpoint, params, count))]
 
 
 def rows_of(checkpoint, costs, params, together):
     """The rows of the forwards for some problems, so many at once, and the answers."""
-    engine, runner = engine_over(Counting, checkpoint, Parts(costs=costs), max_running=together, prefix_cache=False)
+    engine, runner = engine_over(
+        Counting, checkpoint, EngineDeps(costs=costs), max_running=together, prefix_cache=False
+    )
     answers = [completion.token_ids for completion in engine.generate(asked(checkpoint, params, 12))]
     return runner.rows, answers
 

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
 from service.demo import CHECKPOINT, heldout_problems
-from service.engine import Engine, GenerationRequest, Parts, SamplingParams
+from service.engine import Engine, EngineDeps, GenerationRequest, SamplingParams
 from service.model import load_checkpoint
 from service.text import TextCodec
 from tests.engine.helpers import FREE
@@ -39,7 +39,7 @@ COMPANIONS = (
 
 @pytest.fixture(scope="module")
 def engine():
-    return Engine(load_checkpoint(CHECKPOINT), parts=Parts(costs=FREE))
+    return Engine(load_checkpoint(CHECKPOINT), deps=EngineDeps(costs=FREE))
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ STEPS = (
     ),
     (
         Step("denoise", tuple(Pick(position, 20 + position, 0.5) for position in range(4))),
-        Step("mrp", revoked=(2,)),
+        Step("mrp", remasked=(2,)),
         Step("denoise", (Pick(2, 29, 0.9),)),
     ),
 )

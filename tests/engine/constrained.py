@@ -11,28 +11,28 @@ from typing import Any
 import jsonschema
 
 from service.constraints.constraint import Constraint
+from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
-from service.decode.params import ModeParams
-from service.engine import Completion, Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
+from service.engine import Completion, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
 from tests.constraints.checkpoints import checkpoint, compiled, prompt, text_of
 from tests.engine.helpers import FAIR, FREE
 
 #: rules, and drafts that are verified against them
-PAIRS: tuple[tuple[ModeParams, tuple[ModeParams, ...]], ...] = (
+PAIRS: tuple[tuple[DecodingMode, tuple[DecodingMode, ...]], ...] = (
     (Sequential(), (Speculative(verify="sequential"), Speculative(3), Speculative(0, 4), Speculative(2, 4), Static())),
     (Static(3), (Speculative(2, tokens_per_step=3), Speculative(1, 4, tokens_per_step=3))),
     (Dynamic(0.4), (Speculative(threshold=0.4), Speculative(2, threshold=0.4), Speculative(0, 3, threshold=0.4))),
     (Entropy(0.5), (Speculative(verify="entropy", entropy_bound=0.5), Sequential(1, 0.5))),
 )
-OTHERS: tuple[ModeParams, ...] = (Direct(2), Direct(4), Remask(0.5), Remask(0.9))
+OTHERS: tuple[DecodingMode, ...] = (Direct(2), Direct(4), Remask(0.5), Remask(0.9))
 
 
 def engine_of(name: str, costs: Any = FAIR) -> Engine:
-    return Engine(checkpoint(name), EngineConfig(kv_cache_tokens=8192), parts=Parts(costs=costs))
+    return Engine(checkpoint(name), EngineConfig(kv_cache_tokens=8192), deps=EngineDeps(costs=costs))
 
 
 def constrained(
-    name: str, key: str, constraint: Constraint, params: ModeParams, sampling: SamplingParams, tokens: int = 160
+    name: str, key: str, constraint: Constraint, params: DecodingMode, sampling: SamplingParams, tokens: int = 160
 ) -> GenerationRequest:
     """A request for a constrained answer."""
     eos = frozenset(checkpoint(name).config.eos_token_ids)
@@ -103,7 +103,7 @@ def try_schemas(name: str, schemas: Iterable[Any], rng: random.Random, tallies: 
             tallies.setdefault(type(mode).__name__, Tally()).add(one)
 
 
-def assert_equal(modes: Sequence[ModeParams], made: Sequence[Completion], schema: Any) -> None:
+def assert_equal(modes: Sequence[DecodingMode], made: Sequence[Completion], schema: Any) -> None:
     """Drafts give the rule's tokens in no more forwards."""
     plain, drafted = made
     assert (plain.token_ids, plain.finish_reason) == (drafted.token_ids, drafted.finish_reason), (modes, schema)

@@ -10,20 +10,19 @@ from typing import Any
 import torch
 from msgspec import structs
 
+from service.decode.mode import DecodingMode, RuleMode
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
-from service.decode.params import ModeParams, RuleParams
-from service.decode.policy import Reading
-from service.engine import BlockEvent, Engine, GenerationRequest, Parts, SamplingParams, StepReport
-from service.engine.drafting.costs import StepCosts
-from service.engine.drafting.curve import Curve
+from service.decode.policy import Prediction
+from service.engine import BlockEvent, Engine, EngineDeps, GenerationRequest, SamplingParams, StepReport
+from service.engine.drafting.costs import Curve, StepCosts
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Runner
+from service.engine.forward.runner import CheckpointRunner
 from service.engine.prefix_cache import Lease, PrefixCache
 from service.model import Checkpoint
 from tests.reference import Reference
 from tests.runners import Around, engine_over
 
-ALL_MODES: tuple[ModeParams, ...] = (
+ALL_MODES: tuple[DecodingMode, ...] = (
     Static(), Dynamic(0.5), Sequential(1, 0.5), Entropy(), Direct(1), Speculative(1), Remask(0.5)
 )  # fmt: skip
 
@@ -70,13 +69,13 @@ class Recorder:
 
 
 class CheckingRunner(Around):
-    """Does what Runner does and compares every reading with a recomputation of the whole sequence.
+    """Does what CheckpointRunner does and compares every reading with a recomputation of the whole sequence.
 
     It learns from the rows alone which clean block lies on which page, so it also finds pages that are
     read before they are written, by the wrong sequence, or that MRP was never shown.
     """
 
-    def __init__(self, runner: Runner, checkpoint: Checkpoint) -> None:
+    def __init__(self, runner: CheckpointRunner, checkpoint: Checkpoint) -> None:
         super().__init__(runner)
         self.reference = Reference(checkpoint)
         self.exact = checkpoint.dtype == torch.float64
@@ -84,10 +83,10 @@ class CheckingRunner(Around):
         self.shown_to_mrp: set[int] = set()
         self.compared = 0
 
-    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
-        readings = self.runner.evaluate(rows)
+    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
+        readings = super().evaluate(rows)
         for row in rows:
-            if row.keeps:
+            if row.writes_kv:
                 assert row.state.complete
                 self.clean[row.pages[row.index]] = row.state.tokens
                 self.shown_to_mrp.discard(row.pages[row.index])
@@ -95,13 +94,13 @@ class CheckingRunner(Around):
             self.compare(row, reading, self.reference.evaluate(self.prefix(row), row.state))
         return readings
 
-    def refine(self, rows: Sequence[Row]) -> list[Reading]:
-        readings = self.runner.refine(rows)
-        self.shown_to_mrp |= {row.pages[row.index] for row in rows if row.keeps}
+    def refine(self, rows: Sequence[Row]) -> list[Prediction]:
+        readings = super().refine(rows)
+        self.shown_to_mrp |= {row.pages[row.index] for row in rows if row.writes_kv}
         for row, reading in zip(rows, readings, strict=True):
             assert self.shown_to_mrp >= set(row.pages[: row.index]), "MRP was not shown a block of the prefix"
             assert row.anchor is not None
-            if row.keeps:
+            if row.writes_kv:
                 clean = self.reference.evaluate(self.prefix(row), row.state)
                 torch.testing.assert_close(row.anchor.hidden, clean, rtol=0, atol=1e-4)
             self.compare(row, reading, self.reference.refine(self.prefix(row), row.state, row.anchor.hidden))
@@ -110,17 +109,17 @@ class CheckingRunner(Around):
     def prefix(self, row: Row) -> list[int]:
         return [token for page in row.pages[: row.index] for token in self.clean[page]]
 
-    def compare(self, row: Row, reading: Reading, hidden: torch.Tensor) -> None:
+    def compare(self, row: Row, reading: Prediction, hidden: torch.Tensor) -> None:
         self.compared += 1
         torch.testing.assert_close(reading.handle.hidden, hidden, rtol=0, atol=1e-9 if self.exact else 1e-4)
         if row.sampling is None:
             assert reading.picks == ()
             return
         start = row.index * len(row.state.tokens)
-        wanted = self.reference.read(hidden, row.state, start, row.sampling, row.judge)
+        wanted = self.reference.read(hidden, row.state, start, row.sampling, row.rescore)
         assert [pick.position for pick in reading.picks] == list(row.state.masked)
-        assert [pick[:2] for pick in reading.judged] == [pick[:2] for pick in wanted.judged]
-        for got, expected in zip(reading.picks + reading.judged, wanted.picks + wanted.judged, strict=True):
+        assert [pick[:2] for pick in reading.rescored] == [pick[:2] for pick in wanted.rescored]
+        for got, expected in zip(reading.picks + reading.rescored, wanted.picks + wanted.rescored, strict=True):
             if self.exact or row.sampling.temperature == 0:  # in float32 noise may tip a sampled tie
                 assert abs(got.confidence - expected.confidence) < (1e-5 if self.exact else 1e-4)
             assert got.token == expected.token or not self.exact
@@ -131,23 +130,23 @@ class CheckingRunner(Around):
 
 def checked(checkpoint: Checkpoint, costs: StepCosts | None = None, **limits: Any) -> tuple[Engine, CheckingRunner]:
     """An engine whose every forward is compared with the reference."""
-    return engine_over(lambda runner: CheckingRunner(runner, checkpoint), checkpoint, Parts(costs=costs), **limits)
+    return engine_over(lambda runner: CheckingRunner(runner, checkpoint), checkpoint, EngineDeps(costs=costs), **limits)
 
 
 def request(
-    name: str, prompt: Sequence[int], params: ModeParams | None = None, tokens: int = 8, **more: Any
+    name: str, prompt: Sequence[int], params: DecodingMode | None = None, tokens: int = 8, **more: Any
 ) -> GenerationRequest:
     return GenerationRequest(name, tuple(prompt), params or Static(), max_new_tokens=tokens, **more)
 
 
-def random_params(rng: random.Random, block_size: int) -> ModeParams:
+def random_params(rng: random.Random, block_size: int) -> DecodingMode:
     count, threshold = rng.randint(1, block_size), rng.choice([0.05, 0.2, 0.4, 0.7, 1.0])
     bound = rng.choice([0.0, 0.5, 3.0, 12.0])
     plain = rng.choice([Static(count), Dynamic(threshold), Sequential(rng.choice([1, count]), bound), Entropy(bound)])
     return rng.choice([plain, Direct(count), Speculative(count), drafted(rng, plain, block_size), Remask(threshold)])
 
 
-def drafted(rng: random.Random, plain: RuleParams, block_size: int) -> Speculative:
+def drafted(rng: random.Random, plain: RuleMode, block_size: int) -> Speculative:
     """`speculative` whose output is that of `plain`: a chain or a tree of any size, with and without MRP."""
     tree = rng.random() < 0.7
     steps, states = rng.randint(0 if tree else 1, block_size), rng.randint(1, block_size)
@@ -159,11 +158,11 @@ def some_auto(rng: random.Random, requests: list[GenerationRequest]) -> list[Gen
     return [replace(one, params=automatic(one.params)) if rng.random() < 0.5 else one for one in requests]
 
 
-def automatic(params: ModeParams) -> ModeParams:
+def automatic(params: DecodingMode) -> DecodingMode:
     return structs.replace(params, mrp_steps="auto") if isinstance(params, Speculative) else params
 
 
-def verified(params: ModeParams) -> ModeParams:
+def verified(params: DecodingMode) -> DecodingMode:
     """The mode that `auto` must not be worse than; other params as they are."""
     return params.plain if isinstance(params, Speculative) and params.mrp_steps == "auto" else params
 

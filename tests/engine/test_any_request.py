@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from service.decode.registry import make_params
+from service.decode.registry import make_mode
 from service.demo import CHECKPOINT
-from service.engine import BlockEvent, Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
+from service.engine import BlockEvent, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
 from service.engine.drafting.costs import StepCosts
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from tests.engine.helpers import DEAR, FAIR, FREE, audit
@@ -43,7 +43,7 @@ def any_request(rng: random.Random, name: str, checkpoint: Checkpoint, longest: 
     return GenerationRequest(
         name,
         tuple(prompt),
-        make_params(knobs.pop("mode"), knobs),
+        make_mode(knobs.pop("mode"), knobs),
         SamplingParams(**sampling),
         max_new_tokens=rng.choice([1, room, rng.randint(1, room), rng.randint(1, min(room, 12))]),
         stop_token_ids=frozenset(rng.choice([[], config.eos_token_ids, rng.sample(allowed, 5), allowed, [10**12]])),
@@ -75,7 +75,7 @@ class Life:
             "draft_candidates": rng.choice([0, 0, 1, 8, 32, None]),
         }
         costs: StepCosts = rng.choice([FREE, FREE, FAIR, DEAR])
-        engine = Engine(checkpoint, EngineConfig(**limits), parts=Parts(costs=costs))
+        engine = Engine(checkpoint, EngineConfig(**limits), deps=EngineDeps(costs=costs))
         longest = min(_LONGEST, engine.max_model_len)
         return cls(engine, [any_request(rng, f"r{number}", checkpoint, longest) for number in range(count)])
 

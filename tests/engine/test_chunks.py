@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from service.decode.modes import Speculative, Static
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 from service.engine import Engine, EngineConfig, GenerationRequest
 from service.engine.fair_rows import shares
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Runner
+from service.engine.forward.runner import CheckpointRunner
 from service.model import Checkpoint
 from tests.engine.helpers import DEAR, FAIR, FREE, checked, random_requests, request, some_auto, verified
 from tests.engine.test_exactness import SHAPES
@@ -32,18 +32,18 @@ def tiny(shape: int) -> Checkpoint:
 class Forwards(Around):
     """Keeps how many rows of each sequence were prompt blocks, and how many were states."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: CheckpointRunner) -> None:
         super().__init__(runner)
         self.prompts: list[dict[int, int]] = []
         self.states: list[set[int]] = []
 
-    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
         prompts: dict[int, int] = {}
         for row in rows:
-            if row.keeps:
+            if row.writes_kv:
                 prompts[id(row.pages)] = prompts.get(id(row.pages), 0) + 1
         self.prompts.append(prompts)
-        self.states.append({id(row.pages) for row in rows if not row.keeps})
+        self.states.append({id(row.pages) for row in rows if not row.writes_kv})
         return super().evaluate(rows)
 
 

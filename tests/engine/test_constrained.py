@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from service.constraints.constraint import Constraint
+from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Remask, Sequential, Speculative, Static
-from service.decode.params import ModeParams
 from service.engine import GenerationRequest, SamplingParams
 from service.errors import ConstraintFailed
 from tests.constraints.checkpoints import DEMO, NAMES, checkpoint, compiled, prompt, text_of
@@ -24,7 +24,7 @@ GREEDY = SamplingParams()
 FEW, MANY = 5, 2000
 #: checkpoints of the fast tests: the trained one, and random weights whose tokens are pairs of bytes
 FAST = (DEMO, GOLDEN_NAMES[1])
-MODES: tuple[ModeParams, ...] = (
+MODES: tuple[DecodingMode, ...] = (
     Static(),
     Static(4),
     Dynamic(0.3),

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from service.decode.modes import Speculative, Static
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 from service.demo import CHECKPOINT
-from service.engine import Engine, EngineConfig, GenerationRequest, Parts
+from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Runner
+from service.engine.forward.runner import CheckpointRunner
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from tests.engine.helpers import FAIR, checked, random_requests, random_sampling
 from tests.engine.test_exactness import FAST, SHAPES, assert_pairs, pairs
@@ -40,22 +40,22 @@ def golden(name: str, dtype: torch.dtype) -> Checkpoint:
 
 
 class Recording(Around):
-    """Does what Runner does and keeps what was read of every state, by the request's seed and the state."""
+    """Does what CheckpointRunner does and keeps what was read of every state, by the request's seed and the state."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: CheckpointRunner) -> None:
         super().__init__(runner)
-        self.readings = dict[object, Reading]()
+        self.readings = dict[object, Prediction]()
 
-    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
-        return self.keep("backbone", rows, self.runner.evaluate(rows))
+    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
+        return self.keep("backbone", rows, super().evaluate(rows))
 
-    def refine(self, rows: Sequence[Row]) -> list[Reading]:
-        return self.keep("mrp", rows, self.runner.refine(rows))
+    def refine(self, rows: Sequence[Row]) -> list[Prediction]:
+        return self.keep("mrp", rows, super().refine(rows))
 
-    def keep(self, network: str, rows: Sequence[Row], readings: list[Reading]) -> list[Reading]:
+    def keep(self, network: str, rows: Sequence[Row], readings: list[Prediction]) -> list[Prediction]:
         for row, reading in zip(rows, readings, strict=True):
             if row.sampling is not None:
-                self.readings[network, row.sampling.seed, row.index, row.state, row.judge] = reading
+                self.readings[network, row.sampling.seed, row.index, row.state, row.rescore] = reading
         return readings
 
 
@@ -72,7 +72,7 @@ def num_differing(left: dict, right: dict) -> int:
     assert left.keys() == right.keys()
     return sum(
         not (torch.equal(one.handle.hidden, right[key].handle.hidden) and one.picks == right[key].picks)
-        or one.judged != right[key].judged
+        or one.rescored != right[key].rescored
         for key, one in left.items()
     )
 
@@ -156,7 +156,7 @@ def test_in_bfloat16_a_request_does_not_depend_on_its_batch(name: str) -> None:
 def test_in_bfloat16_speculative_is_static(name: str) -> None:
     """540 requests were counted without the switch, and 8 differed."""
     checkpoint = golden(name, torch.bfloat16)
-    engine = Engine(checkpoint, EngineConfig(deterministic=True), parts=Parts(costs=FAIR))
+    engine = Engine(checkpoint, EngineConfig(deterministic=True), deps=EngineDeps(costs=FAIR))
     for temperature in (0.0, 1.2):
         requests = pairs(21, checkpoint, temperature, 6)
         assert_pairs(requests, engine.generate(requests), 6)
@@ -167,7 +167,7 @@ def test_in_bfloat16_speculative_is_static(name: str) -> None:
 @pytest.mark.parametrize("name", GOLDEN_NAMES)
 def test_in_bfloat16_speculative_is_static_for_hundreds_of_requests(name: str, temperature: float) -> None:
     checkpoint = golden(name, torch.bfloat16)
-    engine = Engine(checkpoint, EngineConfig(deterministic=True), parts=Parts(costs=FAIR))
+    engine = Engine(checkpoint, EngineConfig(deterministic=True), deps=EngineDeps(costs=FAIR))
     for seed in range(3):
         requests = pairs(500 + seed, checkpoint, temperature, 40)
         assert_pairs(requests, engine.generate(requests), 40)

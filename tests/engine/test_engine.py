@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 import pytest
 
+from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
-from service.decode.params import ModeParams
 from service.engine import (
     BlockEvent,
     Engine,
     EngineConfig,
-    Forwards,
+    EngineDeps,
+    ForwardCounts,
     GenerationRequest,
-    Parts,
     SamplingParams,
     Stats,
 )
@@ -51,7 +51,7 @@ class TestWhereItEnds:
     @pytest.mark.parametrize("params", ALL_MODES, ids=lambda params: params.mode)
     @pytest.mark.parametrize("prompt", [1, 3, 4, 5, 8, 11])
     def test_the_limit_is_met_wherever_it_falls_in_a_block(
-        self, engine: Engine, prompt: int, params: ModeParams
+        self, engine: Engine, prompt: int, params: DecodingMode
     ) -> None:
         """A shorter limit cuts the same tokens, it does not change them."""
         longest = decode(engine, self.one(prompt, params, 12))
@@ -61,11 +61,11 @@ class TestWhereItEnds:
             assert done.finish_reason == "length"
 
     @staticmethod
-    def one(prompt: int, params: ModeParams, limit: int) -> GenerationRequest:
+    def one(prompt: int, params: DecodingMode, limit: int) -> GenerationRequest:
         return request(f"x{limit}", (PROMPT * 2)[:prompt], params, tokens=limit)
 
     @pytest.mark.parametrize("params", ALL_MODES, ids=lambda params: params.mode)
-    def test_a_stop_token_ends_it_and_is_not_returned(self, engine: Engine, params: ModeParams) -> None:
+    def test_a_stop_token_ends_it_and_is_not_returned(self, engine: Engine, params: DecodingMode) -> None:
         whole = decode(engine, request("x", PROMPT, params, tokens=16))
         stops = sorted(set(whole))
         requests = [request(str(stop), PROMPT, params, tokens=16, stop_token_ids=frozenset([stop])) for stop in stops]
@@ -159,29 +159,29 @@ class TestForwards:
     def engine(self, checkpoint: Checkpoint) -> Engine:
         return Engine(checkpoint, EngineConfig(kv_cache_tokens=1024, prefix_cache=False))
 
-    def forwards(self, engine: Engine, params: ModeParams, prompt: Sequence[int] = PROMPT[:4]) -> Forwards:
+    def forwards(self, engine: Engine, params: DecodingMode, prompt: Sequence[int] = PROMPT[:4]) -> ForwardCounts:
         (done,) = engine.generate([request("x", prompt, params, tokens=8)])
         return done.stats.forwards
 
     def test_static(self, engine: Engine) -> None:
         """Eight tokens, eight forwards: the prompt and the first block share forwards with evaluations."""
-        assert self.forwards(engine, Static()) == Forwards(prefill=1, denoise=8)
-        assert self.forwards(engine, Static(4)) == Forwards(prefill=1, denoise=2)
+        assert self.forwards(engine, Static()) == ForwardCounts(prefill=1, denoise=8)
+        assert self.forwards(engine, Static(4)) == ForwardCounts(prefill=1, denoise=2)
 
     def test_a_prompt_shorter_than_a_block_needs_no_prefill(self, engine: Engine) -> None:
         (done,) = engine.generate([request("x", (1, 2, 3), Static(), tokens=5)])
-        assert done.stats.forwards == Forwards(denoise=5)
+        assert done.stats.forwards == ForwardCounts(denoise=5)
 
     def test_direct(self, engine: Engine) -> None:
-        assert self.forwards(engine, Direct(1)) == Forwards(prefill=1, denoise=4, mrp=4)
-        assert self.forwards(engine, Direct(3)) == Forwards(prefill=1, denoise=2, mrp=6)
+        assert self.forwards(engine, Direct(1)) == ForwardCounts(prefill=1, denoise=4, mrp=4)
+        assert self.forwards(engine, Direct(3)) == ForwardCounts(prefill=1, denoise=2, mrp=6)
 
     @pytest.mark.parametrize("params", [Direct(1), Speculative(1), Remask(0.5)])
-    def test_mrp_does_nothing_for_a_request_that_is_over(self, checkpoint: Checkpoint, params: ModeParams) -> None:
+    def test_mrp_does_nothing_for_a_request_that_is_over(self, checkpoint: Checkpoint, params: DecodingMode) -> None:
         heard = Recorder()
         engine = Engine(checkpoint, EngineConfig(prefix_cache=False), heard)
         (done,) = engine.generate([request("x", [1] * 7, params, tokens=1)])
-        assert done.stats.forwards == Forwards(prefill=1, denoise=1)
+        assert done.stats.forwards == ForwardCounts(prefill=1, denoise=1)
         assert heard.forwards("mrp") == 0
 
     def test_kinds_of_a_verification(self, engine: Engine) -> None:
@@ -211,11 +211,11 @@ class TestForwards:
             steps = [step for block in done.blocks for step in block.steps]
             assert done.stats.drafts_proposed == sum(len(step.drafted) for step in steps)
             assert done.stats.drafts_accepted == sum(step.accepted for step in steps)
-            assert done.stats.remasked == sum(len(step.revoked) for step in steps)
+            assert done.stats.remasked == sum(len(step.remasked) for step in steps)
             assert (done.stats.drafts_proposed > 0) == isinstance(params, Speculative)
 
     def test_tokens_per_forward(self) -> None:
-        stats = Stats(Forwards(prefill=1, denoise=2, verify=2, commit=1, mrp=9), decoded_tokens=12)
+        stats = Stats(ForwardCounts(prefill=1, denoise=2, verify=2, commit=1, mrp=9), decoded_tokens=12)
         assert stats.tokens_per_forward == 3.0
         assert stats.tokens_per_forward_total == 2.0
         assert Stats().tokens_per_forward == 0.0
@@ -241,7 +241,7 @@ class TestForwards:
 class TestTime:
     def timed(self, checkpoint: Checkpoint, **limits: int) -> tuple[Engine, Clock, Recorder]:
         clock, heard = Clock(), Recorder()
-        return Engine(checkpoint, EngineConfig(**limits), heard, Parts(clock=clock)), clock, heard
+        return Engine(checkpoint, EngineConfig(**limits), heard, EngineDeps(clock=clock)), clock, heard
 
     def test_a_running_request_ends_with_what_is_final(self, checkpoint: Checkpoint) -> None:
         engine, clock, heard = self.timed(checkpoint)

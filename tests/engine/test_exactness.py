@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from service.decode.modes import Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
-from service.engine import Completion, Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
+from service.engine import Completion, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from tests.engine.helpers import (
     DEAR,
@@ -149,7 +149,7 @@ def test_speculative_is_what_it_verifies_at_any_temperature_in_any_batch(name: s
     checkpoint = golden(name, torch.float64)
     requests = pairs(7, checkpoint, temperature, 6)
     for costs in (FREE, FAIR, DEAR):
-        engine = Engine(checkpoint, EngineConfig(max_rows=48, kv_cache_tokens=2048), parts=Parts(costs=costs))
+        engine = Engine(checkpoint, EngineConfig(max_rows=48, kv_cache_tokens=2048), deps=EngineDeps(costs=costs))
         assert_pairs(requests, engine.generate(requests), 6)
 
 
@@ -161,15 +161,15 @@ def test_speculative_is_what_it_verifies_for_thousands_of_requests(name: str, te
     checkpoint = golden(name, torch.float64)
     requests = pairs(1000 + seed, checkpoint, temperature, 40)
     config = EngineConfig(max_rows=256, kv_cache_tokens=8192, draft_candidates=(0, 8)[seed % 2])
-    parts = Parts(costs=(FREE, FAIR, DEAR)[seed % 3])
-    assert_pairs(requests, Engine(checkpoint, config, parts=parts).generate(requests), 40)
+    deps = EngineDeps(costs=(FREE, FAIR, DEAR)[seed % 3])
+    assert_pairs(requests, Engine(checkpoint, config, deps=deps).generate(requests), 40)
 
 
 def test_a_good_drafter_saves_forwards() -> None:
     """An MRP without effect drafts the backbone's next best tokens, which are right often enough to save forwards."""
     checkpoint = load_checkpoint(GOLDEN / GOLDEN_NAMES[1], LoadOptions(mrp_zero=True, dtype=torch.float64))
     requests = pairs(3, checkpoint, 0.0, 10)
-    assert assert_pairs(requests, Engine(checkpoint, SMALL, parts=Parts(costs=FREE)).generate(requests), 10) > 0
+    assert assert_pairs(requests, Engine(checkpoint, SMALL, deps=EngineDeps(costs=FREE)).generate(requests), 10) > 0
 
 
 @pytest.mark.parametrize("name", fast_only(FAST.__eq__, GOLDEN_NAMES))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from service.decode.modes import Speculative, Static
-from service.engine import AsyncEngine, BlockEvent, Engine, EngineConfig, GenerationRequest, Parts
+from service.engine import AsyncEngine, BlockEvent, Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.errors import EngineFailed, ReplicaStopping, WeightsChanged
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.exchange import fetch, take
@@ -43,7 +43,7 @@ def new(checkpoint: Checkpoint, other: Path) -> Callable[[], None]:
 
 
 def engine_of(checkpoint: Checkpoint, config: EngineConfig = LIMITS) -> Engine:
-    return Engine(checkpoint, config, parts=Parts(costs=FAIR))
+    return Engine(checkpoint, config, deps=EngineDeps(costs=FAIR))
 
 
 def decoded(engine: Engine, *asked: GenerationRequest) -> list[tuple[int, ...]]:
@@ -91,7 +91,7 @@ def test_nothing_of_requests_that_were_ended_is_left(
     engine.hold()
     assert engine.abort_running() == ["0", "1", "2", "3"]
     engine.exchange(new, 1)
-    assert not engine._turns
+    assert not engine._micro_batches
     assert decoded(engine, *asked) == decoded(engine_of(load_checkpoint(other)), *asked)
 
 

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from service.decode.modes import Static
 from service.engine import Engine, EngineConfig, GenerationRequest
+from service.engine.deps import EngineDeps
 from service.engine.drafting.costs import StepCosts
-from service.engine.drafting.pricing import Pricing
+from service.engine.drafting.planner import DraftPlanner
 from service.engine.fair_rows import Load, fair_rows
-from service.engine.kv_cache import PagePool
-from service.engine.parts import Parts
-from service.engine.prefix_cache import PrefixCache
+from service.engine.prefix_cache import PagePool, PrefixCache
 from service.engine.scheduler import Scheduler, Waiting
 from service.model import Checkpoint
 from tests.engine.helpers import DEAR, FAIR, FREE, random_requests, request
@@ -70,7 +69,7 @@ class TestFairRows:
 
 def scheduler(costs: StepCosts, *tenants: tuple[str, int], prompt: int = 1) -> Scheduler:
     """Running requests: so many of each tenant."""
-    pricing = Pricing(lambda: costs, 256)
+    pricing = DraftPlanner(lambda: costs, 256)
     target = Scheduler(PrefixCache(PagePool(4000)), 4, EngineConfig(), pricing, prompt_rows=16)
     for tenant, count in tenants:
         for number in range(count):
@@ -132,7 +131,7 @@ def test_answers_are_the_same_beside_other_tenants(costs: StepCosts) -> None:
 
 
 def engine(checkpoint: Checkpoint, costs: StepCosts) -> Engine:
-    return Engine(checkpoint, EngineConfig(max_rows=12), parts=Parts(costs=costs))
+    return Engine(checkpoint, EngineConfig(max_rows=12), deps=EngineDeps(costs=costs))
 
 
 def test_a_request_larger_than_its_tenants_share_gets_on() -> None:

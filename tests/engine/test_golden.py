@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from service.decode.modes import Speculative, Static
-from service.decode.registry import make_params
-from service.engine import Completion, Engine, EngineConfig, GenerationRequest, Parts
+from service.decode.registry import make_mode
+from service.engine import Completion, Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.engine.drafting.costs import StepCosts
 from service.model import Checkpoint, load_checkpoint
 from tests.engine.helpers import DEAR, FAIR, FREE
@@ -41,7 +41,7 @@ def requests(name: str) -> list[GenerationRequest]:
         GenerationRequest(
             str(number),
             tuple(entry["prompt_token_ids"]),
-            make_params(entry["mode"], {knob: entry[knob] for knob in KNOBS if knob in entry}),
+            make_mode(entry["mode"], {knob: entry[knob] for knob in KNOBS if knob in entry}),
             max_new_tokens=entry["max_new_tokens"],
             stop_token_ids=frozenset([STOP]),
         )
@@ -108,7 +108,7 @@ def test_all_modes_mixed_in_one_batch(name: str, limits: dict[str, int | bool]) 
 )
 def test_drafts_that_are_left_to_the_engine(name: str, costs: StepCosts) -> None:
     known = costs if checkpoint(name).mrp else StepCosts(costs.backbone)
-    engine = Engine(checkpoint(name), EngineConfig(kv_cache_tokens=4096), parts=Parts(costs=known))
+    engine = Engine(checkpoint(name), EngineConfig(kv_cache_tokens=4096), deps=EngineDeps(costs=known))
     lossless = [
         (entry, replace(one, params=Speculative("auto")))
         for entry, one in zip(expected(name), requests(name), strict=True)

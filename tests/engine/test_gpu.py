@@ -14,18 +14,17 @@ import torch
 
 from service.decode.block import MASKED, Block
 from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
-from service.decode.registry import make_params
+from service.decode.registry import make_mode
 from service.demo import CHECKPOINT
 from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
-from service.engine.forward.networks import Execution
+from service.engine.forward.logits_sampler import TorchLogitsSampler, TritonLogitsSampler, apply_temperature
+from service.engine.forward.model_forward import ExecutionConfig
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Runner
-from service.engine.forward.sampling import scale
-from service.engine.forward.vocabulary import TorchVocabulary, TritonVocabulary
+from service.engine.forward.runner import CheckpointRunner
 from service.model import LoadOptions, load_checkpoint
 from service.model.attention import attention_for
 from service.model.exchange import fetch, take
-from tests.engine.forward.reads import Read, reads_of
+from tests.engine.forward.sampled import Position, batch_of
 from tests.model.attention_world import Kind, Shape, World
 from tests.other_weights import FIRST, other_weights
 
@@ -46,7 +45,7 @@ def test_golden_decodes_in_fp32_alone_and_mixed(folder, backend, overlap, monkey
     requests = [
         GenerationRequest(
             str(number), tuple(case["prompt_token_ids"]),
-            make_params(case["mode"], {knob: case[knob] for knob in KNOBS if knob in case}),
+            make_mode(case["mode"], {knob: case[knob] for knob in KNOBS if knob in case}),
             max_new_tokens=case["max_new_tokens"], stop_token_ids=frozenset({510}),
         )
         for number, case in enumerate(cases)
@@ -144,44 +143,46 @@ def test_what_the_kernel_reads_off_logits_is_what_torch_reads(width, dtype):
     generator = torch.Generator("cuda").manual_seed(width)
     logits = (4 * torch.randn(96, width, generator=generator, device="cuda")).to(dtype)
     samplings = [SamplingParams((0.0, 0.7, 1.2)[n % 3], (1.0, 0.8)[n % 2], seed=n) for n in range(96)]
-    asked = (Read(sampling, n, n % 4, n if n % 5 == 4 else None) for n, sampling in enumerate(samplings))
-    reads = reads_of(*asked)
-    found, weights = TritonVocabulary(width - 1).read(logits, reads)
-    wanted, _ = TorchVocabulary(width - 1).read(logits.clone(), reads)
+    asked = (Position(sampling, n, n % 4, n if n % 5 == 4 else None) for n, sampling in enumerate(samplings))
+    reads = batch_of(*asked)
+    found, weights = TritonLogitsSampler(width - 1).sample(logits, reads)
+    wanted, _ = TorchLogitsSampler(width - 1).sample(logits.clone(), reads)
     same = found[:, 0] == wanted[:, 0]
     assert same.sum() >= 94  # logarithms round differently, which may tip a sampled tie
     torch.testing.assert_close(found[same, 1], wanted[same, 1], rtol=1e-4, atol=1e-7)
     torch.testing.assert_close(found[:, 2], wanted[:, 2], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(weights, scale(logits.float(), reads).logsumexp(-1), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(weights, apply_temperature(logits.float(), reads).logsumexp(-1), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    "execution", [Execution("eager"), Execution("triton", cuda_graphs=False), Execution("triton")], ids=str
+    "execution",
+    [ExecutionConfig("eager"), ExecutionConfig("triton", cuda_graphs=False), ExecutionConfig("triton")],
+    ids=str,
 )
 def test_a_pass_begins_without_waiting_for_the_device(execution):
     """Warm: compiling and capturing wait more often."""
     checkpoint = load_checkpoint(CHECKPOINT, LoadOptions(torch.bfloat16, "cuda"))
     size = checkpoint.config.block_size
-    runner = Runner(checkpoint, 64, None, 8, execution)
+    runner = CheckpointRunner(checkpoint, 64, None, 8, execution)
     state = Block((MASKED,) * size)
     pages = [3, 4, 5]
     rows = [
-        Row(Block((7,) * size), 0, [0, 1, 2], keeps=True),
-        Row(state, 0, pages, keeps=False, sampling=SamplingParams(), drafts=True, entropy=True),
-        Row(state, 0, pages, keeps=False, sampling=SamplingParams(0.7, 0.9, seed=1), drafts=True),
+        Row(Block((7,) * size), 0, [0, 1, 2], writes_kv=True),
+        Row(state, 0, pages, writes_kv=False, sampling=SamplingParams(), drafts=True, entropy=True),
+        Row(state, 0, pages, writes_kv=False, sampling=SamplingParams(0.7, 0.9, seed=1), drafts=True),
     ]
-    readings = runner.evaluate(rows)
+    readings = runner.begin("backbone", rows)()
     anchored = [row._replace(anchor=reading.handle) for row, reading in zip(rows, readings, strict=True)]
     for _ in range(2):
-        runner.evaluate(rows)
-        runner.refine(anchored)
-    for begin, given in ((runner.begin_evaluate, rows), (runner.begin_refine, anchored)):
+        runner.begin("backbone", rows)()
+        runner.begin("mrp", anchored)()
+    for network, given in (("backbone", rows), ("mrp", anchored)):
         torch.cuda.synchronize()
         with warnings.catch_warnings(record=True) as waited:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
             try:
-                pending = begin(given)
+                pending = runner.begin(network, given)
             finally:
                 torch.cuda.set_sync_debug_mode("default")
         assert not any("called a synchronizing" in str(warning.message) for warning in waited)

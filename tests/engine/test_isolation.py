@@ -12,7 +12,7 @@ from service.decode.canvas import Canvas
 from service.decode.modes import Direct, Static
 from service.decode.policy import Decoding
 from service.engine import AsyncEngine, BlockEvent, Engine, EngineConfig, GenerationRequest, StepReport
-from service.engine.sequence import Sequence
+from service.engine.running_request import RunningRequest
 from service.errors import DecodingFailed
 from service.model import Checkpoint
 from tests.engine.helpers import audit, events_of, random_requests, request
@@ -134,7 +134,7 @@ def test_an_observer_that_fails_changes_nothing(checkpoint: Checkpoint) -> None:
 
 @pytest.mark.parametrize("overlap", ["off", "on"])
 def test_what_a_request_leaves_needs_no_garbage_collection(checkpoint: Checkpoint, overlap: str) -> None:
-    """Collections of everything are rare (`responsive.py`), so a cycle would stay for long."""
+    """Collections of everything are rare (`gil_and_gc.py`), so a cycle would stay for long."""
     engine = Engine(checkpoint, EngineConfig(overlap=overlap, kv_cache_tokens=4096))
     requests = random_requests(random.Random(9), checkpoint, 24)
     gc.collect()
@@ -148,6 +148,6 @@ def test_what_a_request_leaves_needs_no_garbage_collection(checkpoint: Checkpoin
         engine.abort_running()
         for _ in range(9):  # the rest of the forwards that were under way
             engine.step()
-        assert [one for one in gc.get_objects() if isinstance(one, Sequence)] == []
+        assert [one for one in gc.get_objects() if isinstance(one, RunningRequest)] == []
     finally:
         gc.enable()

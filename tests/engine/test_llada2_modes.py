@@ -8,8 +8,8 @@ import pytest
 import torch
 from msgspec import structs
 
+from service.decode.mode import RuleMode
 from service.decode.modes import Dynamic, Entropy, Sequential, Speculative, Static
-from service.decode.params import RuleParams
 from service.engine import GenerationRequest, SamplingParams
 from service.engine.drafting.costs import StepCosts
 from service.errors import InvalidRequest
@@ -17,7 +17,7 @@ from service.model import Checkpoint
 from tests.engine.helpers import FAIR, checked, request
 from tests.tiny import LLADA2, tiny_checkpoint
 
-RULES: tuple[RuleParams, ...] = (*(Static(1), Static(5), Dynamic(0.1), Sequential(), Sequential(1, 6.0), Entropy(6.0)),)
+RULES: tuple[RuleMode, ...] = (*(Static(1), Static(5), Dynamic(0.1), Sequential(), Sequential(1, 6.0), Entropy(6.0)),)
 
 
 @pytest.fixture(scope="module")

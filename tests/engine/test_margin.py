@@ -13,13 +13,13 @@ import torch
 from msgspec import structs
 
 from service.constraints.constraint import Constraint
+from service.decode.mode import RuleMode
 from service.decode.modes import Dynamic, Sequential, Speculative, Static
-from service.decode.params import RuleParams
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 from service.demo import CHECKPOINT, heldout_problems
-from service.engine import Completion, Engine, EngineConfig, GenerationRequest, Parts, SamplingParams
+from service.engine import Completion, Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
 from service.engine.forward.rows import Row
-from service.engine.request import Asked
+from service.engine.request import LogprobsRequest
 from service.errors import InvalidRequest
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.text import TextCodec
@@ -53,9 +53,7 @@ def demo() -> tuple[Engine, tuple[GenerationRequest, ...]]:
     )
 
 
-def answers(
-    engine: Engine, requests: Sequence[GenerationRequest], params: Speculative | RuleParams
-) -> list[Completion]:
+def answers(engine: Engine, requests: Sequence[GenerationRequest], params: Speculative | RuleMode) -> list[Completion]:
     return engine.generate([replace(one, params=params) for one in requests])
 
 
@@ -112,10 +110,10 @@ def test_an_accepted_second_token_has_the_backbones_own_probability() -> None:
     engine, requests = demo()
     lax = answers(engine, requests, Speculative(4, 4, margin=0.3, verify="sequential", entropy_bound=0.1))
     picks = [pick for one in lax for block in one.blocks for step in block.steps for pick in step.revealed]
-    second = [pick for pick in picks if pick.known and pick.token != pick.known.likeliest[0][0]]
+    second = [pick for pick in picks if pick.logprobs and pick.token != pick.logprobs.top[0][0]]
     assert second
     for pick in second:
-        (_, first), (token, chance) = pick.known.likeliest
+        (_, first), (token, chance) = pick.logprobs.top
         assert pick.token == token
         assert chance - first > torch.tensor(0.3).log().item()
         assert pick.confidence == pytest.approx(torch.tensor(chance).exp().item())
@@ -199,34 +197,37 @@ class Noted(Around):
         self.evaluated: list[Row] = []
         self.refined: list[Row] = []
 
-    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
         self.evaluated += rows
-        return self.runner.evaluate(rows)
+        return super().evaluate(rows)
 
-    def refine(self, rows: Sequence[Row]) -> list[Reading]:
+    def refine(self, rows: Sequence[Row]) -> list[Prediction]:
         self.refined += rows
-        return self.runner.refine(rows)
+        return super().refine(rows)
 
 
 def asked_by(
-    params: Speculative | RuleParams, asked: Asked | None = None
-) -> tuple[set[Asked | None], set[Asked | None]]:
+    params: Speculative | RuleMode, asked: LogprobsRequest | None = None
+) -> tuple[set[LogprobsRequest | None], set[LogprobsRequest | None]]:
     """What rows of one request ask of the backbone and of MRP."""
-    engine, runner = engine_over(Noted, golden(FAST), Parts(costs=FREE), kv_cache_tokens=512)
-    engine.generate([GenerationRequest("x", tuple(range(20)), params, max_new_tokens=24, asked=asked)])
-    read = {row.asked for row in runner.evaluated if row.sampling is not None}
-    return read, {row.asked for row in runner.refined}
+    engine, runner = engine_over(Noted, golden(FAST), EngineDeps(costs=FREE), kv_cache_tokens=512)
+    engine.generate([GenerationRequest("x", tuple(range(20)), params, max_new_tokens=24, logprobs=asked)])
+    read = {row.logprobs for row in runner.evaluated if row.sampling is not None}
+    return read, {row.logprobs for row in runner.refined}
 
 
 def test_only_verifications_with_a_margin_ask_for_second_tokens() -> None:
-    assert asked_by(Speculative(2, margin=0.5)) == ({None, Asked(2)}, {None})
+    assert asked_by(Speculative(2, margin=0.5)) == ({None, LogprobsRequest(2)}, {None})
     for params in (Static(), Speculative(2), Speculative("auto"), Speculative(2, **BOUNDED)):
         assert asked_by(params) == ({None}, {None} if params.needs_mrp or params == Speculative("auto") else set())
 
 
 def test_a_margin_adds_to_what_the_request_asks() -> None:
-    assert asked_by(Speculative(2, margin=0.5), Asked(1, (7,)))[0] == {Asked(1, (7,)), Asked(2, (7,))}
-    assert asked_by(Speculative(2, margin=0.5), Asked(5))[0] == {Asked(5)}
+    assert asked_by(Speculative(2, margin=0.5), LogprobsRequest(1, (7,)))[0] == {
+        LogprobsRequest(1, (7,)),
+        LogprobsRequest(2, (7,)),
+    }
+    assert asked_by(Speculative(2, margin=0.5), LogprobsRequest(5))[0] == {LogprobsRequest(5)}
 
 
 # --- grammars --------------------------------------------------------------------------------------
@@ -278,11 +279,11 @@ def test_with_filters_a_margin_is_not_defined(sampling: SamplingParams) -> None:
 @pytest.mark.parametrize("costs", [FREE, DEAR])
 def test_the_load_may_not_choose_the_answers_of_a_deterministic_engine(costs: object) -> None:
     request = GenerationRequest("x", (1, 2), Speculative("auto", margin=0.5), max_new_tokens=8)
-    parts = Parts(costs=costs)  # type: ignore[arg-type]
-    fixed = Engine(golden(FAST), EngineConfig(kv_cache_tokens=512, deterministic=True), parts=parts)
+    deps = EngineDeps(costs=costs)  # type: ignore[arg-type]
+    fixed = Engine(golden(FAST), EngineConfig(kv_cache_tokens=512, deterministic=True), deps=deps)
     with pytest.raises(InvalidRequest, match=r"mrp_steps is 'auto', allowed with a margin is a number") as caught:
         fixed.submit(request)
     assert caught.value.param == "mrp_steps"
     fixed.submit(replace(request, request_id="named", params=Speculative(2, margin=0.5)))
-    free = Engine(golden(FAST), EngineConfig(kv_cache_tokens=512), parts=parts)
+    free = Engine(golden(FAST), EngineConfig(kv_cache_tokens=512), deps=deps)
     assert len(free.generate([request])[0].token_ids) == 8

@@ -7,8 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.engine.kv_cache import PagePool
-from service.engine.prefix_cache import Lease, Prefix, PrefixCache
+from service.engine.prefix_cache import Lease, PagePool, Prefix, PrefixCache
 from tests.engine.helpers import audit
 
 A, B, C, D = (1, 2), (3, 4), (5, 6), (7, 8)

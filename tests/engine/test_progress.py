@@ -7,8 +7,8 @@ from collections import defaultdict
 import pytest
 
 from service.decode.block import Step
+from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
-from service.decode.params import ModeParams
 from service.engine import AsyncEngine, BlockEvent, BlockProgress, Engine, GenerationRequest
 from service.model import Checkpoint, load_checkpoint
 from tests.tiny import GOLDEN
@@ -22,7 +22,7 @@ def checkpoint() -> Checkpoint:
     return load_checkpoint(GOLDEN / "sdar-mrp-random-a")
 
 
-def asked(name: str, params: ModeParams, report: bool = True) -> GenerationRequest:
+def asked(name: str, params: DecodingMode, report: bool = True) -> GenerationRequest:
     return GenerationRequest(name, PROMPT, params, max_new_tokens=14, report_steps=report)
 
 

@@ -9,11 +9,10 @@ import pytest
 
 from service.decode.modes import Speculative, Static
 from service.engine import Engine, EngineConfig
-from service.engine.drafting.pricing import Pricing
-from service.engine.kv_cache import PagePool
-from service.engine.prefix_cache import PrefixCache
+from service.engine.drafting.planner import DraftPlanner
+from service.engine.prefix_cache import PagePool, PrefixCache
+from service.engine.running_request import RunningRequest, pages_needed
 from service.engine.scheduler import Scheduler, Waiting
-from service.engine.sequence import Sequence, pages_needed
 from service.errors import SettingsError
 from service.model import Checkpoint
 from tests.engine.helpers import FREE, Recorder, random_requests, request
@@ -27,7 +26,7 @@ def checkpoint() -> Checkpoint:
 
 def scheduler(pages: int = 100, max_running: int = 8, max_rows: int = 8, prompt_rows: int = 2) -> Scheduler:
     config = EngineConfig(max_running=max_running, max_rows=max_rows)
-    return Scheduler(PrefixCache(PagePool(pages)), 4, config, Pricing(lambda: FREE, max_rows), prompt_rows)
+    return Scheduler(PrefixCache(PagePool(pages)), 4, config, DraftPlanner(lambda: FREE, max_rows), prompt_rows)
 
 
 def queue(target: Scheduler, *requests) -> None:
@@ -35,7 +34,7 @@ def queue(target: Scheduler, *requests) -> None:
         target.enqueue(Waiting(one, 0.0))
 
 
-def admit(target: Scheduler) -> list[Sequence]:
+def admit(target: Scheduler) -> list[RunningRequest]:
     """Admits as the engine does."""
     admitted = target.admit()
     for sequence in admitted:
@@ -129,12 +128,12 @@ class TestRows:
         target = scheduler(max_rows=8)
         queue(target, request("a", [1] * 8, Static()))
         (sequence,) = admit(target)
-        assert [row.keeps for row in sequence.next_rows(8)] == [True, True, False]
-        assert [row.keeps for row in sequence.next_rows(2)] == [True, True]
-        assert [row.keeps for row in sequence.next_rows(1)] == [True]
+        assert [row.writes_kv for row in sequence.next_rows(8)] == [True, True, False]
+        assert [row.writes_kv for row in sequence.next_rows(2)] == [True, True]
+        assert [row.writes_kv for row in sequence.next_rows(1)] == [True]
         assert sequence.next_rows(0) == []
-        assert [row.keeps for row in sequence.next_rows(8, 1)] == [True]
-        assert [row.keeps for row in sequence.next_rows(8, 2)] == [True, True, False]
+        assert [row.writes_kv for row in sequence.next_rows(8, 1)] == [True]
+        assert [row.writes_kv for row in sequence.next_rows(8, 2)] == [True, True, False]
 
     @pytest.mark.parametrize("max_rows", [6, 7, 11])
     def test_a_tiny_budget_gives_the_same_tokens_and_starves_nobody(

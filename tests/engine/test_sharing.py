@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Remask, Speculative, Static
-from service.decode.params import ModeParams
-from service.engine import Completion, Engine, EngineConfig, GenerationRequest, Parts
+from service.engine import Completion, Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.model import Checkpoint
 from tests.engine.helpers import (
     ALL_MODES,
@@ -43,7 +43,7 @@ def engine(checkpoint: Checkpoint) -> Engine:
     return Engine(checkpoint, EngineConfig(kv_cache_tokens=1024))
 
 
-def ask(engine: Engine, prompt: tuple[int, ...], params: ModeParams | None = None, **more: object) -> Completion:
+def ask(engine: Engine, prompt: tuple[int, ...], params: DecodingMode | None = None, **more: object) -> Completion:
     (done,) = engine.generate([request("x", prompt, params, **more)])
     return done
 
@@ -54,7 +54,7 @@ def leases(engine: Engine) -> list:
 
 class TestWhatIsShared:
     @pytest.mark.parametrize("params", ALL_MODES, ids=lambda params: params.mode)
-    def test_a_prompt_that_was_there_needs_no_prefill(self, engine: Engine, params: ModeParams) -> None:
+    def test_a_prompt_that_was_there_needs_no_prefill(self, engine: Engine, params: DecodingMode) -> None:
         first, second = ask(engine, PROMPT, params), ask(engine, PROMPT, params)
         assert (first.stats.cached_tokens, first.stats.forwards.prefill) == (0, 1)
         assert (second.stats.cached_tokens, second.stats.forwards.prefill) == (8, 0)
@@ -62,7 +62,7 @@ class TestWhatIsShared:
         assert engine.state().kv_pages_used == 0
 
     @pytest.mark.parametrize("params", ALL_MODES, ids=lambda params: params.mode)
-    def test_a_prompt_of_whole_blocks_too(self, engine: Engine, params: ModeParams) -> None:
+    def test_a_prompt_of_whole_blocks_too(self, engine: Engine, params: DecodingMode) -> None:
         first, second = ask(engine, PROMPT[:8], params), ask(engine, PROMPT[:8], params)
         assert (second.stats.cached_tokens, second.stats.forwards.prefill) == (8, 0)
         assert second.token_ids == first.token_ids
@@ -74,7 +74,7 @@ class TestWhatIsShared:
         assert ask(engine, PROMPT[4:]).stats.cached_tokens == 0
 
     @pytest.mark.parametrize("params", ALL_MODES, ids=lambda params: params.mode)
-    def test_the_next_turn_finds_the_blocks_of_the_answer(self, checkpoint: Checkpoint, params: ModeParams) -> None:
+    def test_the_next_turn_finds_the_blocks_of_the_answer(self, checkpoint: Checkpoint, params: DecodingMode) -> None:
         engine = Engine(checkpoint)
         answer = ask(engine, PROMPT, params, tokens=14)
         turn = PROMPT + answer.token_ids + (1, 2, 3)
@@ -127,7 +127,7 @@ class TestWhatIsShared:
 class TestMrp:
     @pytest.mark.parametrize("params", [Direct(1), Speculative(2), Remask(0.5)])
     def test_pages_of_a_mode_without_it_are_computed_again_for_it_and_serve_both(
-        self, checkpoint: Checkpoint, params: ModeParams
+        self, checkpoint: Checkpoint, params: DecodingMode
     ) -> None:
         engine, runner = checked(checkpoint)
         ask(engine, PROMPT, Static())
@@ -179,7 +179,7 @@ class TestWhatIsNotWritten:
 
     def test_a_late_request_leaves_what_it_had_written(self, checkpoint: Checkpoint) -> None:
         clock = Clock()
-        engine = Engine(checkpoint, parts=Parts(clock=clock))
+        engine = Engine(checkpoint, deps=EngineDeps(clock=clock))
         engine.submit(request("x", PROMPT, tokens=40, timeout_s=1.0))
         engine.step()
         clock.now += 1
@@ -234,12 +234,12 @@ class WriteOnce(CheckingRunner):
 
     def evaluate(self, rows):
         shared = {node.page for node in nodes_of(self.engine._pages)}
-        assert not shared & {row.pages[row.index] for row in rows if row.keeps}
+        assert not shared & {row.pages[row.index] for row in rows if row.writes_kv}
         return super().evaluate(rows)
 
     def refine(self, rows):
         shared = {node.page for node in nodes_of(self.engine._pages)}
-        assert not shared & {row.pages[row.index] for row in rows if row.keeps}
+        assert not shared & {row.pages[row.index] for row in rows if row.writes_kv}
         return super().refine(rows)
 
 

@@ -13,7 +13,7 @@ import pytest
 from starlette.types import ASGIApp
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from service.engine import Parts
+from service.engine import EngineDeps
 from service.gateway.ingress import Ingress
 from service.model import Checkpoint, load_checkpoint
 from service.replica.generator import Generator
@@ -31,7 +31,7 @@ TEMPLATE = (
 )
 
 #: what forwards cost is said, not measured
-UNMEASURED = Parts(costs=FAIR)
+UNMEASURED = EngineDeps(costs=FAIR)
 
 MakeGenerator = Callable[..., Generator]
 
@@ -57,18 +57,20 @@ def checkpoint(settings: Settings) -> Checkpoint:
 
 @pytest.fixture(scope="session")
 def generator(settings: Settings, checkpoint: Checkpoint) -> Iterator[Generator]:
-    generator = local_generator("r0", checkpoint, settings, parts=UNMEASURED)
+    generator = local_generator("r0", checkpoint, settings, deps=UNMEASURED)
     yield generator
     generator.close()
 
 
 @pytest.fixture
 def make_generator(settings: Settings, checkpoint: Checkpoint) -> Iterator[MakeGenerator]:
-    """make_generator(name, checkpoint, parts, **settings) -> a fresh one, closed after the test."""
+    """make_generator(name, checkpoint, deps, **settings) -> a fresh one, closed after the test."""
     made: list[Generator] = []
 
-    def make(name: str = "r0", model: Checkpoint = checkpoint, parts: Parts = UNMEASURED, **changes: Any) -> Generator:
-        made.append(local_generator(name, model, settings.model_copy(update=changes), parts=parts))
+    def make(
+        name: str = "r0", model: Checkpoint = checkpoint, deps: EngineDeps = UNMEASURED, **changes: Any
+    ) -> Generator:
+        made.append(local_generator(name, model, settings.model_copy(update=changes), deps=deps))
         return made[-1]
 
     yield make
@@ -107,6 +109,6 @@ def chatting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Generator]:
     """Of a golden checkpoint that chats, thinks and calls tools as Qwen3 does."""
     path = give_qwen3(tmp_path_factory.mktemp("chatting") / "golden")
     settings = Settings(model=str(path), device="cpu", dtype="float32", kv_cache_tokens=8192)
-    generator = local_generator("r0", load_checkpoint(path), settings, parts=UNMEASURED)
+    generator = local_generator("r0", load_checkpoint(path), settings, deps=UNMEASURED)
     yield generator
     generator.close()

@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from service.engine.request import Forwards, Stats
+from service.engine.request import ForwardCounts, Stats
 from service.errors import ReplicaLost
 from service.quality.presets import Presets
 from service.quality.schema import Band
@@ -100,7 +100,7 @@ CARD = ModelCard(
     places=64,
     replica_places=64,
 )
-STATS = Stats(Forwards(denoise=1), decoded_tokens=1, first_block_s=0.001, total_s=0.001)
+STATS = Stats(ForwardCounts(denoise=1), decoded_tokens=1, first_block_s=0.001, total_s=0.001)
 
 
 class Scripted:

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from service.decode.policy import Reading
-from service.engine import Parts
+from service.decode.policy import Prediction
+from service.engine import EngineDeps
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Runner
+from service.engine.forward.runner import CheckpointRunner
 from tests.clock import Clock
 from tests.engine.helpers import FAIR
 from tests.gateway.helpers import eventually
@@ -18,12 +18,12 @@ from tests.runners import Around
 
 
 class Held:
-    """Holds an engine before its first forward. `parts`: the parts of an engine that is held."""
+    """Holds an engine before its first forward. `deps`: the parts of an engine that is held."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._left, self._begun, self._waits = 0, 0, False
-        self.parts = over_runners(lambda runner: _HeldRunner(runner, self))
+        self.deps = over_runners(lambda runner: _HeldRunner(runner, self))
 
     def let(self, forwards: int) -> None:
         """Allows so many more forwards."""
@@ -52,21 +52,21 @@ class Held:
 
 
 class _HeldRunner(Around):
-    def __init__(self, runner: Runner, held: Held) -> None:
+    def __init__(self, runner: CheckpointRunner, held: Held) -> None:
         super().__init__(runner)
         self.held = held
 
-    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
         self.held.pass_one()
         return super().evaluate(rows)
 
 
 class _FailingRunner(Around):
-    def __init__(self, runner: Runner, after: int, saying: str) -> None:
+    def __init__(self, runner: CheckpointRunner, after: int, saying: str) -> None:
         super().__init__(runner)
         self.left, self.saying = after, saying
 
-    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
         if not self.left:
             raise ZeroDivisionError(self.saying)
         self.left -= 1
@@ -74,11 +74,11 @@ class _FailingRunner(Around):
 
 
 class _LateRunner(Around):
-    def __init__(self, runner: Runner, after: int, clock: Clock) -> None:
+    def __init__(self, runner: CheckpointRunner, after: int, clock: Clock) -> None:
         super().__init__(runner)
         self.left, self.clock = after, clock
 
-    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
         readings = super().evaluate(rows)
         self.left -= 1
         if not self.left:
@@ -86,18 +86,18 @@ class _LateRunner(Around):
         return readings
 
 
-def over_runners(make: Callable[[Runner], Around], clock: Clock | None = None) -> Parts:
-    """Parts of an engine with a runner that `make` wraps around the real one."""
+def over_runners(make: Callable[[CheckpointRunner], Around], clock: Clock | None = None) -> EngineDeps:
+    """EngineDeps of an engine with a runner that `make` wraps around the real one."""
     given: dict[str, Any] = {"clock": clock} if clock else {}
-    return Parts(**given, costs=FAIR, runner=lambda *made: make(Runner(*made)))
+    return EngineDeps(**given, costs=FAIR, runner=lambda *made: make(CheckpointRunner(*made)))
 
 
-def failing(after: int, saying: str = "a bug") -> Parts:
+def failing(after: int, saying: str = "a bug") -> EngineDeps:
     """The engine fails after `count` forwards, with an error that has a message."""
     return over_runners(lambda runner: _FailingRunner(runner, after, saying))
 
 
-def an_hour_passes(after: int) -> Parts:
+def an_hour_passes(after: int) -> EngineDeps:
     """No time passes for the engine during the first forwards; after them an hour passes at once."""
     clock = Clock()
     return over_runners(lambda runner: _LateRunner(runner, after, clock), clock)

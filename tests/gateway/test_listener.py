@@ -191,7 +191,7 @@ async def test_nothing_is_left_of_a_request_whose_client_has_left(
     make_generator: MakeGenerator, unused_tcp_port: int, stream: bool
 ) -> None:
     held = Held()
-    generator = make_generator(parts=held.parts)
+    generator = make_generator(deps=held.deps)
     ingress = Ingress("i0", Settings(), LocalBackend(generator))
     listener = await Listener.start(ingress.app(answers_request_id=True), "127.0.0.1", unused_tcp_port)
     asked = json.dumps(body(max_new_tokens=1900, ignore_eos=True, stream=stream)).encode()

@@ -26,8 +26,8 @@ def places_of(found: list[tuple[int, int, int]]) -> list[Place]:
     places = []
     for number, (before, final, states) in enumerate(found):
         pages = list(range(1000 * number, 1000 * number + before + final + 1))
-        places += [place(pages, before + index, keeps=True) for index in range(final)]
-        places += [place(pages, before + final, keeps=False) for _ in range(states)]
+        places += [place(pages, before + index, writes_kv=True) for index in range(final)]
+        places += [place(pages, before + final, writes_kv=False) for _ in range(states)]
     return places
 
 
@@ -57,7 +57,7 @@ def check(work: Work, places: list[Place], kind: Shape, padding: int) -> None:
         for token in range(number * kind.block, (number + 1) * kind.block):
             within = (place.index * kind.block) - read[token]  # the rest is among the unit's own keys
             assert 0 <= within <= token // kind.block * kind.block
-        assert work.targets[number] == (place.pages[place.index] if place.keeps else -1)
+        assert work.targets[number] == (place.pages[place.index] if place.writes_kv else -1)
     assert (work.targets[len(places) :] == -1).all()
 
 
@@ -87,7 +87,7 @@ def check_read_once(kind: Shape, found: Found, padding: int, fixed: bool) -> Non
 
 def test_a_prefix_is_read_once_for_all_states_that_fit_a_tile() -> None:
     pages = list(range(1001))
-    rows = [place(pages, 1000, keeps=False) for _ in range(8)]
+    rows = [place(pages, 1000, writes_kv=False) for _ in range(8)]
     work = work_of(rows, Shape(4, 2, 64, 1), PageTables())
     assert [(item.start, item.stop) for item in map(Item._make, work.items.tolist())] == [(0, 4000)]
 

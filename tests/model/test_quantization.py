@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from service.decode.modes import MODES, Static
-from service.decode.registry import make_params
+from service.decode.registry import make_mode
 from service.demo import CHECKPOINT
-from service.engine import Engine, EngineConfig, GenerationRequest, Parts
+from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.errors import CheckpointError, SettingsError
 from service.model import Checkpoint, LoadOptions, load_checkpoint, published_weights
 from service.model.checkpoint import weight_bytes
@@ -156,9 +156,9 @@ def test_a_checkpoint_in_8_bits_is_not_written_again():
 @EVERY_FORM
 def test_every_mode_decodes_and_drafting_loses_nothing(form):
     checkpoint = load_checkpoint(GOLDEN / GOLDEN_NAMES[0], LoadOptions(quantization=form.name))
-    engine = Engine(checkpoint, EngineConfig(), parts=Parts(costs=FAIR))
+    engine = Engine(checkpoint, EngineConfig(), deps=EngineDeps(costs=FAIR))
     prompt = tuple(range(5, 18))
-    asked = [GenerationRequest(mode, prompt, make_params(mode, {}), max_new_tokens=24) for mode in MODES]
+    asked = [GenerationRequest(mode, prompt, make_mode(mode, {}), max_new_tokens=24) for mode in MODES]
     done = {one.request_id: one.token_ids for one in engine.generate(asked)}
     assert set(done) == set(MODES)
     assert all(len(tokens) > 0 for tokens in done.values())

@@ -41,10 +41,10 @@ for capability, dtype, size, group, tile, step, warps in cases["attention"]:
 """
 
 VOCABULARY = """
-from service.engine.forward import vocabulary_kernels as kernels
-types = dict(logits="*bf16", asked="*i32", out="*fp64", weight="*fp32", V="i32", V_STRIDE="i32", MASK_TOKEN="i32")
+from service.engine.forward import sampling_kernels as kernels
+types = dict(logits="*bf16", params="*i32", out="*fp64", total_out="*fp32", V="i32", V_STRIDE="i32", MASK_TOKEN="i32")
 for capability, noise in cases["vocabulary"]:
-    compiled(kernels.read, types, dict(STEP=2048, NOISE=noise), capability, num_warps=8)
+    compiled(kernels.sample, types, dict(STEP=2048, NOISE=noise), capability, num_warps=8)
 """
 
 QUANTIZED = """

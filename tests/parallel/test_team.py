@@ -14,8 +14,8 @@ import pytest
 
 from service.decode.block import Block
 from service.decode.modes import Static
-from service.engine import Engine, EngineConfig, GenerationRequest, Parts
-from service.engine.forward.grouping import Group
+from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
+from service.engine.forward.partition import RowGroup
 from service.engine.forward.rows import Row
 from service.errors import CheckpointError, EngineFailed, ReplicaLost, SettingsError
 from service.model import LoadOptions
@@ -28,7 +28,7 @@ NAME = GOLDEN / GOLDEN_NAMES[0]
 
 def engine_on(team: TensorParallelExecutor) -> Engine:
     checkpoint = team.load(NAME, LoadOptions())
-    return Engine(checkpoint, EngineConfig(kv_cache_tokens=512), parts=Parts(costs=FAIR, ranks=team))
+    return Engine(checkpoint, EngineConfig(kv_cache_tokens=512), deps=EngineDeps(costs=FAIR, ranks=team))
 
 
 def request(name: str = "one") -> GenerationRequest:
@@ -75,10 +75,10 @@ def test_a_rank_that_fails_says_why_and_the_team_ends() -> None:
         engine = engine_on(team)
         engine.submit(request())
         engine.step()
-        networks = engine._runner._networks  # type: ignore[attr-defined]
-        row = Row(Block((10**6, 1, 2, 3)), 0, [0], keeps=True)
+        networks = engine._executor._runner._model  # type: ignore[attr-defined]
+        row = Row(Block((10**6, 1, 2, 3)), 0, [0], writes_kv=True)
         with pytest.raises(EngineFailed, match=r"rank [01].* failed: IndexError"):
-            networks.forward("backbone", Group([row], range(1)))
+            networks.forward("backbone", RowGroup([row], range(1)))
         with pytest.raises(EngineFailed):
             engine.step()
         assert "IndexError" in str(team.failure)

@@ -12,9 +12,9 @@ import torch
 
 from service.decode.block import Block
 from service.decode.modes import Speculative, Static
-from service.engine import Engine, EngineConfig, GenerationRequest, Parts
-from service.engine.forward.grouping import Group
-from service.engine.forward.networks import Execution, LocalNetworks, Shapes
+from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
+from service.engine.forward.model_forward import ExecutionConfig, LocalModelForward, ShapePolicy
+from service.engine.forward.partition import RowGroup
 from service.engine.forward.rows import Row
 from service.errors import CheckpointError
 from service.model import LoadOptions, load_checkpoint
@@ -29,7 +29,7 @@ def engine_of(team: TensorParallelExecutor, name: str, **limits: Any) -> Engine:
     """On the processes of a team, which forget the engine before."""
     checkpoint = team.load(GOLDEN / name, LoadOptions())
     config = EngineConfig(**({"kv_cache_tokens": 4096} | limits))
-    return Engine(checkpoint, config, parts=Parts(costs=FAIR, ranks=team))
+    return Engine(checkpoint, config, deps=EngineDeps(costs=FAIR, ranks=team))
 
 
 def one_of_each_mode(name: str) -> Iterable[tuple[dict[str, Any], GenerationRequest]]:
@@ -80,14 +80,14 @@ def test_drafts_that_the_engine_prices_are_lossless(pair: TensorParallelExecutor
 def test_drafts_are_lossless_where_each_rank_quantizes_its_part(pair: TensorParallelExecutor, form: str) -> None:
     name = GOLDEN_NAMES[2]
     checkpoint = pair.load(GOLDEN / name, LoadOptions(quantization=form))
-    engine = Engine(checkpoint, EngineConfig(kv_cache_tokens=4096), parts=Parts(costs=FAIR, ranks=pair))
+    engine = Engine(checkpoint, EngineConfig(kv_cache_tokens=4096), deps=EngineDeps(costs=FAIR, ranks=pair))
     asked = [one for entry, one in one_of_each_mode(name) if entry["mode"] == "static"]
     (static,) = engine.generate([replace(one, params=Static()) for one in asked])
     (drafted,) = engine.generate([replace(one, params=Speculative(2)) for one in asked])
     assert drafted.token_ids == static.token_ids
 
 
-def hidden_of(networks: Any, group: Group) -> torch.Tensor:
+def hidden_of(networks: Any, group: RowGroup) -> torch.Tensor:
     with torch.inference_mode():
         order, states = networks.forward("backbone", group)
     back = torch.empty_like(states)
@@ -98,13 +98,13 @@ def hidden_of(networks: Any, group: Group) -> torch.Tensor:
 @pytest.mark.parametrize("name", NAMES)
 def test_hidden_states_differ_by_rounding_alone(pair: TensorParallelExecutor, name: str) -> None:
     whole, part = load_checkpoint(GOLDEN / name), pair.load(GOLDEN / name, LoadOptions())
-    made = (whole, 8, Shapes(1, same=False), Execution())
-    alone, together = LocalNetworks(*made), pair.networks(part, *made[1:])
+    made = (whole, 8, ShapePolicy(1, same=False), ExecutionConfig())
+    alone, together = LocalModelForward(*made), pair.networks(part, *made[1:])
     size, pages = whole.config.block_size, [2, 0, 5]
     tokens = torch.randint(0, 500, (3, size), generator=torch.Generator().manual_seed(3)).tolist()
-    rows = [Row(Block(tuple(own)), index, pages, keeps=index < 2) for index, own in enumerate(tokens)]
+    rows = [Row(Block(tuple(own)), index, pages, writes_kv=index < 2) for index, own in enumerate(tokens)]
     for some in (rows[:2], rows[2:], rows):
-        group = Group(some, range(len(some)))
+        group = RowGroup(some, range(len(some)))
         torch.testing.assert_close(hidden_of(together, group), hidden_of(alone, group), rtol=0, atol=1e-5)
 
 
@@ -142,5 +142,5 @@ def test_all_ranks_take_other_weights(pair: TensorParallelExecutor, tmp_path: Pa
         assert_golden(entry, done)
     fresh = pair.fetch(other, LoadOptions())
     engine.exchange(lambda: pair.take(fresh), 1)
-    wanted = Engine(load_checkpoint(other), EngineConfig(kv_cache_tokens=4096), parts=Parts(costs=FAIR))
+    wanted = Engine(load_checkpoint(other), EngineConfig(kv_cache_tokens=4096), deps=EngineDeps(costs=FAIR))
     assert [one.token_ids for one in engine.generate(asked)] == [one.token_ids for one in wanted.generate(asked)]

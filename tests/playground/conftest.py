@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from service.demo import CHECKPOINT
-from service.engine import Parts
+from service.engine import EngineDeps
 from service.gateway.backend import Backend
 from service.gateway.ingress import Ingress
 from service.model import load_checkpoint
@@ -47,7 +47,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Generator]:
     settings = Settings(device="cpu", dtype="float32", kv_cache_tokens=16384)
-    generator = local_generator("r0", load_checkpoint(CHECKPOINT), settings, parts=Parts(costs=FAIR))
+    generator = local_generator("r0", load_checkpoint(CHECKPOINT), settings, deps=EngineDeps(costs=FAIR))
     yield generator
     generator.close()
 

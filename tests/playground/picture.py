@@ -12,7 +12,7 @@ from pathlib import Path
 from PIL import Image
 
 from service.demo import CHECKPOINT
-from service.engine import Parts
+from service.engine import EngineDeps
 from service.gateway.ingress import Ingress
 from service.model import load_checkpoint
 from service.settings import Settings
@@ -36,7 +36,7 @@ def main(folder: Path) -> None:
     from playwright.sync_api import sync_playwright
 
     settings = Settings(device="cpu", dtype="float32", kv_cache_tokens=16384)
-    generator = local_generator("r0", load_checkpoint(CHECKPOINT), settings, parts=Parts(costs=FAIR))
+    generator = local_generator("r0", load_checkpoint(CHECKPOINT), settings, deps=EngineDeps(costs=FAIR))
     app = Ingress("i0", Settings(), LocalBackend(generator)).app(answers_request_id=True)
     with listening(app) as url, sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=browser, args=["--no-sandbox"])

@@ -122,13 +122,13 @@ class Film:
 
     def __init__(self, generator: Generator, mode: str, knobs: dict[str, Any], length: int) -> None:
         from dev.pictures.filling import Answer, moments
-        from service.decode.registry import make_params
+        from service.decode.registry import make_mode
         from service.demo import CHECKPOINT
         from service.library import TextModel
 
         model = TextModel.load(CHECKPOINT, threads=1)
         messages = [{"role": "user", "content": PROMPT}]
-        [answer] = model.generate([messages], make_params(mode, knobs))
+        [answer] = model.generate([messages], make_mode(mode, knobs))
         size = model.checkpoint.config.block_size
         held = len(model.codec.encode_chat(messages)) % size
         steps = [block.steps for block in answer.completion.blocks]

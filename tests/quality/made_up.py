@@ -6,8 +6,8 @@ from typing import Any
 
 from service.calibration.intervals import paired_difference, share
 from service.calibration.pareto import assemble, is_lossless
+from service.decode.mode import DecodingMode
 from service.decode.modes import Direct, Dynamic, Remask, Speculative, Static
-from service.decode.params import ModeParams
 from service.quality.schema import Identity, Measured, Plan, QualityFile, Row, Speed
 
 PROMPTS = 1000
@@ -22,7 +22,7 @@ MEASURED = Measured(
 )  # fmt: skip
 
 
-def row(params: ModeParams, rate: float, gained: int = 0, lost: int = 0, **changes: Any) -> Row:
+def row(params: DecodingMode, rate: float, gained: int = 0, lost: int = 0, **changes: Any) -> Row:
     """A plan that gives `rate` tokens a second and answers some prompts otherwise than static, which gives 1,000."""
     lossless, right = is_lossless(params), STATIC_RIGHT + gained - lost
     accuracy = share(right, PROMPTS)

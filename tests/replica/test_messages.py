@@ -8,14 +8,22 @@ import pytest
 import torch
 
 from service.constraints import Constraint
-from service.decode.block import Block, Known, Pick, Step
+from service.decode.block import Block, Pick, PositionLogprobs, Step
+from service.decode.mode import ScoreMode
 from service.decode.modes import MODES, Static
-from service.decode.score import Score
-from service.engine import BlockEvent, BlockProgress, EngineState, Forwards, GenerationRequest, SamplingParams, Stats
-from service.engine.forward.grouping import Group
-from service.engine.forward.networks import Shapes
+from service.engine import (
+    BlockEvent,
+    BlockProgress,
+    EngineState,
+    ForwardCounts,
+    GenerationRequest,
+    SamplingParams,
+    Stats,
+)
+from service.engine.forward.model_forward import ShapePolicy
+from service.engine.forward.partition import RowGroup
 from service.engine.forward.rows import Row
-from service.engine.request import Asked, RequestFailed
+from service.engine.request import LogprobsRequest, RequestFailed
 from service.errors import CheckpointError, EngineFailed, InvalidRequest
 from service.frames import Malformed
 from service.messagepack import MessagePack
@@ -31,13 +39,13 @@ from tests.engine.helpers import ALL_MODES
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES
 
 STATE = EngineState(1, 2, 3, 4)
-STATS = Stats(Forwards(1, 2, 3), 7, mrp_steps=2, first_block_s=0.25)
+STATS = Stats(ForwardCounts(1, 2, 3), 7, mrp_steps=2, first_block_s=0.25)
 STEPS = (
-    Step("denoise", (Pick(0, 5, 0.5, Known(((5, -0.5),), (-1.0,))),), promises=((0.5, 1),)),
+    Step("denoise", (Pick(0, 5, 0.5, PositionLogprobs(((5, -0.5),), (-1.0,))),), gains=((0.5, 1),)),
     Step("verify", (Pick(1, 6, 1.0),), drafted=(Pick(1, 6, 0.75),), accepted=1),
 )
 EVENT = BlockEvent("a", 3, (5, 6), STATS, "stop", STEPS, constraint_met=True, version=4)
-FOUND = BlockEvent("a", 0, (), STATS, "stop", found=((3, Known(((5, -0.5),), (-1.0,))),))
+FOUND = BlockEvent("a", 0, (), STATS, "stop", position_logprobs=((3, PositionLogprobs(((5, -0.5),), (-1.0,))),))
 
 
 def again(codec: MessagePack, message: Any) -> Any:
@@ -45,10 +53,17 @@ def again(codec: MessagePack, message: Any) -> Any:
     return received
 
 
-@pytest.mark.parametrize("params", [*ALL_MODES, Score()], ids=lambda params: params.mode)
+@pytest.mark.parametrize("params", [*ALL_MODES, ScoreMode()], ids=lambda params: params.mode)
 def test_a_request_comes_back_equal(params: Any) -> None:
     request = GenerationRequest(
-        "a", (1, -1), params, SamplingParams(0.5, seed=2**63 - 1), 3, frozenset({9}), asked=Asked(2, (7,)), version=3
+        "a",
+        (1, -1),
+        params,
+        SamplingParams(0.5, seed=2**63 - 1),
+        3,
+        frozenset({9}),
+        logprobs=LogprobsRequest(2, (7,)),
+        version=3,
     )
     for constraint in (None, Constraint.regex("a+")):
         sent = messages.Submit(request, constraint)
@@ -114,7 +129,7 @@ def test_every_message_of_ranks_comes_back_equal() -> None:
         ranks.LoadCheckpoint("folder", options),
         ranks.LoadWeights("folder", options),
         ranks.ApplyWeights(),
-        ranks.OpenNetworks(8, Shapes(1, same=True), "eager"),
+        ranks.OpenNetworks(8, ShapePolicy(1, same=True), "eager"),
     ]
     assert [again(ranks.AT_WORKER, message) for message in sent] == sent
     answers = [ranks.Ready(), ranks.Ready(DeviceMemory("cpu", 1, 2))]
@@ -123,11 +138,11 @@ def test_every_message_of_ranks_comes_back_equal() -> None:
 
 def test_rows_of_one_sequence_share_their_pages() -> None:
     pages = [4, 5, 6]
-    rows = [Row(Block((1, -1)), 2, pages, keeps=False), Row(Block((1, 3)), 1, pages, keeps=True)]
-    message = again(ranks.AT_WORKER, ranks.Forward.of("backbone", Group(rows, range(2), None)))
+    rows = [Row(Block((1, -1)), 2, pages, writes_kv=False), Row(Block((1, 3)), 1, pages, writes_kv=True)]
+    message = again(ranks.AT_WORKER, ranks.Forward.of("backbone", RowGroup(rows, range(2), None)))
     first, second = message.group.members
     assert first.pages is second.pages
     assert list(first.pages) == [4, 5]
-    assert [(row.state, row.index, row.keeps) for row in (first, second)] == [
-        (row.state, row.index, row.keeps) for row in rows
+    assert [(row.state, row.index, row.writes_kv) for row in (first, second)] == [
+        (row.state, row.index, row.writes_kv) for row in rows
     ]

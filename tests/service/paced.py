@@ -16,7 +16,7 @@ _LOOK_S = 0.01
 class PacedGenerator(GeneratorDeployment):
     """Looks before it starts, and its runner before every forward."""
 
-    parts = "tests.service.paced:PARTS"
+    deps = "tests.service.paced:DEPS"
 
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it
         while told() == HOLD:
@@ -27,7 +27,7 @@ class PacedGenerator(GeneratorDeployment):
 
 def _paced(*given: Any) -> Any:
     """A runner; torch is imported in the processes that make one only."""
-    from service.engine.forward.runner import Runner
+    from service.engine.forward.runner import CheckpointRunner
     from tests.runners import Around
 
     class Paced(Around):
@@ -37,13 +37,13 @@ def _paced(*given: Any) -> Any:
             time.sleep(float(words or 0))
             return super().evaluate(rows)
 
-    return Paced(Runner(*given))
+    return Paced(CheckpointRunner(*given))
 
 
 def __getattr__(name: str) -> Any:
-    """`PARTS`, made in the engine's process alone: Serve's processes import this module, too, and no torch."""
-    if name != "PARTS":
+    """`DEPS`, made in the engine's process alone: Serve's processes import this module, too, and no torch."""
+    if name != "DEPS":
         raise AttributeError(name)
-    from service.engine import Parts
+    from service.engine import EngineDeps
 
-    return Parts(runner=_paced)
+    return EngineDeps(runner=_paced)

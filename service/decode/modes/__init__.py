@@ -1,18 +1,15 @@
-"""The modes, one per file. A new mode needs a file here and a line below; API, program and documents follow."""
+"""The modes, by what they do. A new mode needs a class here and a line below; API, program and documents follow."""
 
 from collections.abc import Mapping
 from typing import get_args
 
 from service.decode.knobs import Knob, knobs_in
 from service.decode.modes.direct import Direct
-from service.decode.modes.dynamic import Dynamic
-from service.decode.modes.entropy import Entropy
 from service.decode.modes.remask import Remask
-from service.decode.modes.sequential import Sequential
+from service.decode.modes.rule_modes import Dynamic, Entropy, Sequential, Static
 from service.decode.modes.speculative import VERIFIED, Speculative
-from service.decode.modes.static import Static
 
-#: the params of any mode
+#: any mode
 Mode = Static | Dynamic | Sequential | Entropy | Direct | Speculative | Remask
 
 _ALL: tuple[type[Mode], ...] = get_args(Mode)

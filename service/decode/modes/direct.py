@@ -4,14 +4,14 @@ from typing import Annotated, ClassVar
 
 from service.decode.canvas import Canvas
 from service.decode.knobs import Knob
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.decode.policy import Decoding, Evaluate, Refine
-from service.decode.rules import MostConfident, Rule
+from service.decode.rules import Rule, TopConfidence
 
 _MRP_STEPS = Knob(int, "MRP picks per backbone forward; default: the checkpoint's", least=1, in_block=True)
 
 
-class Direct(ModeParams, frozen=True):
+class Direct(DecodingMode, frozen=True):
     """One pick of the backbone, then `mrp_steps` unverified picks of MRP."""
 
     mode: ClassVar[str] = "direct"
@@ -26,18 +26,18 @@ class Direct(ModeParams, frozen=True):
     @property
     def rule(self) -> Rule:
         """The most confident position."""
-        return MostConfident(1)
+        return TopConfidence(1)
 
     def decode(self, canvas: Canvas) -> Decoding:
         """Up to 1 + `mrp_steps` tokens per backbone forward."""
         rule = canvas.rule(self.rule)
         while not canvas.block.complete:
-            (reading,) = yield Evaluate((canvas.block,))
-            canvas.reveal("denoise", canvas.choose(rule, reading, canvas.block))
+            (prediction,) = yield Evaluate((canvas.block,))
+            canvas.reveal("denoise", canvas.choose(rule, prediction, canvas.block))
             for _ in range(self.mrp_steps):
                 if canvas.block.complete:
                     break
-                (reading,) = yield Refine(reading, canvas.block)
-                if not (picks := canvas.choose(rule, reading, canvas.block)):
+                (prediction,) = yield Refine(prediction, canvas.block)
+                if not (picks := canvas.choose(rule, prediction, canvas.block)):
                     break  # the answer has ended
                 canvas.reveal("mrp", picks)

@@ -1,16 +1,16 @@
 """`remask`: MRP checks the tokens that `dynamic` reveals and may mask them again (MRP paper, remasking)."""
 
+from operator import attrgetter
 from typing import Annotated, ClassVar
 
-from service.decode.block import Pick
 from service.decode.canvas import Canvas
 from service.decode.knobs import THRESHOLD
-from service.decode.params import ModeParams
+from service.decode.mode import DecodingMode
 from service.decode.policy import Decoding, Evaluate, Refine
-from service.decode.rules import Above, Rule
+from service.decode.rules import ConfidenceAbove, Rule
 
 
-class Remask(ModeParams, frozen=True):
+class Remask(DecodingMode, frozen=True):
     """Dynamic, then MRP masks new tokens again if their corrected probability is < `threshold`."""
 
     mode: ClassVar[str] = "remask"
@@ -25,23 +25,19 @@ class Remask(ModeParams, frozen=True):
     @property
     def rule(self) -> Rule:
         """The positions above the threshold."""
-        return Above(self.threshold)
+        return ConfidenceAbove(self.threshold)
 
     def decode(self, canvas: Canvas) -> Decoding:
         """Only tokens of the current step can be masked again, and never all of them."""
         rule = canvas.rule(self.rule)
         while not canvas.block.complete:
-            (reading,) = yield Evaluate((canvas.block,))
-            fresh = canvas.choose(rule, reading, canvas.block)
+            (prediction,) = yield Evaluate((canvas.block,))
+            fresh = canvas.choose(rule, prediction, canvas.block)
             canvas.reveal("denoise", fresh)
             if len(fresh) == 1:
                 continue
-            (corrected,) = yield Refine(reading, canvas.block, judge=tuple(pick.position for pick in fresh))
-            keep = corrected.judged[0] if canvas.guide else max(corrected.judged, key=lambda pick: pick.confidence)
-            doubtful = _doubtful(corrected.judged, self.threshold, keep.position)
-            if doubtful:
-                canvas.revoke("mrp", doubtful)
-
-
-def _doubtful(judged: tuple[Pick, ...], threshold: float, keep: int) -> tuple[int, ...]:
-    return tuple(p.position for p in judged if p.confidence < threshold and p.position != keep)
+            (corrected,) = yield Refine(prediction, canvas.block, rescore=tuple(pick.position for pick in fresh))
+            keep = corrected.rescored[0] if canvas.grammar else max(corrected.rescored, key=attrgetter("confidence"))
+            doubtful = [pick for pick in corrected.rescored if pick.confidence < self.threshold]
+            if remasked := tuple(pick.position for pick in doubtful if pick.position != keep.position):
+                canvas.remask("mrp", remasked)

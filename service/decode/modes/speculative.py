@@ -1,14 +1,14 @@
 """`speculative`: drafts verified by the backbone; the output equals that of the verified rule, token for token.
 
-In each round, drafts name states that the block may pass through (`drafting.py`). One forward reads the current state
-and all drafted states. The rule is applied to the reading of the current state. If it leads to a drafted state, the
-rule is applied to the reading of that state, and so on. Each reading is the same as in plain decoding, so every
+In each round, drafts are states that the block may pass through (`drafts.py`). One forward reads the current state and
+all drafted states. The rule is applied to the prediction of the current state. If it leads to a drafted state, the rule
+is applied to the prediction of that state, and so on. Each prediction is the same as in plain decoding. So every
 forward yields at least one step of plain decoding. Source: MRP paper, speculative decoding, which verifies a chain
 against `static`. Here any rule and any set of states is possible.
 
 The first forward of a block reveals tokens at once. The published loop verifies that state twice.
 
-With a `margin` the rule may also be led to a drafted state that it finds nearly as good (`margin.py`). Then drafts
+With a `margin` a drafted state that is nearly as good as the rule's own is accepted, too (`margin.py`). Then drafts
 change the output.
 """
 
@@ -20,27 +20,22 @@ from typing import Annotated, ClassVar, Literal
 
 from msgspec.structs import force_setattr
 
-from service.decode.block import Block, Pick, Step, make
-from service.decode.canvas import Canvas
-from service.decode.draft_budget import DraftBudget
-from service.decode.drafting import Drafting, Drafts, chain
+from service.decode.block import Block, Pick, Step, new_tuple
+from service.decode.canvas import Canvas, DraftBudget
+from service.decode.drafts import Drafting, Drafts, can_pay, chain, tree
 from service.decode.knobs import AUTO, ENTROPY_BOUND, THRESHOLD, TOKENS_PER_STEP, Knob, knobs_in
-from service.decode.margin import LIKELIEST, Near
-from service.decode.modes.dynamic import Dynamic
-from service.decode.modes.entropy import Entropy
-from service.decode.modes.sequential import Sequential
-from service.decode.modes.static import Static
-from service.decode.params import ModeParams, RuleParams
-from service.decode.policy import Decoding, Evaluate, Reading
+from service.decode.margin import TOP_LOGPROBS, MarginAcceptance
+from service.decode.mode import DecodingMode, RuleMode
+from service.decode.modes.rule_modes import Dynamic, Entropy, Sequential, Static
+from service.decode.policy import Decoding, Evaluate, Prediction
 from service.decode.rules import Rule
-from service.decode.tree import can_pay, tree
 from service.errors import InvalidRequest
 
 #: the modes whose output can be verified, by name
-VERIFIED: Mapping[str, type[RuleParams]] = {mode.mode: mode for mode in (Static, Dynamic, Sequential, Entropy)}
+VERIFIED: Mapping[str, type[RuleMode]] = {mode.mode: mode for mode in (Static, Dynamic, Sequential, Entropy)}
 
-#: what is picked at a state, by its reading
-_Choose = Callable[[Reading, Block], tuple[Pick, ...]]
+#: the picks at a state, by its prediction
+_Choose = Callable[[Prediction, Block], tuple[Pick, ...]]
 
 _MRP_STEPS = Knob(
     int,
@@ -70,7 +65,7 @@ _MARGIN = Knob(
 )
 
 
-class Speculative(ModeParams, frozen=True):
+class Speculative(DecodingMode, frozen=True):
     """Drafts, verified by one backbone forward. Without a `margin` the output is that of the mode `verify` names.
 
     `verify`: static, dynamic, sequential or entropy; its knobs may be given, too. Default: dynamic if a threshold is
@@ -114,26 +109,26 @@ class Speculative(ModeParams, frozen=True):
         return _rule(self)
 
     @property
-    def plain(self) -> RuleParams:
+    def plain(self) -> RuleMode:
         """The mode against which drafts are verified. InvalidRequest if that mode does not have the knobs given."""
         name = self.verify or Static.mode
         if name not in VERIFIED:
             raise InvalidRequest(f"verify is {name!r}, allowed are {', '.join(VERIFIED)}", param="verify")
         used = knobs_in(VERIFIED[name])
-        knobs = ("tokens_per_step", "threshold", "entropy_bound")
-        given = {one: value for one in knobs if (value := getattr(self, one)) is not None}
-        for one, value in given.items():
-            if one not in used:
+        names = ("tokens_per_step", "threshold", "entropy_bound")
+        knobs = {knob: value for knob in names if (value := getattr(self, knob)) is not None}
+        for knob, value in knobs.items():
+            if knob not in used:
                 raise InvalidRequest(
-                    f"{one} is {value}, drafts are verified against {name}, whose knobs are {', '.join(used)}",
-                    param=one,
+                    f"{knob} is {value}, drafts are verified against {name}, whose knobs are {', '.join(used)}",
+                    param=knob,
                 )
-        return VERIFIED[name](**given)
+        return VERIFIED[name](**knobs)
 
     def check(self, block_size: int) -> None:
         """InvalidRequest if a knob is out of range for this block size, or does not fit another knob."""
         self.plain.check(block_size)
-        ModeParams.check(self, block_size)
+        DecodingMode.check(self, block_size)
         if self.mrp_steps == 0 and self.max_drafts is None:
             raise InvalidRequest(
                 "mrp_steps is 0, which needs max_drafts: without MRP drafts are a tree", param="mrp_steps"
@@ -144,58 +139,60 @@ class Speculative(ModeParams, frozen=True):
         rule = canvas.rule(self.rule)
         if canvas.block.complete:
             return
-        (reading,) = yield Evaluate((canvas.block,))
-        canvas.reveal("denoise", canvas.choose(rule, reading, canvas.block))
+        (prediction,) = yield Evaluate((canvas.block,))
+        canvas.reveal("denoise", canvas.choose(rule, prediction, canvas.block))
         first = True
         while not canvas.block.complete:
-            drafting, first = _draft(canvas, reading, self, rule, first=first), False
+            drafting, first = _draft(canvas, prediction, self, rule, first=first), False
             drafts = (yield from drafting) if drafting else {}
             if not drafts:  # most steps of `auto` on a full machine
-                (reading,) = yield Evaluate((canvas.block,))
-                canvas.reveal("verify", canvas.choose(rule, reading, canvas.block))
+                (prediction,) = yield Evaluate((canvas.block,))
+                canvas.reveal("verify", canvas.choose(rule, prediction, canvas.block))
                 continue
             states = [canvas.block, *drafts]
             while len(states) > 1 and canvas.ends(states[-1]):  # the last ones of a chain; none of a tree does
                 states.pop()
-            likeliest = LIKELIEST if self.drafts_decide and len(states) > 1 else 0
-            readings = yield make(Evaluate, (tuple(states), likeliest, self._promises(drafts)))
-            if len(readings) < len(states):
-                drafts = {state: drafts[state] for state in states[1 : len(readings)]}
-            choose = partial(canvas.choose, rule) if self.margin is None else Near(canvas, rule, drafts, self.margin)
-            reading = _walk(canvas, readings, drafts, choose)
+            top_logprobs = TOP_LOGPROBS if self.drafts_decide and len(states) > 1 else 0
+            predictions = yield new_tuple(Evaluate, (tuple(states), top_logprobs, self._gains(drafts)))
+            if len(predictions) < len(states):
+                drafts = {state: drafts[state] for state in states[1 : len(predictions)]}
+            choose: _Choose = partial(canvas.choose, rule)
+            if self.margin is not None:
+                choose = MarginAcceptance(canvas, rule, drafts, self.margin)
+            prediction = _walk(canvas, predictions, drafts, choose)
 
-    def _promises(self, drafts: Drafts) -> tuple[float, ...]:
-        """Those of drafts whose number the engine chooses."""
-        return tuple([draft.promise for draft in drafts.values()]) if self.mrp_steps == AUTO else ()
+    def _gains(self, drafts: Drafts) -> tuple[float, ...]:
+        """The expected gains of drafts whose number the engine chooses."""
+        return tuple([draft.gain for draft in drafts.values()]) if self.mrp_steps == AUTO else ()
 
 
 @lru_cache
-def _rule(params: Speculative) -> Rule:
-    return params.plain.rule
+def _rule(mode: Speculative) -> Rule:
+    return mode.plain.rule
 
 
-def _draft(canvas: Canvas, reading: Reading, params: Speculative, rule: Rule, *, first: bool) -> Drafting | None:
-    """What makes the drafts. None if no draft can be worth its cost. `first`: the first round of a block."""
-    if params.mrp_steps == AUTO:
-        budget = canvas.budget().at_most(params.max_drafts or len(canvas.block.tokens))
-        return tree(canvas, reading, rule, budget) if can_pay(rule, budget) else None
-    if params.max_drafts is None:
-        return chain(canvas, reading, params.mrp_steps, rule, first=first)
-    fixed = DraftBudget(0.0, params.max_drafts, params.mrp_steps)
-    return tree(canvas, reading, rule, fixed)
+def _draft(canvas: Canvas, prediction: Prediction, mode: Speculative, rule: Rule, *, first: bool) -> Drafting | None:
+    """The generator that makes the drafts. None if no draft can be worth its cost. `first`: a block's first round."""
+    if mode.mrp_steps == AUTO:
+        budget = canvas.budget().at_most(mode.max_drafts or len(canvas.block.tokens))
+        return tree(canvas, prediction, rule, budget) if can_pay(rule, budget) else None
+    if mode.max_drafts is None:
+        return chain(canvas, prediction, mode.mrp_steps, rule, first=first)
+    fixed = DraftBudget(0.0, mode.max_drafts, mode.mrp_steps)
+    return tree(canvas, prediction, rule, fixed)
 
 
-def _walk(canvas: Canvas, readings: Sequence[Reading], drafts: Drafts, choose: _Choose) -> Reading:
-    """Goes from state to state, up to the first state that was not read. Returns the last reading.
+def _walk(canvas: Canvas, predictions: Sequence[Prediction], drafts: Drafts, choose: _Choose) -> Prediction:
+    """Goes from state to state, up to the first state without a prediction. Returns the last prediction.
 
-    `readings`: of the canvas's block, then of the first drafts.
+    `predictions`: the predictions of the canvas's block and of the first drafts.
     """
     block, revealed = canvas.block, list[Pick]()
     met: dict[int, tuple[Pick, ...]] = {}
     number = 0
-    while number < len(readings):
-        reading = readings[number]
-        picks = choose(reading, block)
+    while number < len(predictions):
+        prediction = predictions[number]
+        picks = choose(prediction, block)
         revealed += picks
         block = canvas.after(block, picks)
         draft = drafts.get(block)
@@ -204,18 +201,18 @@ def _walk(canvas: Canvas, readings: Sequence[Reading], drafts: Drafts, choose: _
         number = draft.number
         met[number] = picks
     canvas.record(_verified(revealed, drafts, met), block)
-    return reading
+    return prediction
 
 
 def _verified(revealed: list[Pick], drafts: Drafts, met: Mapping[int, tuple[Pick, ...]]) -> Step:
     """The record of a walk. `met`: the numbers of the drafts that it passed through, with the picks that led there."""
     accepted = [pick for picks in met.values() for pick in picks]
-    refused, promises = list[Pick](), list[tuple[float, int]]()
-    for number, picks, promise in drafts.values():
+    refused, gains = list[Pick](), list[tuple[float, int]]()
+    for number, picks, expected in drafts.values():
         if number in met:
-            promises.append((promise, len(met[number])))
+            gains.append((expected, len(met[number])))
         else:
-            promises.append((promise, 0))
+            gains.append((expected, 0))
             refused += picks
     drafted = (*accepted, *refused)
-    return make(Step, ("verify", tuple(revealed), (), drafted, len(accepted), tuple(promises)))
+    return new_tuple(Step, ("verify", tuple(revealed), (), drafted, len(accepted), tuple(gains)))

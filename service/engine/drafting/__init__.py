@@ -1,1 +1,1 @@
-"""The choice of drafts for `mrp_steps: "auto"`: costs of forwards, reliability of drafts, prices."""
+"""`mrp_steps: "auto"`: the costs of forwards, the gains of drafts, the number of drafts worth their cost."""

@@ -1,37 +1,40 @@
 """The cost of a forward by its rows and the pages that they read, measured once on the engine's own networks.
 
-`pricing.py` uses only ratios of these times, so a machine that is slower as a whole makes the same choices.
+`planner.py` uses only ratios of these times, so a machine that is slower as a whole makes the same choices.
 """
 
 from __future__ import annotations
 
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 
 from service.decode.block import MASKED, Block
-from service.decode.canvas import Canvas
-from service.decode.draft_budget import DraftBudget
-from service.decode.policy import Reading
-from service.decode.rules import MostConfident, Rule
-from service.decode.tree import tree
-from service.engine.drafting.curve import Curve, dented, dents
-from service.engine.forward.memory import FittingForward
+from service.decode.canvas import Canvas, DraftBudget
+from service.decode.drafts import tree
+from service.decode.policy import Prediction
+from service.decode.rules import Rule, TopConfidence
+from service.engine.forward.model_forward import Network
+from service.engine.forward.oom_backoff import OomBackoff
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import RowRunner
+from service.engine.forward.runner import ModelRunner
 from service.engine.request import SamplingParams
 
 #: blocks before the measured rows: a context, as running requests have
 _PREFIX = 16
-#: Number of turns over all sizes; the last turn is made only if there is time left within so many seconds. The fastest
-#: forward of each size counts: other work only adds time, and the first run of a size is a cold one.
-_TURNS, _BUDGET_S = 3, 0.5
-#: seconds of a turn during which a short forward is repeated
+#: Number of rounds over all sizes; the last round is made only if there is time left within so many seconds. The
+#: fastest forward of each size counts: other work only adds time, and the first run of a size is a cold one.
+_ROUNDS, _BUDGET_S = 3, 0.5
+#: seconds of a round during which a short forward is repeated
 _SLICE_S = 0.005
-#: A time far above the convex curve below all times is measured in so many turns more. If it stays there, it is a dent:
-#: that many rows are dear (oneDNN takes other kernels for them). Else it was disturbed by other work.
+#: A time far above the convex curve below all times is measured in so many more rounds. If it stays there, it is a
+#: dent: that many rows are dear (oneDNN takes other kernels for them). Else it was disturbed by other work.
 _AGAIN = 2
+#: a time so many times above the convex curve below all times is a dent
+_DENT = 1.15
 #: For the cost of reading pages: the number of blocks before the rows, and the number of states of one block.
 _LONG, _STATES = 256, 8
 #: states of the tree whose drafting is measured
@@ -41,6 +44,67 @@ _DRAFTS = 2
 _LONGEST_S, _LARGEST_TREE = 0.06, 16
 #: after a forward of so many seconds no larger one is measured
 _TOO_LONG_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The time of a forward by its rows: linear between the points (rows, time) and beyond the last one."""
+
+    points: tuple[tuple[int, float], ...]
+
+    def at(self, rows: float) -> float:
+        """The time at a number of rows, which may be a fraction."""
+        if len(self.points) == 1:
+            return self.points[0][1]
+        after = min(max(1, bisect_right(self.points, (rows, 0.0))), len(self.points) - 1)
+        (low, fast), (high, slow) = self.points[after - 1], self.points[after]
+        return fast + (slow - fast) * (max(rows, self.points[0][0]) - low) / (high - low)
+
+    def slope(self, low: float, high: float) -> float:
+        """The mean time of one more row, from `low` to `high` rows."""
+        return (self.at(high) - self.at(low)) / (high - low)
+
+    def onward(self, rows: int) -> Curve:
+        """The convex curve below this one, from a number of rows on."""
+        farther = [point for point in self.points if point[0] > rows]
+        last = 2 * (farther[-1][0] if farther else rows)
+        return lower_hull([(rows, self.at(rows)), *farther, (last, self.at(last))])
+
+
+def lower_hull(times: Sequence[tuple[int, float]]) -> Curve:
+    """The convex curve below the measured times, by ascending rows. Times above it were disturbed by other work."""
+    points: list[tuple[int, float]] = []
+    for rows, seconds in times:
+        # more rows never take less
+        while points and points[-1][1] > seconds:
+            points[-1] = (points[-1][0], seconds)
+            if len(points) < 2 or points[-2][1] <= seconds:
+                break
+            points.pop()
+        while len(points) > 1 and _slope(points[-2], points[-1]) > _slope(points[-1], (rows, seconds)):
+            points.pop()
+        points.append((rows, seconds))
+    return Curve(tuple(points))
+
+
+def dented(times: Sequence[tuple[int, float]]) -> Curve:
+    """The convex curve below the measured times, by ascending rows, with the dents that lie far above it."""
+    hull, dear, last = lower_hull(times), dents(times), times[-1][0]
+    points, least = [(2 * last, hull.at(2 * last))], inf  # beyond the last time there are no dents
+    for rows, seconds in reversed(times):
+        least = min(least, seconds)  # more rows never take less
+        points.append((rows, least if rows in dear else hull.at(rows)))
+    return Curve(tuple(reversed(points))) if dear else hull
+
+
+def dents(times: Sequence[tuple[int, float]]) -> set[int]:
+    """The rows whose times lie far above the convex curve below all of them."""
+    hull = lower_hull(times)
+    return {rows for rows, seconds in times if seconds > _DENT * hull.at(rows)}
+
+
+def _slope(a: tuple[int, float], b: tuple[int, float]) -> float:
+    return (b[1] - a[1]) / (b[0] - a[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +125,7 @@ class StepCosts:
         """The additional time of a row that reads `pages` pages, compared with the rows of the curves."""
         return self.page * max(0.0, pages - self.prefix)
 
-    def behind(self, pages: float) -> StepCosts:
+    def with_pages(self, pages: float) -> StepCosts:
         """The costs of rows that read `pages` pages each."""
         more = self.reading(pages)
         backbone = Curve(tuple((rows, seconds + rows * more) for rows, seconds in self.backbone.points))
@@ -69,62 +133,71 @@ class StepCosts:
 
 
 def measure(
-    runner: RowRunner, max_rows: int, has_mrp: bool, clock: Callable[[], float] = time.perf_counter
+    runner: ModelRunner, max_rows: int, has_mrp: bool, clock: Callable[[], float] = time.perf_counter
 ) -> StepCosts:
-    """Times of 1, 2, 4, … rows up to `max_rows`, by a clock in seconds (`forward/clock.py`).
+    """Times of 1, 2, 4, … rows up to `max_rows`, by a clock in seconds (`forward_clock`).
 
     It takes about a second. With slow forwards it takes a few forwards of each size up to 16 rows. An engine's own
     runner may be measured between steps, since the rows only read pages.
     """
     counts = [1 << power for power in range(max_rows.bit_length()) if 1 << power < max_rows] + [max_rows]
     row = _row(runner, _PREFIX)._replace(drafts=has_mrp)
-    (reading,) = runner.evaluate([row])
-    backbone = _fastest(lambda rows: partial(FittingForward().read, runner.evaluate, _apart(row, rows)), counts, clock)
-    draft, page = _drafting(row.state, reading, clock), _reading(runner, clock)
+    (prediction,) = runner.begin("backbone", [row])()
+    backbone = _fastest(lambda rows: _forward(runner, "backbone", _apart(row, rows)), counts, clock)
+    draft, page = _drafting(row.state, prediction, clock), _reading(runner, clock)
     if not has_mrp:
         return StepCosts(backbone, None, draft, page, row.index)
-    anchored = row._replace(anchor=reading.handle)
-    mrp = _fastest(lambda rows: partial(FittingForward().read, runner.refine, _apart(anchored, rows)), counts, clock)
+    anchored = row._replace(anchor=prediction.handle)
+    mrp = _fastest(lambda rows: _forward(runner, "mrp", _apart(anchored, rows)), counts, clock)
     return StepCosts(backbone, mrp, draft, page, row.index)
 
 
-def _row(runner: RowRunner, prefix: int) -> Row:
+def _row(runner: ModelRunner, prefix: int) -> Row:
     """A row of masks after `prefix` pages, or after as many as there are."""
     size = runner.config.block_size
     index = min(prefix, runner.config.max_positions // size - 1)
     pages = [page % runner.num_pages for page in range(index)]
-    return Row(Block((MASKED,) * size), index, pages, keeps=False, sampling=SamplingParams())
+    return Row(Block((MASKED,) * size), index, pages, writes_kv=False, sampling=SamplingParams())
 
 
 def _apart(row: Row, count: int) -> list[Row]:
-    """Rows of `count` different sequences."""
+    """Rows of `count` different requests."""
     return [row._replace(pages=[*row.pages]) for _ in range(count)]
 
 
-def _reading(runner: RowRunner, clock: Callable[[], float]) -> float:
+def _forward(runner: ModelRunner, network: Network, rows: list[Row]) -> Callable[[], object]:
+    """A function that runs a forward to its end, with fewer rows at a time where memory is short."""
+
+    def run() -> None:
+        OomBackoff().begin(partial(runner.begin, network), rows)()
+
+    return run
+
+
+def _reading(runner: ModelRunner, clock: Callable[[], float]) -> float:
     """The time of one more page for a row that is one of several states of a block."""
     near, far = _row(runner, _PREFIX), _row(runner, _LONG)
     if far.index == near.index:
         return 0.0
-    nearer, farther = (_fastest(_states_of(runner, one), [_STATES], clock).at(_STATES) for one in (near, far))
+    nearer, farther = (_fastest(_states_of(runner, row), [_STATES], clock).at(_STATES) for row in (near, far))
     return max(0.0, farther - nearer) / (_STATES * (far.index - near.index))
 
 
-def _states_of(runner: RowRunner, row: Row) -> Callable[[int], Callable[[], object]]:
+def _states_of(runner: ModelRunner, row: Row) -> Callable[[int], Callable[[], object]]:
     """Forwards over states of one block."""
-    return lambda states: partial(FittingForward().read, runner.evaluate, [row] * states)
+    return lambda states: _forward(runner, "backbone", [row] * states)
 
 
-def _drafting(state: Block, reading: Reading, clock: Callable[[], float]) -> float:
+def _drafting(state: Block, prediction: Prediction, clock: Callable[[], float]) -> float:
     """The time per state of drafting a small tree."""
-    rule = MostConfident(1)
-    canvas = Canvas(state.reveal(rule(reading)), ends=lambda _: False)
-    return min(_seconds(lambda: _grown(canvas, reading, rule), clock) for _ in range(20)) / _DRAFTS
+    rule = TopConfidence(1)
+    canvas = Canvas(state.reveal(rule(prediction)), ends=lambda _: False)
+    return min(_seconds(lambda: _grown(canvas, prediction, rule), clock) for _ in range(20)) / _DRAFTS
 
 
-def _grown(canvas: Canvas, reading: Reading, rule: Rule) -> int:
+def _grown(canvas: Canvas, prediction: Prediction, rule: Rule) -> int:
     """Grows a small tree without MRP. Returns the number of its states."""
-    growing = tree(canvas, reading, rule, DraftBudget(0.0, _DRAFTS))
+    growing = tree(canvas, prediction, rule, DraftBudget(0.0, _DRAFTS))
     try:
         next(growing)
     except StopIteration as grown:
@@ -147,9 +220,9 @@ def _fastest(
         best[rows] = min([best[rows], *(_seconds(forward(rows), clock) for _ in range(count))])
 
     end = time.perf_counter() + _BUDGET_S
-    for turn in range(1, _TURNS):
+    for number in range(1, _ROUNDS):
         for rows in best:
-            if turn > 1 and time.perf_counter() > end:
+            if number > 1 and time.perf_counter() > end:
                 break
             again(rows)
     for _ in range(_AGAIN):
@@ -159,7 +232,7 @@ def _fastest(
 
 
 def _seconds(run: Callable[[], object], clock: Callable[[], float]) -> float:
-    """The seconds of a run. Readings are on the CPU, so the forward has ended on its device when they are there."""
+    """The seconds of a run. Predictions are on the CPU, so the forward has ended on its device when they are there."""
     begin = clock()
     run()
     return clock() - begin

@@ -1,8 +1,8 @@
 """Forwards that are captured once and replayed: a CUDA graph starts all kernels of a forward by one call of the host.
 
-A graph has fixed shapes and addresses. Rows are filled up to the next size that there is a graph for, inputs are copied
-to buffers that stay, and the attention's tables are loaded into its own (`Capturable`). A graph is captured when its
-shape comes first. Rows that only fill up see themselves, write to no page, and nobody reads what comes out of them.
+A graph has fixed shapes and addresses. Rows are padded to the next size of a graph, inputs are copied to buffers that
+stay, and the attention's tables are loaded into its own (`Capturable`). A graph is captured when its shape comes first.
+Padding rows see themselves and write to no page, and their output is dropped.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.engine.forward.extent import GRAPH_ROWS
+from service.engine.forward.forward_limits import GRAPH_ROWS
 from service.model.attention import Capturable, Place, Static
 from service.model.attention.work import Capacity, Work
 from service.model.layers import Attend
 
 _log = logging.getLogger(__name__)
 
-#: Runs a function and makes it repeatable: -> what repeats it, and the tensor that holds its result after each time.
+#: Runs a function and makes it repeatable: -> a function that repeats it, and the tensor that then holds its result.
 Capture = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
 
 
@@ -32,7 +32,7 @@ class CaptureFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a network is given: tokens and positions `[R, L]`, for MRP the anchors `[R, L, H]`."""
+    """The inputs of a network: tokens and positions `[R, L]`, for MRP the anchors `[R, L, H]`."""
 
     tokens: Tensor
     positions: Tensor
@@ -40,11 +40,11 @@ class Inputs:
 
 
 #: -> hidden states `[R, L, H]`
-Network = Callable[[Inputs, Attend], Tensor]
+NetworkCall = Callable[[Inputs, Attend], Tensor]
 
 
 class CudaCapture:
-    """A `Capture` by CUDA graphs, which share the memory of what lives only within a forward."""
+    """A `Capture` by CUDA graphs, which share the memory of tensors that live only within a forward."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -69,34 +69,34 @@ class CudaCapture:
 
 
 class Graphs:
-    """The graphs of a runner's networks. `least`: a number of rows that there is a graph for besides `GRAPH_ROWS`."""
+    """The graphs of a runner's networks. `least`: one more graph size besides `GRAPH_ROWS`."""
 
     def __init__(self, attention: Capturable, capture: Capture, least: int = 1) -> None:
         self._attention, self._capture = attention, capture
         self._sizes = sorted({*GRAPH_ROWS, least})
-        self._graphs: dict[tuple[Network, Capacity], _Graph] = {}
+        self._graphs: dict[tuple[NetworkCall, Capacity], _Graph] = {}
         self._works = True
 
     def size(self, rows: int) -> int | None:
-        """The rows of the graph that so many are filled up to, or None where there is no graph for so many."""
-        place = bisect_left(self._sizes, rows)
-        return self._sizes[place] if self._works and place < len(self._sizes) else None
+        """The size of the graph for a number of rows, or None where there is none."""
+        index = bisect_left(self._sizes, rows)
+        return self._sizes[index] if self._works and index < len(self._sizes) else None
 
-    def run(self, network: Network, places: Sequence[Place], width: int | None, inputs: Inputs) -> Tensor | None:
-        """-> hidden states `[R, L, H]` of the places' rows, or None where there is no graph for them."""
-        size = self.size(len(places))
+    def run(self, network: NetworkCall, rows: Sequence[Place], width: int | None, inputs: Inputs) -> Tensor | None:
+        """-> hidden states `[R, L, H]` of the rows, or None where there is no graph for them."""
+        size = self.size(len(rows))
         if size is None:
             return None
-        work = self._attention.plan(places, width, size)
+        work = self._attention.plan(rows, width, size)
         capacity = self._attention.capacity(work, width)
         graph = self._graphs.get((network, capacity))
         if graph is None:
             try:
                 graph = _Graph(network, self._attention.static(capacity), size, inputs)
                 graph.capture(inputs, work, self._capture)
-            except CaptureFailed as problem:
+            except CaptureFailed as error:
                 self._works = False
-                _log.warning("forwards run without CUDA graphs, because one could not be captured: %s", problem)
+                _log.warning("forwards run without CUDA graphs, because one could not be captured: %s", error)
                 return None
             self._graphs[network, capacity] = graph
         return graph.run(inputs, work)
@@ -105,16 +105,16 @@ class Graphs:
 class _Graph:
     """One captured forward over `size` rows, and the buffers it reads."""
 
-    def __init__(self, network: Network, attend: Static, size: int, like: Inputs) -> None:
+    def __init__(self, network: NetworkCall, attend: Static, size: int, like: Inputs) -> None:
         self._network, self._attend = network, attend
         self._inputs = Inputs(
-            _room(like.tokens, size),
-            _room(like.positions, size),
-            None if like.anchors is None else _room(like.anchors, size),
+            _buffer(like.tokens, size),
+            _buffer(like.positions, size),
+            None if like.anchors is None else _buffer(like.anchors, size),
         )
 
     def capture(self, first: Inputs, work: Work, capture: Capture) -> None:
-        """Over the inputs at hand, since capturing runs the forward, which writes the pages of final blocks."""
+        """Captures with real inputs, since capturing runs the forward, which writes the pages of final blocks."""
         self._load(first, work)
         self._replay, self._result = capture(lambda: self._network(self._inputs, self._attend))
 
@@ -133,5 +133,5 @@ class _Graph:
         self._attend.load(work)
 
 
-def _room(like: Tensor, size: int) -> Tensor:
+def _buffer(like: Tensor, size: int) -> Tensor:
     return like.new_zeros(size, *like.shape[1:])

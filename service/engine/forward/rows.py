@@ -1,50 +1,92 @@
-"""Rows: everything a model does in a forward, and their tensors.
+"""Rows: everything a model does in a forward, their tensors, and the output that later forwards of MRP go on from.
 
-A row is one block of tokens of one sequence at a block index. It reads its sequence's pages before it and,
-if its block is final, writes its KV to the next. Prefill, denoise, verify, commit and MRP's passes are all rows;
-nothing here knows which.
+A row is one block of tokens of one request at a block index. It reads its request's pages before it and, if its block
+is final, writes its KV to the next page. Prefill, denoise, verify, commit and MRP's passes are all rows; nothing here
+knows which.
+
+A row of MRP names the row that it goes on from by an `Anchor`. So a forward's tensors stay whole, and nothing is made
+of the rows that nobody goes on from.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, stack
 
 from service.decode.block import MASKED, Block
-from service.engine.forward.anchors import Anchor, gathered
-from service.engine.request import Asked, SamplingParams
+from service.engine.request import LogprobsRequest, SamplingParams
 from service.model.transfer import send
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidates:
+    """The tokens that a position's token is chosen from, int64 `[…, C]`, and the weight of all others, `[…]`.
+
+    The weight is the logsumexp of their logits over the request's temperature, the mask token's included.
+    """
+
+    tokens: Tensor
+    others: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ForwardOutput:
+    """A forward's output that stays on the device for MRP. `hidden`: hidden states `[R, L, H]`.
+
+    `candidates`: draft candidates of every position, `[R, L, …]`, of the rows for which `has_candidates` `[R]` is true.
+    """
+
+    hidden: Tensor
+    candidates: Candidates | None = None
+    has_candidates: NDArray[np.bool_] | None = None
+
+
+class Anchor(NamedTuple):
+    """Row `row` of a forward's output."""
+
+    output: ForwardOutput
+    row: int
+
+    @property
+    def hidden(self) -> Tensor:
+        """The row's hidden states `[L, H]`."""
+        return self.output.hidden[self.row]
+
+    @property
+    def has_candidates(self) -> bool:
+        """Whether the row's positions have draft candidates."""
+        return self.output.has_candidates is not None and bool(self.output.has_candidates[self.row])
 
 
 class Row(NamedTuple):
     """One block of tokens to put through the model.
 
-    `pages`: the sequence's pages; the row reads the first `index` and, if `keeps`, writes the next. Otherwise nobody
-    else sees its KV. `sampling`: how its masked positions are read, None: they are not. `judge`: revealed positions
-    whose token's probability is wanted, too. `anchor`: for MRP's rows, the row that it goes on from. `entropy`:
-    whether that of the masked positions is wanted.
-    `drafts`: what MRP says of the block is never more than a draft, so that candidates by an earlier reading of it are
-    enough. `mask`: the tokens allowed at the leftmost masked position, a bit each, `[V / 8]`; None: all.
-    `asked`: what is wanted of the masked positions besides.
+    `pages`: the request's pages. The row reads the first `index` pages and, if `writes_kv`, writes the next one.
+    `sampling`: how the tokens of its masked positions are chosen, None: its output is not sampled. `rescore`: revealed
+    positions whose token's probability is also computed. `anchor`: the row that a row of MRP goes on from. `entropy`:
+    whether the entropies of the masked positions are computed.
+    `drafts`: MRP's picks of the block are drafts only, so they may be chosen from candidates. `mask`: the tokens
+    allowed at the leftmost masked position, a bit each, `[V / 8]`; None: all. `logprobs`: the log-probabilities that
+    are computed of each masked position.
     """
 
     state: Block
     index: int  # type: ignore[assignment]  # hides a tuple's own `index`
     pages: Sequence[int]
-    keeps: bool
+    writes_kv: bool
     sampling: SamplingParams | None = None
-    judge: tuple[int, ...] = ()
+    rescore: tuple[int, ...] = ()
     anchor: Anchor | None = None
     entropy: bool = False
     drafts: bool = False
     mask: NDArray[np.uint8] | None = None
-    asked: Asked | None = None
+    logprobs: LogprobsRequest | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +109,15 @@ def to_tensors(rows: Sequence[Row], mask_token_id: int, device: torch.device) ->
 
 
 def anchors_of(rows: Sequence[Row]) -> Tensor | None:
-    """The hidden states that MRP goes on from, `[R, L, H]`. None if the rows are not MRP's."""
+    """The hidden states `[R, L, H]` that MRP goes on from. None if the rows are not MRP's."""
     anchors = [row.anchor for row in rows if row.anchor is not None]
-    return gathered(anchors, lambda states: states.hidden) if anchors else None
+    return gathered(anchors, lambda output: output.hidden) if anchors else None
+
+
+def gathered(anchors: Sequence[Anchor], part: Callable[[ForwardOutput], Tensor]) -> Tensor:
+    """The anchors' rows of a tensor of their outputs, `[N, …]`: by one operation if all are of one forward."""
+    output = anchors[0].output
+    if any(anchor.output is not output for anchor in anchors):
+        return stack([part(anchor.output)[anchor.row] for anchor in anchors])
+    whole = part(output)
+    return whole.index_select(0, send(np.array([anchor.row for anchor in anchors]), whole.device))

@@ -16,7 +16,7 @@ from pydantic_core import from_json
 
 from service.arrival import Arrival
 from service.decode.modes import KNOBS
-from service.decode.registry import make_params, these_knobs
+from service.decode.registry import make_mode, these_knobs
 from service.engine.request import SamplingParams
 from service.errors import InvalidRequest, UnknownModel
 from service.gateway.http.constraints import ResponseFormat, constraint_of
@@ -83,7 +83,7 @@ def to_work(request: GenerateCommon, card: ModelCard, timeout_limit_s: float, **
         fields["constraint"] = constraint_of(request)
     seed = secrets.randbits(53) if request.seed is None else request.seed
     parsed: Json = {
-        "params": make_params(mode, knobs),
+        "params": make_mode(mode, knobs),
         "sampling": SamplingParams(request.temperature, request.top_p, request.top_k, seed),
         "text": request.prompt,
         "token_ids": tuple(request.prompt_token_ids) if request.prompt_token_ids else None,

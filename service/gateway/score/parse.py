@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from service.decode.score import Score
+from service.decode.mode import ScoreMode
 from service.engine.request import SamplingParams
 from service.errors import InvalidRequest
 from service.gateway.http.api_requests import parse_own, parse_shared
@@ -36,7 +36,7 @@ def parse_score(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float
     request = parse_own({name: value for name, value in body.items() if value is not None}, ScoreRequest, card)
     shared = {name: getattr(request, name) for name in _SHARED}
     common = parse_shared({**shared, "prompt": "-", "max_new_tokens": 1}, card, max_temperature=0)
-    base = to_work(common, card, timeout_limit_s, params=Score(), sampling=SamplingParams(), text=None)
+    base = to_work(common, card, timeout_limit_s, params=ScoreMode(), sampling=SamplingParams(), text=None)
     works = tuple(_of_item(base, item, index, request) for index, item in enumerate(request.items))
     return ParsedScore(works=works, normalize=request.normalize)
 

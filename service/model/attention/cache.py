@@ -1,4 +1,4 @@
-"""The memory of keys and values. Who holds which page is the engine's business (`service/engine/kv_cache.py`)."""
+"""The memory of keys and values. Who holds which page is the engine's business (`service/engine/prefix_cache.py`)."""
 
 from __future__ import annotations
 

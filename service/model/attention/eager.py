@@ -85,7 +85,7 @@ def _pages_to_write(units: Iterable[Unit], places: Sequence[Place], spare: Itera
     for unit in units:
         for number in range(unit.first, unit.first + unit.num_rows):
             place = places[number]
-            page = place.pages[place.index] if place.keeps else next(spare, None) if unit.num_rows == 1 else None
+            page = place.pages[place.index] if place.writes_kv else next(spare, None) if unit.num_rows == 1 else None
             if page is not None:
                 targets[number] = page
     return targets

@@ -20,7 +20,7 @@ class Place(Protocol):
     """Where a row stands.
 
     `pages`: the pages of its sequence; rows of one sequence have the same list (the same object, not an equal one).
-    The row reads the first `index` pages. If it `keeps`, it writes its block's keys and values to page `index`.
+    The row reads the first `index` pages. If it `writes_kv`, it writes its block's keys and values to page `index`.
     """
 
     @property
@@ -32,7 +32,7 @@ class Place(Protocol):
         """Its block's place in the sequence."""
 
     @property
-    def keeps(self) -> bool:
+    def writes_kv(self) -> bool:
         """Whether its block is final."""
 
 

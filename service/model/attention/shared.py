@@ -74,7 +74,7 @@ def _own_mask(units: Sequence[Unit], places: Sequence[Place], cache: PagedCache)
         return None
     rows = [[places[unit.first + number] for number in range(count)] for unit in units]
     indices = np.array([[row.index for row in own] for own in rows])
-    keeps = np.array([[row.keeps for row in own] for own in rows])
+    keeps = np.array([[row.writes_kv for row in own] for own in rows])
     seen = ((indices[:, None, :] < indices[:, :, None]) & keeps[:, None, :]) | np.eye(count, dtype=bool)
     if (seen == seen[0]).all():
         seen = seen[:1]

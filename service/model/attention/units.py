@@ -51,7 +51,7 @@ def units(places: Sequence[Place], most_rows: int) -> list[Unit]:
         if number and not (follows and number - first < most_rows):
             found.append(Unit(first, number - first, head.index, head.pages))
             first, kept = number, 0
-        kept += place.keeps and place.index == places[first].index + kept
+        kept += place.writes_kv and place.index == places[first].index + kept
     if places:
         found.append(Unit(first, len(places) - first, places[first].index, places[first].pages))
     return found

@@ -189,9 +189,9 @@ def work_of(
         np.array(merges, dtype=np.int32).reshape(-1, 4),
         num_parts,
         np.array([*(place.index for place in places), *none], dtype=np.int32),
-        np.array([*(place.keeps for place in places), *none], dtype=np.int32),
+        np.array([*(place.writes_kv for place in places), *none], dtype=np.int32),
         np.array(
-            [*(place.pages[place.index] if place.keeps else -1 for place in places), *(-1 for _ in none)],
+            [*(place.pages[place.index] if place.writes_kv else -1 for place in places), *(-1 for _ in none)],
             dtype=np.int32,
         ),
         pages,

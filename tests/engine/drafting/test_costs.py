@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from service.decode.modes import Speculative
-from service.decode.policy import Reading
+from service.decode.policy import Prediction
 from service.engine.drafting import costs
-from service.engine.drafting.costs import StepCosts, measure
-from service.engine.drafting.curve import Curve, dented, lower_hull
+from service.engine.drafting.costs import Curve, StepCosts, dented, lower_hull, measure
+from service.engine.forward.model_forward import Network
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Runner
+from service.engine.forward.runner import CheckpointRunner, Pending, done
 from tests.engine.helpers import checked, request
 from tests.tiny import tiny_checkpoint
 
@@ -30,7 +30,7 @@ def test_a_curve_is_straight_between_what_was_measured_and_on_beyond_it() -> Non
 def test_rows_cost_what_they_read_beyond_those_of_the_curve() -> None:
     priced = StepCosts(Curve(((1, 2.0), (3, 4.0))), page=0.5, prefix=10)
     assert [priced.reading(pages) for pages in (0, 10, 14)] == [0, 0, 2]
-    assert priced.behind(14).backbone == Curve(((1, 4.0), (3, 10.0)))
+    assert priced.with_pages(14).backbone == Curve(((1, 4.0), (3, 10.0)))
 
 
 @pytest.mark.parametrize(
@@ -100,42 +100,43 @@ def test_drafting_is_measured_on_trees_that_grow(monkeypatch: pytest.MonkeyPatch
         return states[-1]
 
     monkeypatch.setattr(costs, "_grown", counted)
-    measure(Runner(tiny_checkpoint(3), 24), 24, has_mrp=False)
+    measure(CheckpointRunner(tiny_checkpoint(3), 24), 24, has_mrp=False)
     assert set(states) == {costs._DRAFTS}
 
 
 def test_where_memory_is_short_forwards_are_measured_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = Runner(tiny_checkpoint(1), 24)
-    evaluate, asked = runner.evaluate, []
+    runner = CheckpointRunner(tiny_checkpoint(1), 24)
+    begin, sizes = runner.begin, []
 
-    def small(rows: Sequence[Row]) -> list[Reading]:
-        asked.append(len(rows))
+    def small(network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
+        sizes.append(len(rows))
         if len(rows) > 8:
             raise torch.OutOfMemoryError
-        return evaluate(rows)
+        return begin(network, rows)
 
-    monkeypatch.setattr(runner, "evaluate", small)
+    monkeypatch.setattr(runner, "begin", small)
     ticks = count(step=0.001)  # so no forward is too slow for a larger one to be measured
     found = measure(runner, 24, has_mrp=False, clock=lambda: next(ticks))
     assert found.backbone.at(24) >= found.backbone.at(1) > 0
-    assert {24, 16, 12, 8, 6} <= set(asked)
+    assert {24, 16, 12, 8, 6} <= set(sizes)
 
 
 class Slow:
     """A runner whose forwards move a clock: by their rows, and three times as much when a size comes first."""
 
     def __init__(self, seconds: Callable[[int], float]) -> None:
-        self.runner, self._seconds, self.now, self.asked = Runner(tiny_checkpoint(1), 300), seconds, 0.0, list[int]()
+        self.runner, self._seconds = CheckpointRunner(tiny_checkpoint(1), 300), seconds
+        self.now, self.sizes = 0.0, list[int]()
         self.config, self.device, self.num_pages = self.runner.config, self.runner.device, self.runner.num_pages
 
     def clock(self) -> float:
         return self.now
 
-    def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
+    def begin(self, network: Network, rows: Sequence[Row]) -> Pending[Prediction]:
         count = len(rows)
-        self.now += self._seconds(count) * (1 if count in self.asked else 3)
-        self.asked.append(count)
-        return self.runner.evaluate(rows[:1]) * count
+        self.now += self._seconds(count) * (1 if count in self.sizes else 3)
+        self.sizes.append(count)
+        return done(self.runner.begin(network, rows[:1])() * count)
 
 
 def test_slow_forwards_are_measured_up_to_the_largest_tree_and_warm() -> None:
@@ -149,7 +150,7 @@ def test_slow_forwards_are_measured_up_to_the_largest_tree_and_warm() -> None:
     assert {rows for rows, _ in curve.points} <= {1, 2, 4, 8, 16}
     for rows in (1, 2, 4, 8, 16, 40):
         assert curve.at(rows) == pytest.approx(seconds(rows), rel=0.12)
-    assert max(slow.asked) == 16
+    assert max(slow.sizes) == 16
 
 
 def test_a_dent_is_measured_again_and_stays_only_if_it_is_there_each_time() -> None:
@@ -157,7 +158,7 @@ def test_a_dent_is_measured_again_and_stays_only_if_it_is_there_each_time() -> N
         return 0.6 if rows == 4 else 0.1 * rows + 0.1
 
     def disturbed_at_first(rows: int) -> float:
-        return 0.9 if rows == 4 and slow.asked.count(4) < 3 else 0.1 * rows + 0.1
+        return 0.9 if rows == 4 and slow.sizes.count(4) < 3 else 0.1 * rows + 0.1
 
     slow = Slow(dear_at_four)
     assert measure(slow, 256, has_mrp=False, clock=slow.clock).backbone.at(4) == pytest.approx(0.6)
@@ -170,10 +171,10 @@ def test_a_forward_of_seconds_is_the_last_that_is_measured() -> None:
     curve = measure(slow, 256, has_mrp=False, clock=slow.clock).backbone
     assert curve.at(2) == pytest.approx(10)
     assert curve.at(16) == pytest.approx(80)
-    assert max(rows for rows in slow.asked if rows != 8) <= 2  # 8 states measure the price of reading
+    assert max(rows for rows in slow.sizes if rows != 8) <= 2  # 8 states measure the price of reading
 
 
 def test_fast_forwards_are_measured_up_to_all_rows() -> None:
     slow = Slow(lambda rows: 0.0001 * rows)
     measure(slow, 100, has_mrp=False, clock=slow.clock)
-    assert max(slow.asked) == 100
+    assert max(slow.sizes) == 100

@@ -12,13 +12,12 @@ from torch import Tensor
 from service.decode.block import MASKED, Block
 from service.decode.modes import Remask, Speculative, Static
 from service.engine import Completion, Engine, EngineConfig, GenerationRequest, SamplingParams
-from service.engine.forward.anchors import Candidates
-from service.engine.forward.networks import Execution
-from service.engine.forward.rows import Row
-from service.engine.forward.runner import Runner
-from service.engine.forward.sampling import choose
+from service.engine.forward.logits_sampler import choose_tokens
+from service.engine.forward.model_forward import ExecutionConfig
+from service.engine.forward.rows import Candidates, Row
+from service.engine.forward.runner import CheckpointRunner
 from service.model import Checkpoint, LoadOptions, load_checkpoint
-from tests.engine.forward.reads import Read, reads_of
+from tests.engine.forward.sampled import Position, batch_of
 from tests.engine.helpers import random_requests, request
 from tests.tiny import GOLDEN, tiny_checkpoint
 
@@ -36,13 +35,13 @@ def read(checkpoint: Checkpoint, requests: list[GenerationRequest], candidates: 
 
 def test_candidates_are_chosen_from_as_if_no_other_token_were_likely() -> None:
     torch.manual_seed(0)
-    logits, reads = torch.randn(60, 50), reads_of(*(Read(SAMPLINGS[p % 3], p, p % 3) for p in range(60)))
+    logits, reads = torch.randn(60, 50), batch_of(*(Position(SAMPLINGS[p % 3], p, p % 3) for p in range(60)))
     others = torch.tensor([token for token in range(50) if token != MASK])
     candidates = torch.stack([others[torch.randperm(49)[:12]] for _ in range(60)])
     only = torch.full_like(logits, -torch.inf).scatter(1, candidates, logits.gather(1, candidates))
     alone = Candidates(candidates, torch.full((60,), -torch.inf))
-    tokens, confidences = choose(logits.gather(1, candidates), reads, MASK, alone)
-    wanted_tokens, wanted = choose(only, reads, MASK)
+    tokens, confidences = choose_tokens(logits.gather(1, candidates), reads, MASK, alone)
+    wanted_tokens, wanted = choose_tokens(only, reads, MASK)
     assert tokens.tolist() == wanted_tokens.tolist()
     torch.testing.assert_close(confidences, wanted)
 
@@ -56,13 +55,13 @@ def test_their_confidences_are_those_of_the_whole_vocabulary(
     if attention == "triton":
         request.getfixturevalue("triton_device")
     checkpoint = load_checkpoint(GOLDEN / "sdar-mrp-random-a", LoadOptions(dtype=torch.float64))
-    runner = Runner(checkpoint, 8, num_candidates=32, execution=Execution(attention))
+    runner = CheckpointRunner(checkpoint, 8, num_candidates=32, execution=ExecutionConfig(attention))
     size = checkpoint.config.block_size
     sampling = SamplingParams(temperature=temperature, seed=4)
-    row = Row(Block((MASKED,) * size), 0, [0], keeps=False, sampling=sampling, drafts=True)
-    (whole,) = runner.evaluate([row])
+    row = Row(Block((MASKED,) * size), 0, [0], writes_kv=False, sampling=sampling, drafts=True)
+    (whole,) = runner.begin("backbone", [row])()
     monkeypatch.setattr(checkpoint.mrp, "forward", lambda embedded, anchors, *_: anchors)
-    (listed,) = runner.refine([row._replace(anchor=whole.handle)])
+    (listed,) = runner.begin("mrp", [row._replace(anchor=whole.handle)])()
     assert [pick[:2] for pick in listed.picks] == [pick[:2] for pick in whole.picks]
     wanted = [pick.confidence for pick in whole.picks]
     assert [pick.confidence for pick in listed.picks] == pytest.approx(wanted, rel=1e-4, abs=1e-7)

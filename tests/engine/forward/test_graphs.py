@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from service.decode.block import MASKED, Block
-from service.engine import Engine, EngineConfig, Parts
-from service.engine.forward.extent import GRAPH_ROWS
+from service.engine import Engine, EngineConfig, EngineDeps
+from service.engine.forward.forward_limits import GRAPH_ROWS
 from service.engine.forward.graphs import Capture, CaptureFailed, Graphs, Inputs
-from service.engine.forward.grouping import Grouping, SameShapes, same_shapes_for
-from service.engine.forward.networks import Execution
+from service.engine.forward.model_forward import ExecutionConfig
+from service.engine.forward.partition import BatchPartition, FixedShapes, fixed_shapes_for
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Runner
+from service.engine.forward.runner import CheckpointRunner
 from service.engine.request import SamplingParams
 from service.model import Checkpoint, LoadOptions, load_checkpoint
 from service.model.attention import attention_for
@@ -144,7 +144,7 @@ def test_rows_that_fill_up_change_nothing_and_write_nowhere(device: str, width: 
         out = static(1, *padded)[: len(taken)]
         wanted = torch.stack([row.wanted for row in taken])
         torch.testing.assert_close(out.double().cpu(), wanted, rtol=0, atol=2e-6)
-    own = [row.pages[row.index] for row in rows if row.keeps]
+    own = [row.pages[row.index] for row in rows if row.writes_kv]
     others = [page for page in range(world.cache.keys.shape[1]) if page not in own]
     for cache, old in zip((world.cache.keys, world.cache.values), before, strict=True):
         assert torch.equal(cache[:, others].nan_to_num(7.0), old[:, others].nan_to_num(7.0))
@@ -157,15 +157,17 @@ def test_golden_decodes_with_replayed_forwards(device: str, deterministic: bool)
     checkpoint = load_checkpoint(GOLDEN / NAME, LoadOptions(device=device))
     capture = Eagerly()
 
-    def runner(checkpoint: Checkpoint, pages: int, grouping: Grouping, candidates: int, *_: Any) -> Runner:
-        few = SameShapes(3, 24) if deterministic else grouping
-        return Runner(checkpoint, pages, few, candidates, Execution("triton", capture=capture))
+    def runner(
+        checkpoint: Checkpoint, pages: int, partition: BatchPartition, candidates: int, *_: Any
+    ) -> CheckpointRunner:
+        few = FixedShapes(3, 24) if deterministic else partition
+        return CheckpointRunner(checkpoint, pages, few, candidates, ExecutionConfig("triton", capture=capture))
 
     limits = EngineConfig(kv_cache_tokens=512, max_rows=64, deterministic=deterministic)
-    parts = Parts(runner=runner)
+    deps = EngineDeps(runner=runner)
     mode = "remask" if deterministic else "speculative"
     pairs = [pair for pair in short(tokens=6) if pair[0]["mode"] == mode]
-    done = Engine(checkpoint, limits, parts=parts).generate([one for _, one in pairs])
+    done = Engine(checkpoint, limits, deps=deps).generate([one for _, one in pairs])
     for (entry, _), completion in zip(pairs, done, strict=True):
         assert_golden(entry, completion)
     assert 0 < capture.captured < capture.replayed
@@ -176,6 +178,10 @@ def test_who_wants_no_graphs_gets_none(device: str) -> None:
         raise AssertionError
 
     capture: Capture = refuse
-    row = Row(Block((MASKED,) * 4), 0, [0], keeps=False, sampling=SamplingParams())
-    for execution in (Execution("triton", cuda_graphs=False, capture=capture), Execution("eager", capture=capture)):
-        Runner(tiny_checkpoint(dtype=torch.float32), 4, same_shapes_for("cpu", 4), 0, execution).evaluate([row])
+    row = Row(Block((MASKED,) * 4), 0, [0], writes_kv=False, sampling=SamplingParams())
+    for execution in (
+        ExecutionConfig("triton", cuda_graphs=False, capture=capture),
+        ExecutionConfig("eager", capture=capture),
+    ):
+        checkpoint = tiny_checkpoint(dtype=torch.float32)
+        CheckpointRunner(checkpoint, 4, fixed_shapes_for("cpu", 4), 0, execution).begin("backbone", [row])()

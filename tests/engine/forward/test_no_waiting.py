@@ -13,11 +13,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from service.decode.block import MASKED, Block
-from service.engine.forward.grouping import Grouping, SameShapes
-from service.engine.forward.networks import Execution
+from service.engine.forward.model_forward import ExecutionConfig
+from service.engine.forward.partition import BatchPartition, FixedShapes
 from service.engine.forward.rows import Row
-from service.engine.forward.runner import Runner
-from service.engine.request import Asked, SamplingParams
+from service.engine.forward.runner import CheckpointRunner
+from service.engine.request import LogprobsRequest, SamplingParams
 from tests.tiny import tiny_checkpoint
 
 #: operations whose result, or its shape, the host has to know
@@ -56,30 +56,30 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
 
 
 @pytest.mark.parametrize("attention", ["eager", "triton"])
-@pytest.mark.parametrize("grouping", [None, SameShapes(3, 4)], ids=["together", "deterministic"])
+@pytest.mark.parametrize("grouping", [None, FixedShapes(3, 4)], ids=["together", "deterministic"])
 def test_a_pass_waits_once(
-    attention: str, grouping: Grouping | None, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    attention: str, grouping: BatchPartition | None, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     if attention == "triton":
         request.getfixturevalue("triton_device")
     checkpoint = tiny_checkpoint(dtype=torch.float32)
-    runner = Runner(checkpoint, 8, grouping, 8, Execution(attention))
+    runner = CheckpointRunner(checkpoint, 8, grouping, 8, ExecutionConfig(attention))
     state = Block((MASKED, 5, MASKED, MASKED))
     rows = [
-        Row(Block((1, 2, 3, 4)), 0, pages := [3, 4], keeps=True),
-        Row(state, 1, pages, keeps=False, sampling=SamplingParams(), judge=(1,), drafts=True),
-        Row(state, 1, pages, keeps=False, sampling=SamplingParams(0.7, 0.9, 5, seed=3), entropy=True),
-        Row(state, 0, [6], keeps=False, sampling=SamplingParams(1.3, seed=8), drafts=True),
+        Row(Block((1, 2, 3, 4)), 0, pages := [3, 4], writes_kv=True),
+        Row(state, 1, pages, writes_kv=False, sampling=SamplingParams(), rescore=(1,), drafts=True),
+        Row(state, 1, pages, writes_kv=False, sampling=SamplingParams(0.7, 0.9, 5, seed=3), entropy=True),
+        Row(state, 0, [6], writes_kv=False, sampling=SamplingParams(1.3, seed=8), drafts=True),
     ]
     copies = counted(monkeypatch)
     with Watch() as watch:
-        readings = runner.evaluate(rows)
+        readings = runner.begin("backbone", rows)()
     assert (watch.waited, len(copies)) == ([], 1)
     drafted = [row._replace(anchor=reading.handle) for row, reading in zip(rows, readings, strict=True)]
-    assert [row.anchor.listed for row in drafted] == [False, True, False, True]
+    assert [row.anchor.has_candidates for row in drafted] == [False, True, False, True]
     copies.clear()
     with Watch() as watch:
-        runner.refine(drafted)
+        runner.begin("mrp", drafted)()
     assert (watch.waited, len(copies)) == ([], 1)
 
 
@@ -89,18 +89,18 @@ def test_log_probabilities_that_are_asked_for_come_in_one_more_copy(
 ) -> None:
     if attention == "triton":
         request.getfixturevalue("triton_device")
-    runner = Runner(tiny_checkpoint(dtype=torch.float32), 8, None, 8, Execution(attention))
+    runner = CheckpointRunner(tiny_checkpoint(dtype=torch.float32), 8, None, 8, ExecutionConfig(attention))
     state = Block((MASKED, 5, MASKED, MASKED))
     rows = [
-        Row(state, 0, [3], keeps=False, sampling=SamplingParams(0.7, seed=3), asked=Asked(4, (1, 2))),
-        Row(state, 0, [4], keeps=False, sampling=SamplingParams(), asked=Asked(0, (7,))),
-        Row(state, 0, [5], keeps=False, sampling=SamplingParams()),
+        Row(state, 0, [3], writes_kv=False, sampling=SamplingParams(0.7, seed=3), logprobs=LogprobsRequest(4, (1, 2))),
+        Row(state, 0, [4], writes_kv=False, sampling=SamplingParams(), logprobs=LogprobsRequest(0, (7,))),
+        Row(state, 0, [5], writes_kv=False, sampling=SamplingParams()),
     ]
     copies = counted(monkeypatch)
     with Watch() as watch:
-        first, second, third = runner.evaluate(rows)
+        first, second, third = runner.begin("backbone", rows)()
     assert (watch.waited, len(copies)) == ([], 2)
-    known = [[pick.known for pick in reading.picks] for reading in (first, second, third)]
-    assert [(len(one.likeliest), len(one.given)) for one in known[0] if one] == [(4, 2)] * 3
-    assert [(len(one.likeliest), len(one.given)) for one in known[1] if one] == [(0, 1)] * 3
+    known = [[pick.logprobs for pick in reading.picks] for reading in (first, second, third)]
+    assert [(len(one.top), len(one.named)) for one in known[0] if one] == [(4, 2)] * 3
+    assert [(len(one.top), len(one.named)) for one in known[1] if one] == [(0, 1)] * 3
     assert known[2] == [None] * 3

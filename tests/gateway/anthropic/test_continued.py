@@ -25,7 +25,7 @@ BODIES = [
 
 @pytest.fixture(scope="module")
 def other(settings: Settings, checkpoint: Checkpoint) -> Iterator[Generator]:
-    generator = local_generator("r1", checkpoint, settings, parts=UNMEASURED)
+    generator = local_generator("r1", checkpoint, settings, deps=UNMEASURED)
     yield generator
     generator.close()
 

@@ -108,7 +108,7 @@ async def assert_same_after_every_block(first: Generator, second: Generator, req
 
 @pytest.fixture(scope="module")
 def replicas(settings: Settings, checkpoint: Checkpoint, generator: Generator) -> Iterator[tuple[Generator, Generator]]:
-    other = local_generator("r1", checkpoint, settings, parts=UNMEASURED)
+    other = local_generator("r1", checkpoint, settings, deps=UNMEASURED)
     yield generator, other
     other.close()
 
@@ -214,7 +214,7 @@ async def test_a_long_whole_answer_goes_on_after_the_last_blocks_that_came(
 
 async def test_an_engine_that_fails_in_the_midst(make_generator: MakeGenerator, generator: Generator) -> None:
     """The process does not die; the replica itself reports that it cannot continue."""
-    mortal = make_generator("mortal", parts=failing(after=12))
+    mortal = make_generator("mortal", deps=failing(after=12))
     request = body(max_new_tokens=30, seed=1)
     async with over(generator) as http:
         whole = await streamed(http, request)
@@ -239,7 +239,7 @@ async def refuses(replica: Generator) -> None:
 
 async def test_a_replica_that_stops_in_the_midst(make_generator: MakeGenerator, generator: Generator) -> None:
     held = Held()
-    mortal = make_generator("mortal", parts=held.parts)
+    mortal = make_generator("mortal", deps=held.deps)
     request = body(max_new_tokens=30, ignore_eos=True, seed=2, temperature=0.5)
     async with over(generator) as http:
         whole = await streamed(http, request)

@@ -27,7 +27,7 @@ def held() -> Held:
 @pytest.fixture
 def generator(make_generator: MakeGenerator, held: Held) -> Iterator[Generator]:
     """It makes no forward before `held` lets it."""
-    yield make_generator(parts=held.parts)
+    yield make_generator(deps=held.deps)
     held.release()
 
 

@@ -18,7 +18,7 @@ import pytest_asyncio
 
 from service.constraints import Constraint
 from service.engine import BlockEvent, GenerationRequest
-from service.engine.request import Asked
+from service.engine.request import LogprobsRequest
 from service.errors import CheckpointError, EngineFailed, InvalidRequest, ReplicaLost, ReplicaStopping
 from service.gateway.failover import Failover
 from service.gateway.http.parse import parse_generate, to_work
@@ -152,13 +152,13 @@ class TestAnswers:
         assert all(block.steps for message in came for block in message.items)
 
     async def test_log_probabilities(self, remote: Generator, generator: Generator) -> None:
-        asked = request("known", asked=Asked(3, (7, 8)))
+        asked = request("known", logprobs=LogprobsRequest(3, (7, 8)))
         found = [
-            [pick.known for one in await blocks(engine, asked) for step in one.steps for pick in step.revealed]
+            [pick.logprobs for one in await blocks(engine, asked) for step in one.steps for pick in step.revealed]
             for engine in (remote._engine, generator._engine)
         ]
         assert found[0] == found[1]
-        assert all(len(known.likeliest) == 3 and len(known.given) == 2 for known in found[0])
+        assert all(len(known.top) == 3 and len(known.named) == 2 for known in found[0])
 
     async def test_grammars_are_compiled_where_the_engine_is(self) -> None:
         there = await start_generator("r0", Settings(device="cpu"), UNMEASURED)

@@ -45,7 +45,7 @@ class TestStreams:
         """Servers of ASGI 2.3 say so when asked, later ones refuse what is sent: a block or a comment."""
         monkeypatch.setattr(streams, "KEEP_ALIVE_S", 0.01)
         held = Held()
-        generator = make_generator(parts=held.parts)
+        generator = make_generator(deps=held.deps)
         ingress = Ingress("i0", Settings(), LocalBackend(generator))
         visitor = Visitor(LONG | {"stream": True}, version)
         held.let(12)  # the first block and a part of the second
@@ -57,7 +57,7 @@ class TestStreams:
 
     async def test_the_server_cancels(self, make_generator: MakeGenerator) -> None:
         held = Held()
-        generator = make_generator(parts=held.parts)
+        generator = make_generator(deps=held.deps)
         ingress = Ingress("i0", Settings(), LocalBackend(generator))
         visitor = Visitor(LONG | {"stream": True, "mode": "speculative"}, stays=True)
         task = asyncio.ensure_future(visitor.visit(ingress.app(answers_request_id=True)))
@@ -72,7 +72,7 @@ class TestStreams:
 
     async def test_before_the_first_block(self, make_generator: MakeGenerator) -> None:
         held = Held()
-        generator = make_generator(parts=held.parts)
+        generator = make_generator(deps=held.deps)
         app = Ingress("i0", Settings(), LocalBackend(generator)).app(answers_request_id=True)
         visitor = Visitor(LONG | {"stream": True}, stays=True)
         task = asyncio.ensure_future(visitor.visit(app))
@@ -108,7 +108,7 @@ class TestUnary:
     @pytest.mark.parametrize("running", [False, True])
     async def test_the_server_cancels(self, make_generator: MakeGenerator, running: bool) -> None:
         held = Held()
-        generator = make_generator(parts=held.parts)
+        generator = make_generator(deps=held.deps)
         ingress = Ingress("i0", Settings(), LocalBackend(generator))
         async with client(ingress.app(answers_request_id=True)) as http:
             task = asyncio.ensure_future(ask(http, LONG))
@@ -125,7 +125,7 @@ class TestUnary:
 
     async def test_while_it_waits(self, make_generator: MakeGenerator) -> None:
         held = Held()
-        generator = make_generator(parts=held.parts, max_running=1)
+        generator = make_generator(deps=held.deps, max_running=1)
         async with over(generator) as http:
             running = asyncio.ensure_future(ask(http, body()))
             await held.holds()

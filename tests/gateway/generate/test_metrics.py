@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from service.engine import BlockEvent, GenerationRequest
 from service.engine.observer import EngineState
-from service.engine.request import Forwards, Stats
+from service.engine.request import ForwardCounts, Stats
 from service.gateway.exposition import expose
 from service.replica.generator import Generator
 from service.replica.metrics import ReplicaMetrics
@@ -198,7 +198,7 @@ REQUEST = GenerationRequest("1", (1, 2, 3), waited_s=10.0)
 
 
 def block(index: int, seconds: float) -> BlockEvent:
-    return BlockEvent("1", index, (5,), Stats(Forwards(denoise=1), total_s=seconds))
+    return BlockEvent("1", index, (5,), Stats(ForwardCounts(denoise=1), total_s=seconds))
 
 
 def value(metrics: ReplicaMetrics, name: str) -> float:
@@ -210,7 +210,7 @@ class TestGauges:
     async def test_follow_the_engines_state(self, make_generator: MakeGenerator) -> None:
         """Three run, each with 3 of 12 pages; one waits."""
         held = Held()
-        generator = make_generator(parts=held.parts, max_running=3, kv_cache_tokens=12 * 8)
+        generator = make_generator(deps=held.deps, max_running=3, kv_cache_tokens=12 * 8)
         async with over(generator) as http:
             first = asyncio.ensure_future(ask(http, body()))
             await held.holds()

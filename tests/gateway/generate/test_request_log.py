@@ -106,7 +106,7 @@ class TestTheLine:
 
     async def test_of_one_that_has_left(self, make_generator: MakeGenerator, settings: Settings, lines: Lines) -> None:
         held = Held()
-        generator = make_generator(parts=held.parts)
+        generator = make_generator(deps=held.deps)
         app = Ingress("i0", settings, LocalBackend(generator)).app(answers_request_id=True)
         held.let(8)  # a block
         await Visitor(body(max_new_tokens=1000, ignore_eos=True, stream=True)).visit(app)

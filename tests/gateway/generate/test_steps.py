@@ -76,7 +76,7 @@ async def test_a_step_is_sent_before_the_next_forward_is_made(
     make_generator: MakeGenerator, checkpoint: Checkpoint
 ) -> None:
     held = Held()
-    generator = make_generator(parts=held.parts)
+    generator = make_generator(deps=held.deps)
     async with over(generator) as http:
         held.let(1)
         request = http.build_request("POST", GENERATE, json=body(prompt_token_ids=[7], stream=True, stream_steps=True))

@@ -33,7 +33,7 @@ class TestLoad:
             assert (detail["code"], detail["message"]) == ("replica_stopping", "the server is shutting down")
 
     async def test_a_failed_engine(self, make_generator: MakeGenerator, caplog: pytest.LogCaptureFixture) -> None:
-        async with over(make_generator("r7", parts=failing(after=0, saying=MARK)), max_failovers=0) as http:
+        async with over(make_generator("r7", deps=failing(after=0, saying=MARK)), max_failovers=0) as http:
             assert (await http.get("/health")).json() == {"status": "ok", "replicas_ready": 1}
             detail = problem(await http.post(GENERATE, json=body()), 500)
             place = detail["message"].removeprefix("the engine stopped: ")
@@ -49,7 +49,7 @@ class TestLoad:
 
 class TestTimeOuts:
     async def test_before_the_first_token(self, make_generator: MakeGenerator) -> None:
-        generator = make_generator(parts=an_hour_passes(after=1))
+        generator = make_generator(deps=an_hour_passes(after=1))
         async with over(generator) as http:
             detail = problem(await http.post(GENERATE, json=body(timeout_s=2.5, mode="direct")), 504)
             assert detail["code"] == "deadline_exceeded"
@@ -63,7 +63,7 @@ class TestTimeOuts:
 
     @pytest.mark.parametrize("stream", [False, True])
     async def test_with_a_part(self, make_generator: MakeGenerator, stream: bool) -> None:
-        async with over(make_generator(parts=an_hour_passes(after=8))) as http:  # a block
+        async with over(make_generator(deps=an_hour_passes(after=8))) as http:  # a block
             answer = await (streamed if stream else ask)(http, body(max_new_tokens=500, ignore_eos=True))
         assert answer["finish_reason"] == "timeout"
         assert answer["token_ids"] == CASES[0]["token_ids"][:8]

@@ -28,7 +28,7 @@ def qwen3_settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 def caller(qwen3_settings: Settings) -> Iterator[Generator]:
     """A replica that often begins a call, and ends what it thinks."""
     checkpoint = liking(load_checkpoint(qwen3_settings.model), "<tool_call>", "</think>")
-    generator = local_generator("r0", checkpoint, qwen3_settings, parts=UNMEASURED)
+    generator = local_generator("r0", checkpoint, qwen3_settings, deps=UNMEASURED)
     yield generator
     generator.close()
 
@@ -37,7 +37,7 @@ def caller(qwen3_settings: Settings) -> Iterator[Generator]:
 def other_caller(qwen3_settings: Settings) -> Iterator[Generator]:
     """The same once more."""
     checkpoint = liking(load_checkpoint(qwen3_settings.model), "<tool_call>", "</think>")
-    generator = local_generator("r1", checkpoint, qwen3_settings, parts=UNMEASURED)
+    generator = local_generator("r1", checkpoint, qwen3_settings, deps=UNMEASURED)
     yield generator
     generator.close()
 

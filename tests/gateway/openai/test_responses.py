@@ -226,7 +226,7 @@ async def test_errors_before_and_in_the_midst(stream: bool) -> None:
 
 @pytest.fixture(scope="module")
 def other(settings: Settings) -> Iterator[Generator]:
-    made = local_generator("r1", load_checkpoint(settings.model), settings, parts=UNMEASURED)
+    made = local_generator("r1", load_checkpoint(settings.model), settings, deps=UNMEASURED)
     yield made
     made.close()
 

@@ -36,7 +36,7 @@ def thinker(qwen3_settings: Settings, tmp_path_factory: pytest.TempPathFactory) 
     folder: Path = give_qwen3(tmp_path_factory.mktemp("thinker") / "golden", BEGUN)
     checkpoint = liking(load_checkpoint(folder), "<tool_call>", "</think>")
     generator = local_generator(
-        "r0", checkpoint, qwen3_settings.model_copy(update={"model": str(folder)}), parts=UNMEASURED
+        "r0", checkpoint, qwen3_settings.model_copy(update={"model": str(folder)}), deps=UNMEASURED
     )
     yield generator
     generator.close()

@@ -45,7 +45,7 @@ class Replicas:
 
     def _started(self, number: int) -> Generator:
         checkpoint = load_checkpoint(self.settings.model)
-        return local_generator(f"r{number}", checkpoint, self.settings, parts=UNMEASURED)
+        return local_generator(f"r{number}", checkpoint, self.settings, deps=UNMEASURED)
 
     def start_again(self, number: int) -> None:
         """A replica that was lost comes back, with the weights of the setting `model`."""

@@ -92,7 +92,7 @@ def steady() -> Iterator[ASGIApp]:
 def answers(other: Path, third: Path) -> dict[Path, list[int]]:
     """What fresh services of the checkpoints answer to `REQUEST`."""
     asked = GenerationRequest("x", tuple(PROMPT), Static(), max_new_tokens=TOKENS)
-    engines = {path: Engine(load_checkpoint(path), parts=UNMEASURED) for path in (FIRST, other, third)}
+    engines = {path: Engine(load_checkpoint(path), deps=UNMEASURED) for path in (FIRST, other, third)}
     return {path: list(engine.generate([asked])[0].token_ids) for path, engine in engines.items()}
 
 
@@ -325,7 +325,7 @@ class Holding:
 
 
 def _held(settings: Settings, held: Held) -> Generator:
-    return local_generator("r0", load_checkpoint(settings.model), settings, parts=held.parts)
+    return local_generator("r0", load_checkpoint(settings.model), settings, deps=held.deps)
 
 
 @pytest.fixture

@@ -1,0 +1,77 @@
+"""A decoding mode: a frozen class whose fields are the knobs that a request may set."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from msgspec import Struct
+
+from service.decode.canvas import Canvas
+from service.decode.knobs import knobs_in
+from service.decode.policy import Decoding, Evaluate
+from service.decode.rules import LeftToRight, Rule
+
+
+class DecodingMode(Struct, frozen=True, array_like=True, tag=str.lower):
+    """The base of all modes. `mode`: its name. `served_without_mrp`: whether a checkpoint without MRP can serve it.
+
+    Between processes its class's name in small letters stands for a mode (msgspec's tag).
+    """
+
+    mode: ClassVar[str]
+    served_without_mrp: ClassVar[bool] = True
+
+    @property
+    def needs_mrp(self) -> bool:
+        """Whether a checkpoint must have MRP."""
+        return False
+
+    @property
+    def drafts_decide(self) -> bool:
+        """Whether drafts may change the output. It then depends on how they are made, not on the model alone."""
+        return False
+
+    @property
+    def rule(self) -> Rule:
+        """The rule that chooses the positions that a forward of the backbone reveals."""
+        raise NotImplementedError
+
+    def decode(self, canvas: Canvas) -> Decoding:
+        """The policy: decodes the canvas's block and asks for forwards (policy.py)."""
+        raise NotImplementedError
+
+    def check(self, block_size: int) -> None:
+        """InvalidRequest if a knob is out of range for this block size."""
+        for name, knob in knobs_in(type(self)).items():
+            if (value := getattr(self, name)) is not None:
+                knob.check(name, value, block_size)
+
+
+class RuleMode(DecodingMode, frozen=True):
+    """A mode that consists of a rule only. `speculative` gives the same output in fewer forwards."""
+
+    def decode(self, canvas: Canvas) -> Decoding:
+        """Every forward reveals the picks that the rule chooses."""
+        rule, block = canvas.rule(self.rule), canvas.block
+        while not block.complete:
+            (prediction,) = yield Evaluate((block,))
+            canvas.reveal("denoise", canvas.choose(rule, prediction, block))
+            block = canvas.block
+
+
+class ScoreMode(DecodingMode, frozen=True, tag="score"):
+    """The mode of requests that decode nothing: the engine scores the masked positions of their prompts.
+
+    A request cannot name it.
+    """
+
+    mode: ClassVar[str] = "score"
+
+    @property
+    def rule(self) -> Rule:
+        """Any rule, since nothing is revealed."""
+        return LeftToRight()
+
+    def decode(self, canvas: Canvas) -> Decoding:
+        """Asks for nothing."""
+        yield from ()

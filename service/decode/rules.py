@@ -1,0 +1,137 @@
+"""Reveal rules: each chooses the picks of a prediction that are revealed next.
+
+A mode may consist of a rule only (`RuleMode`). `speculative` gives any rule's output in fewer forwards. A rule sees
+one prediction and keeps no state. `in_order` is the same rule from left to right, for answers with a grammar.
+`needs_entropy`: whether the prediction must have entropies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import ClassVar
+
+from service.decode.block import Pick
+from service.decode.policy import Prediction
+
+
+@dataclass(frozen=True, slots=True)
+class TopConfidence:
+    """`static`: the `count` picks of highest confidence (`low_confidence_static` of SDAR's generate.py)."""
+
+    needs_entropy: ClassVar[bool] = False
+    count: int = 1
+
+    @property
+    def in_order(self) -> LeftToRight:
+        """The `count` leftmost picks."""
+        return LeftToRight(self.count)
+
+    def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
+        """The picks to reveal."""
+        return prediction.most_confident(self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class ConfidenceAbove:
+    """`dynamic`: every pick of confidence > `threshold`, at least one (`low_confidence_dynamic` of generate.py)."""
+
+    needs_entropy: ClassVar[bool] = False
+    threshold: float
+
+    @property
+    def in_order(self) -> LeftToRightAbove:
+        """The leftmost picks above the threshold."""
+        return LeftToRightAbove(self.threshold)
+
+    def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
+        """The picks to reveal."""
+        return prediction.above(self.threshold)
+
+
+@dataclass(frozen=True, slots=True)
+class LeftToRightAbove:
+    """`dynamic` with a grammar: the leftmost pick, and those after it up to the first of confidence <= `threshold`."""
+
+    needs_entropy: ClassVar[bool] = False
+    threshold: float
+
+    @property
+    def in_order(self) -> LeftToRightAbove:
+        """The rule itself."""
+        return self
+
+    def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
+        """The picks to reveal."""
+        sure = takewhile(lambda confidence: confidence > self.threshold, prediction.confidences[1:])
+        return prediction.picked(range(1 + sum(1 for _ in sure)))
+
+
+@dataclass(frozen=True, slots=True)
+class LeftToRight:
+    """`sequential`: the `count` leftmost picks (`sequential` of generate.py), and more as long as `bound` allows.
+
+    `bound`: the bound of `entropy_bounded`, in nats, here in the order of the text, which is our own combination. 0:
+    `count` picks.
+    """
+
+    count: int = 1
+    bound: float = 0.0
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Whether there is a bound."""
+        return self.bound > 0
+
+    @property
+    def in_order(self) -> LeftToRight:
+        """The rule itself."""
+        return self
+
+    def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
+        """The picks to reveal."""
+        indices = range(len(prediction.positions))
+        if not self.needs_entropy:
+            return prediction.picked(indices[: self.count])
+        return entropy_bounded(prediction, indices, self.bound, least=self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class LowestEntropy:
+    """`entropy`: the picks of lowest entropy within `bound` (nats). Ties go to the lowest position."""
+
+    needs_entropy: ClassVar[bool] = True
+    bound: float
+
+    @property
+    def in_order(self) -> LeftToRight:
+        """The leftmost picks within the bound."""
+        return LeftToRight(1, self.bound)
+
+    def __call__(self, prediction: Prediction) -> tuple[Pick, ...]:
+        """The picks to reveal."""
+        ordered = sorted(range(len(prediction.positions)), key=prediction.entropies.__getitem__)
+        return entropy_bounded(prediction, ordered, self.bound)
+
+
+Rule = TopConfidence | ConfidenceAbove | LeftToRightAbove | LeftToRight | LowestEntropy
+
+
+def entropy_bounded(prediction: Prediction, ordered: Sequence[int], bound: float, least: int = 1) -> tuple[Pick, ...]:
+    """The picks of the longest beginning of `ordered` within the bound (in nats), at least `least` of them.
+
+    `ordered`: indices of masked positions in the prediction. The bound is EB-Sampler's (arXiv 2505.24857, section 4):
+    the sum of the positions' entropies less the largest one bounds the error of drawing the tokens independently.
+    SDAR's generate.py (`entropy_bounded`) bounds the whole sum instead, and cannot run: it takes the entropy of the
+    chosen tokens' probabilities over the block, and it never makes the index to which it writes.
+    """
+    entropies, largest, others = prediction.entropies, 0.0, 0.0
+    for count, index in enumerate(ordered):
+        entropy = entropies[index]
+        if entropy > largest:
+            entropy, largest = largest, entropy
+        others += entropy
+        if others > bound and count >= least:
+            return prediction.picked(ordered[:count])
+    return prediction.picked(ordered)

@@ -1,0 +1,57 @@
+"""The dependencies of an engine that a caller may provide: clock, costs of forwards, runner, further ranks.
+
+A test provides a clock that stands still, fixed costs, or a runner that fails.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from service.engine.drafting.costs import StepCosts
+from service.engine.forward.model_forward import ExecutionConfig, ModelForward, ShapePolicy
+from service.engine.forward.runner import CheckpointRunner, ModelRunner
+from service.model.checkpoint import Checkpoint, LoadOptions
+from service.model.memory import DeviceMemory
+
+
+class Ranks(Protocol):
+    """Other processes that hold the rest of an engine's checkpoint; `service/parallel` has them."""
+
+    @property
+    def failure(self) -> str | None:
+        """The reason why they can no longer compute. None while they can."""
+
+    def memory(self) -> DeviceMemory:
+        """The memory of the device that has the least."""
+
+    def networks(
+        self, checkpoint: Checkpoint, num_pages: int, shapes: ShapePolicy, execution: ExecutionConfig
+    ) -> ModelForward:
+        """The networks over all ranks. `checkpoint`: the part of this process."""
+
+    def fetch(self, name: str, options: LoadOptions) -> Checkpoint:
+        """Other weights for all parts, read beside those that are served. Returns the part of this process."""
+
+    def take(self, fresh: Checkpoint) -> None:
+        """Puts the fetched weights in the place of the served ones. No forward may be under way."""
+
+    def close(self) -> None:
+        """Ends them."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDeps:
+    """The dependencies of an engine, with their defaults.
+
+    `clock`: monotonic seconds. `costs`: costs of forwards for `mrp_steps: "auto"` and for several tenants; None:
+    measured for the first request that needs them. `runner`: makes the runner, with the arguments of
+    `CheckpointRunner`. `ranks`: None where this process has the whole checkpoint.
+    """
+
+    clock: Callable[[], float] = time.monotonic
+    costs: StepCosts | None = None
+    runner: Callable[..., ModelRunner] = CheckpointRunner
+    ranks: Ranks | None = None

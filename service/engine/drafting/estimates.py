@@ -1,0 +1,187 @@
+"""Estimates from earlier drafts: the actual gain behind an expected one, and the gain of a number of MRP forwards.
+
+A policy's likelihoods are a model that was tuned on one checkpoint. On another checkpoint, or at a temperature, they
+may be too high. `Reliability` counts the actual gain of drafts by their expected gain.
+
+`MrpChoice` is a small bandit over the number of MRP forwards for a request's drafts. The number is chosen once, when
+the request is admitted, since MRP's own KV is written with the prompt. The bandit picks the number with the best
+measured gain per cost. One request in 32 tries a neighbouring number, unless that would lose even if it gained much
+more than it is known to.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import log2
+
+from service.engine.drafting.costs import StepCosts
+
+#: bounds of the classes of expected gains, in tokens; fine near 1: under full load only such drafts are verified
+_BOUNDS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0, 2.0)
+#: weight, in drafts, of the assumption that gains are as expected; the number of drafts after which counts are halved
+_WEIGHT, _MEMORY = 10.0, 4000.0
+#: Tree positions are counted in three classes: (first position, the share of expected gains assumed at first, measured
+#: on the demo). Later states are chosen from more, so they are overestimated more.
+_POSITIONS = ((0, 1.0), (1, 0.8), (4, 0.55))
+
+#: The gain of the demo's trees of 4 to 16 states (dev/lab/performance-log.md): _GAIN * log2(1 + states) more steps
+#: per forward, times the factor for the number of MRP forwards.
+_GAIN = 0.45
+_WITH_MRP = {0: 1.0, 1: 1.19, 2: 1.24, 4: 1.27}
+#: the sizes of trees that are compared
+_SIZES = (1, 2, 4, 8, 16)
+#: weight of a guess in steps, and the number of steps after which all counts are halved
+_GUESS_WEIGHT, _STEPS_MEMORY = 100.0, 10_000.0
+#: one request of so many tries a neighbouring option, if that would be the best one with so many times its gain
+_EXPLORE, _HOPE = 32, 1.5
+
+
+class Reliability:
+    """The counts of drafts of one kind, by their position in the tree."""
+
+    def __init__(self) -> None:
+        self._classes = [(begin, _PositionClass(share)) for begin, share in reversed(_POSITIONS)]
+
+    def count(self, gains: Sequence[tuple[float, int]]) -> None:
+        """Counts the drafts of one tree: (expected, actual) tokens gained by each."""
+        for begin, positions in self._classes:  # from the last ones on
+            if len(gains) > begin:
+                positions.count(gains[begin:])
+                gains = gains[:begin]
+
+    def actual_gains(self, expected: Sequence[float]) -> list[float]:
+        """The mean actual gains of drafts with these expected gains, in the order of a tree."""
+        gains = list[float]()
+        for begin, positions in self._classes:  # from the last ones on
+            if len(expected) > begin:
+                gains[:0] = map(positions.gain, expected[begin:])
+                expected = expected[:begin]
+        return gains
+
+    def least_worth(self, price: float) -> float:
+        """The least expected gain of a first draft whose actual gain covers the price."""
+        return self._classes[-1][1].least_worth(price)
+
+
+class _PositionClass:
+    """Counts at some tree positions, by class of expected gain: drafts, tokens expected, tokens gained."""
+
+    def __init__(self, share: float) -> None:
+        middles = [(low + high) / 2 for low, high in pairwise((0.0, *_BOUNDS, 4.0))]
+        self._counts = [[_WEIGHT, _WEIGHT * middle, _WEIGHT * middle * share] for middle in middles]
+        self._least: tuple[float, float] | None = None
+        self._points: list[tuple[float, float]] = []
+
+    def count(self, gains: Iterable[tuple[float, int]]) -> None:
+        for expected, actual in gains:
+            self._least, self._points = None, []
+            entry = self._counts[bisect_right(_BOUNDS, expected)]
+            entry[:] = entry[0] + 1.0, entry[1] + expected, entry[2] + actual
+            if entry[0] > _MEMORY:
+                entry[:] = [value / 2 for value in entry]
+
+    def gain(self, expected: float) -> float:
+        """The actual gain, between the means of the classes on a straight line."""
+        points = self._means()
+        index = min(bisect_right(points, (expected, 0.0)), len(points) - 1)
+        (low, less), (high, more) = points[index - 1] if index else (0.0, 0.0), points[index]
+        return less + (more - less) * (expected - low) / (high - low)
+
+    def least_worth(self, price: float) -> float:
+        if self._least is None or self._least[0] != price:
+            self._least = price, self._find(price)
+        return self._least[1]
+
+    def _means(self) -> list[tuple[float, float]]:
+        """The mean expected and the mean actual gain of each class."""
+        self._points = self._points or [(expected / count, actual / count) for count, expected, actual in self._counts]
+        return self._points
+
+    def _find(self, price: float) -> float:
+        points = self._means()
+        above = points[-1]
+        if above[1] < price:
+            return max(price, above[0])
+        for below in [*reversed(points[:-1]), (0.0, 0.0)]:
+            if below[1] < price:
+                share = (price - below[1]) / (above[1] - below[1])
+                return below[0] + share * (above[0] - below[0])
+            above = below
+        return 0.0
+
+
+@dataclass(slots=True)
+class _Option:
+    """One number of MRP forwards. `gained`: additional steps by its trees. `guessed`: the steps that were guessed."""
+
+    guess: float
+    gained: float = 0.0
+    guessed: float = 0.0
+
+    def gain(self, overall: float) -> float:
+        """The measured gain. Before anything is measured, the guess times the ratio over all options."""
+        return self.guess * (overall * _GUESS_WEIGHT + self.gained) / (_GUESS_WEIGHT + self.guessed)
+
+    def count(self, states: int, steps: float) -> None:
+        self.guessed += self.guess * log2(1 + states)
+        self.gained += steps
+        if self.guessed > _STEPS_MEMORY:
+            self.gained, self.guessed = self.gained / 2, self.guessed / 2
+
+
+class MrpChoice:
+    """The options, with their measured gains."""
+
+    def __init__(self) -> None:
+        self._options = {steps: _Option(_GAIN * factor) for steps, factor in _WITH_MRP.items()}
+        self._requests = 0
+
+    def best(self, costs: StepCosts, running: int, most: int) -> int:
+        """The number of MRP forwards for a request.
+
+        `running`: running requests, this one included. `most`: the most states of each that may be verified.
+        """
+        steps, load = list(self._options) if costs.mrp else [0], (running, most)
+        overall = self._overall()
+        gains = {option: self._options[option].gain(overall) for option in steps}
+        rates = {option: _rate(option, gains[option], costs, load) for option in steps}
+        best = max(steps, key=lambda option: rates[option])
+        number, explores = divmod(self._requests + 1, _EXPLORE)
+        if explores == 0 and rates[best] > running / costs.backbone.at(running):
+            index = steps.index(best)
+            near = steps[max(0, index + (1 if (number % 2 or index == 0) and index + 1 < len(steps) else -1))]
+            if _rate(near, _HOPE * gains[near], costs, load) > rates[best]:
+                return near
+        return best
+
+    def count_request(self) -> None:
+        """Counts a request that uses an option."""
+        self._requests += 1
+
+    def count(self, steps: int, gains: Sequence[tuple[float, int]]) -> None:
+        """Counts the states of one verification, of a request with `steps` MRP forwards."""
+        self._options[steps].count(len(gains), sum(actual > 0 for _, actual in gains))
+
+    def _overall(self) -> float:
+        """The ratio of gained to guessed steps over all options."""
+        options = self._options.values()
+        gained = sum(option.gained for option in options)
+        return (_GUESS_WEIGHT + gained) / (_GUESS_WEIGHT + sum(option.guessed for option in options))
+
+
+def _rate(option: int, gain: float, costs: StepCosts, load: tuple[int, int]) -> float:
+    """Steps per time with the best size of tree, if all running requests used this option.
+
+    `load`: the number of running requests, and the most states of each.
+    """
+    running, most = load
+    refining = option * costs.mrp.at(running) if costs.mrp else 0.0
+    rates = [running / (costs.backbone.at(running) + refining)]
+    for states in _SIZES:
+        if states <= most:
+            seconds = costs.backbone.at(running * (1 + states)) + running * states * costs.draft + refining
+            rates.append(running * (1 + gain * log2(1 + states)) / seconds)
+    return max(rates)

@@ -1,0 +1,283 @@
+"""The number of drafts to verify at the current load, by the price of a row in tokens: `mrp_steps: "auto"`.
+
+The aim is the most tokens per second from the batch. Verifying one more state costs one row. If decoding passes
+through the state with probability p, verifying it gains p tokens. It is worth its cost if p is larger than the number
+of tokens that the batch could decode in the time of one row (Dinkelbach's method for the best ratio of tokens to time).
+Times come from the measured table (`costs.py`), not from the clock, so a slow machine makes the same choices.
+
+This is decided twice. `row` is the price by which a request's tree grows: the slope of a convex curve below the table.
+`accepted` cuts the trees of all requests of a forward together, by the table itself. Where some numbers of rows are
+dear, only the second knows at which number to stay.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from operator import itemgetter
+
+from service.decode.block import Step
+from service.decode.canvas import DraftBudget
+from service.decode.mode import DecodingMode
+from service.decode.registry import leaves_drafts_open
+from service.decode.rules import TopConfidence
+from service.engine.drafting.costs import Curve, StepCosts
+from service.engine.drafting.estimates import MrpChoice, Reliability
+from service.engine.request import GenerationRequest
+
+#: weight of a step in the running means
+_FRESH = 1 / 16
+
+#: What drafts of one reliability share: (rule class, one token a state, random, margin, MRP forwards).
+_Kind = tuple[str, bool, bool, bool, int]
+
+
+class DraftPlanner:
+    """The prices of one engine. `costs` is called once, for the first request that needs a price."""
+
+    def __init__(self, costs: Callable[[], StepCosts], max_rows: int) -> None:
+        self._measure, self._max_rows = costs, max_rows
+        self._costs: StepCosts | None = None
+        self._rows = _Mean(1.0)
+        self._tokens = _Mean(1.0)
+        self._mrp = _Mean(0.0)
+        self._pages = _Mean(0.0)
+        self.work = StepWork()
+        self._slopes: dict[int, tuple[float, float]] = {}
+        self._onward: dict[int, Curve] = {}
+        self._seconds: list[float] = []
+        #: the budgets of this step where a row costs a token or more, by MRP forwards, pages and running requests
+        self._expensive: dict[tuple[int, int, int], DraftBudget] = {}
+        self._mrp_choices = {decide: MrpChoice() for decide in (False, True)}
+        self._kinds: dict[_Kind, Reliability] = {}
+
+    def costs(self) -> StepCosts:
+        """The costs of forwards, measured on the first call."""
+        if self._costs is None:
+            self._costs = self._measure()
+        return self._costs
+
+    def mrp_steps(self, mode: DecodingMode) -> int | None:
+        """The MRP forwards for the drafts of a request that comes now. None if the engine does not choose them."""
+        if not leaves_drafts_open(mode):
+            return None
+        costs, choice = self.costs().with_pages(self._pages.value), self._mrp_choices[mode.drafts_decide]
+        return choice.best(costs, self.work.running + 1, self._most_states(self.work.running + 1))
+
+    def admit(self, request: GenerationRequest, mrp_steps: int | None) -> RequestDrafts:
+        """The drafts of a request that begins. `mrp_steps`: the result of the method `mrp_steps`."""
+        mode = request.params
+        if mrp_steps is None:
+            return RequestDrafts(self, request.tenant, mode.needs_mrp, getattr(mode, "mrp_steps", None))
+        choice = self._mrp_choices[mode.drafts_decide]
+        choice.count_request()
+        rule, random = mode.rule, request.sampling.temperature > 0
+        rule = rule if request.grammar is None else rule.in_order
+        kind = type(rule).__name__, rule == TopConfidence(1), random, mode.drafts_decide, mrp_steps
+        reliability = self._kinds.setdefault(kind, Reliability())
+        return PlannedDrafts(self, request.tenant, choice, reliability, mrp_steps)
+
+    def begin(self, running: int, tenants: Mapping[str, int] | None = None) -> None:
+        """Notes the begin of a step of `running` requests.
+
+        `tenants`: the running requests of each tenant, if a tenant's rows are limited in this step. Its drafts are then
+        weighed as if it ran alone: they take nothing from the others.
+        """
+        self.resume(StepWork(max(1, running), tenants or {}))
+
+    def resume(self, work: StepWork) -> None:
+        """Goes on with a step that has begun. Steps of two micro-batches alternate."""
+        self.work = work
+        self._slopes.clear()
+        self._expensive.clear()
+
+    def note(self, rows: int, tokens: int, pages: int = 0) -> None:
+        """Counts the work of one request in this step.
+
+        `rows`: the states that the backbone read for it (0: MRP read one). `tokens`: the tokens revealed. `pages`: the
+        pages that each of its states reads.
+        """
+        step = self.work
+        step.requests += bool(rows)
+        step.rows += rows
+        step.tokens += tokens
+        step.pages += rows * pages
+
+    def end(self, mrp_rows: Iterable[int]) -> None:
+        """Notes the end of the step. `mrp_rows`: the rows of each of its MRP forwards."""
+        step, self.work = self.work, StepWork(self.work.running, self.work.tenants)
+        if not step.requests:
+            return
+        self._rows.add(step.rows / step.requests)
+        self._tokens.add(step.tokens / step.requests)
+        self._pages.add(step.pages / step.rows)
+        if self._costs and self._costs.mrp:
+            spent = sum(self._costs.mrp.at(rows) for rows in mrp_rows)
+            self._mrp.add(spent / self._costs.backbone.at(step.rows))
+
+    def row(self, pages: int = 0, tenant: str = "") -> float:
+        """The price, in tokens, of one more row of a tenant that reads `pages` pages."""
+        slope, rate = self._slope_and_rate(tenant)
+        return (slope + self.costs().reading(pages)) * rate
+
+    def accepted(self, rows: int, gains: Sequence[Sequence[float]], tenant: str = "") -> list[int]:
+        """The number of each request's drafts that a tenant's next forward reads beside `rows` other rows.
+
+        `gains`: the expected gains of each request's drafts, in their order.
+        """
+        times, (_, rate) = self._times(rows + sum(map(len, gains))), self._slope_and_rate(tenant)
+        return worth_reading(gains, [rate * (seconds - times[rows]) for seconds in times[rows:]])
+
+    def _times(self, most: int) -> list[float]:
+        """The times of forwards over no row, one row, … and at least up to `most` rows."""
+        times, backbone = self._seconds, self.costs().backbone
+        times.extend([backbone.at(rows) for rows in range(len(times), most + 1)])
+        return times
+
+    def reading(self, pages: int, tenant: str = "") -> float:
+        """The price, in tokens, of the pages that a row of a tenant reads beyond those of the table."""
+        return self.costs().reading(pages) * self._slope_and_rate(tenant)[1]
+
+    def _slope_and_rate(self, tenant: str) -> tuple[float, float]:
+        """The time of one more row, and the tokens that the tenant's requests decode in a unit of time."""
+        running = self.work.running_with(tenant)
+        if running not in self._slopes:
+            costs, rows = self.costs(), running * self._rows.value
+            if running not in self._onward:
+                self._onward[running] = costs.backbone.onward(running)
+            slope = self._onward[running].slope(max(running, rows - running / 2), rows + running / 2) + costs.draft
+            self._slopes[running] = slope, running * self._tokens.value / self.forwards_of(running)
+        return self._slopes[running]
+
+    def forwards_of(self, running: int) -> float:
+        """The time of the forwards of a step. `running`: the number of its requests."""
+        costs, rows = self.costs(), running * self._rows.value
+        reading = rows * costs.reading(self._pages.value)
+        return (costs.backbone.at(rows) + reading) * (1 + self._mrp.value)
+
+    def budget(self, mrp_steps: int, reliability: Reliability, pages: int, tenant: str = "") -> DraftBudget:
+        """The current budget of a request. `reliability`: of its kind of drafts. `pages`: the pages a state reads."""
+        kind = mrp_steps, pages, self.work.running_with(tenant)
+        if (budget := self._expensive.get(kind)) is not None:
+            return budget
+        price, most = self.row(pages, tenant), self._most_states(self.work.running)
+        if price < 1:
+            return DraftBudget(reliability.least_worth(price), most, mrp_steps)
+        self._expensive[kind] = budget = DraftBudget(price, most, mrp_steps)
+        return budget
+
+    def _most_states(self, running: int) -> int:
+        """A request's share of the rows of a forward, less its current state and a block to store."""
+        return max(0, self._max_rows // running - 2)
+
+
+def worth_reading(gains: Sequence[Sequence[float]], prices: Sequence[float]) -> list[int]:
+    """The number of each request's drafts that bring the most tokens beyond the cost of their rows.
+
+    `gains`: the expected gains of each request's drafts, in their order. `prices[n]`: the cost of n further rows, in
+    tokens. It covers all drafts. Drafts of the highest gain come first.
+    """
+    drafts = list[tuple[float, float, int]]()
+    for index, expected in enumerate(gains):
+        least = inf
+        for gain in expected:
+            least = min(least, gain)  # a state that gains more than one before it comes right after that one
+            drafts.append((-least, gain, index))
+    drafts.sort(key=itemgetter(0))
+    total, best, most = 0.0, 0.0, 0
+    for count, (_, gain, _) in enumerate(drafts, 1):
+        total += gain
+        if total - prices[count] > best:
+            best, most = total - prices[count], count
+    counts = Counter([index for _, _, index in drafts[:most]])
+    return [counts[index] for index in range(len(gains))]
+
+
+class RequestDrafts:
+    """The drafts of one request. This class is for requests whose drafts the engine does not choose.
+
+    `mrp_steps`: the number of MRP forwards, as requested or chosen; None for modes that have none. `pages`: the pages
+    before the current block, which each of its states reads.
+    """
+
+    def __init__(self, planner: DraftPlanner, tenant: str, uses_mrp: bool, mrp_steps: int | None) -> None:
+        self._planner, self._tenant = planner, tenant
+        self.uses_mrp = uses_mrp
+        self.mrp_steps = mrp_steps
+        self.pages = 0
+
+    def budget(self) -> DraftBudget:
+        """The current budget of its drafts."""
+        return DraftBudget()
+
+    def expected_gains(self, gains: Sequence[float]) -> list[float]:
+        """The tokens that drafts bring, less the price of their pages. `gains`: the policy's expected gains."""
+        return list(gains)
+
+    def note(self, rows: int, steps: Sequence[Step]) -> None:
+        """Counts the work of the request. `rows`: the states that were read. `steps`: the steps that followed."""
+        tokens = 0
+        for step in steps:
+            tokens += len(step.revealed) - len(step.remasked)
+        self._planner.note(rows, tokens, self.pages)
+
+
+class PlannedDrafts(RequestDrafts):
+    """The drafts of a request whose number the engine chooses."""
+
+    def __init__(
+        self, planner: DraftPlanner, tenant: str, mrp_choice: MrpChoice, reliability: Reliability, mrp_steps: int
+    ) -> None:
+        super().__init__(planner, tenant, mrp_steps > 0, mrp_steps)
+        self._mrp_choice = mrp_choice
+        self._reliability = reliability
+        self._chosen = mrp_steps
+
+    def budget(self) -> DraftBudget:
+        """The current budget of its drafts."""
+        return self._planner.budget(self._chosen, self._reliability, self.pages, self._tenant)
+
+    def expected_gains(self, gains: Sequence[float]) -> list[float]:
+        """See `RequestDrafts.expected_gains`. Here corrected by the gains of earlier drafts."""
+        price = self._planner.reading(self.pages, self._tenant)
+        return [gain - price for gain in self._reliability.actual_gains(gains)]
+
+    def note(self, rows: int, steps: Sequence[Step]) -> None:
+        """See `RequestDrafts.note`."""
+        super().note(rows, steps)
+        for step in steps:
+            if step.gains:
+                self._mrp_choice.count(self._chosen, step.gains)
+                self._reliability.count(step.gains)
+
+
+@dataclass(slots=True)
+class StepWork:
+    """The work of a step of `running` requests: the requests that the backbone read, their rows, tokens and pages.
+
+    `tenants`: the running requests of each tenant, if they are weighed by themselves.
+    """
+
+    running: int = 1
+    tenants: Mapping[str, int] = field(default_factory=dict)
+    requests: int = 0
+    rows: int = 0
+    tokens: int = 0
+    pages: int = 0
+
+    def running_with(self, tenant: str) -> int:
+        """The number of requests with which those of a tenant are weighed, themselves included."""
+        return self.tenants.get(tenant, self.running)
+
+
+class _Mean:
+    """An exponential running mean."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def add(self, value: float) -> None:
+        """Adds a value."""
+        self.value += _FRESH * (value - self.value)

@@ -1,0 +1,245 @@
+"""Logits -> tokens, confidences and entropies of all sampled positions of a forward at once.
+
+Confidence is the full-vocabulary softmax probability after temperature, before top-k and top-p.
+At temperature > 0 the token is the Gumbel-argmax with noise that is a hash of (seed, absolute position, tokens revealed
+in the block, token id): the same request meets the same noise in any batch, on any replica and any device, in
+`speculative` as in `static`. Only the rounding of the logits may still differ: it depends on a batch's shape and
+matters in low precision.
+
+`TritonLogitsSampler` reads logits once, in the type the model gives, and stores nothing as wide as the vocabulary. Only
+positions with top-k or top-p are computed in torch's operations there, too: they need the logits in order.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from service.engine.forward.rows import Candidates
+from service.engine.forward.sampling_batch import Integers, SamplingBatch
+from service.model.transfer import send
+
+#: Tokens of a step of the kernel, and its warps.
+_KERNEL_STEP, _WARPS = 2048, 8
+
+#: of splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014; constants by Stafford)
+_STEP, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+class LogitsSampler(Protocol):
+    """Samples tokens. `keeps_logits`: the logits are not changed, and their logsumexp is returned."""
+
+    mask_token_id: int
+    keeps_logits: bool
+
+    def sample(self, logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor | None]:
+        """logits `[M, V]` -> tokens, confidences, entropies (0 if not needed), `[M, 3]` float64; logsumexp or None."""
+
+
+class TorchLogitsSampler:
+    """A `LogitsSampler` in torch's operations, which make copies in float32."""
+
+    def __init__(self, mask_token_id: int) -> None:
+        self.mask_token_id, self.keeps_logits = mask_token_id, False
+
+    def sample(self, logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor | None]:
+        """See `LogitsSampler.sample`."""
+        return sample(logits, batch, self.mask_token_id), None
+
+
+class TritonLogitsSampler:
+    """A `LogitsSampler` by the Triton kernel, which runs on CUDA and in Triton's interpreter."""
+
+    def __init__(self, mask_token_id: int) -> None:
+        from service.engine.forward import sampling_kernels
+
+        self._kernel = sampling_kernels.sample
+        self.mask_token_id, self.keeps_logits = mask_token_id, True
+
+    def sample(self, logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor | None]:
+        """See `LogitsSampler.sample`."""
+        count, width = logits.shape
+        params = send(_kernel_params(batch), logits.device)
+        out = torch.empty(count, 3, dtype=torch.float64, device=logits.device)
+        total = torch.empty(count, dtype=torch.float32, device=logits.device)
+        noise = bool(batch.random.any())
+        self._kernel[count,](
+            logits, params, out, total, width, logits.stride(0), self.mask_token_id,
+            STEP=_KERNEL_STEP, NOISE=noise, num_warps=_WARPS,
+        )  # fmt: skip
+        filtered = np.flatnonzero(batch.metadata.filtered[batch.row])
+        if len(filtered):
+            indices = send(filtered, logits.device)
+            out.index_copy_(0, indices, sample(logits[indices], batch.select(filtered), self.mask_token_id))
+        return out, total
+
+
+def logits_sampler_for(mask_token_id: int, attention: str) -> LogitsSampler:
+    """The kernel where attention is by Triton's kernels, too."""
+    return TritonLogitsSampler(mask_token_id) if attention == "triton" else TorchLogitsSampler(mask_token_id)
+
+
+def _kernel_params(batch: SamplingBatch) -> NDArray[np.int32]:
+    """The kernel's parameters of each position, `[M, 5]`."""
+    params = np.zeros((len(batch), 5), np.int32)
+    params[:, 0] = batch.temperature.view(np.int32)
+    params[:, 1] = random = batch.random
+    if random.any():
+        params[:, 2:4] = noise_keys(batch).astype(np.uint32).view(np.int32)
+    params[:, 4] = batch.token
+    return params
+
+
+def apply_grammar_masks(logits: Tensor, batch: SamplingBatch, tokens: Tensor | None = None) -> None:
+    """Sets the logits `[M, V]` of tokens that a position's mask does not allow to -inf, in place.
+
+    With `tokens` `[M, C]` the logits are those of these tokens, `[M, C]`. Confidences are then shares of the allowed
+    tokens alone.
+    """
+    masked = batch.with_values(batch.metadata.masks)
+    if not masked:
+        return
+    leftmost = batch.leftmost()
+    masked = [(index, mask) for index, mask in masked if leftmost[index]]
+    if not masked:
+        return
+    rows = send(np.array([index for index, _ in masked]), logits.device)
+    words = send(np.stack([mask for _, mask in masked]), logits.device)
+    bits = torch.arange(8, dtype=torch.uint8, device=logits.device)
+    allowed = (words[:, :, None] >> bits & 1).flatten(1).bool()
+    width = logits.shape[-1]
+    allowed = allowed[:, :width] if tokens is None else allowed.gather(-1, tokens[rows])
+    logits.index_copy_(0, rows, logits[rows].masked_fill(~allowed, -torch.inf))
+
+
+def apply_temperature(logits: Tensor, batch: SamplingBatch) -> Tensor:
+    """logits `[M, V]` over each position's temperature; the same tensor where all temperatures are 0 or 1."""
+    temperatures = batch.temperature
+    if (temperatures == 1.0).all():
+        return logits
+    return logits / send(temperatures, logits.device)[:, None]
+
+
+def sample(logits: Tensor, batch: SamplingBatch, mask_token_id: int, candidates: Candidates | None = None) -> Tensor:
+    """logits `[M, V]`, or `[M, C]` of candidates, -> tokens, confidences, entropies (0 if not needed), `[M, 3]`."""
+    wanted = batch.metadata.entropy  # and computed first: choosing tokens may overwrite the logits
+    entropy = entropies(logits, batch) if wanted else torch.zeros(len(batch), device=logits.device)
+    tokens, confidences = choose_tokens(logits, batch, mask_token_id, candidates)
+    return torch.stack([tokens.double(), confidences.double(), entropy.double()], dim=1)
+
+
+def choose_tokens(
+    logits: Tensor, batch: SamplingBatch, mask_token_id: int, candidates: Candidates | None = None
+) -> tuple[Tensor, Tensor]:
+    """logits `[M, V]`, a row for each position -> tokens `[M]` (int64), confidences `[M]` (float32).
+
+    The mask token is never chosen. With `candidates` of every position the logits, then `[M, C]`, are those of the
+    candidates, without the mask token. Their confidences leave the others their weight. `logits` may be overwritten.
+    """
+    scaled = apply_temperature(logits.float(), batch)
+    total = scaled.logsumexp(-1)
+    if candidates is not None:
+        total = torch.logaddexp(total, candidates.others)
+    random = np.flatnonzero(batch.random)
+    scores = scaled.clone() if len(random) else scaled
+    if candidates is None:
+        scores[:, mask_token_id] = -torch.inf
+    if len(random):
+        scores = _apply_top_k_top_p(scores, batch)
+        scores = _add_noise(scores, batch, random, candidates.tokens if candidates else None)
+    columns = scores.argmax(-1)
+    confidences = _probability(scaled, columns, total)
+    if candidates is not None:
+        return candidates.tokens.gather(-1, columns[:, None])[:, 0], confidences
+    if batch.chosen.all():
+        return columns, confidences
+    rescored = send(batch.token, columns.device)
+    tokens = torch.where(rescored < 0, columns, rescored)
+    return tokens, _probability(scaled, tokens, total)
+
+
+def _probability(scaled: Tensor, columns: Tensor, total: Tensor) -> Tensor:
+    """The probability of a column in each row, `[M]`. `total`: the rows' logsumexp."""
+    return (scaled.gather(-1, columns[:, None])[:, 0] - total).exp()
+
+
+def entropies(logits: Tensor, batch: SamplingBatch) -> Tensor:
+    """logits `[M, V]` -> entropies `[M]` in nats (float32) of the distribution that confidences are taken from."""
+    terms: Tensor = torch.special.entr(apply_temperature(logits.float(), batch).softmax(-1))
+    return terms.sum(-1)
+
+
+def _apply_top_k_top_p(scores: Tensor, batch: SamplingBatch) -> Tensor:
+    """Sets scores that top-k, then top-p of the rest, exclude to -inf; ties at the border stay. `[M, V]`, in place."""
+    filtered = np.flatnonzero(batch.metadata.filtered[batch.row])
+    if not len(filtered):
+        return scores
+    vocabulary, rows, metadata = scores.shape[-1], batch.row[filtered], batch.metadata
+    indices = send(filtered, scores.device)
+    part = scores[indices]
+    ordered = part.sort(dim=-1, descending=True).values
+    counts = metadata.top_k[rows]
+    top_k = send(np.where(counts > 0, np.minimum(counts, vocabulary), vocabulary), scores.device)
+    top_p = send(metadata.top_p[rows], scores.device)
+    outside = torch.arange(vocabulary, device=scores.device) >= top_k[:, None]
+    probabilities = ordered.masked_fill(outside, -torch.inf).softmax(-1)
+    before = probabilities.cumsum(-1) - probabilities
+    border = ordered.masked_fill(outside | (before >= top_p[:, None]), torch.inf).amin(-1, keepdim=True)
+    scores[indices] = part.masked_fill(part < border, -torch.inf)
+    return scores
+
+
+def _add_noise(scores: Tensor, batch: SamplingBatch, random: Integers, candidates: Tensor | None) -> Tensor:
+    """Adds Gumbel noise at temperatures above 0, `[M, V]`, or `[M, C]` for candidates, in place."""
+    keys = send(noise_keys(batch.select(random)), scores.device)
+    rows = send(random, scores.device)
+    tokens = torch.arange(scores.shape[-1], device=scores.device) if candidates is None else candidates[rows]
+    return scores.index_add_(0, rows, gumbel(keys, tokens))
+
+
+def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:
+    """keys `[N, 2]` (32-bit words in int64), tokens `[V]` or `[N, V]` -> standard Gumbel noise `[N, V]`, float32."""
+    first, second = keys.to(torch.int32).unsqueeze(-1).unbind(1)
+    words = _mix((tokens * 0x9E3779B1).to(torch.int32) + first)
+    words = _mix(words.bitwise_xor_(second))
+    # the word without its sign, rounded once: the halves and 2^16 times the high one are exact
+    word = torch.add(words & 0xFFFF, _shifted(words, 16).float(), alpha=2.0**16)
+    return word.add_(0.5).mul_(-(2.0**-32)).clamp_(min=2.0**-24 - 1).log1p_().neg_().log_().neg_()
+
+
+def _mix(words: Tensor) -> Tensor:
+    """A 32-bit integer hash (Wellons' lowbias32), in place.
+
+    On int32, whose products overflow to the same bits: half the memory of int64, and vectors can multiply them.
+    """
+    words.bitwise_xor_(_shifted(words, 16)).mul_(0x7FEB352D)
+    words.bitwise_xor_(_shifted(words, 15)).mul_(0x846CA68B - 2**32)
+    return words.bitwise_xor_(_shifted(words, 16))
+
+
+def _shifted(words: Tensor, bits: int) -> Tensor:
+    """The words shifted to the right, with zeros from the left."""
+    return (words >> bits).bitwise_and_((1 << 32 - bits) - 1)
+
+
+def noise_keys(batch: SamplingBatch) -> Integers:
+    """The two 32-bit words that the noise of each position is hashed from, `[M, 2]`.
+
+    They hash the seed, the absolute position and the number of revealed tokens: splitmix64's function, once for each.
+    """
+    metadata = batch.metadata
+    words = np.zeros(len(batch), np.uint64)
+    for part in (metadata.seed[batch.row], batch.absolute_position, metadata.revealed[batch.row]):
+        words = _mixed((words ^ part.astype(np.uint64)) + _STEP)
+    return words.view(np.uint32).reshape(-1, 2).astype(np.int64)
+
+
+def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A 64-bit integer hash."""
+    words = (words ^ words >> np.uint64(30)) * _FIRST
+    words = (words ^ words >> np.uint64(27)) * _SECOND
+    return words ^ words >> np.uint64(31)

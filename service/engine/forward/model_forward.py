@@ -1,0 +1,117 @@
+"""The networks of a checkpoint over one paged cache: tokens in, hidden states out.
+
+Knows tensors, rows and their KV pages; nothing of sampling. With several ranks (`service/parallel`) every rank has the
+networks of its part, and all get the same groups of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from service.engine.forward.graphs import Capture, CudaCapture, Graphs, Inputs, NetworkCall
+from service.engine.forward.partition import RowGroup
+from service.engine.forward.rows import Row, anchors_of, to_tensors
+from service.errors import SettingsError
+from service.model.attention import AUTO, Attention, Capturable, PagedCache, attention_for, resolve
+from service.model.checkpoint import Checkpoint
+from service.model.layers import Attend
+
+#: one of a checkpoint's networks
+Network = Literal["backbone", "mrp"]
+#: the order in which rows were computed, and their hidden states `[R, L, H]`
+OrderedHidden = tuple[Sequence[int], Tensor]
+
+
+class ModelForward(Protocol):
+    """Computes forwards over groups of rows. `num_pages`: the pages of its KV cache."""
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of its cache."""
+
+    def forward(self, network: Network, group: RowGroup) -> OrderedHidden:
+        """The order in which the group's rows were computed, and their hidden states `[R, L, H]`.
+
+        For MRP the rows have anchors, and the result is the next anchors. Padding rows stay the last.
+        """
+
+
+class ShapePolicy(NamedTuple):
+    """The shapes of all forwards. `least_rows`: their least number of rows. `same`: whether shapes are fixed."""
+
+    least_rows: int
+    same: bool
+
+
+class LocalModelForward:
+    """A `ModelForward` whose layers are computed in this process."""
+
+    def __init__(self, checkpoint: Checkpoint, num_pages: int, shapes: ShapePolicy, execution: ExecutionConfig) -> None:
+        self._backbone, self._mrp = checkpoint.backbone, checkpoint.mrp
+        self._mask, self._device = checkpoint.config.mask_token_id, checkpoint.device
+        self._same_shapes = shapes.same
+        self._cache = PagedCache(checkpoint.own_config, num_pages, checkpoint.device, checkpoint.dtype)
+        attention = resolve(execution.attention, checkpoint.device, checkpoint.dtype)
+        self._attention = attention_for(self._cache, attention)
+        self._graphs = _graphs_for(self._attention, execution, checkpoint.device, shapes.least_rows)
+        self._networks: dict[Network, NetworkCall] = {"backbone": self._backbone_hidden, "mrp": self._mrp_hidden}
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of its cache."""
+        return self._cache.num_pages
+
+    def forward(self, network: Network, group: RowGroup) -> OrderedHidden:
+        """See `ModelForward.forward`."""
+        rows, width, call = group.members, group.width, self._networks[network]
+        if self._graphs is not None:
+            states = self._graphs.run(call, rows, width, self._inputs(rows))
+            if states is not None:
+                return range(len(rows)), states
+        attend = self._attention.prepare(rows, width)
+        return attend.order, call(self._inputs([rows[index] for index in attend.order]), attend)
+
+    def _inputs(self, rows: Sequence[Row]) -> Inputs:
+        tensors = to_tensors(rows, self._mask, self._device)
+        return Inputs(tensors.tokens, tensors.positions, anchors_of(rows))
+
+    def _backbone_hidden(self, inputs: Inputs, attend: Attend) -> Tensor:
+        """-> hidden states `[R, L, H]`."""
+        hidden: Tensor = self._backbone(inputs.tokens, inputs.positions, attend, self._same_shapes)
+        return hidden
+
+    def _mrp_hidden(self, inputs: Inputs, attend: Attend) -> Tensor:
+        """-> the next anchors `[R, L, H]`."""
+        if self._mrp is None:
+            raise SettingsError("this checkpoint has no MRP module")
+        embedded, rotation = self._backbone.embed(inputs.tokens), self._backbone.rotation(inputs.positions)
+        hidden: Tensor = self._mrp(embedded, inputs.anchors, rotation, attend)
+        return hidden
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionConfig:
+    """The execution of the networks.
+
+    `attention`: an implementation's name, `service/model/attention/registry.py`. `cuda_graphs`: whether forwards are
+    replayed where that is possible. `capture`: how they are made repeatable; None: by CUDA graphs, on CUDA.
+    `networks`: makes them, with the arguments of `LocalModelForward`.
+    """
+
+    attention: str = AUTO
+    cuda_graphs: bool = True
+    capture: Capture | None = None
+    networks: Callable[[Checkpoint, int, ShapePolicy, ExecutionConfig], ModelForward] = field(default=LocalModelForward)
+
+
+def _graphs_for(attention: Attention, execution: ExecutionConfig, device: torch.device, least: int) -> Graphs | None:
+    """None where the device has no graphs, the attention cannot be captured, or nobody wants them."""
+    capture = execution.capture or (CudaCapture() if device.type == "cuda" else None)
+    if capture is None or not execution.cuda_graphs or not isinstance(attention, Capturable):
+        return None
+    return Graphs(attention, capture, least)

@@ -1,0 +1,143 @@
+"""Plans a device's memory beside the weights: KV cache, running requests, rows of a forward.
+
+It needs only the model's sizes and numbers of bytes, no tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from service import defaults
+from service.engine.forward.forward_limits import GRAPH_ROWS, MAX_LOGITS, MAX_SAMPLED_LOGITS
+from service.errors import SettingsError
+from service.model.attention.cache import NUM_SPARE
+from service.model.config import ModelConfig
+from service.model.memory import DeviceMemory
+
+#: bytes per sampled logit: fp32 with six more copies (greedy ones are there in the weights' type and in fp32)
+_SAMPLED_BYTES = 28
+#: bytes that the driver keeps for a captured forward beside its tensors; a guess, not measured
+_GRAPH_BYTES = 2**20
+#: tokens of a forward on a GPU, and the share of the memory that its tensors may take
+_FORWARD_TOKENS, _FORWARD_SHARE = 4096, 0.25
+#: mean tokens of a request for which there is room, if the model allows more
+_TYPICAL = 512
+#: the most bytes of the cache on a CPU: it is allocated at once, and other programs need memory, too
+_CPU_BYTES = 4 * 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedSizes:
+    """The requested sizes. None: as much as fits.
+
+    `memory_utilization`: the share of a GPU's memory that may be used, weights included; on a CPU the share of the free
+    memory. `cuda_graphs`: whether forwards on CUDA are captured, which takes memory.
+    """
+
+    kv_cache_tokens: int | None = None
+    max_running: int | None = None
+    max_rows: int | None = None
+    memory_utilization: float = 0.9
+    cuda_graphs: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Sizes that fit. `kv_bytes`: the bytes of the KV cache. `forward_bytes`: estimated for tensors and graphs."""
+
+    kv_cache_tokens: int
+    max_running: int
+    max_rows: int
+    kv_bytes: int
+    forward_bytes: int
+
+
+def most_running(kind: str) -> int:
+    """The default for the most running requests on a kind of device."""
+    return defaults.MAX_RUNNING_CPU if kind == "cpu" else defaults.MAX_RUNNING_GPU
+
+
+def plan_memory(sizes: RequestedSizes, model: ModelConfig, itemsize: int, memory: DeviceMemory) -> MemoryPlan:
+    """The sizes that fit into the free memory. `itemsize`: bytes of one weight.
+
+    SettingsError, which names `kv_cache_tokens`, if there is no room for two blocks.
+    """
+    cpu = memory.kind == "cpu"
+    budget = memory.free if cpu else memory.free - memory.total
+    budget = int(budget * sizes.memory_utilization) if cpu else int(budget + memory.total * sizes.memory_utilization)
+    rows = sizes.max_rows or _rows(model, itemsize, budget, cpu)
+    forward = forward_bytes(model, rows, itemsize)
+    if sizes.cuda_graphs and memory.kind == "cuda":
+        forward += graph_bytes(model, rows, itemsize)
+    running = sizes.max_running or most_running(memory.kind)
+    page = page_bytes(model, itemsize)
+    if sizes.kv_cache_tokens is None:
+        room = min(budget - forward, _CPU_BYTES) if cpu else budget - forward
+        # An attention kernel may copy all keys and values of one layer.
+        pages = int(room / (page * (1 + 1 / model.num_kv_layers))) - NUM_SPARE
+        longest = model.max_positions // model.block_size
+        pages = min(pages, defaults.KV_CACHE_TOKENS_CPU // model.block_size if cpu else max(1, running * longest))
+        tokens = pages * model.block_size
+        if pages < 2:
+            raise SettingsError(_too_little(memory, forward, 2 * page), param="kv_cache_tokens")
+    else:
+        tokens = sizes.kv_cache_tokens
+    typical = min(model.max_positions, _TYPICAL)
+    running = sizes.max_running or max(1, min(running, tokens // typical))
+    return MemoryPlan(tokens, running, rows, (tokens // model.block_size + NUM_SPARE) * page, forward)
+
+
+def page_bytes(model: ModelConfig, itemsize: int) -> int:
+    """The bytes of a block's keys and values over all layers."""
+    return 2 * model.num_kv_layers * model.block_size * model.num_kv_heads * model.head_dim * itemsize
+
+
+def forward_bytes(model: ModelConfig, rows: int, itemsize: int) -> int:
+    """The estimated bytes of a forward over `rows` rows, without weights and cache."""
+    logits = rows * model.block_size * model.vocab_size
+    greedy, sampled = min(logits, MAX_LOGITS) * (4 + itemsize), min(logits, MAX_SAMPLED_LOGITS) * _SAMPLED_BYTES
+    return _activations(model, rows, itemsize) + max(greedy, sampled)
+
+
+def graph_bytes(model: ModelConfig, rows: int, itemsize: int) -> int:
+    """The estimated bytes of captured forwards over up to `rows` rows, of the backbone and of MRP.
+
+    Graphs share the memory of tensors within a forward. Each keeps its inputs (with MRP's anchors) and results.
+    """
+    graphs = [size for size in GRAPH_ROWS if size <= rows] or [rows]
+    networks = 2 if model.mrp else 1
+    hidden = (2 * networks - 1) * sum(graphs) * model.block_size * model.hidden_size * itemsize
+    return _activations(model, graphs[-1], itemsize) + hidden + networks * len(graphs) * _GRAPH_BYTES
+
+
+def _activations(model: ModelConfig, rows: int, itemsize: int) -> int:
+    """The bytes of the tensors within a forward, without logits."""
+    heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    return rows * model.block_size * (6 * model.hidden_size + 3 * heads + _inner(model)) * itemsize
+
+
+def _inner(model: ModelConfig) -> int:
+    """The activations of a token's feed-forward: with experts also its copies and their outputs."""
+    dense, experts = 3 * model.intermediate_size, model.experts
+    if experts is None:
+        return dense
+    routed = experts.per_token * (3 * experts.intermediate_size + 2 * model.hidden_size)
+    return max(dense, routed + 3 * experts.shared_size)
+
+
+def _rows(model: ModelConfig, itemsize: int, budget: int, cpu: bool) -> int:
+    """The rows that the kind of device can use, halved until a forward leaves most of the memory to the cache."""
+    least = model.block_size + 2
+    rows = defaults.MAX_ROWS_CPU if cpu else max(defaults.MAX_ROWS_CPU, _FORWARD_TOKENS // model.block_size)
+    while rows > least and forward_bytes(model, rows, itemsize) > _FORWARD_SHARE * budget:
+        rows //= 2
+    return max(least, rows)
+
+
+def _too_little(memory: DeviceMemory, forward: int, least: int) -> str:
+    free, total = memory.free / 2**20, memory.total / 2**20
+    return (
+        f"kv_cache_tokens is auto, but of {total:,.0f} MiB on {memory.kind} {free:,.0f} MiB are free: "
+        f"beside the weights a forward takes {forward / 2**20:,.0f} MiB and the KV cache at least "
+        f"{least / 2**20:,.1f} MiB. Lower max_rows, raise memory_utilization or take a larger device"
+    )

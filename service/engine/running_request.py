@@ -1,0 +1,315 @@
+"""One running request: the rows that it needs next, and the handling of the predictions that it gets.
+
+A request prefills its prompt's whole blocks, then decodes block after block by its mode's policy. A finished block
+(`unwritten`) is stored by a row in the same forward as the next block's first evaluation. Tensors occur only as opaque
+handles.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import islice
+from typing import Any
+
+from service.decode.block import MASKED, Block, new_tuple
+from service.decode.block_grammar import BlockGrammar, GrammarMatcher
+from service.decode.canvas import Canvas
+from service.decode.policy import Decoding, Evaluate, Prediction, Query, Refine
+from service.decode.registry import only_drafts
+from service.engine.drafting.planner import RequestDrafts
+from service.engine.forward.rows import Row
+from service.engine.prefix_cache import Lease, Tokens
+from service.engine.record import End, Record
+from service.engine.request import FinishReason, ForwardKind, GenerationRequest
+from service.errors import MrpServeError
+
+#: the kinds of forward that a request counts
+_PREFILL: tuple[ForwardKind, ...] = ("prefill",)
+_COMMIT: tuple[ForwardKind, ...] = ("commit",)
+_DENOISE: tuple[ForwardKind, ...] = ("denoise",)
+_VERIFY: tuple[ForwardKind, ...] = ("verify",)
+_MRP: tuple[ForwardKind, ...] = ("mrp",)
+
+
+def pages_needed(request: GenerationRequest, block_size: int) -> int:
+    """The most KV pages that a request can use: its prompt and completion in whole blocks."""
+    return -(-(len(request.prompt_token_ids) + request.max_new_tokens) // block_size)
+
+
+class RunningRequest:
+    """A running request. `lease`: pages for its whole length. The shared pages of its prompt are already written.
+
+    `drafts`: the budget of its drafts. `written`: the blocks written since the last publication, in order, in all
+    layers that the request needs. `record`: its statistics and events.
+    """
+
+    def __init__(
+        self, request: GenerationRequest, block_size: int, lease: Lease, submitted: float, drafts: RequestDrafts
+    ) -> None:
+        self.request = request
+        self.lease = lease
+        self.submitted = submitted
+        self._drafts = drafts
+        self.record = Record(request, submitted, lease.num_shared * block_size, drafts.mrp_steps)
+        self.written: deque[Tokens] = deque()
+        self.finish_reason: FinishReason | None = None
+        self._block_size = block_size
+        self._entropy = request.params.rule.needs_entropy
+        self._only_drafts = drafts.uses_mrp and only_drafts(request.params)
+        self._num_output = 0
+        self._num_blocks = 0
+        self._unwritten: deque[Row] = deque()
+        self._for_mrp: list[Row] = []
+        self._matcher: GrammarMatcher | None = None
+        self._masks: dict[Block, Any] = {}
+        self._canvas: Canvas
+        self._decoding: Decoding
+        self._query: Query | None = None
+        self._prefill()
+
+    def start(self) -> None:
+        """Opens the request's grammar and gets the first query of the block's policy. Both may raise."""
+        request = self.request
+        if request.grammar is not None:
+            self._matcher = request.grammar.open()
+            if request.num_continued:
+                self._matcher.advance(request.prompt_token_ids[-request.num_continued :])
+            self._canvas.grammar = BlockGrammar(self._matcher, self._head)
+            self._canvas.begin()
+        self._go_on(next(self._decoding, None))
+
+    # --- the rows it needs -------------------------------------------------------------------------
+
+    @property
+    def num_prompt_rows(self) -> int:
+        """The number of blocks of its prompt that are not stored yet."""
+        return max(0, self._prompt_blocks - self._unwritten[0].index) if self._unwritten else 0
+
+    @property
+    def num_pages(self) -> int:
+        """The number of pages that each state of its block reads."""
+        return self._drafts.pages
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows that `next_rows` gives without a budget."""
+        return len(self._unwritten) + (len(self._query.states) if isinstance(self._query, Evaluate) else 0)
+
+    def next_rows(self, budget: int, prompt_budget: int | None = None) -> list[Row]:
+        """Rows for the next backbone forward: at most `budget`, and at most `prompt_budget` of the prompt.
+
+        Blocks to store come first. The evaluation follows if all of it fits. Empty if nothing fits. The caller must
+        call `accept` with as many predictions.
+        """
+        if prompt_budget is not None and prompt_budget < self.num_prompt_rows:
+            return list(islice(self._unwritten, min(budget, prompt_budget)))
+        rows = list(islice(self._unwritten, budget)) if self._unwritten else []
+        query = self._query
+        if not isinstance(query, Evaluate) or len(rows) < len(self._unwritten):
+            return rows
+        if len(rows) + len(query.states) <= budget:
+            rows += self._rows(query)
+        return rows
+
+    def expected_gains(self, rows: list[Row]) -> list[float]:
+        """The tokens that the last of these rows are expected to bring. These rows may be left out."""
+        query = self._query
+        if not isinstance(query, Evaluate) or not query.gains or rows[-1].writes_kv:
+            return []
+        return self._drafts.expected_gains(query.gains)
+
+    def next_refinement(self) -> list[Row]:
+        """Rows for the next MRP forward: finished blocks that MRP has not read, then the pending Refine."""
+        if self.finish_reason is not None:
+            return []
+        if isinstance(self._query, Refine):
+            return [*self._for_mrp, self._refined(self._query)]
+        return list(self._for_mrp)
+
+    # --- the predictions it gets --------------------------------------------------------------------
+
+    def accept(self, rows: list[Row], predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
+        """Takes the backbone's predictions of the rows of `next_rows`. Returns the kinds of forward that it counts."""
+        stored = min(len(rows), len(self._unwritten))  # they come first
+        for row, prediction in zip(rows[:stored], predictions, strict=False) if stored else ():
+            self._unwritten.popleft()
+            if self._drafts.uses_mrp:
+                self._for_mrp.append(row._replace(anchor=prediction.handle))
+            else:
+                self.written.append(row.state.tokens)
+        evaluated = len(rows) - stored
+        kinds = self._stored_kinds(rows[0], evaluated) if stored else ()
+        if evaluated:
+            kinds += _DENOISE if evaluated == 1 else _VERIFY
+        self.record.count(kinds)
+        if evaluated:
+            self._answer(tuple(predictions[stored:]))
+        return kinds
+
+    def accept_refinement(self, predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
+        """Takes MRP's predictions of the rows of `next_refinement`. Returns the kinds of forward that it counts."""
+        if self._for_mrp:
+            self.written.extend(row.state.tokens for row in self._for_mrp)
+            self._for_mrp.clear()
+        self.record.count(_MRP)
+        if isinstance(self._query, Refine):
+            self._answer((predictions[-1],))
+        return _MRP
+
+    def _stored_kinds(self, first: Row, evaluated: int) -> tuple[ForwardKind, ...]:
+        """The kinds of forward that the stored rows count as.
+
+        `first`: the first stored row. `evaluated`: how many rows of the same forward are evaluated.
+        """
+        if first.index < self._prompt_blocks:  # blocks are stored in their order
+            return _PREFILL
+        return () if evaluated else _COMMIT
+
+    def expire(self, reason: FinishReason) -> None:
+        """Ends the request now, unless it has already ended. Its last event has the tokens that are final."""
+        if self.finish_reason is None:
+            self._end_block(reason)
+
+    def fail(self, error: MrpServeError) -> None:
+        """Ends the request with an error. Its current block and its unshared pages are lost."""
+        self._decoding.close()
+        self._query = None
+        self._masks.clear()
+        self.written.clear()
+        self.finish_reason = "abort"
+        self.record.tell(self._num_blocks, (), end=End("abort", error=error))
+
+    def release(self) -> None:
+        """Drops its reference cycles after its end: else only a garbage collection would free it."""
+        del self._canvas, self._decoding
+
+    # --- decoding ----------------------------------------------------------------------------------
+
+    def _prefill(self) -> None:
+        blocks, prompt = self.lease.prefix.blocks, self.request.prompt_token_ids
+        self._prompt_blocks = len(blocks)
+        for index in range(self.lease.num_shared, len(blocks)):
+            self._store(Block(blocks[index]), index)
+        self._start_block(prompt[len(blocks) * self._block_size :])
+
+    def _start_block(self, head: tuple[int, ...] = ()) -> None:
+        self._head = self._leading = len(head)  # tokens before `_leading` are final, and the answer does not end there
+        self._drafts.pages = self._prompt_blocks + self._num_blocks
+        self._canvas = Canvas(
+            Block(head + (MASKED,) * (self._block_size - len(head))), budget=self._drafts.budget, ends=self._settled
+        )
+        self._num_noted = 0
+        if self._matcher is not None:
+            self._canvas.grammar = BlockGrammar(self._matcher, self._head)
+            self._canvas.begin()
+        self._decoding = self.request.params.decode(self._canvas)
+
+    def _answer(self, predictions: tuple[Prediction, ...]) -> None:
+        """Sends predictions to the policy. Ends the block when it is complete or the answer ends in it."""
+        evaluated = len(predictions) if isinstance(self._query, Evaluate) else 0
+        query: Query | None
+        try:
+            query = self._decoding.send(predictions)
+        except StopIteration:
+            query = None
+        self._note(evaluated)
+        self._go_on(query)
+
+    def _go_on(self, query: Query | None) -> None:
+        """Goes on to a query of the policy. A complete block has none; then comes the first of the next block."""
+        while query is None:
+            self._end_block(None)
+            if self.finish_reason is not None:
+                return
+            block = self._canvas.block
+            self._store(block, self._prompt_blocks + self._num_blocks - 1)
+            if self._matcher is not None:
+                self._matcher.advance(block.tokens[self._head :])
+            self._start_block()
+            query = next(self._decoding, None)
+        self._query = query
+        if isinstance(query, Evaluate):
+            block = self._canvas.block  # final where a policy evaluates
+            if self._settled(block):
+                self._end_block(None)
+                return
+            self._leading = block.tokens.index(MASKED)
+        if (grammar := self._canvas.grammar) is not None:
+            states = query.states if isinstance(query, Evaluate) else (query.state,)
+            self._masks = {state: grammar.mask(state) for state in states}
+
+    def _note(self, evaluated: int) -> None:
+        """Notes the steps that the last predictions led to. `evaluated`: the number of states that were read."""
+        first, steps = self._num_noted, self._canvas.steps
+        if not evaluated and first == len(steps):
+            return
+        self._num_noted = len(steps)
+        fresh = steps[first:]
+        self._drafts.note(evaluated, fresh)
+        if self.request.report_steps and fresh:
+            self.record.proceed(self._num_blocks, first, fresh)
+
+    def _new_tokens(self, block: Block) -> tuple[tuple[int, ...], FinishReason | None]:
+        """The tokens of a state of the block that belong to the completion, and the finish reason if it ends there."""
+        leading = block.tokens[self._head : block.num_leading]
+        room = self.request.max_new_tokens - self._num_output
+        for count, token in enumerate(leading[:room]):
+            if token in self.request.stop_token_ids:
+                return leading[:count], "stop"
+        return leading[:room], "length" if len(leading) >= room else None
+
+    def _settled(self, block: Block) -> bool:
+        """Whether the answer ends in this state, which follows the canvas's. Called for every drafted state."""
+        tokens, leading = block.tokens, self._leading
+        if tokens[leading] == MASKED:
+            return False
+        if MASKED not in tokens:
+            return True
+        end = tokens.index(MASKED)
+        if end - self._head >= self.request.max_new_tokens - self._num_output:
+            return True
+        return not self.request.stop_token_ids.isdisjoint(tokens[leading:end])
+
+    def _end_block(self, expired: FinishReason | None) -> None:
+        if self._num_noted < len(self._canvas.steps):
+            self._note(0)
+        tokens, reason = self._new_tokens(self._canvas.block)
+        self._decoding.close()
+        self._query = None
+        self._num_blocks += 1
+        self._num_output += len(tokens)
+        self.record.decoded_tokens += len(tokens) + (reason == "stop")
+        self.finish_reason = reason = reason or expired
+        met = None if reason is None or self._matcher is None else self._matcher.complete(tokens)
+        self.record.tell(self._num_blocks - 1, tokens, self._canvas.steps, End(reason, met))
+
+    # --- rows --------------------------------------------------------------------------------------
+
+    def _rows(self, query: Evaluate) -> list[Row]:
+        """The rows that read the states of a query."""
+        index, pages, masks = self._prompt_blocks + self._num_blocks, self.lease.pages, self._masks
+        request = self.request
+        logprobs = request.logprobs_of(query.top_logprobs) if query.top_logprobs else request.logprobs
+        sampling, entropy, drafts = request.sampling, self._entropy, self._only_drafts
+        return [
+            new_tuple(
+                Row,
+                (
+                    state, index, pages, False, sampling, (), None, entropy, drafts,
+                    masks.get(state) if masks else None, logprobs,
+                ),
+            )
+            for state in query.states
+        ]  # fmt: skip
+
+    def _refined(self, query: Refine) -> Row:
+        """MRP's row for a query, anchored on an earlier prediction."""
+        state, after = query.state, query.after
+        return Row(
+            state, self._prompt_blocks + self._num_blocks, self.lease.pages, False, self.request.sampling,
+            query.rescore, after.handle, self._entropy, self._only_drafts, self._masks.get(state),
+            None if self._only_drafts else self.request.logprobs,
+        )  # fmt: skip
+
+    def _store(self, block: Block, index: int) -> None:
+        self._unwritten.append(Row(block, index, self.lease.pages, writes_kv=True))

@@ -1,0 +1,96 @@
+"""One running request of `ScoreMode`: the masked positions of its prompt are scored, nothing is decoded.
+
+The blocks before the first masked position are a prompt like any other. From there on to the block of the last masked
+position, every block is a row of its own: its masks are scored, and its KV is written for the blocks after it, to pages
+that nobody shares. All of these rows are in one forward if they fit. A block therefore sees the masks of the blocks
+before it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from itertools import islice
+
+from service.decode.block import MASKED, Block, PositionLogprobs
+from service.decode.canvas import Canvas
+from service.decode.policy import Prediction
+from service.engine.forward.rows import Row
+from service.engine.record import End
+from service.engine.request import FinishReason, ForwardKind
+from service.engine.running_request import RunningRequest
+from service.errors import MrpServeError
+
+
+class ScoringRequest(RunningRequest):
+    """A running request whose positions are scored. Its only event has the log-probabilities at every position."""
+
+    def start(self) -> None:
+        """Does nothing: there is no grammar and no policy."""
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows that `next_rows` gives without a budget."""
+        return super().num_rows + len(self._blocks)
+
+    def next_rows(self, budget: int, prompt_budget: int | None = None) -> list[Row]:
+        """Blocks to store come first, as for any request, then as many blocks with masked positions as fit."""
+        rows = super().next_rows(budget, prompt_budget)
+        if len(rows) == len(self._unwritten):
+            rows += islice(self._blocks, budget - len(rows))
+        return rows
+
+    def accept(self, rows: list[Row], predictions: list[Prediction]) -> tuple[ForwardKind, ...]:
+        """Takes the predictions. The request ends with the prediction of the last block."""
+        stored = sum(row.index < self._prompt_blocks for row in rows)
+        for row in rows[:stored]:
+            self._unwritten.popleft()
+            self.written.append(row.state.tokens)
+        kinds: tuple[ForwardKind, ...] = ("prefill",) if stored else ()
+        if len(rows) > stored:
+            kinds = (*kinds, "denoise")
+        self.record.count(kinds)
+        for row, prediction in zip(rows[stored:], predictions[stored:], strict=True):
+            self._blocks.popleft()
+            self._scores += self._scored(row, prediction)
+        if len(rows) > stored and not self._blocks:
+            self._end("stop")
+        return kinds
+
+    def expire(self, reason: FinishReason) -> None:
+        """Ends the request now, with the positions that are scored so far."""
+        if self.finish_reason is None:
+            self._end(reason)
+
+    def fail(self, error: MrpServeError) -> None:
+        """Ends the request with an error."""
+        self._blocks.clear()
+        super().fail(error)
+
+    def _start_block(self, head: tuple[int, ...] = ()) -> None:
+        """`head`: the prompt from the first block with a masked position on."""
+        size, self._length = self._block_size, self._prompt_blocks * self._block_size + len(head)
+        self._canvas, self._decoding = Canvas(Block(())), self.request.params.decode(Canvas(Block(())))
+        self._scores: list[tuple[int, PositionLogprobs]] = []
+        last = max(position for position, token in enumerate(head) if token == MASKED) // size
+        self._blocks = deque(
+            self._block(head[index * size :][:size], self._prompt_blocks + index, last=index == last)
+            for index in range(last + 1)
+        )
+
+    def _block(self, tokens: tuple[int, ...], index: int, *, last: bool) -> Row:
+        """A row of a block. Positions behind the prompt are masked, as when an answer is decoded."""
+        block = Block(tokens + (MASKED,) * (self._block_size - len(tokens)))
+        sampling, logprobs = (None, None) if block.complete else (self.request.sampling, self.request.logprobs)
+        return Row(block, index, self.lease.pages, writes_kv=not last, sampling=sampling, logprobs=logprobs)
+
+    def _scored(self, row: Row, prediction: Prediction) -> Iterator[tuple[int, PositionLogprobs]]:
+        for pick in prediction.picks:
+            position = row.index * self._block_size + pick.position
+            if position < self._length:
+                yield position, pick.logprobs or PositionLogprobs()
+
+    def _end(self, reason: FinishReason) -> None:
+        self._blocks.clear()
+        self.finish_reason = reason
+        self.record.tell(0, (), end=End(reason, position_logprobs=tuple(self._scores)))

@@ -1,0 +1,121 @@
+"""Trees of drafts: the fast search against the plain one, budgets, ends."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.decode.block import MASKED, Block, Pick
+from service.decode.canvas import Canvas, DraftBudget
+from service.decode.draft_search import FRESH, STALE, BestFirstSearch, Node, most_likely
+from service.decode.drafts import Drafts, can_pay, tree
+from service.decode.policy import Prediction, Refine
+from service.decode.rules import ConfidenceAbove, TopConfidence
+from tests.decode.oracle import Says, masked_block
+from tests.decode.plain_tree import plain_tree
+
+
+def oracle(seed: int, tokens: int) -> Says:
+    """A function of the state and the seed, without ties."""
+
+    def says(state: Block) -> dict[int, tuple[int, float]]:
+        drawn = random.Random(repr((seed, state.tokens)))
+        return {place: (drawn.randrange(tokens), drawn.uniform(0.01, 0.99)) for place in range(len(state.tokens))}
+
+    return says
+
+
+def prediction(says: Says, state: Block) -> Prediction:
+    said = says(state)
+    return Prediction.of_picks(tuple(Pick(place, *said[place][:2]) for place in state.masked), handle=state)
+
+
+def grown(canvas: Canvas, before: Prediction, mrp: Says, budget: DraftBudget) -> tuple[Drafts, list[Refine]]:
+    """The drafts, and what MRP was asked."""
+    growing, asked = tree(canvas, before, TopConfidence(1), budget), list[Refine]()
+    try:
+        query = next(growing)
+        while True:
+            assert isinstance(query, Refine)
+            asked.append(query)
+            query = growing.send((prediction(mrp, query.state),))
+    except StopIteration as stopped:
+        drafts: Drafts = stopped.value
+        return drafts, asked
+
+
+@settings(max_examples=400)
+@given(st.integers(2, 12), st.integers(1, 3), st.integers(0, 2**32), st.integers(1, 12), st.integers(0, 5))
+def test_the_search_finds_what_the_plain_one_finds(size: int, tokens: int, seed: int, states: int, steps: int) -> None:
+    """Few tokens, so that readings of several states agree in some places: their ways meet."""
+    backbone, mrp = oracle(seed, tokens), oracle(seed + 1, tokens)
+    empty = masked_block(size)
+    block = empty.reveal(TopConfidence(1)(prediction(backbone, empty)))
+    budget = DraftBudget(0.0, states, steps)
+    drafts, asked = grown(Canvas(block), prediction(backbone, empty), mrp, budget)
+    wanted = plain_tree(block, (empty, backbone), mrp, budget)
+    assert list(drafts) == [state for state, _ in wanted]
+    assert [draft.gain for draft in drafts.values()] == pytest.approx([likelihood for _, likelihood in wanted])
+    if block.masked[1:]:
+        read = [query.state for query in asked]
+        assert read == [block, *drafts][: len(read)]
+        assert len(read) == min(steps, states, len(drafts) + 1)
+
+
+@settings(max_examples=100)
+@given(st.integers(3, 12), st.integers(0, 2**32), st.floats(0.01, 1.2))
+def test_a_price_cuts_the_tree_where_a_state_promises_less(size: int, seed: int, row: float) -> None:
+    """The search ends at the first state that is too dear, though states after it may promise more."""
+    backbone, mrp = oracle(seed, 3), oracle(seed + 1, 3)
+    empty = masked_block(size)
+    block = empty.reveal(TopConfidence(1)(prediction(backbone, empty)))
+    free, _ = grown(Canvas(block), prediction(backbone, empty), mrp, DraftBudget(0.0, 12))
+    paid, _ = grown(Canvas(block), prediction(backbone, empty), mrp, DraftBudget(row, 12))
+    worth = [draft.gain >= row for draft in free.values()]
+    count = worth.index(False) if False in worth else len(worth)
+    assert list(paid.items()) == list(free.items())[:count]
+
+
+CONFIDENCES = st.one_of(st.floats(0, 1), st.sampled_from([0.0, 1e-30, 0.5, 1 - 1e-9, 1.0, 1.0000001]))
+
+
+@given(st.lists(CONFIDENCES, min_size=2, max_size=12), st.sampled_from([FRESH, STALE]))
+def test_no_pick_is_likelier_than_the_bound_by_the_two_surest(said: list[float], sharpness: float) -> None:
+    picks = [Pick(place, 1, sure) for place, sure in enumerate(said)]
+    node = Node(masked_block(len(said)), 1.0, 0, Prediction.of_picks(picks))
+    BestFirstSearch(len(said)).rank(node, sharpness)
+    bound = most_likely(said, sharpness)
+    assert all(likelihood <= bound + 1e-12 for likelihood, _ in node.likely())
+    assert bound >= 0.5
+
+
+def test_with_two_picks_left_the_bound_is_the_likelihood() -> None:
+    assert most_likely([0.8, 0.6], STALE) == pytest.approx(16 / (16 + 1.5**2))
+
+
+def test_a_rule_of_one_token_cannot_pay_where_a_row_costs_a_token() -> None:
+    budgets = [DraftBudget(0.99, 4), DraftBudget(1.0, 4), DraftBudget(0.5, 0)]
+    assert [can_pay(TopConfidence(1), budget) for budget in budgets] == [True, False, False]
+    for rule in (TopConfidence(2), ConfidenceAbove(0.9)):
+        assert [can_pay(rule, budget) for budget in budgets] == [True, True, False]
+
+
+def test_nothing_is_asked_of_mrp_where_no_state_can_follow() -> None:
+    before = prediction(oracle(3, 2), masked_block(3))
+    last = Block((4, MASKED, 4))
+    for block, budget in ((last, DraftBudget(0.0, 4, 2)), (masked_block(3), DraftBudget(1.0, 4, 2))):
+        assert grown(Canvas(block), before, oracle(4, 2), budget) == ({}, [])
+
+
+def test_a_pick_is_known_again_by_its_token() -> None:
+    """MRP says another token of a place than before, so the two states are two."""
+    block, empty = Block((9, MASKED, MASKED, MASKED)), masked_block(4)
+    said = {0: (9, 0.9), 1: (1, 0.6), 2: (2, 0.5), 3: (3, 0.1)}
+    changed = {**said, 2: (7, 0.5), 1: (1, 0.61)}
+    mrp: Says = lambda state: said if state == block else changed  # noqa: E731
+    drafts, _ = grown(Canvas(block), prediction(lambda _: said, empty), mrp, DraftBudget(0.0, 4, 2))
+    assert {Block((9, 1, 7, MASKED)), Block((9, MASKED, 2, MASKED))} <= set(drafts)
+    assert Block((9, 1, 2, MASKED)) in set(drafts) or len(drafts) == 4

@@ -1,0 +1,173 @@
+"""The knobs of the modes: their ranges, and what an error says."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.decode.mode import DecodingMode
+from service.decode.modes import MODES, Direct, Dynamic, Entropy, Remask, Sequential, Speculative, Static
+from service.decode.registry import default_knobs, default_mode, make_mode, these_knobs
+from service.errors import InvalidRequest
+
+BLOCK = 8
+
+
+@pytest.mark.parametrize(
+    ("kind", "knob"),
+    [(Static, "tokens_per_step"), (Sequential, "tokens_per_step"), (Direct, "mrp_steps"), (Speculative, "mrp_steps")],
+)
+def test_counts_go_from_one_to_the_block_size(kind: type, knob: str) -> None:
+    for value in (1, BLOCK):
+        kind(**{knob: value}).check(BLOCK)
+    for value in (0, -1, BLOCK + 1):
+        with pytest.raises(InvalidRequest, match=rf"^{knob} is {value}, ") as caught:
+            kind(**{knob: value}).check(BLOCK)
+        assert caught.value.param == knob
+
+
+def test_a_tree_of_drafts_needs_no_mrp_and_a_chain_does() -> None:
+    for params in (Speculative(0, max_drafts=1), Speculative(BLOCK, max_drafts=BLOCK)):
+        params.check(BLOCK)
+    assert not Speculative(0, max_drafts=1).needs_mrp
+    assert Speculative(1, max_drafts=4).needs_mrp
+    for wrong, said in (
+        (Speculative(0), "^mrp_steps is 0, which needs max_drafts"),
+        (
+            Speculative(-1, max_drafts=2),
+            r"^mrp_steps is -1, allowed are 0 to 8 \(the block size\) and 'auto'$",
+        ),
+        (Speculative(9), r"^mrp_steps is 9, allowed are 0 to 8 \(the block size\) and 'auto'$"),
+        (Speculative("many"), r"^mrp_steps is many, allowed are 0 to 8 .* and 'auto'$"),
+        (Direct("auto"), r"^mrp_steps is auto, allowed are 1 to 8 \(the block size\)$"),
+        (Speculative("auto", max_drafts=9), "^max_drafts is 9, allowed are 1 to 8"),
+        (Speculative(1, max_drafts=0), "^max_drafts is 0, allowed are 1 to 8"),
+        (Speculative(1, max_drafts=9), "^max_drafts is 9, allowed are 1 to 8"),
+        (Speculative(tokens_per_step=9), "^tokens_per_step is 9, allowed are 1 to 8"),
+        (Speculative(threshold=0.0), "^threshold is 0.0, allowed is"),
+        (
+            Speculative(threshold=0.5, tokens_per_step=2),
+            "^tokens_per_step is 2, drafts are verified against dynamic, who",
+        ),
+        (
+            Speculative(threshold=0.5, verify="static"),
+            "^threshold is 0.5, drafts are verified against static, whose knob",
+        ),
+        (
+            Speculative(entropy_bound=0.5),
+            "^entropy_bound is 0.5, drafts are verified against static, whose knobs are tok",
+        ),
+        (Speculative(entropy_bound=-1.0, verify="entropy"), "^entropy_bound is -1.0, allowed is 0 or more"),
+        (Speculative(verify="remask"), "^verify is 'remask', allowed are static, dynamic, sequential, entropy$"),
+    ):
+        with pytest.raises(InvalidRequest, match=said):
+            wrong.check(BLOCK)
+
+
+def test_what_is_verified_is_a_knob_that_is_set_whenever_it_is_not_static() -> None:
+    assert Speculative(threshold=0.5) == Speculative(threshold=0.5, verify="dynamic")
+    assert Speculative(threshold=0.5).verify == "dynamic"
+    assert Speculative().verify is None
+    assert Speculative(tokens_per_step=2).verify is None
+    assert Speculative(entropy_bound=0.1, verify="entropy").verify == "entropy"
+
+
+def test_a_checkpoint_says_which_knobs_are_used_when_none_is_named() -> None:
+    assert default_knobs("speculative", 4) == default_knobs("speculative", 0) == {"mrp_steps": "auto"}
+    assert default_knobs("dynamic", 4) == {"threshold": 0.9}
+    assert default_knobs("direct", 3) == {"mrp_steps": 3}
+
+
+@pytest.mark.parametrize("kind", [Dynamic, Remask])
+def test_thresholds_are_over_zero_and_at_most_one(kind: type) -> None:
+    for value in (1e-9, 0.5, 1.0):
+        kind(threshold=value).check(BLOCK)
+    for value in (0.0, -0.1, 1.01, float("nan"), float("inf")):
+        with pytest.raises(InvalidRequest, match=r"^threshold is .*, allowed is 0 < threshold <= 1") as caught:
+            kind(threshold=value).check(BLOCK)
+        assert caught.value.param == "threshold"
+
+
+@pytest.mark.parametrize("kind", [Sequential, Entropy])
+def test_bounds_are_zero_or_more_and_finite(kind: type) -> None:
+    for value in (0.0, 0.1, 100.0):
+        kind(entropy_bound=value).check(BLOCK)
+    for value in (-0.1, float("nan"), float("inf")):
+        with pytest.raises(InvalidRequest, match=r"^entropy_bound is .*, allowed is 0 or more") as caught:
+            kind(entropy_bound=value).check(BLOCK)
+        assert caught.value.param == "entropy_bound"
+
+
+@pytest.mark.parametrize(
+    ("params", "plain"),
+    [
+        (Speculative(), Static()),
+        (Speculative(tokens_per_step=3), Static(3)),
+        (Speculative(threshold=0.4), Dynamic(0.4)),
+        (Speculative(verify="dynamic"), Dynamic()),
+        (Speculative(verify="sequential"), Sequential()),
+        (Speculative(verify="sequential", tokens_per_step=2, entropy_bound=0.5), Sequential(2, 0.5)),
+        (Speculative(verify="entropy", entropy_bound=0.5), Entropy(0.5)),
+    ],
+)
+def test_speculative_says_whose_output_it_gives(params: Speculative, plain: DecodingMode) -> None:
+    assert params.plain == plain
+    assert params.rule == plain.rule
+
+
+def test_entropies_are_asked_for_only_where_they_are_used() -> None:
+    using = (Entropy(), Sequential(entropy_bound=0.1), Speculative(verify="entropy"))
+    assert all(params.rule.needs_entropy for params in using)
+    others = (*(kind() for kind in MODES.values() if kind is not Entropy), Speculative(verify="sequential"))
+    assert not any(params.rule.needs_entropy for params in others)
+
+
+def test_every_mode_has_a_name_of_its_own_and_a_policy() -> None:
+    assert set(MODES) == {"static", "dynamic", "sequential", "entropy", "direct", "speculative", "remask"}
+    assert not any(getattr(kind, "__abstractmethods__", None) for kind in MODES.values())
+
+
+def test_without_mrp_nothing_can_be_refined() -> None:
+    plain = {"static", "dynamic", "sequential", "entropy"}
+    assert {name for name, kind in MODES.items() if kind.served_without_mrp} == {*plain, "speculative"}
+    assert {name for name, kind in MODES.items() if not kind().needs_mrp} == {*plain, "speculative"}
+    assert Speculative(1).needs_mrp
+    assert not Speculative("auto").needs_mrp
+
+
+@pytest.mark.parametrize("params", [kind() for kind in MODES.values()])
+def test_defaults_are_allowed_at_the_published_block_sizes(params: DecodingMode) -> None:
+    for size in (4, 8, 16, 32, 64):
+        params.check(size)
+
+
+def test_knobs_a_mode_does_not_use_do_not_exist_on_it() -> None:
+    with pytest.raises(TypeError, match="threshold"):
+        Static(threshold=0.5)  # type: ignore[call-arg]
+
+
+def test_params_by_name() -> None:
+    assert make_mode("remask", {"threshold": 0.25}) == Remask(0.25)
+    assert make_mode("static", {}) == Static()
+
+
+def test_an_unknown_mode_is_told_what_there_is() -> None:
+    with pytest.raises(InvalidRequest, match=r"mode is 'beam', allowed are static, dynamic, ") as caught:
+        make_mode("beam", {})
+    assert caught.value.param == "mode"
+
+
+def test_a_knob_of_another_mode_is_told_what_this_one_has() -> None:
+    with pytest.raises(
+        InvalidRequest, match=r"'static' does not use threshold; its knobs are tokens_per_step"
+    ) as caught:
+        make_mode("static", {"threshold": 0.5})
+    assert caught.value.param == "threshold"
+
+
+def test_a_mode_without_knobs_says_so() -> None:
+    assert these_knobs([]) == "it has no knobs"
+
+
+def test_the_default_mode_is_lossless() -> None:
+    assert default_mode() == Speculative("auto")
+    assert default_mode().plain == Static()

@@ -1,0 +1,97 @@
+"""Rules by entropy and from left to right, against readings made by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.decode.block import Block, Pick
+from service.decode.modes import Entropy, Sequential, Speculative
+from service.decode.policy import Prediction
+from service.decode.rules import LeftToRight, LowestEntropy
+from tests.decode.oracle import fixed, masked_block, run
+
+#: position -> (token, confidence, entropy); the surest by confidence is not the one of lowest entropy
+SAID = {0: (10, 0.5, 0.7), 1: (11, 0.9, 0.2), 2: (12, 0.95, 0.3), 3: (13, 0.6, 0.1)}
+
+
+def prediction(entropies: dict[int, float]) -> Prediction:
+    picks = tuple(Pick(position, position, 0.5) for position in sorted(entropies))
+    return Prediction.of_picks(picks, entropies=[entropies[position] for position in sorted(entropies)])
+
+
+def positions(picks: tuple[Pick, ...]) -> list[int]:
+    return [pick.position for pick in picks]
+
+
+class TestLowestEntropy:
+    @pytest.mark.parametrize(
+        ("bound", "wanted"),
+        [
+            (0.0, [3]),
+            (0.0999, [3]),
+            (0.1, [3, 1]),  # .1 + .2 less .2
+            (0.29, [3, 1]),
+            (0.3001, [3, 1, 2]),  # .1 + .2 + .3 less .3
+            (0.5999, [3, 1, 2]),
+            (0.6001, [3, 1, 2, 0]),
+            (9.0, [3, 1, 2, 0]),
+        ],
+    )
+    def test_as_many_as_the_sum_less_the_largest_allows(self, bound: float, wanted: list[int]) -> None:
+        said = {position: entropy for position, (_, _, entropy) in SAID.items()}
+        assert positions(LowestEntropy(bound)(prediction(said))) == wanted
+
+    def test_ties_go_to_the_lowest_position(self) -> None:
+        assert positions(LowestEntropy(0.25)(prediction({1: 0.2, 4: 0.2, 6: 0.2, 7: 0.2}))) == [1, 4]
+
+    def test_certain_positions_cost_nothing(self) -> None:
+        assert positions(LowestEntropy(0.0)(prediction({0: 0.0, 1: 2.0, 2: 0.0, 3: 3.0}))) == [0, 2, 1]
+
+
+class TestLeftmost:
+    @pytest.mark.parametrize(("count", "wanted"), [(1, [2]), (2, [2, 3]), (3, [2, 3, 7]), (9, [2, 3, 7])])
+    def test_a_number_of_positions_from_the_left(self, count: int, wanted: list[int]) -> None:
+        picks = tuple(Pick(position, 0, confidence) for position, confidence in ((2, 0.1), (3, 0.9), (7, 0.8)))
+        assert positions(LeftToRight(count)(Prediction.of_picks(picks))) == wanted
+
+    @pytest.mark.parametrize(
+        ("count", "bound", "wanted"),
+        [
+            (1, 0.01, [0]),
+            (1, 0.2, [0, 1]),  # .7 + .2 less .7
+            (1, 0.5, [0, 1, 2]),
+            (1, 0.6, [0, 1, 2, 3]),
+            (3, 0.01, [0, 1, 2]),
+            (2, 0.6, [0, 1, 2, 3]),
+        ],
+    )
+    def test_the_run_goes_on_as_long_as_the_bound_allows(self, count: int, bound: float, wanted: list[int]) -> None:
+        said = {position: entropy for position, (_, _, entropy) in SAID.items()}
+        assert positions(LeftToRight(count, bound + 1e-9)(prediction(said))) == wanted
+
+    def test_one_doubtful_position_ends_no_run_of_sure_ones_two_do(self) -> None:
+        said = {0: 0.0, 1: 0.0, 2: 2.0, 3: 0.0, 4: 1.5, 5: 0.0}
+        assert positions(LeftToRight(1, 0.1)(prediction(said))) == [0, 1, 2, 3]
+
+
+class TestModes:
+    def test_sequential_goes_from_left_to_right_whatever_is_surer(self) -> None:
+        done = run(masked_block(4), Sequential(), fixed(SAID))
+        assert done.revealed == [[(0, 10)], [(1, 11)], [(2, 12)], [(3, 13)]]
+        assert run(masked_block(4, (8,)), Sequential(2), fixed(SAID)).revealed == [[(1, 11), (2, 12)], [(3, 13)]]
+
+    def test_sequential_with_a_bound(self) -> None:
+        done = run(masked_block(4), Sequential(1, 0.21), fixed(SAID))
+        assert done.revealed == [[(0, 10), (1, 11)], [(2, 12), (3, 13)]]
+
+    def test_entropy(self) -> None:
+        done = run(masked_block(4), Entropy(0.15), fixed(SAID))
+        assert done.revealed == [[(3, 13), (1, 11)], [(2, 12)], [(0, 10)]]
+        assert {step.kind for step in done.canvas.steps} == {"denoise"}
+
+    def test_a_chain_of_drafts_goes_from_left_to_right(self) -> None:
+        done = run(masked_block(4), Speculative(2, verify="sequential"), fixed(SAID), fixed(SAID))
+        assert done.evaluations[1].states == (
+            Block((10, -1, -1, -1)), Block((10, 11, -1, -1)), Block((10, 11, 12, -1)),
+        )  # fmt: skip
+        assert len(done.evaluations) == 2

@@ -1,0 +1,227 @@
+"""Prices of rows, draft budgets of requests, and the number of their MRP forwards. No model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from service.decode.block import Pick, Step
+from service.decode.mode import DecodingMode
+from service.decode.modes import Dynamic, Speculative, Static
+from service.engine.drafting.costs import Curve, StepCosts
+from service.engine.drafting.estimates import MrpChoice
+from service.engine.drafting.planner import DraftPlanner, RequestDrafts
+from tests.engine.helpers import DEAR, FAIR, FREE, request
+
+AUTO = Speculative("auto")
+
+
+def admitted(planner: DraftPlanner, params: DecodingMode = AUTO) -> RequestDrafts:
+    return planner.admit(request("x", [1], params), planner.mrp_steps(params))
+
+
+def verified(gains: list[tuple[float, int]], tokens: int) -> list[Step]:
+    return [Step("verify", tuple(Pick(p, 1, 0.5) for p in range(tokens)), gains=tuple(gains))]
+
+
+def price(costs: StepCosts, running: int) -> float:
+    planner = DraftPlanner(lambda: costs, 256)
+    planner.begin(running)
+    return planner.row()
+
+
+def test_free_rows_cost_nothing_and_dear_ones_more_than_they_can_bring() -> None:
+    assert price(FREE, 1) == price(FREE, 16) == 0
+    assert price(DEAR, 1) > 1
+    assert price(DEAR, 64) >= 1
+
+
+def test_a_row_costs_its_time_at_the_present_rate() -> None:
+    """One request: a row costs half a unit, and a token takes two units. Under full load a row costs one token."""
+    assert price(FAIR, 1) == pytest.approx(0.5 / 2, rel=0.02)
+    assert [price(FAIR, running) for running in (1, 4, 16, 64)] == sorted(price(FAIR, n) for n in (1, 4, 16, 64))
+    assert price(FAIR, 64) == pytest.approx(1, abs=0.06)
+
+
+def test_a_machine_that_is_slower_as_a_whole_has_the_same_prices() -> None:
+    slower = StepCosts(Curve(tuple((rows, 7 * seconds) for rows, seconds in FAIR.backbone.points)))
+    assert price(slower, 4) == pytest.approx(price(FAIR, 4))
+
+
+#: two rows cost little more than one, four much more than two, eight little more than four
+DENTED = StepCosts(Curve(((1, 2.0), (2, 2.6), (4, 5.0), (8, 6.4), (16, 12.0))))
+
+
+def accepted(costs: StepCosts, rows: int, *gains: list[float]) -> list[int]:
+    planner = DraftPlanner(lambda: costs, 256)
+    planner.begin(rows)
+    return planner.accepted(rows, gains)
+
+
+def test_free_rows_are_all_read_and_dear_ones_are_not() -> None:
+    assert accepted(FREE, 2, [0.5, 0.1, 0.01], [0.02]) == [3, 1]
+    assert accepted(DEAR, 2, [0.99, 0.9], [0.98]) == [0, 0]
+
+
+def test_a_request_stays_where_the_next_row_is_dear() -> None:
+    """A token is worth two units of time. The second row costs .6, the third and the fourth 1.2 each, others .35."""
+    assert accepted(DENTED, 1, [0.25]) == [0]
+    assert accepted(DENTED, 1, [0.35]) == [1]
+    assert accepted(DENTED, 1, [0.35, 0.5, 0.5]) == [1]
+    assert accepted(DENTED, 1, [0.7, 0.7, 0.7]) == [3]
+    assert accepted(DENTED, 1, [0.35, 0.5, 0.5, 0.4, 0.3, 0.3, 0.3]) == [7]
+
+
+def test_the_best_states_of_all_requests_share_the_forward() -> None:
+    """Four requests: up to eight rows are cheap, and those with the highest gains take them."""
+    assert accepted(DENTED, 4, [0.9, 0.8, 0.1], [], [0.7, 0.2], [0.6, 0.5]) == [2, 0, 1, 1]
+
+
+def test_one_row_more_for_each_may_pay_where_one_for_one_does_not() -> None:
+    """Three requests: the fourth row is dear and the fifth to the eighth are not."""
+    assert accepted(DENTED, 3, [0.8], [], []) == [0, 0, 0]
+    assert accepted(DENTED, 3, [0.8, 0.8], [0.8, 0.7], [0.8]) == [2, 2, 1]
+
+
+def test_the_states_of_a_tree_are_kept_in_their_order() -> None:
+    """A later state may promise more, since several ways lead to it. It is not read without those before it."""
+    assert accepted(DENTED, 4, [0.3, 0.9], [0.5]) == [2, 1]
+    assert accepted(DENTED, 8, [0.3, 0.9], [0.5]) == [0, 0]
+
+
+def test_the_better_the_drafts_the_dearer_the_time() -> None:
+    planner = DraftPlanner(lambda: FAIR, 256)
+    drafts = admitted(planner)
+    planner.begin(1)
+    before = planner.row()
+    for _ in range(60):
+        planner.begin(1)
+        drafts.note(2, verified([(0.9, 1)], 2))
+        planner.end([])
+    planner.begin(1)
+    assert planner.row() == pytest.approx(before * 2 * 2 / 2.5, rel=0.1)
+
+
+def test_mrps_forwards_make_time_cheaper() -> None:
+    planner = DraftPlanner(lambda: FAIR, 256)
+    drafts = admitted(planner)
+    planner.begin(1)
+    before = planner.row()
+    for _ in range(60):
+        drafts.note(1, verified([], 1))
+        planner.end([1, 1])
+    planner.begin(1)
+    assert planner.row() < before / 1.5
+
+
+def test_a_row_behind_many_pages_costs_their_reading() -> None:
+    """A hundredth of a unit a page: at 100 pages more than those of the table a row costs one unit more than half."""
+    costs = replace(FAIR, page=0.01, prefix=16)
+    planner = DraftPlanner(lambda: costs, 256)
+    planner.begin(1)
+    assert planner.row(116) == pytest.approx(price(FAIR, 1) * 3, rel=0.02)
+    assert planner.row(16) == planner.row(0) == pytest.approx(price(FAIR, 1))
+
+
+def test_time_is_cheaper_where_all_read_much() -> None:
+    """Steps take longer with more pages to read, so a token takes more time and a row costs fewer tokens."""
+    costs = replace(FAIR, page=0.01, prefix=16)
+    planner = DraftPlanner(lambda: costs, 256)
+    drafts = admitted(planner, Static())
+    drafts.pages = 216
+    for _ in range(200):
+        planner.begin(1)
+        drafts.note(1, verified([], 1))
+        planner.end([])
+    planner.begin(1)
+    assert planner.row(16) == pytest.approx(price(FAIR, 1) / 2, rel=0.02)
+
+
+def test_a_request_behind_a_long_text_drafts_less() -> None:
+    costs = replace(FAIR, page=0.01, prefix=16)
+    planner = DraftPlanner(lambda: costs, 256)
+    near, far = admitted(planner), admitted(planner)
+    far.pages = 200
+    planner.begin(1)
+    assert far.budget().row > 2 * near.budget().row
+
+
+def test_the_rows_of_a_forward_are_shared() -> None:
+    planner = DraftPlanner(lambda: FREE, 32)
+    drafts = admitted(planner)
+    shares = []
+    for running in (1, 4, 10, 32):
+        planner.begin(running)
+        shares.append(drafts.budget().states)
+    assert shares == [30, 6, 1, 0]
+
+
+def test_broken_promises_raise_the_bar_for_drafts_of_their_kind_alone() -> None:
+    planner = DraftPlanner(lambda: FAIR, 256)
+    drafts, other = admitted(planner), admitted(planner, Speculative("auto", threshold=0.5))
+    planner.begin(1)
+    before = drafts.budget().row
+    for _ in range(300):
+        drafts.note(2, verified([(0.25, 0)], 1))
+        drafts.note(2, verified([(0.35, 0)], 1))
+    assert drafts.budget().row > before + 0.1
+    assert other.budget().row == pytest.approx(before, rel=0.01)
+
+
+def test_drafts_that_only_need_to_be_near_say_nothing_about_others() -> None:
+    """With a margin more drafts are kept. Strict requests would otherwise verify too many."""
+    planner = DraftPlanner(lambda: FREE, 256)
+    lax, strict = admitted(planner, Speculative("auto", margin=0.5)), admitted(planner)
+    planner.begin(1)
+    before, chosen = strict.budget().row, planner.mrp_steps(AUTO)
+    for _ in range(500):
+        lax.note(9, verified([(0.3, 0)] * 8, 1))
+    assert (strict.budget().row, planner.mrp_steps(AUTO)) == (before, chosen)
+    assert planner.mrp_steps(Speculative("auto", margin=0.5)) != chosen
+
+
+def test_whoever_says_how_to_draft_is_given_nothing_to_choose_and_needs_no_costs() -> None:
+    def never() -> StepCosts:
+        raise AssertionError("costs were measured")
+
+    planner = DraftPlanner(never, 256)
+    for params in (Static(), Dynamic(0.5), Speculative(0, 4), Speculative(2)):
+        drafts = admitted(planner, params)
+        assert (drafts.mrp_steps, drafts.uses_mrp) == (getattr(params, "mrp_steps", None), params.needs_mrp)
+        planner.begin(1)
+        drafts.note(1, verified([], 1))
+        planner.end([1])
+
+
+class TestArms:
+    def test_behind_a_long_text_rows_are_dear(self) -> None:
+        costs = replace(FREE, page=1.0, prefix=16)
+        assert MrpChoice().best(costs.with_pages(16), 1, 16) > 0
+        assert MrpChoice().best(costs.with_pages(500), 1, 16) == 0
+
+    def test_where_rows_are_free_mrp_drafts_and_where_they_are_dear_it_does_not(self) -> None:
+        assert MrpChoice().best(FREE, 1, 16) > 0
+        assert MrpChoice().best(FAIR, 1, 16) == 0
+        assert MrpChoice().best(DEAR, 1, 16) == 0
+        assert MrpChoice().best(StepCosts(FREE.backbone), 1, 16) == 0
+
+    def test_one_request_in_32_tries_a_neighbour_where_drafts_pay_at_all(self) -> None:
+        for costs, wanted in ((FREE, 4), (DEAR, 0)):
+            arms, taken = MrpChoice(), []
+            for _ in range(128):
+                taken.append(arms.best(costs, 1, 16))
+                arms.count_request()
+            usual = taken[0]
+            assert sum(arm != usual for arm in taken) == wanted
+
+    def test_mrp_that_drafts_no_better_is_given_up_and_one_that_does_is_taken(self) -> None:
+        arms = MrpChoice()
+        assert arms.best(FREE, 1, 16) == 1
+        for _ in range(500):
+            arms.count(1, [(0.3, 1)] + [(0.3, 0)] * 7)
+            arms.count(0, [(0.3, 1)] * 2 + [(0.3, 0)] * 6)
+        assert arms.best(FREE, 1, 16) == 0
+        for _ in range(500):
+            arms.count(2, [(0.3, 1)] * 4 + [(0.3, 0)] * 4)
+        assert arms.best(FREE, 1, 16) == 2

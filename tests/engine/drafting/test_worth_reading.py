@@ -1,0 +1,49 @@
+"""The drafts of all requests of a forward, weighed together: against trying all choices."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.engine.drafting.planner import worth_reading
+
+GAINS = st.floats(-0.2, 1.5)
+STEPS = st.lists(st.floats(0, 1.2), min_size=9, max_size=9)
+
+
+def prices_of(steps: list[float]) -> list[float]:
+    """Of no row, one row, …: any that do not fall."""
+    return [sum(steps[:rows]) for rows in range(len(steps) + 1)]
+
+
+def surplus(offers: list[list[float]], prices: list[float], counts: tuple[int, ...]) -> float:
+    return sum(sum(gains[:count]) for gains, count in zip(offers, counts, strict=True)) - prices[sum(counts)]
+
+
+@settings(max_examples=300)
+@given(st.lists(st.lists(GAINS, max_size=3).map(lambda gains: sorted(gains, reverse=True)), max_size=3), STEPS)
+def test_no_choice_brings_more(offers: list[list[float]], steps: list[float]) -> None:
+    prices = prices_of(steps)
+    kept = worth_reading(offers, prices)
+    choices = product(*(range(len(gains) + 1) for gains in offers))
+    best = max(surplus(offers, prices, counts) for counts in choices)
+    assert surplus(offers, prices, tuple(kept)) == pytest.approx(best, abs=1e-9)
+
+
+@given(st.lists(st.lists(GAINS, max_size=3), max_size=3), STEPS)
+def test_trees_whose_later_states_gain_more_are_cut_and_never_at_a_loss(
+    offers: list[list[float]], steps: list[float]
+) -> None:
+    prices = prices_of(steps)
+    kept = worth_reading(offers, prices)
+    assert all(0 <= count <= len(gains) for gains, count in zip(offers, kept, strict=True))
+    assert surplus(offers, prices, tuple(kept)) >= 0
+
+
+def test_a_state_that_gains_more_than_one_before_it_comes_with_that_one() -> None:
+    assert worth_reading([[0.3, 0.9], [0.5]], [0.0, 0.6, 1.2, 1.3]) == [2, 1]
+    assert worth_reading([[0.3, 0.9], [0.5]], [0.0, 0.4, 2.0, 3.0]) == [0, 1]
+    assert worth_reading([], [0.0]) == []

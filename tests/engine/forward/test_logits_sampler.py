@@ -1,0 +1,266 @@
+"""From logits to tokens: the noise, its distribution, top-k and top-p, confidences."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.engine import SamplingParams
+from service.engine.forward.logits_sampler import choose_tokens, entropies, gumbel, noise_keys
+from service.errors import InvalidRequest
+from tests.engine.forward.sampled import Position, batch_of
+from tests.reference import plain_filter
+
+MASK = 0
+GREEDY = SamplingParams()
+
+
+def read(
+    sampling: SamplingParams = GREEDY, *, position: int = 0, revealed: int = 0, token: int | None = None
+) -> Position:
+    return Position(sampling, position, revealed, token)
+
+
+def draws(logits: torch.Tensor, count: int, **knobs: float) -> list[int]:
+    """`count` tokens drawn from the same logits `[V]` at different positions."""
+    sampling = SamplingParams(**knobs)  # type: ignore[arg-type]
+    tokens, _ = choose_tokens(
+        logits.repeat(count, 1), batch_of(*(read(sampling, position=p) for p in range(count))), MASK
+    )
+    return tokens.tolist()
+
+
+class TestEntropies:
+    @pytest.mark.parametrize("temperature", [0.0, 0.5, 2.0])
+    def test_they_are_of_the_softmax_after_temperature(self, temperature: float) -> None:
+        logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(1)) * 3
+        reads = batch_of(*[read(SamplingParams(temperature, top_k=2))] * 3)
+        for row, entropy in zip(logits, entropies(logits.clone(), reads).tolist(), strict=True):
+            weights = [math.exp(value / (temperature or 1.0)) for value in row.tolist()]
+            wanted = -sum(w / sum(weights) * math.log(w / sum(weights)) for w in weights)
+            assert entropy == pytest.approx(wanted, abs=1e-5)
+
+    def test_none_is_negative_or_unknown(self) -> None:
+        sure, even = torch.zeros(2, 1000)
+        sure[7] = 1e5
+        assert entropies(torch.stack([sure, even]), batch_of(read(), read())).tolist() == pytest.approx(
+            [0, math.log(1000)]
+        )
+        coldest = entropies(torch.randn(4, 100) * 20, batch_of(*[read(SamplingParams(1e-300))] * 4))
+        assert ((coldest >= 0) & (coldest < 1)).all()
+
+
+class TestNoise:
+    def test_it_is_the_same_on_every_machine(self) -> None:
+        """The same definition in plain Python integers."""
+
+        def mix(x: int) -> int:
+            x ^= x >> 16
+            x = x * 0x7FEB352D & 0xFFFFFFFF
+            x ^= x >> 15
+            x = x * 0x846CA68B & 0xFFFFFFFF
+            return x ^ x >> 16
+
+        def mix64(x: int) -> int:
+            x &= 2**64 - 1
+            x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & 2**64 - 1
+            x = (x ^ x >> 27) * 0x94D049BB133111EB & 2**64 - 1
+            return x ^ x >> 31
+
+        def noise(seed: int, position: int, revealed: int, token: int) -> float:
+            key = 0
+            for part in (seed, position, revealed):
+                key = mix64((key ^ part) + 0x9E3779B97F4A7C15)
+            first, second = key & 0xFFFFFFFF, key >> 32
+            word = mix(mix((token * 0x9E3779B1 + first) & 0xFFFFFFFF) ^ second)
+            return -math.log(-math.log1p(-min((word + 0.5) / 2**32, 1 - 2**-24)))
+
+        for seed, position, revealed in [(0, 0, 0), (1, 7, 3), (2**63 - 1, 40000, 63)]:
+            wanted = [noise(seed, position, revealed, token) for token in range(200)]
+            sampling = SamplingParams(temperature=1.0, seed=seed)
+            reads = batch_of(read(sampling, position=position, revealed=revealed))
+            found = gumbel(torch.from_numpy(noise_keys(reads)), torch.arange(200))[0]
+            torch.testing.assert_close(found, torch.tensor(wanted), rtol=1e-4, atol=1e-5)
+            tokens, _ = choose_tokens(torch.zeros(1, 200), reads, MASK)
+            assert tokens.tolist() == [max(range(1, 200), key=wanted.__getitem__)]
+
+    def test_mean_and_variance_are_gumbels(self) -> None:
+        keys = torch.randint(0, 2**32, (200, 2), generator=torch.Generator().manual_seed(0))
+        noise = gumbel(keys, torch.arange(5000)).double()
+        assert noise.mean().item() == pytest.approx(0.57722, abs=0.01)
+        assert noise.var().item() == pytest.approx(math.pi**2 / 6, rel=0.01)
+        assert noise.isfinite().all()
+
+    def test_extreme_words_stay_finite(self) -> None:
+        corners = torch.tensor([[0, 0], [0xFFFFFFFF, 0xFFFFFFFF], [0, 0xFFFFFFFF]])
+        assert gumbel(corners, torch.arange(100_000)).isfinite().all()
+
+    @pytest.mark.parametrize("change", ["seed", "position", "revealed"])
+    def test_it_depends_on_seed_position_and_progress(self, change: str) -> None:
+        values = {"seed": 0, "position": 0, "revealed": 0}
+        tokens = []
+        for value in range(50):
+            at = values | {change: value}
+            sampling = SamplingParams(temperature=1.0, seed=at["seed"])
+            one = read(sampling, position=at["position"], revealed=at["revealed"])
+            tokens.append(int(choose_tokens(torch.zeros(1, 1000), batch_of(one), MASK)[0]))
+        assert len(set(tokens)) > 40
+
+    def test_positions_are_independent(self) -> None:
+        """No correlation between neighbours: pairs of draws from two tokens are all equally frequent."""
+        logits = torch.tensor([-math.inf, 0.0, 0.0])
+        tokens = draws(logits, 20_000, temperature=1.0)
+        pairs = Counter(zip(tokens[::2], tokens[1::2], strict=True))
+        assert chi_square(pairs, {(a, b): 0.25 for a in (1, 2) for b in (1, 2)}) < 16.3  # 99.9 %, 3 degrees
+
+
+def chi_square(counts: Counter, probabilities: dict) -> float:
+    total = sum(counts.values())
+    assert set(counts) <= set(probabilities)
+    return sum((counts[key] - total * p) ** 2 / (total * p) for key, p in probabilities.items())
+
+
+class TestDistribution:
+    LOGITS = torch.tensor([1.0, 2.0, 0.5, -1.0, 0.0, 1.5, -0.5, 1.0, 0.2, -2.0, 0.8])
+
+    @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+    @pytest.mark.parametrize("seed", [0, 12345])
+    def test_tokens_are_drawn_from_the_softmax(self, temperature: float, seed: int) -> None:
+        counts = Counter(draws(self.LOGITS, 20_000, temperature=temperature, seed=seed))
+        kept = self.LOGITS[1:].div(temperature).softmax(-1).tolist()
+        assert chi_square(counts, dict(enumerate(kept, start=1))) < 27.9  # 99.9 %, 9 degrees
+
+    def test_tokens_are_drawn_from_the_filtered_softmax(self) -> None:
+        counts = Counter(draws(self.LOGITS, 20_000, temperature=1.0, top_k=4))
+        kept = self.LOGITS[[1, 5, 7, 10]].softmax(-1).tolist()
+        assert chi_square(counts, dict(zip([1, 5, 7, 10], kept, strict=True))) < 16.3  # 99.9 %, 3 degrees
+
+    def test_noise_is_what_draws_differ_by(self) -> None:
+        assert len(set(draws(torch.zeros(500), 100, temperature=1.0))) > 80
+        assert set(draws(torch.arange(500.0), 100, temperature=0.0)) == {499}
+
+
+@settings(max_examples=100)
+@given(
+    st.lists(st.integers(-20, 20).map(lambda x: x / 4), min_size=2, max_size=20),
+    st.integers(0, 25),
+    st.sampled_from([0.05, 0.3, 0.5, 0.9, 0.999, 1.0]),
+    st.sampled_from([0.3, 1.0, 2.5]),
+)
+def test_top_k_and_top_p_leave_what_a_plain_implementation_leaves(
+    values: list[float], top_k: int, top_p: float, temperature: float
+) -> None:
+    logits = torch.tensor([9.0, *values])
+    scaled = logits / temperature
+    scaled[MASK] = -math.inf
+    probabilities = scaled.double().softmax(-1).tolist()
+    best = sorted(probabilities, reverse=True)[: top_k or None]
+    if any(abs(sum(other for other in best if other > p) / sum(best) - top_p) < 1e-5 for p in best):
+        return  # rounding decides there
+    kept = plain_filter(probabilities, top_k, top_p)
+    allowed = {token for token, ok in enumerate(kept) if ok and token != MASK}
+    drawn = set(draws(logits, 400, temperature=temperature, top_k=top_k, top_p=top_p))
+    assert drawn <= allowed
+    likely = {token for token in allowed if probabilities[token] / sum(probabilities[t] for t in allowed) > 0.05}
+    assert likely <= drawn
+
+
+class TestChoose:
+    def test_greedy_takes_the_highest_and_the_lowest_token_of_a_tie(self) -> None:
+        tokens, _ = choose_tokens(
+            torch.tensor([[0.0, 1.0, 3.0, 3.0, 2.0], [0.0, 5.0, 5.0, 5.0, 5.0]]), batch_of(read(), read()), MASK
+        )
+        assert tokens.tolist() == [2, 1]
+
+    @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(temperature=1.0), SamplingParams(1.0, 0.5, 3)])
+    def test_the_mask_token_is_never_chosen(self, sampling: SamplingParams) -> None:
+        logits = torch.zeros(64, 10)
+        logits[:, 7] = 50.0
+        tokens, confidences = choose_tokens(logits, batch_of(*(read(sampling, position=p) for p in range(64))), 7)
+        assert 7 not in tokens.tolist()
+        assert (confidences < 1e-6).all()
+
+    @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0, 1.7])
+    def test_confidence_is_the_full_softmax_after_temperature_before_filters(self, temperature: float) -> None:
+        logits = torch.randn(6, 30, generator=torch.Generator().manual_seed(2))
+        sampling = SamplingParams(temperature=temperature, top_k=2, top_p=0.4)
+        tokens, confidences = choose_tokens(
+            logits.clone(), batch_of(*(read(sampling, position=p) for p in range(6))), MASK
+        )
+        wanted = (logits / (temperature or 1.0)).softmax(-1).gather(-1, tokens[:, None])[:, 0]
+        torch.testing.assert_close(confidences, wanted)
+
+    def test_a_given_token_is_judged(self) -> None:
+        logits = torch.randn(3, 12, generator=torch.Generator().manual_seed(4))
+        hot = SamplingParams(temperature=2.0)
+        tokens, confidences = choose_tokens(logits.clone(), batch_of(read(token=5), read(), read(hot, token=3)), MASK)
+        assert tokens[0] == 5
+        assert tokens[2] == 3
+        torch.testing.assert_close(confidences[0], logits[0].softmax(-1)[5])
+        torch.testing.assert_close(confidences[2], (logits[2] / 2).softmax(-1)[3])
+
+    def test_top_k_one_is_greedy_at_any_temperature(self) -> None:
+        logits = torch.randn(50, 40, generator=torch.Generator().manual_seed(1))
+        hot = batch_of(*(read(SamplingParams(temperature=5.0, top_k=1), position=p) for p in range(50)))
+        greedy = batch_of(*[read()] * 50)
+        assert torch.equal(choose_tokens(logits.clone(), hot, MASK)[0], choose_tokens(logits.clone(), greedy, MASK)[0])
+
+    def test_greedy_ignores_the_filters(self) -> None:
+        logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(1))
+        filtered = batch_of(*[read(SamplingParams(temperature=0.0, top_k=3, top_p=0.1))] * 5)
+        plain = batch_of(*[read()] * 5)
+        for got, wanted in zip(
+            choose_tokens(logits.clone(), filtered, MASK), choose_tokens(logits.clone(), plain, MASK), strict=True
+        ):
+            assert torch.equal(got, wanted)
+
+    def test_each_row_is_read_as_if_it_were_alone(self) -> None:
+        generator = torch.Generator().manual_seed(8)
+        logits = torch.randn(24, 50, generator=generator)
+        kinds = [GREEDY, SamplingParams(0.7), SamplingParams(1.3, top_p=0.6), SamplingParams(1.0, top_k=4, seed=9)]
+        reads = [read(kinds[i % 4], position=i, token=3 if i % 5 == 0 else None) for i in range(24)]
+        tokens, confidences = choose_tokens(logits.clone(), batch_of(*reads), MASK)
+        for i, one in enumerate(reads):
+            token, confidence = choose_tokens(logits[i : i + 1].clone(), batch_of(one), MASK)
+            assert (int(token), float(confidence)) == (int(tokens[i]), float(confidences[i]))
+
+    def test_bfloat16_logits_are_read_in_float32(self) -> None:
+        logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(8)).bfloat16()
+        _, confidences = choose_tokens(logits.clone(), batch_of(*[read()] * 4), MASK)
+        assert confidences.dtype == torch.float32
+        torch.testing.assert_close(confidences, logits.float()[:, 1:].amax(-1).sub(logits.float().logsumexp(-1)).exp())
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"temperature": -0.1}, "temperature is -0.1, allowed are 0 to 100"),
+        ({"temperature": 101}, "temperature is 101, allowed"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"top_p": 0}, "top_p is 0, allowed is 0 < top_p <= 1"),
+        ({"top_p": 1.1}, "top_p is 1.1"),
+        ({"top_k": -1}, r"top_k is -1, allowed is 0 \(off\) or more"),
+        ({"seed": -1}, "seed is -1, allowed are 0 to 9223372036854775807"),
+        ({"seed": 2**63}, "seed is 9223372036854775808"),
+    ],
+)
+def test_knobs_out_of_range_are_refused_by_name(knobs: dict[str, float], message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message) as caught:
+        SamplingParams(**knobs)  # type: ignore[arg-type]
+    assert caught.value.param == next(iter(knobs))
+
+
+@pytest.mark.parametrize("top_p", [5e-324, 1e-300, 1e-46, 1e-40, 1e-7])
+@pytest.mark.parametrize("temperature", [5e-324, 1e-6, 0.7, 100.0])
+def test_the_least_top_p_leaves_the_likeliest_token_and_never_the_mask(top_p: float, temperature: float) -> None:
+    torch.manual_seed(0)
+    logits, mask = torch.randn(20, 50), 0
+    logits[:, mask] = 9.0
+    sampling = SamplingParams(temperature, top_p, seed=3)
+    tokens, _ = choose_tokens(logits.clone(), batch_of(*(Position(sampling, place) for place in range(20))), mask)
+    assert tokens.tolist() == (logits[:, 1:].argmax(-1) + 1).tolist()

@@ -1,0 +1,274 @@
+"""A forward that runs out of memory: requests that end, requests that go on, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from service.decode.block import Block
+from service.decode.modes import Direct, Speculative
+from service.decode.policy import Prediction
+from service.engine import AsyncEngine, BlockEvent, Engine
+from service.engine.forward.oom_backoff import OomBackoff
+from service.engine.forward.rows import Row
+from service.engine.forward.runner import CheckpointRunner, done
+from service.errors import EngineFailed, OutOfMemory
+from service.model import Checkpoint
+from tests.engine.helpers import events_of, random_requests, request
+from tests.runners import Around, engine_over
+from tests.tiny import tiny_checkpoint
+
+PROMPT = (5, 6, 7, 8, 9, 10)
+CPU_MESSAGE = (
+    "[enforce fail at alloc_cpu.cpp:116] err == 0. DefaultCPUAllocator: can't allocate memory: "
+    "you tried to allocate 4096000000000 bytes. Error code 12 (Cannot allocate memory)"
+)
+
+Fits = Callable[[Sequence[Row]], bool]
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Checkpoint:
+    return tiny_checkpoint(1)
+
+
+class ScarceRunner(Around):
+    """Does what CheckpointRunner does for rows that fit and raises for others; counts the forwards that did not fit."""
+
+    def __init__(self, runner: CheckpointRunner, evaluates: Fits | None = None, refines: Fits | None = None) -> None:
+        super().__init__(runner)
+        self.evaluates, self.refines, self.failures = evaluates, refines, 0
+
+    def evaluate(self, rows: Sequence[Row]) -> list[Prediction]:
+        self.check(self.evaluates, rows)
+        return super().evaluate(rows)
+
+    def refine(self, rows: Sequence[Row]) -> list[Prediction]:
+        self.check(self.refines, rows)
+        return super().refine(rows)
+
+    def check(self, fits: Fits | None, rows: Sequence[Row]) -> None:
+        if fits is not None and not fits(rows):
+            self.failures += 1
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def scarce(
+    checkpoint: Checkpoint, evaluates: Fits | None = None, refines: Fits | None = None, **limits: int
+) -> tuple[Engine, ScarceRunner]:
+    """An engine for which only such rows fit."""
+    return engine_over(lambda runner: ScarceRunner(runner, evaluates, refines), checkpoint, **limits)
+
+
+def tokens(events: Sequence[BlockEvent]) -> tuple[int, ...]:
+    return tuple(token for event in events for token in event.token_ids)
+
+
+def read(
+    backoff: OomBackoff, forward: Callable[[Sequence[Row]], list[Prediction]], rows: Sequence[Row]
+) -> list[Prediction | None]:
+    return backoff.begin(lambda chunk: done(forward(chunk)), rows)()
+
+
+class TestRowsThatFit:
+    """Rows stand for themselves here: the forward only says which it was given."""
+
+    @staticmethod
+    def row(index: int) -> Row:
+        return Row(Block((1,)), index, (), writes_kv=False)
+
+    def handles(self, count: int, fits: Callable[[list[int]], bool]) -> tuple[list[int | None], list[list[int]]]:
+        calls: list[list[int]] = []
+
+        def forward(rows: Sequence[Row]) -> list[Prediction]:
+            indices = [row.index for row in rows]
+            if not fits(indices):
+                raise torch.OutOfMemoryError
+            calls.append(indices)
+            return [Prediction.of_picks((), handle=index) for index in indices]
+
+        predictions = read(OomBackoff(), forward, [self.row(index) for index in range(count)])
+        return [prediction and prediction.handle for prediction in predictions], calls
+
+    def test_all_at_once_when_there_is_room(self) -> None:
+        assert self.handles(5, lambda _: True) == ([0, 1, 2, 3, 4], [[0, 1, 2, 3, 4]])
+
+    def test_halves_in_order_when_there_is_less(self) -> None:
+        assert self.handles(5, lambda rows: len(rows) <= 2) == ([0, 1, 2, 3, 4], [[0, 1], [2, 3], [4]])
+
+    def test_a_row_that_never_fits_takes_no_other_with_it(self) -> None:
+        assert self.handles(6, lambda rows: 4 not in rows)[0] == [0, 1, 2, 3, None, 5]
+
+    def test_no_room_at_all(self) -> None:
+        assert self.handles(3, lambda _: False) == ([None] * 3, [])
+
+    @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA"), RuntimeError(CPU_MESSAGE), MemoryError()])
+    def test_every_way_to_say_it(self, error: Exception) -> None:
+        def forward(rows: Sequence[Row]) -> list[Prediction]:
+            raise error
+
+        assert read(OomBackoff(), forward, [self.row(0)]) == [None]
+
+    def test_what_fitted_is_remembered_and_twice_as_much_is_tried_later(self) -> None:
+        room, tried, backoff = 10, [], OomBackoff()
+
+        def forward(rows: Sequence[Row]) -> list[Prediction]:
+            tried.append(len(rows))
+            if len(rows) > room:
+                raise torch.OutOfMemoryError
+            return [Prediction.of_picks((), handle=row.index) for row in rows]
+
+        def step() -> list[int]:
+            tried.clear()
+            rows = [self.row(index) for index in range(64)]
+            assert [prediction and prediction.handle for prediction in read(backoff, forward, rows)] == list(range(64))
+            return list(tried)
+
+        assert step()[:4] == [64, 32, 16, 8]
+        assert [step() for _ in range(3)] == [[8] * 8] * 3
+        failures = [sum(rows > room for rows in step()) for _ in range(200)]
+        assert 1 <= sum(failures) <= 12  # each failed doubling waits twice as long as the one before
+        room = 1000
+        for _ in range(700):
+            last = step()
+        assert last == [64]
+
+    def test_a_row_too_large_by_itself_makes_no_others_smaller(self) -> None:
+        backoff = OomBackoff()
+
+        def forward(rows: Sequence[Row]) -> list[Prediction]:
+            if any(row.index == 4 for row in rows):
+                raise torch.OutOfMemoryError
+            return [Prediction.of_picks((), handle=row.index) for row in rows]
+
+        predictions = read(backoff, forward, [self.row(index) for index in range(8)])
+        assert [prediction and prediction.handle for prediction in predictions] == [0, 1, 2, 3, None, 5, 6, 7]
+        assert backoff.limit is None
+
+    def test_the_cpus_own_words(self) -> None:
+        """A real allocation that no machine can serve."""
+
+        def forward(rows: Sequence[Row]) -> list[Prediction]:
+            torch.empty(2**60, dtype=torch.uint8)
+            return []
+
+        assert read(OomBackoff(), forward, [self.row(0)]) == [None]
+
+    def test_another_error_passes_through(self) -> None:
+        def forward(rows: Sequence[Row]) -> list[Prediction]:
+            raise RuntimeError("a bug")
+
+        with pytest.raises(RuntimeError, match="a bug"):
+            read(OomBackoff(), forward, [self.row(0), self.row(1)])
+
+    def test_the_failed_forwards_tensors_are_free_before_the_next_try(self) -> None:
+        alive: list[int] = []
+        held = 0
+
+        class Held:
+            def __init__(self) -> None:
+                nonlocal held
+                held += 1
+
+            def __del__(self) -> None:
+                nonlocal held
+                held -= 1
+
+        def forward(rows: Sequence[Row]) -> list[Prediction]:
+            alive.append(held)
+            kept = Held()
+            if len(rows) > 1:
+                raise torch.OutOfMemoryError
+            return [Prediction.of_picks((), handle=type(kept))] * len(rows)
+
+        read(OomBackoff(), forward, [self.row(0), self.row(1)])
+        assert alive == [0, 0, 0]
+
+
+class TestEngine:
+    def test_too_many_rows_at_once_change_nothing(self, checkpoint: Checkpoint) -> None:
+        requests = random_requests(random.Random(4), checkpoint, 12)
+        wanted = Engine(checkpoint).generate(requests)
+        engine, runner = scarce(checkpoint, lambda rows: len(rows) <= 3, lambda rows: len(rows) <= 2)
+        assert [done.token_ids for done in engine.generate(requests)] == [done.token_ids for done in wanted]
+        assert 4 <= runner.failures < 20
+        assert engine.state().kv_pages_used == 0
+
+    @pytest.mark.parametrize("forward", ["evaluate", "refine"])
+    def test_who_never_fits_ends_with_an_error_and_the_others_go_on(self, checkpoint: Checkpoint, forward: str) -> None:
+        """What never fits: rows from the sixth block on. Every mode, all in one batch."""
+        requests = [request(f"short {n}", PROMPT, Speculative(1 + n % 4), tokens=10) for n in range(4)]
+        requests += [request(f"long {n}", PROMPT, Direct(1 + n), tokens=40) for n in range(2)]
+        wanted = {done.request_id: done.token_ids for done in Engine(checkpoint).generate(requests)}
+
+        def fits(rows: Sequence[Row]) -> bool:
+            return all(row.index < 5 for row in rows)
+
+        engine, _ = scarce(checkpoint, **{f"{forward}s": fits})
+        events = events_of(engine, requests)
+        for one in requests:
+            last = events[one.request_id][-1]
+            if one.request_id.startswith("short"):
+                assert tokens(events[one.request_id]) == wanted[one.request_id]
+                assert last.error is None
+            else:
+                assert isinstance(last.error, OutOfMemory)
+                assert (last.error.status, last.error.retry_after, last.finish_reason) == (503, 1.0, "abort")
+                sent = tokens(events[one.request_id])
+                assert 0 < len(sent) < 40
+                assert sent == wanted[one.request_id][: len(sent)]
+        assert engine.state().kv_pages_used == engine.state().num_running == 0
+
+    def test_later_requests_are_right(self, checkpoint: Checkpoint) -> None:
+        """On pages that the failed ones left behind, in an engine with no others."""
+        requests = random_requests(random.Random(6), checkpoint, 12)
+        wanted = Engine(checkpoint).generate(requests)
+        rng = random.Random(1)
+
+        def often(rows: Sequence[Row]) -> bool:
+            return rng.random() < 0.7
+
+        engine, runner = scarce(checkpoint, often, often, kv_cache_tokens=40, max_rows=16)
+        failed = [one for one in events_of(engine, requests).values() if one[-1].error]
+        assert 0 < len(failed) < 12
+        runner.evaluates = runner.refines = None
+        assert [done.token_ids for done in engine.generate(requests)] == [done.token_ids for done in wanted]
+        assert engine.state().kv_pages_used == 0
+
+    def test_generate_raises_it_when_all_have_ended(self, checkpoint: Checkpoint) -> None:
+        engine, _ = scarce(checkpoint, lambda rows: rows[0].index < 3)
+        with pytest.raises(OutOfMemory, match="ran out of memory in a step of this request"):
+            engine.generate([request("x", PROMPT, tokens=20), request("y", PROMPT, tokens=4)])
+        assert not engine.has_work
+
+
+class TestWorker:
+    async def test_the_stream_ends_with_the_error_and_the_replica_is_healthy(self, checkpoint: Checkpoint) -> None:
+        engine, runner = scarce(checkpoint, lambda rows: rows[-1].index < 3)
+        worker = AsyncEngine(engine)
+        worker.start()
+        try:
+            stream = worker.generate(request("x", PROMPT, tokens=40))
+            seen = [await anext(stream), await anext(stream)]
+            with pytest.raises(OutOfMemory):
+                await anext(stream)
+            wanted = Engine(checkpoint).generate([request("x", PROMPT, tokens=40)])[0].token_ids
+            assert tokens(seen) == wanted[: 3 * 4 - len(PROMPT)]
+            assert worker.failure is None
+            runner.evaluates = None
+            again = [event async for event in worker.generate(request("x", PROMPT, tokens=40))]
+            assert tokens(again) == wanted
+        finally:
+            worker.stop()
+
+    async def test_any_other_error_stops_the_engine(self, checkpoint: Checkpoint) -> None:
+        engine, _ = scarce(checkpoint, lambda rows: 1 // 0)  # type: ignore[arg-type, return-value]
+        worker = AsyncEngine(engine)
+        worker.start()
+        with pytest.raises(EngineFailed, match="ZeroDivisionError"):
+            await anext(worker.generate(request("x", PROMPT)))
+        assert str(worker.failure).startswith("ZeroDivisionError in tests.engine.forward.test_oom_backoff, line ")
+        worker.stop()

@@ -1,0 +1,64 @@
+"""The reads of a forward as arrays, and the anchors that later forwards go on from."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.decode.block import MASKED, Block
+from service.engine import SamplingParams
+from service.engine.forward.logits_sampler import noise_keys
+from service.engine.forward.rows import Anchor, ForwardOutput, Row, gathered
+from service.engine.forward.sampling_batch import SamplingBatch
+
+M = MASKED
+
+
+def row(tokens: tuple[int, ...], index: int = 0, *, seed: int = 0, rescore: tuple[int, ...] = ()) -> Row:
+    return Row(Block(tokens), index, (), writes_kv=False, sampling=SamplingParams(0.7, seed=seed), rescore=rescore)
+
+
+def said(reads: SamplingBatch) -> list[tuple[int, int, int]]:
+    return list(zip(reads.row.tolist(), reads.position.tolist(), reads.token.tolist(), strict=True))
+
+
+def test_masked_positions_come_in_order_and_judged_ones_behind_all_of_them() -> None:
+    stored = Row(Block((1, 2, 3)), 0, (), writes_kv=True)
+    reads = SamplingBatch.of([row((7, M, 8), rescore=(2, 0)), stored, row((M, 9, M), 4, rescore=(1,))], 3)
+    assert said(reads) == [(0, 1, -1), (2, 0, -1), (2, 2, -1), (0, 2, 8), (0, 0, 7), (2, 1, 9)]
+    assert reads.flat.tolist() == [1, 6, 8, 2, 0, 7]
+    assert reads.absolute_position.tolist() == [1, 12, 14, 2, 0, 13]
+    assert reads.leftmost().tolist() == [True, True, False, False, False, False]
+    assert said(reads.select(np.array([4, 1]))) == [(0, 0, 7), (2, 0, -1)]
+
+
+def test_rows_that_are_not_read_have_no_reads() -> None:
+    assert said(SamplingBatch.of([Row(Block((1, M)), 0, (), writes_kv=True)], 2)) == []
+    assert said(SamplingBatch.of([row((1, 2))], 2)) == []
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**63 - 1), st.integers(0, 3), st.integers(0, 9)), min_size=1, max_size=8))
+def test_the_noise_of_a_position_does_not_depend_on_who_is_beside_it(asked: list[tuple[int, int, int]]) -> None:
+    rows = [row((5,) * revealed + (M,) * (4 - revealed), index, seed=seed) for seed, revealed, index in asked]
+    together = SamplingBatch.of(rows, 4)
+    keys = noise_keys(together)
+    for number, one in enumerate(rows):
+        assert np.array_equal(keys[together.row == number], noise_keys(SamplingBatch.of([one], 4)))
+
+
+def test_noise_differs_by_seed_position_and_progress() -> None:
+    rows = [row((5,) * revealed + (M,) * (16 - revealed), index, seed=seed)
+            for seed in range(8) for index in range(8) for revealed in range(16)]  # fmt: skip
+    keys = noise_keys(SamplingBatch.of(rows, 16))
+    assert len({(int(first), int(second)) for first, second in keys}) == len(keys) == 8 * 8 * sum(range(1, 17))
+    assert keys.min() >= 0
+    assert keys.max() < 2**32
+
+
+def test_anchors_of_one_forward_and_of_several_are_gathered_alike() -> None:
+    first, second = ForwardOutput(torch.randn(4, 3, 2)), ForwardOutput(torch.randn(5, 3, 2))
+    for anchors in ([Anchor(first, 2), Anchor(first, 0), Anchor(first, 2)], [Anchor(second, 4), Anchor(first, 1)]):
+        wanted = torch.stack([anchor.hidden for anchor in anchors])
+        assert torch.equal(gathered(anchors, lambda states: states.hidden), wanted)

@@ -1,0 +1,103 @@
+"""The Triton kernel that reads logits against torch's operations: by its interpreter, or on CUDA if there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.engine.forward import logits_sampler
+from service.engine.forward.logits_sampler import (
+    TorchLogitsSampler,
+    TritonLogitsSampler,
+    apply_temperature,
+    choose_tokens,
+    entropies,
+)
+from service.engine.request import SamplingParams
+from tests.engine.forward.sampled import Position, batch_of
+
+
+@pytest.fixture(scope="module", autouse=True)
+def device(triton_device: str) -> str:
+    return triton_device
+
+
+samplings = st.builds(
+    SamplingParams,
+    st.sampled_from([0.0, 0.0, 0.5, 1.0, 1.3]),
+    st.sampled_from([1.0, 1.0, 0.8]),
+    st.sampled_from([0, 0, 5]),
+    seed=st.integers(0, 2**63 - 1),
+)
+
+
+#: width, dtype, what is asked of each row, tokens that the kernel reads at once, seed
+drawn = (
+    st.sampled_from([2, 7, 64, 500, 1024, 2500]),
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    st.lists(st.tuples(samplings, st.booleans()), min_size=1, max_size=6),
+    st.sampled_from([64, 1024]),
+    st.integers(0, 2**31),
+)
+
+
+@settings(max_examples=8)
+@given(*drawn)
+def test_token_confidence_and_entropy(device: str, width: int, dtype: torch.dtype, asked, step: int, seed: int) -> None:
+    assert_as_torch(device, width, dtype, asked, step, seed)
+
+
+@pytest.mark.slow
+@settings(max_examples=200)
+@given(*drawn)
+def test_many_tokens_confidences_and_entropies(
+    device: str, width: int, dtype: torch.dtype, asked, step: int, seed: int
+) -> None:
+    assert_as_torch(device, width, dtype, asked, step, seed)
+
+
+def assert_as_torch(
+    device: str, width: int, dtype: torch.dtype, asked: list[tuple[SamplingParams, bool]], step: int, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    made = 4 * torch.randn(len(asked), width + 3, generator=generator)
+    logits = made.to(dtype).to(device)[:, :width]  # a row does not begin where the last one ends
+    mask = seed % width
+    logits[:, mask] = 20.0  # the likeliest, and never chosen
+
+    def other(number: int) -> int:
+        return (mask + 1 + number % (width - 1)) % width
+
+    reads = batch_of(*(
+        Position(sampling, 7 * number, number % 3, other(number) if judged else None)
+        for number, (sampling, judged) in enumerate(asked)
+    ))  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logits_sampler, "_KERNEL_STEP", step)
+        found, weights = TritonLogitsSampler(mask).sample(logits, reads)
+    wanted, _ = TorchLogitsSampler(mask).sample(logits.clone(), reads)
+    assert found[:, 0].tolist() == wanted[:, 0].tolist()
+    torch.testing.assert_close(found[:, 1], wanted[:, 1], rtol=2e-5, atol=1e-7)
+    torch.testing.assert_close(found[:, 2], wanted[:, 2], rtol=2e-5, atol=2e-5)
+    assert weights is not None
+    torch.testing.assert_close(weights, apply_temperature(logits.float(), reads).logsumexp(-1), rtol=1e-6, atol=1e-6)
+
+
+def test_of_equal_logits_the_first_token_is_chosen(device: str) -> None:
+    logits = torch.zeros(2, 300, device=device)
+    logits[1, [40, 200, 7]] = 1.0
+    found, _ = TritonLogitsSampler(0).sample(logits, batch_of(Position(), Position()))
+    assert found[:, 0].tolist() == [1, 7]
+
+
+def test_a_token_that_is_sure_has_confidence_one_and_entropy_zero(device: str) -> None:
+    logits = torch.full((1, 300), -80.0, device=device)
+    logits[0, 4] = 80.0
+    for temperature in (0.0, 1e-9, 1.0):
+        reads = batch_of(Position(SamplingParams(temperature, seed=1)))
+        found, _ = TritonLogitsSampler(0).sample(logits.clone(), reads)
+        assert found[0].tolist() == pytest.approx([4, 1, 0], abs=1e-12)
+        assert choose_tokens(logits.clone(), reads, 0)[1].item() == 1
+        assert entropies(logits.clone(), reads).item() == pytest.approx(0, abs=1e-12)

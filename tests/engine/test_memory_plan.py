@@ -1,0 +1,139 @@
+"""The sizes that fit into invented memories."""
+
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.shapes import SHAPES, shape_named
+from service.demo import CHECKPOINT
+from service.engine.memory_plan import RequestedSizes, forward_bytes, graph_bytes, page_bytes, plan_memory
+from service.errors import SettingsError
+from service.model import parse_config, read_config
+from service.model.attention import PagedCache
+from service.model.attention.cache import NUM_SPARE
+from service.model.memory import DeviceMemory
+from tests.tiny import tiny_config
+
+GIB = 2**30
+DEMO = parse_config(read_config(CHECKPOINT))
+#: the shapes and their weights in bfloat16, MRP's three layers included
+WEIGHTS = {"qwen3-0.6b": 1.6, "sdar-1.7b": 4.1, "sdar-4b": 8.8, "sdar-8b": 16.4, "sdar-30b-a3b": 57.3}
+WEIGHTS["llada2-mini"] = 30.5
+
+
+def model(shape):
+    return parse_config(tiny_config(num_nextn_predict_layers=3) | asdict(shape_named(shape)))
+
+
+def gpu(total, weights):
+    """A GPU whose memory has the weights and half a GiB of the driver."""
+    return DeviceMemory("cuda", int((total - weights - 0.5) * GIB), total * GIB)
+
+
+def test_the_demo_on_a_cpu_stays_small():
+    found = plan_memory(RequestedSizes(), DEMO, 4, DeviceMemory("cpu", 20 * GIB, 24 * GIB))
+    assert (found.kv_cache_tokens, found.max_running, found.max_rows) == (65536, 64, 256)
+    assert found.kv_bytes < 0.3 * GIB
+
+
+def test_a_cpu_without_much_memory_takes_its_share_of_what_is_free():
+    found = plan_memory(RequestedSizes(memory_utilization=0.5), DEMO, 4, DeviceMemory("cpu", GIB // 4, 24 * GIB))
+    assert 1000 < found.kv_cache_tokens < 65536
+    assert found.kv_bytes + found.forward_bytes <= GIB // 8
+    assert found.max_running < 64
+
+
+def test_a_large_model_on_a_cpu_has_a_cache_of_few_gibibytes():
+    found = plan_memory(RequestedSizes(), model("sdar-1.7b"), 2, DeviceMemory("cpu", 100 * GIB, 128 * GIB))
+    assert 3.5 * GIB < found.kv_bytes <= 4 * GIB
+    assert found.kv_cache_tokens % 4 == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "total"), [(shape, total) for shape in SHAPES for total in (24, 80, 140) if WEIGHTS[shape] < 0.8 * total]
+)
+def test_on_a_gpu_the_share_is_used_and_not_more(shape, total):
+    config, memory = model(shape), gpu(total, WEIGHTS[shape])
+    found = plan_memory(RequestedSizes(), config, 2, memory)
+    used = memory.total - memory.free + found.kv_bytes * (1 + 1 / config.num_kv_layers) + found.forward_bytes
+    assert 0.89 * memory.total < used <= 0.9 * memory.total
+    assert found.max_running == min(256, found.kv_cache_tokens // 512)
+    assert found.max_rows >= 64
+
+
+def test_a_model_that_is_larger_than_the_gpu_does_not_fit():
+    with pytest.raises(SettingsError, match="kv_cache_tokens is auto"):
+        plan_memory(RequestedSizes(), model("sdar-30b-a3b"), 2, gpu(24, WEIGHTS["sdar-30b-a3b"]))
+
+
+def test_a_token_has_the_feed_forwards_of_all_its_experts_at_once():
+    """Rows are few, so that logits are left out: 8 experts of 768 and their inputs and outputs of 2,048 numbers."""
+    config = replace(model("sdar-30b-a3b"), vocab_size=1)
+    dense = replace(config, experts=None)
+    more = 8 * (3 * 768 + 2 * 2048) - 3 * 6144
+    assert forward_bytes(config, 1, 2) - forward_bytes(dense, 1, 2) == 4 * more * 2
+
+
+def test_a_small_model_does_not_take_all_of_a_large_gpu():
+    found = plan_memory(RequestedSizes(), DEMO, 2, gpu(140, 0.01))
+    assert (found.kv_cache_tokens, found.max_running) == (256 * 1024, 256)
+
+
+def test_what_is_asked_for_is_kept():
+    memory = gpu(24, 4.1)
+    found = plan_memory(RequestedSizes(4096, 7, 12), model("sdar-1.7b"), 2, memory)
+    assert (found.kv_cache_tokens, found.max_running, found.max_rows) == (4096, 7, 12)
+    tokens_only = plan_memory(RequestedSizes(kv_cache_tokens=4096), model("sdar-1.7b"), 2, memory)
+    assert (tokens_only.kv_cache_tokens, tokens_only.max_running) == (4096, 8)
+
+
+def test_where_nothing_is_left_the_error_says_what_there_is_and_what_to_do():
+    with pytest.raises(SettingsError, match=r"kv_cache_tokens is auto, but of 24,576 MiB on cuda 7,424 MiB are free"):
+        plan_memory(RequestedSizes(memory_utilization=0.7), model("sdar-8b"), 2, gpu(24, 16.25))
+
+
+@given(
+    shape=st.sampled_from(list(SHAPES)),
+    kind=st.sampled_from(["cpu", "cuda"]),
+    total=st.integers(1, 200 * GIB),
+    share=st.floats(0, 1),
+    utilization=st.floats(0.05, 1),
+    asked=st.tuples(*[st.none() | st.integers(6, 5000)] * 2),
+)
+def test_whatever_fits_is_within_the_budget(shape, kind, total, share, utilization, asked):
+    config, memory = model(shape), DeviceMemory(kind, int(total * share), total)
+    sizes = RequestedSizes(None, *asked, memory_utilization=utilization)
+    try:
+        found = plan_memory(sizes, config, 2, memory)
+    except SettingsError:
+        return
+    budget = memory.free * utilization if kind == "cpu" else memory.free - total * (1 - utilization)
+    assert found.kv_bytes + found.forward_bytes <= budget + 1
+    assert found.kv_cache_tokens >= 2 * config.block_size
+    assert found.max_rows >= config.block_size + 2
+    more = plan_memory(sizes, config, 2, replace(memory, free=memory.free + GIB, total=total + GIB))
+    assert more.kv_cache_tokens >= found.kv_cache_tokens or more.max_rows > found.max_rows
+
+
+def test_the_sizes_of_pages_are_those_of_the_cache():
+    assert page_bytes(DEMO, 2) == PagedCache.bytes_per_page(DEMO, torch.bfloat16)
+    cache = PagedCache(DEMO, 100, torch.device("cpu"), torch.float32)
+    assert cache.keys.nbytes + cache.values.nbytes == (100 + NUM_SPARE) * page_bytes(DEMO, 4)
+    assert forward_bytes(model("sdar-8b"), 10**6, 2) > forward_bytes(model("sdar-8b"), 10, 2)
+
+
+def test_graphs_take_memory_where_there_are_any():
+    config, memory = model("sdar-1.7b"), gpu(24, 4.1)
+    captured, eager = (plan_memory(RequestedSizes(cuda_graphs=graphs), config, 2, memory) for graphs in (True, False))
+    more = graph_bytes(config, captured.max_rows, 2)
+    assert captured.forward_bytes - eager.forward_bytes == more
+    assert 0.1 * GIB < more < 2 * GIB
+    assert captured.kv_cache_tokens < eager.kv_cache_tokens
+    assert graph_bytes(replace(config, mrp=None), 512, 2) < graph_bytes(config, 512, 2)
+    on_cpu = DeviceMemory("cpu", 20 * GIB, 24 * GIB)
+    assert plan_memory(RequestedSizes(cuda_graphs=True), DEMO, 4, on_cpu) == plan_memory(
+        RequestedSizes(cuda_graphs=False), DEMO, 4, on_cpu
+    )
