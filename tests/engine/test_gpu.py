@@ -23,7 +23,7 @@ from service.engine.forward.runner import Runner
 from service.engine.forward.sampling import scale
 from service.engine.forward.vocabulary import TorchVocabulary, TritonVocabulary
 from service.model import LoadOptions, load_checkpoint
-from service.model.attention import attention_for
+from service.model.attention import attention_backend
 from service.model.exchange import fetch, take
 from tests.engine.forward.reads import Read, reads_of
 from tests.model.attention_world import Kind, Shape, World
@@ -122,7 +122,7 @@ def test_attention_of_triton_is_attention_by_definition(block, dtype):
         rng = random.Random(seed)
         shapes = [Shape(rng.choice([0, 3, 40, 300]), rng.randint(0, 12), rng.randint(1, 20)) for _ in range(6)]
         world = World(Kind(*block, dtype, "cuda"), shapes, seed)
-        attention, rows = attention_for(world.cache, "triton"), world.all_rows
+        attention, rows = attention_backend(world.cache, "triton"), world.all_rows
         while rows:
             count = rng.randint(1, len(rows))
             world.check(attention, rows[:count])
@@ -131,7 +131,7 @@ def test_attention_of_triton_is_attention_by_definition(block, dtype):
 
 def test_rows_with_a_width_are_equal_to_the_bit_alone_and_together():
     world = World(Kind(4, (16, 8), 128, torch.bfloat16, "cuda"), [Shape(700, 2, 3), Shape(3, 1, 1), Shape(90, 0, 4)], 5)
-    attention, rows = attention_for(world.cache, "triton"), world.all_rows
+    attention, rows = attention_backend(world.cache, "triton"), world.all_rows
     _, together = world.check(attention, rows, 1024)
     for number, row in enumerate(rows):
         alone = attention.prepare([row], 1024)(1, *world.inputs([row]))

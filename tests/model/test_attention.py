@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from service.errors import SettingsError
 from service.model import parse_config
-from service.model.attention import PagedCache, attention_for, eager, parts, registry
+from service.model.attention import PagedCache, attention_backend, eager, parts, registry
 from service.model.attention.cache import NUM_SPARE
 from service.model.attention.shared import SharedBatch
 from service.model.attention.single import SingleBatch
@@ -52,7 +52,7 @@ def test_rows_see_their_own_sequence_as_in_dense_attention(
         rows = world.all_rows
         while rows:  # halves and any other parts in order find what those before them wrote
             count = rng.choice([len(rows), rng.randint(1, len(rows))])
-            world.check(attention_for(world.cache), rows[:count])
+            world.check(attention_backend(world.cache), rows[:count])
             del rows[:count]
 
 
@@ -60,7 +60,7 @@ def test_rows_see_their_own_sequence_as_in_dense_attention(
 @pytest.mark.parametrize("name", [name for name in registry.IMPLEMENTATIONS if name != "triton"])  # it has its own file
 def test_every_implementation_is_dense_attention(name: str, width: int | None) -> None:
     world = World(Kind(4, (4, 2)), [Shape(3, 2, 1), Shape(0, 1, 2), Shape(5, 0, 3)], 7)
-    world.check(attention_for(world.cache, name), world.all_rows, width)
+    world.check(attention_backend(world.cache, name), world.all_rows, width)
 
 
 @settings(max_examples=60, deadline=None)
@@ -71,7 +71,7 @@ def test_with_a_width_every_row_is_computed_in_one_shape(
     world = World(Kind(size, heads), of, seed)
     rows = world.all_rows
     width = max(row.index for row in rows) + 1 + seed
-    forward, _ = world.check(attention_for(world.cache), rows, width)
+    forward, _ = world.check(attention_backend(world.cache), rows, width)
     assert list(forward.order) == list(range(len(rows)))
     (batch,) = forward._batches
     assert isinstance(batch, SingleBatch)
@@ -170,7 +170,7 @@ def test_who_shares_a_read_copies_it_once() -> None:
     config = parse_config(tiny_config())
     cache = PagedCache(config, 1001, torch.device("cpu"), torch.float32)
     pages = list(range(1001))
-    forward = attention_for(cache).prepare([place(pages, 1000, keeps=False) for _ in range(17)])
+    forward = attention_backend(cache).prepare([place(pages, 1000, keeps=False) for _ in range(17)])
     (batch,) = forward._batches
     assert isinstance(batch, SharedBatch)
     assert batch.pages is not None
@@ -181,7 +181,7 @@ def test_layers_do_not_share_pages() -> None:
     config = parse_config(tiny_config())
     cache = PagedCache(config, 3, torch.device("cpu"), torch.float32)
     assert cache.keys.shape == (3, 3 + NUM_SPARE, 4, 2, 16)
-    forward = attention_for(cache).prepare([place([2], 0, keeps=True)])
+    forward = attention_backend(cache).prepare([place([2], 0, keeps=True)])
     ones = torch.ones(1, 4, 2, 16)
     forward(2, torch.ones(1, 4, 4, 16), ones, ones)
     written = [(layer, page) for layer in range(3) for page in range(3) if cache.keys[layer, page].any()]
@@ -191,7 +191,7 @@ def test_layers_do_not_share_pages() -> None:
 def test_what_is_not_final_is_on_no_page_of_a_sequence() -> None:
     config = parse_config(tiny_config())
     cache = PagedCache(config, 3, torch.device("cpu"), torch.float32)
-    forward = attention_for(cache).prepare([place([2, 1], 1, keeps=False)])
+    forward = attention_backend(cache).prepare([place([2, 1], 1, keeps=False)])
     ones = torch.ones(1, 4, 2, 16)
     forward(0, torch.ones(1, 4, 4, 16), ones, ones)
     assert not cache.keys[:, :3].any()
@@ -208,7 +208,7 @@ def test_an_unknown_implementation_says_which_there_are() -> None:
     known = ", ".join(sorted(["auto", *registry.IMPLEMENTATIONS]))
     cache = PagedCache(parse_config(tiny_config()), 1, torch.device("cpu"), torch.float32)
     with pytest.raises(SettingsError, match=f"attention is 'flash', allowed are {known}$"):
-        attention_for(cache, "flash")
+        attention_backend(cache, "flash")
 
 
 def test_the_setting_has_the_names_there_are() -> None:
@@ -217,7 +217,7 @@ def test_the_setting_has_the_names_there_are() -> None:
 
 def test_auto_on_a_cpu_is_eager() -> None:
     cache = PagedCache(parse_config(tiny_config()), 1, torch.device("cpu"), torch.float32)
-    assert isinstance(attention_for(cache), eager.EagerAttention)
+    assert isinstance(attention_backend(cache), eager.EagerBackend)
 
 
 def test_on_cuda_auto_is_triton_where_it_can_compile(
@@ -250,4 +250,4 @@ def test_triton_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch, installe
     monkeypatch.setattr(registry, "find_spec", lambda _: object() if installed else None)
     cache = PagedCache(parse_config(tiny_config()), 1, torch.device("cpu"), torch.float32)
     with pytest.raises(SettingsError, match=f"attention is 'triton', but {message}.*; auto and eager work here"):
-        attention_for(cache, "triton")
+        attention_backend(cache, "triton")

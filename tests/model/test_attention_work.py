@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from service.model.attention.units import Unit
 from service.model.attention.work import Capacity, Item, Merge, PageTables, Shape, Work, work_of
-from tests.model.attention_world import Place, place
+from tests.model.attention_world import RowKv, place
 
 kinds = st.builds(
     Shape, st.sampled_from([1, 3, 4, 32]), st.sampled_from([1, 2, 3, 8]), st.sampled_from([16, 64]), st.integers(1, 40)
@@ -22,7 +22,7 @@ sequences = st.lists(
 )
 
 
-def places_of(found: list[tuple[int, int, int]]) -> list[Place]:
+def places_of(found: list[tuple[int, int, int]]) -> list[RowKv]:
     places = []
     for number, (before, final, states) in enumerate(found):
         pages = list(range(1000 * number, 1000 * number + before + final + 1))
@@ -31,7 +31,7 @@ def places_of(found: list[tuple[int, int, int]]) -> list[Place]:
     return places
 
 
-def check(work: Work, places: list[Place], kind: Shape, padding: int) -> None:
+def check(work: Work, places: list[RowKv], kind: Shape, padding: int) -> None:
     """Every token's whole prefix is read once, its own keys by one program, and parts are merged where they are."""
     items = [Item(*item) for item in work.items.tolist()]
     merges = {Merge(*merge).part: Merge(*merge) for merge in work.merges.tolist()}

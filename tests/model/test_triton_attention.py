@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.model.attention import Attention, attention_for, work
+from service.model.attention import AttentionBackend, attention_backend, work
 from tests.model.attention_world import Kind, Shape, World
 
 HEADS = [(1, 1), (4, 4), (4, 2), (6, 2), (4, 1)]
@@ -64,8 +64,8 @@ def short_splits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     return
 
 
-def triton(world: World) -> Attention:
-    return attention_for(world.cache, "triton")
+def triton(world: World) -> AttentionBackend:
+    return attention_backend(world.cache, "triton")
 
 
 def check(device: str, case: Case) -> None:

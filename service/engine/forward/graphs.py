@@ -1,7 +1,7 @@
 """Forwards that are captured once and replayed: a CUDA graph starts all kernels of a forward by one call of the host.
 
 A graph has fixed shapes and addresses. Rows are filled up to the next size that there is a graph for, inputs are copied
-to buffers that stay, and the attention's tables are loaded into its own (`Capturable`). A graph is captured when its
+to buffers that stay, and the attention's tables are loaded into its own (`GraphCapable`). A graph is captured when its
 shape comes first. Rows that only fill up see themselves, write to no page, and nobody reads what comes out of them.
 """
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from service.engine.forward.extent import GRAPH_ROWS
-from service.model.attention import Capturable, Place, Static
+from service.model.attention import GraphAttention, GraphCapable, RowKv
 from service.model.attention.work import Capacity, Work
 from service.model.layers import Attend
 
@@ -71,7 +71,7 @@ class CudaCapture:
 class Graphs:
     """The graphs of a runner's networks. `least`: a number of rows that there is a graph for besides `GRAPH_ROWS`."""
 
-    def __init__(self, attention: Capturable, capture: Capture, least: int = 1) -> None:
+    def __init__(self, attention: GraphCapable, capture: Capture, least: int = 1) -> None:
         self._attention, self._capture = attention, capture
         self._sizes = sorted({*GRAPH_ROWS, least})
         self._graphs: dict[tuple[Network, Capacity], _Graph] = {}
@@ -82,7 +82,7 @@ class Graphs:
         place = bisect_left(self._sizes, rows)
         return self._sizes[place] if self._works and place < len(self._sizes) else None
 
-    def run(self, network: Network, places: Sequence[Place], width: int | None, inputs: Inputs) -> Tensor | None:
+    def run(self, network: Network, places: Sequence[RowKv], width: int | None, inputs: Inputs) -> Tensor | None:
         """-> hidden states `[R, L, H]` of the places' rows, or None where there is no graph for them."""
         size = self.size(len(places))
         if size is None:
@@ -92,7 +92,7 @@ class Graphs:
         graph = self._graphs.get((network, capacity))
         if graph is None:
             try:
-                graph = _Graph(network, self._attention.static(capacity), size, inputs)
+                graph = _Graph(network, self._attention.for_graph(capacity), size, inputs)
                 graph.capture(inputs, work, self._capture)
             except CaptureFailed as problem:
                 self._works = False
@@ -105,7 +105,7 @@ class Graphs:
 class _Graph:
     """One captured forward over `size` rows, and the buffers it reads."""
 
-    def __init__(self, network: Network, attend: Static, size: int, like: Inputs) -> None:
+    def __init__(self, network: Network, attend: GraphAttention, size: int, like: Inputs) -> None:
         self._network, self._attend = network, attend
         self._inputs = Inputs(
             _room(like.tokens, size),

@@ -22,7 +22,7 @@ from service.engine.forward.pending import Pending
 from service.engine.forward.readout import Readout
 from service.engine.forward.rows import Row
 from service.engine.forward.vocabulary import vocabulary_for
-from service.model.attention import resolve
+from service.model.attention import resolve_backend
 from service.model.checkpoint import Checkpoint
 from service.model.config import ModelConfig
 
@@ -58,7 +58,7 @@ class Runner:
         execution: Execution | None = None,
     ) -> None:
         asked = execution or Execution()
-        attention = resolve(asked.attention, checkpoint.device, checkpoint.dtype)
+        attention = resolve_backend(asked.attention, checkpoint.device, checkpoint.dtype)
         execution = replace(asked, attention=attention)
         self.config, self.device = checkpoint.config, checkpoint.device
         vocabulary = checkpoint.config.vocab_size

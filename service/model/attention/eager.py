@@ -13,7 +13,7 @@ from torch import Tensor
 
 from service.model.attention.batch import Rows
 from service.model.attention.cache import PagedCache
-from service.model.attention.interface import Place
+from service.model.attention.interface import RowKv
 from service.model.attention.shared import SharedBatch
 from service.model.attention.single import SingleBatch
 from service.model.attention.units import Limits, Unit, batches, singles
@@ -26,8 +26,8 @@ _WASTE = {"cpu": 512}
 _WASTE_ELSEWHERE = 1 << 16
 
 
-class EagerAttention:
-    """An `Attention` over a cache."""
+class EagerBackend:
+    """An `AttentionBackend` over a cache."""
 
     def __init__(self, cache: PagedCache) -> None:
         self._cache = cache
@@ -35,7 +35,7 @@ class EagerAttention:
         waste = _WASTE.get(device, _WASTE_ELSEWHERE)
         self._limits = Limits(rows=max(1, _TILE // size), waste=waste // size)
 
-    def prepare(self, places: Sequence[Place], width: int | None = None) -> EagerForward:
+    def prepare(self, places: Sequence[RowKv], width: int | None = None) -> EagerForward:
         """The attention of a forward. A `width` makes every row a unit of its own, all in one batch."""
         divided = batches(places, self._limits) if width is None else [singles(places)]
         return EagerForward(self._cache, places, divided, width)
@@ -45,7 +45,7 @@ class EagerForward:
     """The attention of one forward."""
 
     def __init__(
-        self, cache: PagedCache, places: Sequence[Place], divided: Sequence[Sequence[Unit]], width: int | None
+        self, cache: PagedCache, places: Sequence[RowKv], divided: Sequence[Sequence[Unit]], width: int | None
     ) -> None:
         self._cache = cache
         self.order = [n for units in divided for unit in units for n in range(unit.first, unit.first + unit.num_rows)]
@@ -79,7 +79,7 @@ class EagerForward:
         return rows.seen.flatten(2)
 
 
-def _pages_to_write(units: Iterable[Unit], places: Sequence[Place], spare: Iterator[int]) -> dict[int, int]:
+def _pages_to_write(units: Iterable[Unit], places: Sequence[RowKv], spare: Iterator[int]) -> dict[int, int]:
     """The page of every row that writes one: rows of final blocks, and rows alone while there are spare pages."""
     targets = {}
     for unit in units:

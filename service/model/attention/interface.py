@@ -1,7 +1,7 @@
 """What an attention implementation is: it prepares a forward once, then every layer calls what it prepared.
 
 An implementation learns of each row its sequence's pages, its block index and whether its block is final. It makes
-masks, page tables and batches of them itself. A new kernel is a file with an `Attention`, a line in `registry.py` and
+masks, page tables and batches of them itself. A new kernel is a file with an `AttentionBackend`, a line in `registry.py` and
 its name in settings.
 """
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from service.model.attention.work import Capacity, Work
 
 
-class Place(Protocol):
+class RowKv(Protocol):
     """Where a row stands.
 
     `pages`: the pages of its sequence; rows of one sequence have the same list (the same object, not an equal one).
@@ -36,7 +36,7 @@ class Place(Protocol):
         """Whether its block is final."""
 
 
-class Prepared(Protocol):
+class AttentionForward(Protocol):
     """The attention of one forward."""
 
     @property
@@ -51,20 +51,20 @@ class Prepared(Protocol):
         """
 
 
-class Static(Protocol):
+class GraphAttention(Protocol):
     """The attention of all forwards of one shape, its tables at addresses that stay, as a CUDA graph needs them."""
 
     def load(self, work: Work) -> None:
         """The tables of the next forward. Comes before the first call."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """As `Prepared`; rows stand in the order of their places."""
+        """As `AttentionForward`; rows stand in the order of their places."""
 
 
 class Attention(Protocol):
     """Makes the attention of forwards over one cache."""
 
-    def prepare(self, places: Sequence[Place], width: int | None = None) -> Prepared:
+    def prepare(self, places: Sequence[RowKv], width: int | None = None) -> AttentionForward:
         """The attention of a forward over rows; rows of one sequence stand together, by ascending index.
 
         `width`: every row is computed in the same shapes, as if it read `width` pages, its own included; the order
@@ -73,14 +73,14 @@ class Attention(Protocol):
 
 
 @runtime_checkable
-class Capturable(Attention, Protocol):
+class GraphCapable(AttentionBackend, Protocol):
     """An attention whose forwards can be captured in a CUDA graph: a plan on the host, and tables that stay."""
 
-    def plan(self, places: Sequence[Place], width: int | None = None, rows: int | None = None) -> Work:
+    def plan(self, places: Sequence[RowKv], width: int | None = None, rows: int | None = None) -> Work:
         """The tables of a forward, filled up to `rows` rows: those behind the places write nothing."""
 
     def capacity(self, work: Work, width: int | None) -> Capacity:
-        """The shape of a plan: plans of one capacity can be loaded into one `Static`."""
+        """The shape of a plan: plans of one capacity can be loaded into one `GraphAttention`."""
 
-    def static(self, capacity: Capacity) -> Static:
+    def for_graph(self, capacity: Capacity) -> GraphAttention:
         """For all plans of one capacity."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from service.model.attention.cache import PagedCache
-from service.model.attention.interface import Place
+from service.model.attention.interface import RowKv
 from service.model.attention.work import Capacity, PageTables, Shape, Table, Work, work_of
 from service.model.transfer import send, send_into
 
@@ -26,8 +26,8 @@ _TILES = {2: (64, 64, 4), 4: (32, 16, 8), 8: (16, 16, 8)}
 _PROGRAMS, _PROCESSORS = 2, 8
 
 
-class TritonAttention:
-    """A `Capturable` attention over a cache."""
+class TritonBackend:
+    """A `GraphCapable` attention over a cache."""
 
     def __init__(self, cache: PagedCache) -> None:
         self._cache = cache
@@ -39,7 +39,7 @@ class TritonAttention:
         self._parts: dict[tuple[int, int], _Parts] = {}
         self._rooms: dict[int, Tensor] = {}
 
-    def prepare(self, places: Sequence[Place], width: int | None = None) -> TritonForward:
+    def prepare(self, places: Sequence[RowKv], width: int | None = None) -> TritonForward:
         """The attention of a forward, with tables of its own."""
         work = self.plan(places, width)
         capacity = Capacity.of(work)
@@ -48,7 +48,7 @@ class TritonAttention:
         writes = bool((work.targets >= 0).any())
         return TritonForward(self._cache, tables, _Parts.of(capacity, self._cache), work.order, writes=writes)
 
-    def plan(self, places: Sequence[Place], width: int | None = None, rows: int | None = None) -> Work:
+    def plan(self, places: Sequence[RowKv], width: int | None = None, rows: int | None = None) -> Work:
         """The tables of a forward, filled up to `rows` rows; those behind the places' write nothing."""
         padding = 0 if rows is None else rows - len(places)
         return work_of(places, self.shape, self._tables, width, padding)
@@ -57,7 +57,7 @@ class TritonAttention:
         """The shape of a plan: the same for all plans of as many rows with tiles as large."""
         return Capacity.enough(len(work.indices), work.tile, width, self.shape)
 
-    def static(self, capacity: Capacity) -> StaticForward:
+    def for_graph(self, capacity: Capacity) -> TritonGraphAttention:
         """An attention for all forwards of one shape, its tables at addresses that stay."""
         # Forwards run one after another, so they share what lives in one.
         key = (capacity.tile, capacity.parts)
@@ -66,7 +66,7 @@ class TritonAttention:
         room = _power(_ends(capacity)[-1] + max(4, capacity.rows * self._cache.longest))
         if room not in self._rooms:
             self._rooms[room] = torch.zeros(room, dtype=torch.int32, device=self._cache.keys.device)
-        return StaticForward(self._cache, _Tables(self._rooms[room], capacity), self._parts[key])
+        return TritonGraphAttention(self._cache, _Tables(self._rooms[room], capacity), self._parts[key])
 
 
 class _Parts:
@@ -167,14 +167,14 @@ class TritonForward:
         return out.flatten(2)
 
 
-class StaticForward(TritonForward):
-    """A `Static`: the attention of forwards of one capacity."""
+class TritonGraphAttention(TritonForward):
+    """A `GraphAttention`: the attention of forwards of one capacity."""
 
     def __init__(self, cache: PagedCache, tables: _Tables, parts: _Parts) -> None:
         super().__init__(cache, tables, parts, range(tables.capacity.rows), writes=True)
 
     def load(self, work: Work) -> None:
-        """As `Static`."""
+        """As `GraphAttention`."""
         send_into(_pack(work, self._tables.capacity), self._tables.packed)
 
 

@@ -14,8 +14,8 @@ import torch
 
 from service.errors import SettingsError
 from service.model.attention.cache import PagedCache
-from service.model.attention.eager import EagerAttention
-from service.model.attention.interface import Attention
+from service.model.attention.eager import EagerBackend
+from service.model.attention.interface import AttentionBackend
 
 _log = logging.getLogger(__name__)
 
@@ -23,27 +23,27 @@ _log = logging.getLogger(__name__)
 AUTO = "auto"
 
 
-def _triton(cache: PagedCache) -> Attention:
-    from service.model.attention.paged import TritonAttention
+def _triton(cache: PagedCache) -> AttentionBackend:
+    from service.model.attention.paged import TritonBackend
 
-    return TritonAttention(cache)
+    return TritonBackend(cache)
 
 
 #: A new kernel is one file and one line here.
-IMPLEMENTATIONS: dict[str, Callable[[PagedCache], Attention]] = {"eager": EagerAttention, "triton": _triton}
+IMPLEMENTATIONS: dict[str, Callable[[PagedCache], AttentionBackend]] = {"eager": EagerBackend, "triton": _triton}
 
 
-def attention_for(cache: PagedCache, name: str = AUTO) -> Attention:
-    """The named implementation over a cache. Raises what `resolve` raises."""
-    return IMPLEMENTATIONS[resolve(name, cache.keys.device, cache.keys.dtype)](cache)
+def attention_backend(cache: PagedCache, name: str = AUTO) -> AttentionBackend:
+    """The named implementation over a cache. Raises what `resolve_backend` raises."""
+    return IMPLEMENTATIONS[resolve_backend(name, cache.keys.device, cache.keys.dtype)](cache)
 
 
-def resolve(name: str, device: torch.device, dtype: torch.dtype) -> str:
-    """The implementation that a name stands for. Raises what `check_available` raises.
+def resolve_backend(name: str, device: torch.device, dtype: torch.dtype) -> str:
+    """The implementation that a name stands for. Raises what `check_backend` raises.
 
     `auto` is `triton` on CUDA where Triton is installed, `eager` elsewhere.
     """
-    check_available(name, device, dtype)
+    check_backend(name, device, dtype)
     if name != AUTO or device.type != "cuda":
         return "eager" if name == AUTO else name
     problem = _why_no_triton(device, dtype)
@@ -52,7 +52,7 @@ def resolve(name: str, device: torch.device, dtype: torch.dtype) -> str:
     return "triton" if problem is None else "eager"
 
 
-def check_available(name: str, device: torch.device, dtype: torch.dtype) -> None:
+def check_backend(name: str, device: torch.device, dtype: torch.dtype) -> None:
     """SettingsError, with what there is, for an implementation that there is not."""
     if name not in (AUTO, *IMPLEMENTATIONS):
         known = ", ".join(sorted([AUTO, *IMPLEMENTATIONS]))

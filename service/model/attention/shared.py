@@ -14,7 +14,7 @@ from torch import Tensor
 
 from service.model.attention.batch import Layout, Rows, mask_of, page_mask
 from service.model.attention.cache import PagedCache
-from service.model.attention.interface import Place
+from service.model.attention.interface import RowKv
 from service.model.attention.parts import attend, merge
 from service.model.attention.units import Unit
 from service.model.transfer import send
@@ -36,7 +36,7 @@ class SharedBatch:
     layout: Layout
 
     @classmethod
-    def of(cls, units: Sequence[Unit], places: Sequence[Place], cache: PagedCache) -> SharedBatch:
+    def of(cls, units: Sequence[Unit], places: Sequence[RowKv], cache: PagedCache) -> SharedBatch:
         """Of units, all with a prefix or all without. Its place among the rows is still to be given."""
         rows = slice(0, sum(unit.num_rows for unit in units))
         layout = Layout(len(units), cache.heads_per_key)
@@ -67,7 +67,7 @@ def _prefix(units: Sequence[Unit], cache: PagedCache) -> tuple[Tensor | None, Te
     return flat, page_mask(counts, most, cache) if counts.min() < most else None
 
 
-def _own_mask(units: Sequence[Unit], places: Sequence[Place], cache: PagedCache) -> Tensor | None:
+def _own_mask(units: Sequence[Unit], places: Sequence[RowKv], cache: PagedCache) -> Tensor | None:
     """A row sees itself and the final blocks before it."""
     count = units[0].num_rows
     if count == 1:

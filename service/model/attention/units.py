@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from service.model.attention.interface import Place
+from service.model.attention.interface import RowKv
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Limits:
     waste: int
 
 
-def batches(places: Sequence[Place], limits: Limits) -> list[list[Unit]]:
+def batches(places: Sequence[RowKv], limits: Limits) -> list[list[Unit]]:
     """All rows in units, in batches; units of a batch have as many rows and either all a prefix or none."""
     by_shape = defaultdict[tuple[int, bool], list[Unit]](list)
     for alike in _by_rows(units(places, limits.rows)):
@@ -41,7 +41,7 @@ def batches(places: Sequence[Place], limits: Limits) -> list[list[Unit]]:
     return [batch for alike in by_shape.values() for batch in _similar(alike, limits)]
 
 
-def units(places: Sequence[Place], most_rows: int) -> list[Unit]:
+def units(places: Sequence[RowKv], most_rows: int) -> list[Unit]:
     """The longest units there are. A row joins if all blocks before it are in the unit or lie before it."""
     found: list[Unit] = []
     first, kept = 0, 0
@@ -57,7 +57,7 @@ def units(places: Sequence[Place], most_rows: int) -> list[Unit]:
     return found
 
 
-def singles(places: Sequence[Place]) -> list[Unit]:
+def singles(places: Sequence[RowKv]) -> list[Unit]:
     """Every row for itself."""
     return [Unit(number, 1, place.index, place.pages) for number, place in enumerate(places)]
 
@@ -69,7 +69,7 @@ def _by_rows(found: Sequence[Unit]) -> list[list[Unit]]:
     return list(alike.values())
 
 
-def _pays(alike: Sequence[Unit], places: Sequence[Place], limits: Limits) -> bool:
+def _pays(alike: Sequence[Unit], places: Sequence[RowKv], limits: Limits) -> bool:
     """Whether the reads that units of one size save are worth a call of their own."""
     if alike[0].num_rows == 1:
         return True
@@ -80,7 +80,7 @@ def _pays(alike: Sequence[Unit], places: Sequence[Place], limits: Limits) -> boo
     return saved > limits.waste
 
 
-def _singles(alike: Sequence[Unit], places: Sequence[Place]) -> list[Unit]:
+def _singles(alike: Sequence[Unit], places: Sequence[RowKv]) -> list[Unit]:
     numbers = (number for unit in alike for number in range(unit.first, unit.first + unit.num_rows))
     return [Unit(number, 1, places[number].index, places[number].pages) for number in numbers]
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from service.model.attention.interface import Place
+from service.model.attention.interface import RowKv
 from service.model.attention.units import Unit, singles, units
 
 Table = NDArray[np.int32]
@@ -117,7 +117,7 @@ class Capacity:
 
     @classmethod
     def enough(cls, rows: int, tile: int, width: int | None, shape: Shape) -> Capacity:
-        """Room for any forward over so many rows with such tiles (`width`: see `Attention.prepare`)."""
+        """Room for any forward over so many rows with such tiles (`width`: see `AttentionBackend.prepare`)."""
         tokens = max(1, tile // shape.group)
         tiles = rows * -(-shape.block // tokens)
         if width is None:  # what is divided is divided among `programs`
@@ -154,7 +154,7 @@ class PageTables:
 
 
 def work_of(
-    places: Sequence[Place], shape: Shape, tables: PageTables, width: int | None = None, padding: int = 0
+    places: Sequence[RowKv], shape: Shape, tables: PageTables, width: int | None = None, padding: int = 0
 ) -> Work:
     """The work of a forward over rows, and of `padding` rows behind them, which see themselves and write nothing.
 
