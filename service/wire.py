@@ -25,7 +25,7 @@ from service.errors import DeadlineExceeded, MrpServeError
 from service.fair_queue import DEFAULT_PRIORITY
 from service.quality.presets import Presets
 from service.text.piece import Likely, TokenPiece
-from service.text.tools.thinking import Thinking
+from service.text.tools.thinking import ReasoningFormat
 
 
 class Origin(Data, frozen=True):
@@ -279,7 +279,7 @@ class ModelCard:
     replica_places: int = 1
     tool_format: str | None = None
     tools_problem: str = "this checkpoint has no chat template"
-    thinking: Thinking | None = None
+    thinking: ReasoningFormat | None = None
     weights: Weights = Weights()
     behind: int = 0
 

@@ -19,7 +19,7 @@ from service.text.pieces import TokenPieces
 from service.text.stream import TextStream
 from service.text.template import ChatTemplate, Messages, Tools
 from service.text.tools.formats import ToolFormat
-from service.text.tools.thinking import BEGIN, END, Thinking
+from service.text.tools.thinking import BEGIN, END, ReasoningFormat
 
 
 class TextCodec:
@@ -86,7 +86,7 @@ class TextCodec:
         return self._template.tools_problem
 
     @property
-    def thinking(self) -> Thinking | None:
+    def thinking(self) -> ReasoningFormat | None:
         """How answers think. None if they do not, as far as the chat template and the vocabulary say."""
         thinking, added = self._template.thinking, self._special.get_added_tokens_decoder().values()
         plain = {token.content for token in added if not token.special}

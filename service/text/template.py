@@ -20,9 +20,9 @@ from typing import Any, Final
 from transformers import PreTrainedTokenizerFast
 
 from service.errors import InvalidRequest
-from service.text.tools.calls import Tool, result, said
+from service.text.tools.calls import Tool, assistant_message, tool_message
 from service.text.tools.formats import FORMATS, ToolFormat
-from service.text.tools.thinking import BEGIN, END, SWITCH, Thinking
+from service.text.tools.thinking import BEGIN, END, SWITCH, ReasoningFormat
 
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
@@ -39,7 +39,11 @@ _PROBES: Final = (
 #: a conversation in which a tool is called; some templates take ids of nine letters only
 _TOOL: Final = Tool("probed", "c", {"type": "object", "properties": {"a": {"type": "string"}}})
 _ASKED: Final = ({"role": "user", "content": "a"},)
-_CALLED: Final = (*_ASKED, said("", [("call00000", "probed", {"a": "b"})]), result("call00000", "probed", "d"))
+_CALLED: Final = (
+    *_ASKED,
+    assistant_message("", [("call00000", "probed", {"a": "b"})]),
+    tool_message("call00000", "probed", "d"),
+)
 #: a template that writes the time may give two different texts, but hardly three times in a row
 _TRIES: Final = 3
 
@@ -91,7 +95,7 @@ class ChatTemplate:
         self.warning: str | None = None
         self.tool_format: ToolFormat | None = None
         self.tools_problem = "this checkpoint has no chat template"
-        self.thinking: Thinking | None = None
+        self.thinking: ReasoningFormat | None = None
         self._tokenizer, self._joined = tokenizer, Names(())
         if not tokenizer.chat_template:
             self.problem = "this checkpoint has no chat template; send `prompt` instead"
@@ -108,7 +112,7 @@ class ChatTemplate:
         self._probe_tools()
         if BEGIN in self.source and END in self.source:
             begun = any(self._render(probe, answer=True).rstrip().endswith(BEGIN) for probe in self._taken[:1])
-            self.thinking = Thinking(begun, SWITCH in self.source)
+            self.thinking = ReasoningFormat(begun, SWITCH in self.source)
 
     def render(self, messages: Messages, tools: Tools = (), *, answer: bool = True, think: bool | None = None) -> str:
         """The messages as text, with private names for the template's control tokens.

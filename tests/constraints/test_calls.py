@@ -17,7 +17,7 @@ from service.constraints.grammars import compile_grammar
 from service.constraints.matcher import CompiledGrammar
 from service.constraints.vocabulary import Vocabulary
 from service.errors import InvalidRequest
-from service.text.tools import FORMATS, Reading, Tool, read_answer
+from service.text.tools import FORMATS, OutputFormat, Tool, parse_output
 from tests.constraints.checkpoints import byte_pairs
 from tests.constraints.schemas import random_schema
 from tests.constraints.walks import text_of, walk
@@ -135,14 +135,14 @@ def test_schemas_hold_and_answers_are_read_back(marked: bool, rounds: int) -> No
             required=required, parallel=parallel, lead=lead,
         )  # fmt: skip
         grammar = compile_grammar(constraint, vocabulary(marked))
-        reading = Reading("qwen3", "no" if lead is None else "begun" if lead.begun else "may")
+        reading = OutputFormat("qwen3", "no" if lead is None else "begun" if lead.begun else "may")
         for _ in range(2):
             ids = walk(grammar, eos, rng, liked, 250)
             text = text_of(words, ids, eos)
             if ids[-1] != eos or "\ufffd" in text:
                 continue
             ended += 1
-            read = read_answer(reading, text)
+            read = parse_output(reading, text)
             for call in read.calls:
                 jsonschema.validate(json.loads(call.arguments), schemas[call.name])
             assert read.called == bool(read.calls)

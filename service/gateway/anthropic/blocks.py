@@ -1,6 +1,6 @@
 """The content of a message as Anthropic's blocks and the events of its stream: text, thinking, calls of tools.
 
-An `AnswerReader` tells the parts of an answer. A new block begins where the kind of the parts changes. Whole messages
+An `OutputParser` tells the parts of an answer. A new block begins where the kind of the parts changes. Whole messages
 are made of the same events as streams.
 """
 
@@ -12,7 +12,15 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from service.text.tools import AnswerReader, CallBegun, CallPiece, Content, Event, Reading, Thought
+from service.text.tools import (
+    ContentDelta,
+    OutputEvent,
+    OutputFormat,
+    OutputParser,
+    ReasoningDelta,
+    ToolCallDelta,
+    ToolCallStart,
+)
 
 Json = dict[str, Any]
 
@@ -27,8 +35,8 @@ _PIECES = {
 class Blocks:
     """The blocks of one message. `called`: whether it has calls, all of them complete."""
 
-    def __init__(self, reading: Reading) -> None:
-        self._reader = AnswerReader(reading, lambda: f"toolu_{secrets.token_hex(12)}")
+    def __init__(self, reading: OutputFormat) -> None:
+        self._reader = OutputParser(reading, lambda: f"toolu_{secrets.token_hex(12)}")
         self._kind: str | None = None
         self._count = 0
 
@@ -46,17 +54,17 @@ class Blocks:
         yield from self._told(self._reader.finish())
         yield from self._end()
 
-    def _told(self, events: Iterable[Event]) -> Iterator[Json]:
+    def _told(self, events: Iterable[OutputEvent]) -> Iterator[Json]:
         for event in events:
             match event:
-                case Content(text):
+                case ContentDelta(text):
                     yield from self._piece("text", text, {"text": ""})
-                case Thought(text):
+                case ReasoningDelta(text):
                     yield from self._piece("thinking", text, {"thinking": "", "signature": ""})
-                case CallBegun(_, call, name):
+                case ToolCallStart(_, call, name):
                     yield from self._end()
                     yield self._begin("tool_use", {"id": call, "name": name, "input": {}})
-                case CallPiece(_, text):
+                case ToolCallDelta(_, text):
                     yield self._delta("tool_use", text)
 
     def _piece(self, kind: str, text: str, empty: Json) -> Iterator[Json]:

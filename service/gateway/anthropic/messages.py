@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from service.errors import InvalidRequest
-from service.text.tools import result, said
+from service.text.tools import assistant_message, tool_message
 
 #: what stands between the texts of two blocks
 _BETWEEN: Final = "\n"
@@ -129,11 +129,11 @@ def _for_template(message: MessageParam, param: str, called: dict[str, str]) -> 
                     f"{param}.{number}.tool_use_id is {block.tool_use_id[:80]!r}, no call before has this id",
                     param=f"{param}.{number}.tool_use_id",
                 )
-            yield result(block.tool_use_id, called[block.tool_use_id], text_of(block.content))
+            yield tool_message(block.tool_use_id, called[block.tool_use_id], text_of(block.content))
     text = text_of([block for block in message.content if isinstance(block, TextBlock)])
     if message.role == "assistant":
         calls = [(block.id, block.name, block.input) for block in message.content if isinstance(block, ToolUseBlock)]
         thought = _BETWEEN.join(block.thinking for block in message.content if isinstance(block, ThinkingBlock))
-        yield said(text, calls, thought)
+        yield assistant_message(text, calls, thought)
     elif text or not any(isinstance(block, ToolResultBlock) for block in message.content):
         yield {"role": message.role, "content": text}

@@ -15,7 +15,7 @@ from service.gateway.http.answers import decoded_json
 from service.gateway.openai.convert import Choice, ParsedRequest
 from service.gateway.openai.dialect import Dialect
 from service.gateway.openai.logprobs import token_logprobs
-from service.text.tools import AnswerReader, Content, Event, read_answer
+from service.text.tools import ContentDelta, OutputEvent, OutputParser, parse_output
 from service.wire import Answer, Chunk, Ending
 
 Json = dict[str, Any]
@@ -26,7 +26,7 @@ class Writer:
 
     def __init__(self, plan: ParsedRequest, dialect: Dialect) -> None:
         self._plan, self._dialect = plan, dialect
-        self._readers = [AnswerReader(plan.reading) for _ in plan.choices]
+        self._readers = [OutputParser(plan.reading) for _ in plan.choices]
         self._written = [0] * len(plan.choices)  # characters of each choice's text that have log-probabilities
         name = dialect.id_prefix + plan.choices[0].work.request_id
         self._head = {"id": name, "created": int(time.time()), "model": plan.model}
@@ -49,7 +49,7 @@ class Writer:
         """The frames of one block, one at least. The first has the block's tokens."""
         parts = self._parts(self._readers[choice.index].push(chunk.text))
         first, *others = parts or (
-            self._parts([Content("")]) if self._plan.reading.plain else [self._dialect.closing()]
+            self._parts([ContentDelta("")]) if self._plan.reading.plain else [self._dialect.closing()]
         )
         extras = self._extras(choice, chunk)
         return [self._frame(choice, first, extras), *(self._frame(choice, part) for part in others)]
@@ -63,7 +63,7 @@ class Writer:
         frames = [self._frame(choice, part) for part in rest]
         return [*frames, self._frame(choice, self._dialect.closing(), end)]
 
-    def _parts(self, events: Sequence[Event]) -> list[Json]:
+    def _parts(self, events: Sequence[OutputEvent]) -> list[Json]:
         return [part for event in events if (part := self._dialect.piece(event)) is not None]
 
     def usage(self, endings: Mapping[int, Ending]) -> Json | None:
@@ -73,7 +73,7 @@ class Writer:
         return {**self._head, "object": self._dialect.frame, "choices": [], "usage": self._usage(endings)}
 
     def _choice(self, choice: Choice, answer: Answer) -> Json:
-        read = read_answer(self._plan.reading, answer.text)
+        read = parse_output(self._plan.reading, answer.text)
         return {
             "index": choice.index,
             **self._dialect.answer(read, choice.echo, self._plan.reading),

@@ -9,7 +9,15 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from service.gateway.openai.logprobs import TokenLogprob
-from service.text.tools import CallBegun, CallPiece, Content, Event, ReadAnswer, Reading, Thought
+from service.text.tools import (
+    ContentDelta,
+    OutputEvent,
+    OutputFormat,
+    ParsedOutput,
+    ReasoningDelta,
+    ToolCallDelta,
+    ToolCallStart,
+)
 
 
 class Dialect(Protocol):
@@ -27,13 +35,13 @@ class Dialect(Protocol):
     def frame(self) -> str:
         """The value of `object` of a frame."""
 
-    def answer(self, read: ReadAnswer, echo: str, reading: Reading) -> dict[str, Any]:
+    def answer(self, read: ParsedOutput, echo: str, reading: OutputFormat) -> dict[str, Any]:
         """A whole choice."""
 
-    def opening(self, echo: str, reading: Reading) -> dict[str, Any] | None:
+    def opening(self, echo: str, reading: OutputFormat) -> dict[str, Any] | None:
         """The first frame of a choice, if there is one before its text."""
 
-    def piece(self, event: Event) -> dict[str, Any] | None:
+    def piece(self, event: OutputEvent) -> dict[str, Any] | None:
         """A frame with a part of the answer. None if an event has none."""
 
     def closing(self) -> dict[str, Any]:
@@ -49,17 +57,17 @@ class CompletionDialect:
     id_prefix = "cmpl-"
     whole = frame = "text_completion"
 
-    def answer(self, read: ReadAnswer, echo: str, reading: Reading) -> dict[str, Any]:  # noqa: ARG002
+    def answer(self, read: ParsedOutput, echo: str, reading: OutputFormat) -> dict[str, Any]:  # noqa: ARG002
         """The text."""
         return {"text": echo + read.content}
 
-    def opening(self, echo: str, reading: Reading) -> dict[str, Any] | None:  # noqa: ARG002
+    def opening(self, echo: str, reading: OutputFormat) -> dict[str, Any] | None:  # noqa: ARG002
         """The prompt, if the request has `echo`."""
         return {"text": echo} if echo else None
 
-    def piece(self, event: Event) -> dict[str, Any] | None:
+    def piece(self, event: OutputEvent) -> dict[str, Any] | None:
         """The text."""
-        return {"text": event.text} if isinstance(event, Content) else None
+        return {"text": event.text} if isinstance(event, ContentDelta) else None
 
     def closing(self) -> dict[str, Any]:
         """No text."""
@@ -81,7 +89,7 @@ class ChatDialect:
     id_prefix = "chatcmpl-"
     whole, frame = "chat.completion", "chat.completion.chunk"
 
-    def answer(self, read: ReadAnswer, echo: str, reading: Reading) -> dict[str, Any]:  # noqa: ARG002
+    def answer(self, read: ParsedOutput, echo: str, reading: OutputFormat) -> dict[str, Any]:  # noqa: ARG002
         """The assistant's message. A chat repeats no prompt."""
         message: dict[str, Any] = {"role": "assistant", "content": read.content, "refusal": None}
         if reading.thinking != "no":
@@ -94,21 +102,21 @@ class ChatDialect:
             ]
         return {"message": message}
 
-    def opening(self, echo: str, reading: Reading) -> dict[str, Any] | None:  # noqa: ARG002
+    def opening(self, echo: str, reading: OutputFormat) -> dict[str, Any] | None:  # noqa: ARG002
         """The role of the message. Its content may be none, if the message can have calls."""
         return {"delta": {"role": "assistant", "content": None if reading.format else ""}}
 
-    def piece(self, event: Event) -> dict[str, Any] | None:
+    def piece(self, event: OutputEvent) -> dict[str, Any] | None:
         """A delta of the message."""
         match event:
-            case Content(text):
+            case ContentDelta(text):
                 return {"delta": {"content": text}}
-            case Thought(text):
+            case ReasoningDelta(text):
                 return {"delta": {"reasoning_content": text}}
-            case CallBegun(index, call, name):
+            case ToolCallStart(index, call, name):
                 begun = {"id": call, "type": "function", "function": {"name": name, "arguments": ""}}
                 return {"delta": {"tool_calls": [{"index": index, **begun}]}}
-            case CallPiece(index, text):
+            case ToolCallDelta(index, text):
                 return {"delta": {"tool_calls": [{"index": index, "function": {"arguments": text}}]}}
             case _:
                 return None

@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from pydantic_core import PydanticCustomError
 
 from service.errors import InvalidRequest
-from service.text.tools import arguments_of, result, said
+from service.text.tools import assistant_message, parse_arguments, tool_message
 
 
 def _text_of(content: object) -> object:
@@ -153,8 +153,8 @@ def _for_template(message: ChatMessage, param: str, called: dict[str, str]) -> d
         for number, call in enumerate(message.tool_calls or ()):
             called[call.id] = call.function.name
             place = f"{param}.tool_calls.{number}.function.arguments"
-            calls.append((call.id, call.function.name, arguments_of(call.function.arguments, place)))
-        return said(content, calls, message.reasoning_content or "")
+            calls.append((call.id, call.function.name, parse_arguments(call.function.arguments, place)))
+        return assistant_message(content, calls, message.reasoning_content or "")
     if message.role == "tool":
         call_id = message.tool_call_id or ""
         if call_id not in called:
@@ -162,5 +162,5 @@ def _for_template(message: ChatMessage, param: str, called: dict[str, str]) -> d
                 f"{param}.tool_call_id is {call_id[:80]!r}, which is the id of no call in the messages before",
                 param=f"{param}.tool_call_id",
             )
-        return result(call_id, called[call_id], content)
+        return tool_message(call_id, called[call_id], content)
     return {"role": "system" if message.role == "developer" else message.role, "content": content}

@@ -1,36 +1,41 @@
 """Tool calls and thinking in answers: how a checkpoint writes them, how they are read. Knows no wire format, no torch.
 
-A `ToolFormat` says how calls are written (`formats/`, one file each). `AnswerReader` reads an answer's text as it comes
-and tells what is thought, content or a call. `read_answer` reads a whole one. Both give the same for any cut.
+A `ToolFormat` says how calls are written (`formats/`, one file each). `OutputParser` reads an answer's text as it comes
+and tells what is thought, content or a call. `parse_output` reads a whole one. Both give the same for any cut.
 `said` and `result` make the messages of earlier turns as chat templates take them.
 """
 
-from service.text.tools.calls import Tool, ToolCall, ToolUse, arguments_of, result, said
-from service.text.tools.events import CallBegun, CallEnded, CallPiece, Content, Event, Thought
+from service.text.tools.calls import Tool, ToolCall, ToolUse, assistant_message, parse_arguments, tool_message
+from service.text.tools.events import (
+    ContentDelta,
+    OutputEvent,
+    ReasoningDelta,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
 from service.text.tools.formats import FORMATS, ToolFormat, format_named
-from service.text.tools.reader import AnswerReader, ReadAnswer, Reading, gathered, read_answer
-from service.text.tools.thinking import Thinking
+from service.text.tools.reader import OutputFormat, OutputParser, ParsedOutput, gathered, parse_output
+from service.text.tools.thinking import ReasoningFormat
 
 __all__ = [
     "FORMATS",
-    "AnswerReader",
-    "CallBegun",
-    "CallEnded",
-    "CallPiece",
-    "Content",
-    "Event",
-    "ReadAnswer",
-    "Reading",
-    "Thinking",
-    "Thought",
+    "OutputFormat",
+    "OutputParser",
+    "ParsedOutput",
+    "ReasoningDelta",
+    "ReasoningFormat",
     "Tool",
     "ToolCall",
+    "ToolCallDelta",
+    "ToolCallEnd",
+    "ToolCallStart",
     "ToolFormat",
     "ToolUse",
-    "arguments_of",
     "format_named",
     "gathered",
-    "read_answer",
-    "result",
-    "said",
+    "parse_arguments",
+    "parse_output",
+    "tool_message",
+    "assistant_message",
 ]

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Thought:
+class ReasoningDelta:
     """A piece of the thinking before the answer."""
 
     text: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class ContentDelta:
     """A piece of the answer itself."""
 
     text: str = field(repr=False)
@@ -43,4 +43,4 @@ class CallEnded:
     index: int
 
 
-Event = Thought | Content | CallBegun | CallPiece | CallEnded
+OutputEvent = ContentDelta | ReasoningDelta | ToolCallStart | ToolCallDelta | ToolCallEnd

@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from service.text.tools.calls import ToolCall
-from service.text.tools.events import CallBegun, CallEnded, CallPiece, Content, Event, Thought
+from service.text.tools.events import (
+    ContentDelta,
+    OutputEvent,
+    ReasoningDelta,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
 from service.text.tools.formats import ToolFormat, format_named
 from service.text.tools.json_object import JsonObject
 from service.text.tools.thinking import BEGIN, END
@@ -23,7 +30,7 @@ _LONGEST_NAME = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class OutputFormat:
     """How answers to a request are read.
 
     `format`: the name of the format of calls, None if none may come. `thinking`: whether the answer may begin with
@@ -43,15 +50,15 @@ def _call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-class AnswerReader:
+class OutputParser:
     """Reads one answer. `new_id`: makes the ids of calls."""
 
-    def __init__(self, reading: Reading, new_id: Callable[[], str] = _call_id) -> None:
+    def __init__(self, reading: OutputFormat, new_id: Callable[[], str] = _call_id) -> None:
         self._format = format_named(reading.format) if reading.format else None
         self._new_id = new_id
         states = {"no": self._content, "may": self._before_thinking, "begun": self._thinking}
         self._state: Callable[[], bool] = states[reading.thinking]
-        self._text, self._events = "", list[Event]()
+        self._text, self._events = "", list[OutputEvent]()
         self._space = list[str]()  # white space that came before `_text` and may stand before a mark
         self._fresh, self._last = True, False  # nothing yet of this part; no more text comes
         self._begun = self._calls = 0
@@ -62,17 +69,17 @@ class AnswerReader:
         """Whether there is a call, and none was cut."""
         return 0 < self._begun == self._calls
 
-    def push(self, text: str) -> list[Event]:
+    def push(self, text: str) -> list[OutputEvent]:
         """What is certain after this text."""
         self._text += text
         return self._read()
 
-    def finish(self) -> list[Event]:
+    def finish(self) -> list[OutputEvent]:
         """The rest, at the end of the answer. A call that was cut before its arguments is left out."""
         self._last = True
         return self._read()
 
-    def _read(self) -> list[Event]:
+    def _read(self) -> list[OutputEvent]:
         while self._state():
             pass
         events, self._events = self._events, []
@@ -95,7 +102,7 @@ class AnswerReader:
         if self._fresh:
             self._text = self._text.lstrip("\n")
         thought, ended, rest = self._up_to(END, "\n")
-        self._tell(Thought, thought)
+        self._tell(ReasoningDelta, thought)
         return self._go(self._after_thinking, rest) if ended else False
 
     def _after_thinking(self) -> bool:
@@ -104,11 +111,11 @@ class AnswerReader:
 
     def _content(self) -> bool:
         if self._format is None:
-            self._tell(Content, self._text)
+            self._tell(ContentDelta, self._text)
             self._text = ""
             return False
         content, ended, rest = self._up_to(self._format.opening, None)
-        self._tell(Content, content)
+        self._tell(ContentDelta, content)
         return self._go(self._before_name, rest) if ended else False
 
     def _before_name(self) -> bool:
@@ -120,7 +127,7 @@ class AnswerReader:
             return (
                 self._no_call(self._called.opening + self._called.before_name) if len(name) > _LONGEST_NAME else False
             )
-        self._events.append(CallBegun(self._calls, self._new_id(), name))
+        self._events.append(ToolCallStart(self._calls, self._new_id(), name))
         self._begun += 1
         self._object = JsonObject()
         return self._go(self._arguments, rest)
@@ -128,7 +135,7 @@ class AnswerReader:
     def _arguments(self) -> bool:
         length = self._object.take(self._text)
         if length:
-            self._events.append(CallPiece(self._calls, self._text[:length]))
+            self._events.append(ToolCallDelta(self._calls, self._text[:length]))
         self._text = self._text[length:]
         return self._go(self._tail, self._text) if self._object.ended else False
 
@@ -136,7 +143,7 @@ class AnswerReader:
         return self._literal(self._called.tail, self._call_ended, "")
 
     def _call_ended(self) -> bool:
-        self._events.append(CallEnded(self._calls))
+        self._events.append(ToolCallEnd(self._calls))
         self._calls += 1
         return self._go(self._after_call, self._text)
 
@@ -166,7 +173,7 @@ class AnswerReader:
         self._state, self._text, self._fresh = state, text, True
         return True
 
-    def _tell(self, kind: Callable[[str], Event], text: str) -> None:
+    def _tell(self, kind: Callable[[str], OutputEvent], text: str) -> None:
         if text:
             self._events.append(kind(text))
             self._fresh = False
@@ -178,7 +185,7 @@ class AnswerReader:
         return False if expected.startswith(self._text) else self._no_call(before)
 
     def _no_call(self, before: str) -> bool:
-        self._tell(Content, before)
+        self._tell(ContentDelta, before)
         return self._go(self._content, self._text)
 
     def _up_to(self, mark: str, space: str | None) -> tuple[str, bool, str]:
@@ -212,7 +219,7 @@ def _begun(text: str, mark: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadAnswer:
+class ParsedOutput:
     """A whole answer. `thought`: empty without thinking. `called`: whether there is a call, and none was cut."""
 
     content: str = field(repr=False)
@@ -221,28 +228,28 @@ class ReadAnswer:
     called: bool = False
 
 
-def gathered(events: Iterable[Event]) -> ReadAnswer:
+def gathered(events: Iterable[OutputEvent]) -> ParsedOutput:
     """The answer that events tell of."""
     content, thought, names, arguments = "", "", list[tuple[str, str]](), list[str]()
     ended: int = 0
     for event in events:
         match event:
-            case Content(text):
+            case ContentDelta(text):
                 content += text
-            case Thought(text):
+            case ReasoningDelta(text):
                 thought += text
-            case CallBegun(_, call, name):
+            case ToolCallStart(_, call, name):
                 names.append((call, name))
                 arguments.append("")
-            case CallPiece(index, text):
+            case ToolCallDelta(index, text):
                 arguments[index] += text
-            case CallEnded():
+            case ToolCallEnd():
                 ended += 1
     calls = tuple(ToolCall(call, name, text) for (call, name), text in zip(names, arguments, strict=True))
-    return ReadAnswer(content, calls, thought, 0 < ended == len(calls))
+    return ParsedOutput(content, calls, thought, 0 < ended == len(calls))
 
 
-def read_answer(reading: Reading, text: str, new_id: Callable[[], str] = _call_id) -> ReadAnswer:
+def parse_output(reading: OutputFormat, text: str, new_id: Callable[[], str] = _call_id) -> ParsedOutput:
     """Reads a whole answer."""
-    reader = AnswerReader(reading, new_id)
+    reader = OutputParser(reading, new_id)
     return gathered([*reader.push(text), *reader.finish()])

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from service.errors import InvalidRequest
-from service.text.tools import arguments_of, result, said
+from service.text.tools import assistant_message, parse_arguments, tool_message
 
 
 class _Item(BaseModel):
@@ -103,7 +103,7 @@ class _Turn:
     def taken(self) -> Iterator[dict[str, Any]]:
         """The message of these items, if there are any. They are gone then."""
         if self.texts or self.calls:
-            yield said("\n".join(self.texts), self.calls, "\n".join(self.thoughts))
+            yield assistant_message("\n".join(self.texts), self.calls, "\n".join(self.thoughts))
         self.texts, self.thoughts, self.calls = [], [], []
 
 
@@ -117,7 +117,9 @@ def for_template(instructions: str | None, items: Sequence[Item]) -> tuple[dict[
                 turn.thoughts += [part.text for part in item.content or ()]
             case CallItem():
                 called[item.call_id] = item.name
-                turn.calls.append((item.call_id, item.name, arguments_of(item.arguments, f"input.{number}.arguments")))
+                turn.calls.append(
+                    (item.call_id, item.name, parse_arguments(item.arguments, f"input.{number}.arguments"))
+                )
             case MessageItem(role="assistant"):
                 turn.texts.append(_text(item.content))
             case MessageItem():
@@ -133,7 +135,7 @@ def for_template(instructions: str | None, items: Sequence[Item]) -> tuple[dict[
                         "conversation, since no response is stored",
                         param=f"input.{number}.call_id",
                     )
-                made.append(result(item.call_id, called[item.call_id], _text(item.output)))
+                made.append(tool_message(item.call_id, called[item.call_id], _text(item.output)))
     made += turn.taken()
     if not made:
         raise InvalidRequest("input has no message", param="input")

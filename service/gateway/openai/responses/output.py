@@ -1,6 +1,6 @@
 """The items of a response's output and the events of its stream: thinking, a message, calls of tools.
 
-An `AnswerReader` tells the parts of an answer. A new item begins where the kind of the parts changes. Whole responses
+An `OutputParser` tells the parts of an answer. A new item begins where the kind of the parts changes. Whole responses
 are made of the same items as streams.
 """
 
@@ -10,7 +10,16 @@ import secrets
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from service.text.tools import AnswerReader, CallBegun, CallEnded, CallPiece, Content, Event, Reading, Thought
+from service.text.tools import (
+    ContentDelta,
+    OutputEvent,
+    OutputFormat,
+    OutputParser,
+    ReasoningDelta,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
 
 Json = dict[str, Any]
 
@@ -18,8 +27,8 @@ Json = dict[str, Any]
 class Output:
     """The output of one response. `items`: those that are done, in order."""
 
-    def __init__(self, reading: Reading) -> None:
-        self._reader = AnswerReader(reading)
+    def __init__(self, reading: OutputFormat) -> None:
+        self._reader = OutputParser(reading)
         self.items: list[Json] = []
         self._item: Json | None = None
         self._text = ""
@@ -33,18 +42,18 @@ class Output:
         yield from self._told(self._reader.finish())
         yield from self._end("completed" if whole else "incomplete")
 
-    def _told(self, events: Iterable[Event]) -> Iterator[Json]:
+    def _told(self, events: Iterable[OutputEvent]) -> Iterator[Json]:
         for event in events:
             match event:
-                case Content(text):
+                case ContentDelta(text):
                     yield from self._piece("message", text)
-                case Thought(text):
+                case ReasoningDelta(text):
                     yield from self._piece("reasoning", text)
-                case CallBegun(_, call, name):
+                case ToolCallStart(_, call, name):
                     yield from self._begin("function_call", call_id=call, name=name, arguments="")
-                case CallPiece(_, text):
+                case ToolCallDelta(_, text):
                     yield self._delta("response.function_call_arguments.delta", text)
-                case CallEnded():
+                case ToolCallEnd():
                     yield from self._end()
 
     def _piece(self, kind: str, text: str) -> Iterator[Json]:
