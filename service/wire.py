@@ -24,7 +24,7 @@ from service.engine.request import FinishReason, SamplingParams, Stats
 from service.errors import DeadlineExceeded, MrpServeError
 from service.fair_queue import DEFAULT_PRIORITY
 from service.quality.presets import Presets
-from service.text.piece import Likely, TokenPiece
+from service.text.token_text import TokenText, TopLogprob
 from service.text.tools.thinking import ReasoningFormat
 
 
@@ -95,8 +95,8 @@ class PlaceScores(Data, frozen=True):
     """What was found at a place. `position`: the tokens before it. `labels`: in the order of the question."""
 
     position: int
-    labels: Private[tuple[Likely, ...]]
-    likeliest: Private[tuple[Likely, ...]]
+    labels: Private[tuple[TopLogprob, ...]]
+    likeliest: Private[tuple[TopLogprob, ...]]
 
 
 class Work(Data, frozen=True):
@@ -195,7 +195,7 @@ class Chunk(Data, frozen=True, tag=2):
     stats: Stats
     trace: Private[tuple[TraceStep, ...]] = ()
     ending: Ending | None = None
-    pieces: Private[tuple[TokenPiece, ...]] = ()
+    pieces: Private[tuple[TokenText, ...]] = ()
     prompt_tokens: int = 0
     version: int = 0
 
@@ -234,7 +234,7 @@ class Answer(Data, frozen=True, tag=5):
     token_ids: Private[tuple[int, ...]]
     ending: Ending
     trace: Private[tuple[TraceStep, ...]] = ()
-    pieces: Private[tuple[TokenPiece, ...]] = ()
+    pieces: Private[tuple[TokenText, ...]] = ()
     places: Private[tuple[PlaceScores, ...]] = ()
 
 

@@ -1,13 +1,13 @@
 """Text to token ids and back, with a checkpoint's own tokenizer and chat template.
 
-The tokenizer's libraries are imported on the first use of `TextCodec`. An ingress uses only `TokenPiece` and therefore
+The tokenizer's libraries are imported on the first use of `TextCodec`. An ingress uses only `TokenText` and therefore
 does not load them.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from service.text.piece import TokenPiece
+from service.text.token_text import TokenText
 
 if TYPE_CHECKING:
     from service.text.codec import TextCodec
@@ -19,4 +19,4 @@ else:
         return import_module("service.text.codec").TextCodec
 
 
-__all__ = ["TextCodec", "TokenPiece"]
+__all__ = ["TextCodec", "TokenText"]

@@ -14,9 +14,8 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from service.errors import CheckpointError, InvalidRequest
-from service.text.answers import spans_of_answers
-from service.text.pieces import TokenPieces
-from service.text.stream import TextStream
+from service.text.assistant_spans import assistant_spans
+from service.text.detokenizer import TextStream, TokenTextStream
 from service.text.template import ChatTemplate, Messages, Tools
 from service.text.tools.formats import ToolFormat
 from service.text.tools.thinking import BEGIN, END, ReasoningFormat
@@ -125,7 +124,7 @@ class TextCodec:
         rendered = self._template.render(messages, answer=answer)
         pieces: list[tuple[list[int], int | None]] = []
         end = 0
-        for span in spans_of_answers(self._template, messages, rendered, answer=answer):
+        for span in assistant_spans(self._template, messages, rendered, answer=answer):
             pieces.append((self.encode_rendered(rendered[end : span.start]), None))
             pieces.append((self.encode(rendered[span.start : span.end]), span.number))
             end = span.end
@@ -143,9 +142,9 @@ class TextCodec:
         """A decoder for one answer that comes in pieces."""
         return TextStream(self._special, tuple(stop))
 
-    def pieces(self) -> TokenPieces:
+    def token_texts(self) -> TokenTextStream:
         """A decoder that names each token of one answer."""
-        return TokenPieces(self._special)
+        return TokenTextStream(self._special)
 
     def encode_rendered(self, text: str) -> list[int]:
         """Ids of a part of what `render` gives."""

@@ -96,7 +96,7 @@ class Writer:
         if self._plan.alternatives is None:
             return None
         tokens = token_logprobs(part.pieces, part.trace, self._written[choice.index])
-        self._written[choice.index] += sum(len(piece.added) for piece in part.pieces)
+        self._written[choice.index] += sum(len(piece.delta) for piece in part.pieces)
         return self._dialect.logprobs(tokens, self._plan.alternatives)
 
     def _usage(self, endings: Mapping[int, Ending]) -> Json:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from service.gateway.score.convert import Plan
-from service.text.piece import Likely
+from service.text.token_text import TopLogprob
 from service.wire import Answer, PlaceScores
 
 
@@ -50,7 +50,7 @@ def _place(place: PlaceScores, *, normalize: bool) -> dict[str, Any]:
     }
 
 
-def _token(one: Likely) -> dict[str, Any]:
+def _token(one: TopLogprob) -> dict[str, Any]:
     data = None if one.data is None else list(one.data)
     return {"token": one.text, "token_id": one.token, "logprob": one.logprob, "bytes": data}
 

@@ -32,10 +32,10 @@ __all__ = [
     "ToolCallStart",
     "ToolFormat",
     "ToolUse",
+    "assistant_message",
     "format_named",
     "gathered",
     "parse_arguments",
     "parse_output",
     "tool_message",
-    "assistant_message",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.text.stops import StopTexts
+from service.text.detokenizer import StopMatcher
 
 #: two letters, so that texts overlap with themselves and with each other
 FEW = st.text("ab", min_size=1, max_size=6)
@@ -25,9 +25,9 @@ def longest_beginning(stops: list[str], text: str) -> int:
 @settings(max_examples=150)
 @given(st.lists(FEW, max_size=4), st.text("abc", max_size=40))
 def test_the_first_complete_one_of_any_texts(stops: list[str], text: str) -> None:
-    automaton, wanted = StopTexts(stops), first(stops, text)
+    automaton, wanted = StopMatcher(stops), first(stops, text)
     for count, letter in enumerate(text, 1):
-        length = automaton.take(letter)
+        length = automaton.step(letter)
         if wanted and count == wanted[0]:
             assert length == wanted[1]
             return
@@ -52,7 +52,7 @@ def test_a_long_stop_text_that_an_answer_follows_far_costs_no_more_than_the_answ
     stop = Counted("ab" * 30_000)
     stop.looks = 0
     text = ("ab" * 2_000 + "c") * 4
-    automaton = StopTexts([stop])
-    assert not any(automaton.take(letter) for letter in text)
+    automaton = StopMatcher([stop])
+    assert not any(automaton.step(letter) for letter in text)
     assert automaton.pending == 0
     assert stop.looks < 6 * len(text)

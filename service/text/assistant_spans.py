@@ -41,7 +41,7 @@ class _Way(Protocol):
         """The spans with their marks, None if they cannot be found. `marked`: mark -> content with its marks."""
 
 
-def spans_of_answers(template: ChatTemplate, messages: Messages, rendered: str, *, answer: bool) -> list[Span]:
+def assistant_spans(template: ChatTemplate, messages: Messages, rendered: str, *, answer: bool) -> list[Span]:
     """The spans of assistants' contents in the rendered messages, in order.
 
     A content that the template cuts into parts may have several spans. A content that it leaves out has none.

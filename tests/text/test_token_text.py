@@ -37,36 +37,36 @@ LEVEL, FALLBACK = byte_level(), byte_fallback()
 
 def test_a_whole_token_is_its_text() -> None:
     ids = [256, *LEVEL.encode("é!")]
-    first, *rest = LEVEL.pieces().push(ids)
+    first, *rest = LEVEL.token_texts().push(ids)
     assert (first.text, first.data) == (" hi", b" hi")
     assert [piece.data for piece in rest] == [b"\xc3", b"\xa9", b"!"]
     assert [piece.text for piece in rest] == [f"token_id:{ids[1]}", f"token_id:{ids[2]}", "!"]
-    assert [piece.added for piece in rest] == ["", "é", "!"]
+    assert [piece.delta for piece in rest] == ["", "é", "!"]
 
 
 def test_bytes_of_a_fallback_are_read_off_their_names() -> None:
-    pieces = FALLBACK.pieces().push([256, 0xE2, 0x82, 0xAC, 257])
+    pieces = FALLBACK.token_texts().push([256, 0xE2, 0x82, 0xAC, 257])
     assert [piece.data for piece in pieces] == [b"a", b"\xe2", b"\x82", b"\xac", b"b"]
-    assert [piece.added for piece in pieces] == ["a", "", "", "€", "b"]
+    assert [piece.delta for piece in pieces] == ["a", "", "", "€", "b"]
 
 
 def test_a_control_token_has_its_name_and_adds_nothing() -> None:
-    (piece,) = LEVEL.pieces().push([257])
-    assert (piece.text, piece.data, piece.added) == ("<|end|>", None, "")
+    (piece,) = LEVEL.token_texts().push([257])
+    assert (piece.text, piece.data, piece.delta) == ("<|end|>", None, "")
 
 
 def test_words_carry_the_space_before_them() -> None:
-    pieces = TextCodec.load(GOLDEN / "sdar-mrp-random-a").pieces().push([1, 2])
+    pieces = TextCodec.load(GOLDEN / "sdar-mrp-random-a").token_texts().push([1, 2])
     assert [(piece.text, piece.data) for piece in pieces] == [("w1", b"w1"), (" w2", b" w2")]
 
 
 @given(st.text(max_size=20), st.integers(0, 5))
 def test_bytes_together_are_the_texts(text: str, cut: int) -> None:
     codec, ids = LEVEL, LEVEL.encode(text)
-    maker = codec.pieces()
+    maker = codec.token_texts()
     pieces = [*maker.push(ids[:cut]), *maker.push(ids[cut:])]
     assert b"".join(piece.data or b"" for piece in pieces).decode() == text
-    assert "".join(piece.added for piece in pieces) == text
+    assert "".join(piece.delta for piece in pieces) == text
 
 
 class TestByteFallback:
@@ -84,7 +84,7 @@ class TestByteFallback:
         pieces = "".join(one.push([token])[0] for token in ids) + one.finish()
         assert pieces == whole.push(ids)[0] + whole.finish()
         assert not any(text in pieces for text in stop)
-        FALLBACK.pieces().push(ids)
+        FALLBACK.token_texts().push(ids)
 
     @given(st.text("ab é€😀", max_size=20))
     def test_whole_characters_come_back(self, text: str) -> None:
@@ -95,4 +95,4 @@ class TestByteFallback:
 
 @pytest.mark.parametrize("codec", [LEVEL, FALLBACK])
 def test_no_tokens_have_no_pieces(codec: TextCodec) -> None:
-    assert codec.pieces().push([]) == ()
+    assert codec.token_texts().push([]) == ()
