@@ -100,9 +100,9 @@ def _constraint(schema: Path | None, regex: str | None, choice: list[str] | None
 
 def _grammar(constraint: Constraint, codec: TextCodec, model: ModelConfig) -> CompiledGrammar:
     from service.constraints.grammars import compile_grammar
-    from service.constraints.vocabulary import Vocabulary
+    from service.constraints.vocabulary import TokenVocabulary
 
-    return compile_grammar(constraint, Vocabulary.of(codec, model))
+    return compile_grammar(constraint, TokenVocabulary.of(codec, model))
 
 
 def _params(mode: str | None, knobs: Knobs, mrp: MrpConfig | None) -> ModeParams:

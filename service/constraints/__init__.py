@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from service.constraints.constraint import Constraint, Owner
 
 if TYPE_CHECKING:
-    from service.constraints.compiler import Compiler
+    from service.constraints.compiler import GrammarCompiler
 else:
 
     def __getattr__(name: str) -> type:

@@ -12,30 +12,30 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 
-from service.constraints.budget import Reserve
+from service.constraints.budget import TenantReserve
 from service.constraints.constraint import NOBODY, Constraint, Owner
 from service.constraints.grammars import compile_grammar
-from service.constraints.kept import KeptGrammars
+from service.constraints.kept import GrammarCache
 from service.constraints.matcher import CompiledGrammar
 from service.constraints.trials import STACK, Trials
-from service.constraints.vocabulary import Vocabulary
+from service.constraints.vocabulary import TokenVocabulary
 from service.errors import ConstraintNotAvailable, InvalidRequest
 
 _THREADS = 2
 
 
-class Compiler:
+class GrammarCompiler:
     """The grammars of one checkpoint, on one event loop. `vocabulary`: makes its vocabulary, for the first constraint.
 
     A tenant's constraints are compiled one after the other, so one tenant never has all threads.
     """
 
-    def __init__(self, vocabulary: Callable[[], Vocabulary]) -> None:
+    def __init__(self, vocabulary: Callable[[], TokenVocabulary]) -> None:
         self._make_vocabulary = vocabulary
-        self._vocabulary: Vocabulary | None = None
+        self._vocabulary: TokenVocabulary | None = None
         self._trials: Trials | None = None
-        self._kept = KeptGrammars()
-        self._reserves: defaultdict[str, Reserve] = defaultdict(Reserve)
+        self._kept = GrammarCache()
+        self._reserves: defaultdict[str, TenantReserve] = defaultdict(TenantReserve)
         self._turns: dict[str, asyncio.Lock] = {}
         self._lock = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None

@@ -18,7 +18,7 @@ from service.constraints.constraint import Constraint, Kind
 from service.constraints.intersections import check_grammar, check_schema
 from service.constraints.matcher import CompiledGrammar
 from service.constraints.unsound import simplified, unsound_part
-from service.constraints.vocabulary import Vocabulary
+from service.constraints.vocabulary import TokenVocabulary
 from service.errors import ConstraintFailed, InvalidRequest
 
 #: the library's size of a grammar at most; and of one with the schemas of many tools
@@ -28,7 +28,7 @@ _SIZE, _CALLS_SIZE = 20_000, 100_000
 _TRIES = 200
 
 
-def compile_grammar(constraint: Constraint, vocabulary: Vocabulary) -> CompiledGrammar:
+def compile_grammar(constraint: Constraint, vocabulary: TokenVocabulary) -> CompiledGrammar:
     """The grammar of a constraint, and its first mask. InvalidRequest if there is an error in it."""
     text = _text(constraint, vocabulary)
     if constraint.lead is not None:
@@ -47,7 +47,7 @@ def compile_grammar(constraint: Constraint, vocabulary: Vocabulary) -> CompiledG
     return grammar
 
 
-def _text(constraint: Constraint, vocabulary: Vocabulary) -> str:
+def _text(constraint: Constraint, vocabulary: TokenVocabulary) -> str:
     """The grammar as the library takes it, without what may come before it."""
     for tool, schema in _schemas(constraint):
         if reason := unsound_part(schema):
@@ -103,7 +103,7 @@ _GRAMMARS: Mapping[Kind, Callable[[str], str]] = {
 }
 
 
-def _matcher(grammar: str, vocabulary: Vocabulary, size: int = _SIZE) -> LLMatcher:
+def _matcher(grammar: str, vocabulary: TokenVocabulary, size: int = _SIZE) -> LLMatcher:
     limits = LLParserLimits(
         max_items_in_row=2_000,
         initial_lexer_fuel=500_000,
@@ -124,7 +124,7 @@ def _wrong(constraint: Constraint, reason: str) -> InvalidRequest:
 # --- the place of an error in a schema -------------------------------------------------------------
 
 
-def _reason(constraint: Constraint, matcher: LLMatcher, vocabulary: Vocabulary) -> str:
+def _reason(constraint: Constraint, matcher: LLMatcher, vocabulary: TokenVocabulary) -> str:
     """Why a grammar is wrong: of a schema, the path of the innermost part that is wrong by itself."""
     for tool, schema in _schemas(constraint):
         if constraint.kind == "json":
@@ -135,7 +135,7 @@ def _reason(constraint: Constraint, matcher: LLMatcher, vocabulary: Vocabulary) 
     return matcher.get_error()
 
 
-def _path(root: Any, vocabulary: Vocabulary) -> str:
+def _path(root: Any, vocabulary: TokenVocabulary) -> str:
     part, path, tries = root, "", _TRIES
     found = True
     while found:
@@ -148,7 +148,7 @@ def _path(root: Any, vocabulary: Vocabulary) -> str:
     return f"at {path or '/'}: "
 
 
-def _is_wrong(root: Mapping[str, Any], part: Any, vocabulary: Vocabulary) -> bool:
+def _is_wrong(root: Mapping[str, Any], part: Any, vocabulary: TokenVocabulary) -> bool:
     known = {name: root[name] for name in ("$defs", "definitions") if isinstance(part, dict) and name in root}
     try:
         grammar = _json(json.dumps({**known, **part} if isinstance(part, dict) else part))

@@ -26,7 +26,7 @@ class _Kept(NamedTuple):
     since: float
 
 
-class KeptGrammars:
+class GrammarCache:
     """Those last used, within `_BYTES` in all and `_SHARE` of one tenant."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

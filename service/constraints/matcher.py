@@ -14,8 +14,8 @@ from itertools import takewhile
 import numpy as np
 from llguidance import LLMatcher
 
-from service.constraints.budget import A_SECOND, A_TOKEN, Account, Reserve
-from service.constraints.vocabulary import Bits, Vocabulary
+from service.constraints.budget import A_SECOND, A_TOKEN, GrammarBudget, TenantReserve
+from service.constraints.vocabulary import Bits, TokenVocabulary
 from service.errors import ConstraintFailed
 
 Tokens = tuple[int, ...]
@@ -27,27 +27,31 @@ class CompiledGrammar:
     `account`: what its answers may take of the engine's thread; None: no limit.
     """
 
-    def __init__(self, start: LLMatcher, vocabulary: Vocabulary, param: str, account: Account | None = None) -> None:
+    def __init__(
+        self, start: LLMatcher, vocabulary: TokenVocabulary, param: str, account: GrammarBudget | None = None
+    ) -> None:
         self._start, self._vocabulary, self._param, self._account = start, vocabulary, param, account
-        self._by_reserve: dict[Reserve, CompiledGrammar] = {}
+        self._by_reserve: dict[TenantReserve, CompiledGrammar] = {}
 
-    def within(self, reserve: Reserve) -> CompiledGrammar:
+    def within(self, reserve: TenantReserve) -> CompiledGrammar:
         """This grammar for answers of a tenant, with one account for all of them."""
         known = self._by_reserve.get(reserve)
         if known is None:
-            known = CompiledGrammar(self._start, self._vocabulary, self._param, Account(reserve))
+            known = CompiledGrammar(self._start, self._vocabulary, self._param, GrammarBudget(reserve))
             self._by_reserve[reserve] = known
         return known
 
-    def open(self) -> OpenGrammar:
+    def open(self) -> GrammarMatcher:
         """A grammar at the beginning of an answer."""
-        return OpenGrammar(self._start.deep_copy(), self._vocabulary, self._param, self._account)
+        return GrammarMatcher(self._start.deep_copy(), self._vocabulary, self._param, self._account)
 
 
-class OpenGrammar:
+class GrammarMatcher:
     """The way of one answer. Implements `decode.guide.Grammar`. `param`: the request's field, for errors."""
 
-    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary, param: str, account: Account | None = None) -> None:
+    def __init__(
+        self, matcher: LLMatcher, vocabulary: TokenVocabulary, param: str, account: GrammarBudget | None = None
+    ) -> None:
         self._matcher, self._vocabulary, self._param, self._account = matcher, vocabulary, param, account
         self._at: Tokens = ()
         self._forced: dict[Tokens, Tokens] = {}

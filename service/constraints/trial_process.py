@@ -19,7 +19,7 @@ from pathlib import Path
 from service.constraints.constraint import Constraint
 from service.constraints.grammars import compile_grammar
 from service.constraints.trials import CPU_SECONDS, MAX_BYTES, SECONDS, STACK
-from service.constraints.vocabulary import Definition, Vocabulary
+from service.constraints.vocabulary import Definition, TokenVocabulary
 from service.errors import InvalidRequest
 
 #: the engine comes first
@@ -30,7 +30,7 @@ def _serve(end: socket.socket) -> None:
     """Forks for each connection that comes, until the end is closed."""
     with Connection(end.dup().detach()) as process:
         definition: Definition = process.recv()
-    vocabulary = Vocabulary(*definition)
+    vocabulary = TokenVocabulary(*definition)
     os.nice(_NICE)
     gc.freeze()  # a collection would write to memory that forks share
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
@@ -60,7 +60,7 @@ def _limit() -> None:
         resource.setrlimit(kind, (limit, limit))
 
 
-def _try(trial: Connection, vocabulary: Vocabulary) -> None:
+def _try(trial: Connection, vocabulary: TokenVocabulary) -> None:
     constraint: Constraint = trial.recv()
     before = _memory("RssAnon")
     try:

@@ -1,7 +1,7 @@
 """Trials of constraints: each is compiled in a process of its own first, which ends at the limits of time and memory.
 
 The library has limits of its own. They bound neither its time nor its memory: 100 characters of a schema can take
-minutes, 2 KB of a grammar gigabytes. It cannot be stopped within a process. So `Compiler` tries a constraint here,
+minutes, 2 KB of a grammar gigabytes. It cannot be stopped within a process. So `GrammarCompiler` tries a constraint here,
 and only one that stays within the limits is compiled beside the engine.
 """
 

@@ -12,8 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from service.constraints import Compiler
-from service.constraints.vocabulary import Vocabulary
+from service.constraints import GrammarCompiler
+from service.constraints.vocabulary import TokenVocabulary
 from service.engine import Engine, EngineConfig, Observer, Parts
 from service.engine.sizing import Sizes, fit
 from service.model import Checkpoint, LoadOptions, load_checkpoint
@@ -53,7 +53,7 @@ class Core:
         # The ingress limits the waiting requests. The engine has room for all that the ingress admits.
         self.room = settings.max_waiting + max(settings.places, places_of(engine.max_running))
         load = codec or partial(TextCodec.load, checkpoint.path)
-        self.compiler = Compiler(lambda: Vocabulary.of(load(), checkpoint.config))
+        self.compiler = GrammarCompiler(lambda: TokenVocabulary.of(load(), checkpoint.config))
         self._checkpoint = checkpoint
         self._options = LoadOptions(
             checkpoint.dtype,

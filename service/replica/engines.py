@@ -47,7 +47,7 @@ class ReplicaEngine(Protocol):
         """The items of a request, as `EngineWorker.generate`."""
 
     async def compile(self, constraint: Constraint, owner: Owner) -> GrammarSource:
-        """The grammar of a constraint, for requests of this engine. Raises what `Compiler.compile` raises."""
+        """The grammar of a constraint, for requests of this engine. Raises what `GrammarCompiler.compile` raises."""
 
     async def check(self, model: str) -> None:
         """Whether it could take other weights. Raises what `service.model.exchange.check` raises."""

@@ -41,7 +41,7 @@ class LocalEngine:
         return self._worker.generate(request)
 
     async def compile(self, constraint: Constraint, owner: Owner) -> GrammarSource:
-        """See `Compiler.compile`."""
+        """See `GrammarCompiler.compile`."""
         return await self._core.compiler.compile(constraint, owner)
 
     async def check(self, model: str) -> None:

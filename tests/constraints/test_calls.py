@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from service.constraints.constraint import CallTexts, Constraint, Lead, ToolCallForm
 from service.constraints.grammars import compile_grammar
 from service.constraints.matcher import CompiledGrammar
-from service.constraints.vocabulary import Vocabulary
+from service.constraints.vocabulary import TokenVocabulary
 from service.errors import InvalidRequest
 from service.text.tools import FORMATS, OutputFormat, Tool, parse_output
 from tests.constraints.checkpoints import byte_pairs
@@ -37,9 +37,9 @@ def tokenizer(marked: bool) -> Tokenizer:
 
 
 @cache
-def vocabulary(marked: bool) -> Vocabulary:
+def vocabulary(marked: bool) -> TokenVocabulary:
     """`marked`: whether `<tool_call>` and the like are tokens."""
-    return Vocabulary(tokenizer(marked).to_str(), 512, [510])
+    return TokenVocabulary(tokenizer(marked).to_str(), 512, [510])
 
 
 def calls(
