@@ -112,7 +112,7 @@ class Reference:
         for position in state.masked:
             scores = self.allowed(logits[position], sampling)
             if sampling.temperature > 0:
-                row = Row(state, start // len(state.tokens), (), keeps=False, sampling=sampling)
+                row = Row(state, start // len(state.tokens), (), writes_kv=False, sampling=sampling)
                 reads = Reads.of([row], len(state.tokens))
                 (key,) = noise_keys(reads)[reads.place == position]
                 scores = scores + gumbel(torch.tensor(key[None]), torch.arange(len(scores)))[0]

@@ -62,7 +62,7 @@ def main() -> None:
         def row(token: int, first: int, block: int = block, before: int = before) -> Row:
             pages = list(range(first, first + before))
             state = Block((token, *(MASKED,) * (block - 1)))
-            return Row(state, before, pages, keeps=False, sampling=SamplingParams())
+            return Row(state, before, pages, writes_kv=False, sampling=SamplingParams())
 
         alone, pages = row(0, 0), row(0, 0).pages
         states = {n: [row(token, 0)._replace(pages=pages) for token in range(n)] for n in (1, 2, 3, 5, 9)}

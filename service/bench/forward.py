@@ -132,7 +132,7 @@ class Bench:
         pages = list(range(32, 32 + 4096 // _SIZE))
         states = [Block((token, MASKED, MASKED, MASKED)) for token in range(17)]
         far, near = (
-            [Row(state, length // _SIZE, pages, keeps=False, sampling=SamplingParams()) for state in states]
+            [Row(state, length // _SIZE, pages, writes_kv=False, sampling=SamplingParams()) for state in states]
             for length in (4096, 256)
         )
 

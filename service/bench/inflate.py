@@ -34,8 +34,8 @@ from service.bench.shapes import Shape
 from service.errors import InvalidRequest
 from service.model import Checkpoint, LoadOptions, ModelConfig, parse_config, read_config, resolve
 from service.model.checkpoint import build_checkpoint
-from service.model.making import WeightSource
-from service.model.quantization.files import widened
+from service.model.quantization.prequantized import dequantized
+from service.model.weight_mapping import WeightSource
 from service.model.weights import WeightFiles
 
 _LAYER = re.compile(r"^(.*)layers\.(\d+)\.(.+)\.weight$")
@@ -191,7 +191,7 @@ def inflate(name: str | Path, shape: Shape, options: LoadOptions) -> Checkpoint:
     `name`: a folder or a hub name. Raises CheckpointError and InvalidRequest.
     """
     path = resolve(name)
-    weights = InflatedWeights(*widened(read_config(path), WeightFiles(path)), shape, options)
+    weights = InflatedWeights(*dequantized(read_config(path), WeightFiles(path)), shape, options)
     return build_checkpoint(path, weights.raw, weights, options)
 
 

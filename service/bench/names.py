@@ -23,8 +23,8 @@ def sources_of(config: ModelConfig) -> Mapping[str, list[str]]:
     sources = {name: [name] for name in _names(config)}
     layers = (f"layers.{number}.self_attn.{leaf}.weight" for number in range(config.num_layers) for leaf in _OTHERWISE)
     for parameter in ("embed_tokens.weight", *layers):
-        own = [part.name for part in qwen3.of_backbone(config, parameter)]
-        published = [part.name for part in family_named(config.family).layouts(config, parameter)[0]]
+        own = [part.name for part in qwen3.backbone_weights(config, parameter)]
+        published = [part.name for part in family_named(config.family).weight_mappings(config, parameter)[0]]
         if published != own:
             [name] = published  # the parameter is one weight
             sources = {known: parts for known, parts in sources.items() if known not in own} | {name: own}

@@ -73,7 +73,7 @@ def step_times(
     state = Block((MASKED,) * size)
     for count in counts:
         pages = [[(row * prefix + page) % runner.num_pages for page in range(prefix)] for row in range(count)]
-        rows = [Row(state, prefix, own, keeps=False, sampling=SamplingParams()) for own in pages]
+        rows = [Row(state, prefix, own, writes_kv=False, sampling=SamplingParams()) for own in pages]
         readings = runner.evaluate(rows)
         anchored = [row._replace(anchor=reading.handle) for row, reading in zip(rows, readings, strict=True)]
         backbone = _median(partial(runner.evaluate, rows), checkpoint, rounds)

@@ -54,7 +54,7 @@ def command(
     from service.bench.prompts import read_prompts
     from service.bench.variants import block_only
     from service.engine import Engine, EngineConfig, SamplingParams
-    from service.model.quantization import FORMS
+    from service.model.quantization import QUANT_SCHEMES
 
     given = [_plan(text) for text in plan or ()]
     asked: Sequence[Any] = read_prompts(text).lines if text else heldout(problems, "problems", seed)
@@ -68,7 +68,7 @@ def command(
         engines["zero"] = Engine(load(model, device, dtype, None, zero_mrp=True), limits)
     if "block" in used:
         engines["block"] = Engine(block_only(checkpoint), limits)
-    for form in used & FORMS.keys():
+    for form in used & QUANT_SCHEMES.keys():
         engines[form] = Engine(load(model, device, dtype, None, quantization=form), limits)
     tasks = _continuations(checkpoint.path, asked) if text else _tasks(checkpoint.path, asked)
     limits_of_all = (max_new_tokens, together)
@@ -84,10 +84,10 @@ def command(
 def _plan(text: str) -> Plan:
     """Parses `mode knob=value …`, with the engine's name at the end if it is not `mrp`."""
     from service.bench.evaluation import Plan
-    from service.model.quantization import FORMS
+    from service.model.quantization import QUANT_SCHEMES
 
     plan, _, last = text.rpartition(" ")
-    return Plan(parse_plan(plan), last) if last in {"zero", "block", *FORMS} else Plan(parse_plan(text))
+    return Plan(parse_plan(plan), last) if last in {"zero", "block", *QUANT_SCHEMES} else Plan(parse_plan(text))
 
 
 def _tasks(path: Path, problems: Sequence[Problem]) -> list[Task]:

@@ -82,17 +82,16 @@ def _check_attention(settings: Settings) -> None:
 def _check_checkpoint(settings: Settings) -> None:
     """Checks the checkpoint's config and calibration, and that the files of weights and tokenizer are whole."""
     from service.model import parse_config, read_config, resolve
-    from service.model.files import check_weights
-    from service.model.quantization import activation_parts, chosen_form
+    from service.model.files import check_tokenizer, check_weights
+    from service.model.quantization import activation_parts, chosen_scheme
     from service.model.shard import Shard
     from service.quality.presets import file_of
     from service.quality.schema import file_name
-    from service.text.files import check_tokenizer
 
     folder = resolve(settings.model)
     config, ranks = parse_config(read_config(folder), block_size=settings.block_size), settings.tensor_parallel_size
     Shard(0, ranks).of(config)
-    form = chosen_form(config.quantization, settings.quantization)
+    form = chosen_scheme(config.quantization, settings.quantization)
     file_of(folder, settings.quality_file, file_name(form, activation_parts(form, ranks)))
     check_weights(folder)
     check_tokenizer(folder)

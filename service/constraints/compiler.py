@@ -16,7 +16,7 @@ from service.constraints.budget import TenantReserve
 from service.constraints.constraint import NOBODY, Constraint, Owner
 from service.constraints.grammars import compile_grammar
 from service.constraints.kept import GrammarCache
-from service.constraints.matcher import CompiledGrammar
+from service.constraints.matcher import GuidanceGrammar
 from service.constraints.trials import STACK, Trials
 from service.constraints.vocabulary import TokenVocabulary
 from service.errors import ConstraintNotAvailable, InvalidRequest
@@ -40,7 +40,7 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._threads: ThreadPoolExecutor | None = None
 
-    async def compile(self, constraint: Constraint, owner: Owner = NOBODY) -> CompiledGrammar:
+    async def compile(self, constraint: Constraint, owner: Owner = NOBODY) -> GuidanceGrammar:
         """The grammar of a constraint, whose answers take time from their owner's reserve.
 
         InvalidRequest, which says where, if it is wrong, cannot be satisfied or takes too much to compile.
@@ -61,7 +61,7 @@ class GrammarCompiler:
             self._kept.add(key, owner.tenant, grammar, size)
             return grammar.within(self._reserves[owner.tenant])
 
-    def kept(self, constraint: Constraint, owner: Owner = NOBODY) -> CompiledGrammar | None:
+    def kept(self, constraint: Constraint, owner: Owner = NOBODY) -> GuidanceGrammar | None:
         """The grammar of a constraint that was compiled before, None if it was dropped. Raises why it was refused."""
         kept = self._kept.get((owner.salt, constraint))
         if isinstance(kept, InvalidRequest):
@@ -75,7 +75,7 @@ class GrammarCompiler:
         if self._trials is not None:
             self._trials.close()
 
-    def _compile(self, constraint: Constraint) -> tuple[CompiledGrammar, int]:
+    def _compile(self, constraint: Constraint) -> tuple[GuidanceGrammar, int]:
         with self._lock:
             if self._vocabulary is None or self._trials is None:
                 self._vocabulary = self._make_vocabulary()

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from service.constraints.calls import JSON_OPTIONS, calls_grammar, with_lead
 from service.constraints.constraint import Constraint, Kind
 from service.constraints.intersections import check_grammar, check_schema
-from service.constraints.matcher import CompiledGrammar
+from service.constraints.matcher import GuidanceGrammar
 from service.constraints.unsound import simplified, unsound_part
 from service.constraints.vocabulary import TokenVocabulary
 from service.errors import ConstraintFailed, InvalidRequest
@@ -28,7 +28,7 @@ _SIZE, _CALLS_SIZE = 20_000, 100_000
 _TRIES = 200
 
 
-def compile_grammar(constraint: Constraint, vocabulary: TokenVocabulary) -> CompiledGrammar:
+def compile_grammar(constraint: Constraint, vocabulary: TokenVocabulary) -> GuidanceGrammar:
     """The grammar of a constraint, and its first mask. InvalidRequest if there is an error in it."""
     text = _text(constraint, vocabulary)
     if constraint.lead is not None:
@@ -38,7 +38,7 @@ def compile_grammar(constraint: Constraint, vocabulary: TokenVocabulary) -> Comp
         if constraint.lead is not None:  # the same error is told better without what may come before
             compile_grammar(replace(constraint, lead=None), vocabulary)
         raise _wrong(constraint, _reason(constraint, matcher, vocabulary))
-    grammar = CompiledGrammar(matcher, vocabulary, constraint.param)
+    grammar = GuidanceGrammar(matcher, vocabulary, constraint.param)
     try:
         first = grammar.open()
         first.mask(first.forced(()))

@@ -7,7 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
-from service.constraints.matcher import CompiledGrammar
+from service.constraints.matcher import GuidanceGrammar
 from service.constraints.trials import MAX_BYTES
 from service.errors import InvalidRequest
 
@@ -21,7 +21,7 @@ _REFUSED_S = 60.0
 
 class _Kept(NamedTuple):
     tenant: str
-    result: CompiledGrammar | InvalidRequest
+    result: GuidanceGrammar | InvalidRequest
     size: int
     since: float
 
@@ -34,7 +34,7 @@ class GrammarCache:
         self._sizes: Counter[str] = Counter()
         self._clock = clock
 
-    def get(self, key: Hashable) -> CompiledGrammar | InvalidRequest | None:
+    def get(self, key: Hashable) -> GuidanceGrammar | InvalidRequest | None:
         """What is kept, which is then the last one used."""
         if (kept := self._kept.get(key)) is None:
             return None
@@ -44,7 +44,7 @@ class GrammarCache:
         self._kept.move_to_end(key)
         return kept.result
 
-    def add(self, key: Hashable, tenant: str, result: CompiledGrammar | InvalidRequest, size: int = 0) -> None:
+    def add(self, key: Hashable, tenant: str, result: GuidanceGrammar | InvalidRequest, size: int = 0) -> None:
         """Keeps what takes so many bytes, and drops what is too much then."""
         if key in self._kept:
             self._drop(key)

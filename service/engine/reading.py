@@ -76,7 +76,7 @@ class ReadingSequence(Sequence):
         """A row of a block. Positions behind the prompt are masked, as when an answer is decoded."""
         block = Block(tokens + (MASKED,) * (self._block_size - len(tokens)))
         sampling, asked = (None, None) if block.complete else (self.request.sampling, self.request.asked)
-        return Row(block, index, self.lease.pages, keeps=not last, sampling=sampling, asked=asked)
+        return Row(block, index, self.lease.pages, writes_kv=not last, sampling=sampling, asked=asked)
 
     def _places(self, row: Row, reading: Reading) -> Iterator[tuple[int, Known]]:
         for pick in reading.picks:

@@ -105,7 +105,7 @@ class Sequence:
     def gains(self, rows: list[Row]) -> list[float]:
         """The tokens that each of the last of these rows is expected to bring: those that may be left out."""
         query = self._query
-        if not isinstance(query, Evaluate) or not query.promises or rows[-1].keeps:
+        if not isinstance(query, Evaluate) or not query.promises or rows[-1].writes_kv:
             return []
         return self._account.gains(query.promises)
 
@@ -301,4 +301,4 @@ class Sequence:
         )  # fmt: skip
 
     def _store(self, block: Block, index: int) -> None:
-        self._unwritten.append(Row(block, index, self.lease.pages, keeps=True))
+        self._unwritten.append(Row(block, index, self.lease.pages, writes_kv=True))

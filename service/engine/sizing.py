@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from service.engine.forward.extent import GRAPH_ROWS, MAX_LOGITS, MAX_SAMPLED_LOGITS
 from service.errors import SettingsError
-from service.model.attention.cache import NUM_SPARE
+from service.model.attention.interface import NUM_SPARE
 from service.model.config import ModelConfig
 from service.model.memory import DeviceMemory
 

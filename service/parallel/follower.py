@@ -24,8 +24,8 @@ from service.engine.forward.anchors import Anchor, States
 from service.engine.forward.networks import Execution, LocalNetworks
 from service.errors import EngineFailed, MrpServeError
 from service.model import Checkpoint, load_checkpoint
-from service.model.exchange import fetch, take
 from service.model.memory import memory_of
+from service.model.weight_update import apply_update, load_update
 from service.parallel.channel import Channel
 from service.parallel.group import Group
 from service.parallel.messages import Failed, Fetch, Forward, Join, Load, Open, Ready, Take
@@ -70,7 +70,7 @@ class Follower:
     def _load(self, message: Load) -> Ready:
         self._networks = self._checkpoint = None
         self._checkpoint = load_checkpoint(message.path, message.options)
-        self._checkpoint.share(self._group.total)
+        self._checkpoint.make_tensor_parallel(self._group.total)
         return Ready(memory_of(self._device))
 
     def _open(self, message: Open) -> None:
@@ -86,7 +86,7 @@ class Follower:
         try:
             if self._checkpoint is None:
                 raise AssertionError("weights are to be fetched before a checkpoint is loaded")
-            self._fresh = fetch(message.path, self._checkpoint.config, message.options)
+            self._fresh = load_update(message.path, self._checkpoint.config, message.options)
         except MrpServeError as error:
             problem = error
         except Exception as error:  # noqa: BLE001 - rank 0 says what it was
@@ -97,7 +97,7 @@ class Follower:
     def _take(self) -> None:
         if self._checkpoint is None or self._fresh is None:
             raise AssertionError("weights are to be taken before they are fetched")
-        take(self._checkpoint, self._fresh)
+        apply_update(self._checkpoint, self._fresh)
         self._fresh = None
 
     @torch.inference_mode()

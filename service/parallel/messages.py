@@ -67,7 +67,7 @@ class SentRow(NamedTuple):
 
     tokens: tuple[int, ...]
     place: int
-    keeps: bool
+    writes_kv: bool
     table: int
 
 
@@ -93,16 +93,16 @@ class Forward:
             number = numbers.setdefault(id(row.pages), len(tables))
             if number == len(tables):
                 tables.append([])
-            needed = row.index + row.keeps
+            needed = row.index + row.writes_kv
             if needed > len(tables[number]):
                 tables[number] = list(row.pages[:needed])
-            rows.append(SentRow(row.state.tokens, row.index, row.keeps, number))
+            rows.append(SentRow(row.state.tokens, row.index, row.writes_kv, number))
         return cls(which, rows, tables, group.width)
 
     @property
     def group(self) -> Group:
         """The group as a follower has it; rows of one sequence have the same list of pages."""
-        rows = [Row(Block(row.tokens), row.place, self.tables[row.table], row.keeps) for row in self.rows]
+        rows = [Row(Block(row.tokens), row.place, self.tables[row.table], row.writes_kv) for row in self.rows]
         return Group(rows, range(len(rows)), self.width)
 
 

@@ -27,9 +27,9 @@ from service.engine.forward.networks import Computed, Execution, LocalNetworks, 
 from service.engine.forward.rows import anchors_of
 from service.errors import EngineFailed, MrpServeError, ReplicaLost, SettingsError
 from service.model import Checkpoint, LoadOptions, load_checkpoint, resolve
-from service.model.exchange import fetch, take
 from service.model.memory import DeviceMemory, memory_of
 from service.model.shard import Shard
+from service.model.weight_update import apply_update, load_update
 from service.parallel.channel import Channel
 from service.parallel.child import start_child
 from service.parallel.group import Group
@@ -161,7 +161,7 @@ class Team:
             own = replace(options, device=self._device(rank.rank), shard=Shard(rank.rank, self.size))
             rank.tell(Load(str(path), own))
         checkpoint = load_checkpoint(path, replace(options, device=self._device(0), shard=Shard(0, self.size)))
-        checkpoint.share(self._group.total)
+        checkpoint.make_tensor_parallel(self._group.total)
         answers = self._answers(None)
         self._checkpoint = checkpoint
         self._memory = [ready.memory for ready in answers if ready.memory is not None]
@@ -176,7 +176,7 @@ class Team:
         for rank in self._ranks:
             rank.tell(Fetch(str(path), replace(options, shard=Shard(rank.rank, self.size))))
         try:
-            fresh = fetch(path, served.config, replace(options, shard=Shard(0, self.size)))
+            fresh = load_update(path, served.config, replace(options, shard=Shard(0, self.size)))
         finally:
             answers = self._answers(None)
         problem = next((ready.problem for ready in answers if ready.problem is not None), None)
@@ -189,7 +189,7 @@ class Team:
         served = self._loaded()
         for rank in self._ranks:
             rank.tell(Take())
-        take(served, fresh)
+        apply_update(served, fresh)
         self._answers(None)
 
     def memory(self) -> DeviceMemory:

@@ -17,9 +17,9 @@ from service.constraints.vocabulary import TokenVocabulary
 from service.engine import Engine, EngineConfig, Observer, Parts
 from service.engine.sizing import Sizes, fit
 from service.model import Checkpoint, LoadOptions, load_checkpoint
-from service.model.exchange import check, fetch, take
 from service.model.memory import DeviceMemory, memory_of
 from service.model.options import pick_device, pick_dtype
+from service.model.weight_update import apply_update, check_update, load_update
 from service.parallel import Team
 from service.replica.engines import Served
 from service.settings import Settings, places_of
@@ -71,14 +71,14 @@ class Core:
         return self.ranks.failure if self.ranks else None
 
     def check(self, model: str) -> None:
-        """Whether other weights could be taken. Raises what `service.model.exchange.check` raises. Blocks."""
-        check(model, self.served.config, self._options)
+        """Whether other weights could be taken. Raises what `service.model.weight_update.check_update` raises. Blocks."""
+        check_update(model, self.served.config, self._options)
 
     def fetch(self, model: str) -> tuple[Callable[[], None], Path]:
         """Reads other weights. Returns what puts them in the place of the served ones, and their folder. Blocks."""
         if self.ranks is None:
-            fresh = fetch(model, self.served.config, self._options)
-            return partial(take, self._checkpoint, fresh), fresh.path
+            fresh = load_update(model, self.served.config, self._options)
+            return partial(apply_update, self._checkpoint, fresh), fresh.path
         fresh = self.ranks.fetch(model, self._options)
         return partial(self.ranks.take, fresh), fresh.path
 
@@ -131,7 +131,7 @@ def _limits(settings: Settings, checkpoint: Checkpoint, memory: DeviceMemory) ->
         memory_utilization=settings.memory_utilization,
         cuda_graphs=settings.cuda_graphs == "auto" and checkpoint.shard.size == 1,
     )
-    fitted = fit(asked, checkpoint.own_config, checkpoint.dtype.itemsize, memory)
+    fitted = fit(asked, checkpoint.shard_config, checkpoint.dtype.itemsize, memory)
     _log.info(
         "KV cache of %d tokens, %d requests, %d rows", fitted.kv_cache_tokens, fitted.max_running, fitted.max_rows
     )

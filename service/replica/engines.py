@@ -50,7 +50,7 @@ class ReplicaEngine(Protocol):
         """The grammar of a constraint, for requests of this engine. Raises what `GrammarCompiler.compile` raises."""
 
     async def check(self, model: str) -> None:
-        """Whether it could take other weights. Raises what `service.model.exchange.check` raises."""
+        """Whether it could take other weights. Raises what `service.model.weight_update.check_update` raises."""
 
     async def fetch(self, model: str) -> Path:
         """Reads other weights beside those that it serves. Returns their folder. Raises what `check` raises."""

@@ -53,7 +53,7 @@ def test_a_wrong_decode_is_a_row_and_the_exit_status(tmp_path: Path, monkeypatch
 def test_speed_has_a_row_for_every_step_and_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.bench.gpu.speed.PLANS", PLANS[:2])
     monkeypatch.setattr("service.bench.gpu.speed.VARIED", PLANS[:1])
-    monkeypatch.setattr("service.bench.gpu.speed.FORMS", ("w8a8",))
+    monkeypatch.setattr("service.bench.gpu.speed.QUANT_SCHEMES", ("w8a8",))
     monkeypatch.setattr("service.bench.loads.measure", lambda *_: FAIR)  # test_loads.py measures them
     with Rows(tmp_path / "rows", CPU, 600) as written:
         measure_speed(written, CPU, torch.float32, SMALL)

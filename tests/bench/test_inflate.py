@@ -59,7 +59,7 @@ def inflated(checkpoint, shape, dtype=torch.float64):
 class Places:
     """Rows of one sequence, each block final."""
 
-    keeps = True
+    writes_kv = True
 
     def __init__(self, pages, index):
         self.pages, self.index = pages, index

@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from service.constraints.constraint import Constraint
 from service.constraints.grammars import compile_grammar
-from service.constraints.matcher import CompiledGrammar
+from service.constraints.matcher import GuidanceGrammar
 from service.constraints.vocabulary import TokenVocabulary
 from service.model import Checkpoint, load_checkpoint
 from service.text import TextCodec
@@ -46,7 +46,7 @@ def vocabulary(name: str) -> TokenVocabulary:
 
 
 @cache
-def compiled(name: str, constraint: Constraint) -> CompiledGrammar:
+def compiled(name: str, constraint: Constraint) -> GuidanceGrammar:
     """A constraint for a checkpoint."""
     return compile_grammar(constraint, vocabulary(name))
 

@@ -19,14 +19,14 @@ from tokenizers import Tokenizer
 
 from service.constraints.constraint import Constraint
 from service.constraints.grammars import compile_grammar
-from service.constraints.matcher import CompiledGrammar
+from service.constraints.matcher import GuidanceGrammar
 from service.constraints.vocabulary import TokenVocabulary
 from service.errors import InvalidRequest
 
 _TOKENIZER = Tokenizer.from_file(str(Path(__file__).parents[2] / "service" / "demo" / "tokenizer.json"))
 
 
-def taken(grammar: CompiledGrammar, text: str) -> bool:
+def taken(grammar: GuidanceGrammar, text: str) -> bool:
     """Whether a grammar allows a text as a whole answer."""
     ids = tuple(_TOKENIZER.encode(text).ids)
     way = grammar.open()

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from service.constraints.constraint import CallTexts, Constraint, Lead, ToolCallForm
 from service.constraints.grammars import compile_grammar
-from service.constraints.matcher import CompiledGrammar
+from service.constraints.matcher import GuidanceGrammar
 from service.constraints.vocabulary import TokenVocabulary
 from service.errors import InvalidRequest
 from service.text.tools import FORMATS, OutputFormat, Tool, parse_output
@@ -55,7 +55,7 @@ TOOLS = (Tool("add", None, ADD), Tool("none"))
 JSON = Constraint.json({"const": {"x": 1}}, "response_format")
 
 
-def taken(grammar: CompiledGrammar, marked: bool, text: str) -> bool:
+def taken(grammar: GuidanceGrammar, marked: bool, text: str) -> bool:
     ids = tuple(tokenizer(marked).encode(text).ids)
     way = grammar.open()
     return way.allowed((), ids) == len(ids) and way.complete(ids)

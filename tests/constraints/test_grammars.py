@@ -13,7 +13,7 @@ import pytest
 from service.constraints.compiler import GrammarCompiler
 from service.constraints.constraint import Constraint
 from service.constraints.grammars import compile_grammar
-from service.constraints.matcher import GrammarMatcher
+from service.constraints.matcher import GuidanceMatcher
 from service.constraints.vocabulary import TokenVocabulary
 from service.errors import ConstraintFailed, ConstraintNotAvailable, InvalidRequest
 from tests.constraints.checkpoints import DEMO, NAMES, tokenizer, vocabulary
@@ -134,7 +134,7 @@ async def test_hostile_constraints_are_refused_or_followed(name: str, compiler: 
         walk(grammar.open(), random.Random(name), 100)
 
 
-def walk(grammar: GrammarMatcher, rng: random.Random, most: int) -> tuple[int, ...]:
+def walk(grammar: GuidanceMatcher, rng: random.Random, most: int) -> tuple[int, ...]:
     """A random answer of at most so many tokens."""
     tokens: tuple[int, ...] = ()
     while len(tokens) < most:

@@ -12,7 +12,7 @@ import pytest
 from service.constraints.budget import A_TOKEN, RESERVE, GrammarBudget, TenantReserve
 from service.constraints.constraint import Constraint
 from service.constraints.grammars import compile_grammar
-from service.constraints.matcher import GrammarMatcher
+from service.constraints.matcher import GuidanceMatcher
 from service.errors import ConstraintFailed
 from tests.constraints.checkpoints import DEMO, NAMES, compiled, text_of, tokenizer, vocabulary
 from tests.constraints.schemas import random_schema
@@ -24,30 +24,30 @@ def ids(text: str, name: str = DEMO) -> tuple[int, ...]:
     return tuple(tokenizer(name).encode(text).ids)
 
 
-def allowed(grammar: GrammarMatcher, tokens: tuple[int, ...]) -> set[int]:
+def allowed(grammar: GuidanceMatcher, tokens: tuple[int, ...]) -> set[int]:
     mask = grammar.mask(tokens)
     return set() if mask is None else set(np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist())
 
 
 @pytest.fixture
-def numbers() -> GrammarMatcher:
+def numbers() -> GuidanceMatcher:
     return compiled(DEMO, NUMBERS).open()
 
 
-def test_masks_are_the_tokens_that_may_follow(numbers: GrammarMatcher) -> None:
+def test_masks_are_the_tokens_that_may_follow(numbers: GuidanceMatcher) -> None:
     first = {text_of(DEMO, (token,)) for token in allowed(numbers, ())}
     assert first >= set("0123456789")
     assert all(text.isdigit() for text in first)
 
 
-def test_looking_ahead_and_back_changes_nothing(numbers: GrammarMatcher) -> None:
+def test_looking_ahead_and_back_changes_nothing(numbers: GuidanceMatcher) -> None:
     before = allowed(numbers, ())
     one, other = ids("12"), ids("345")
     seen = [allowed(numbers, one), allowed(numbers, other), allowed(numbers, ())]
     assert seen == [allowed(numbers, one), allowed(numbers, other), before]
 
 
-def test_the_end_is_allowed_where_the_answer_may_end(numbers: GrammarMatcher) -> None:
+def test_the_end_is_allowed_where_the_answer_may_end(numbers: GuidanceMatcher) -> None:
     [end] = vocabulary(DEMO).eos
     assert end not in allowed(numbers, ids("34"))
     assert end in allowed(numbers, ids("345"))
@@ -60,13 +60,13 @@ def test_the_end_is_allowed_where_the_answer_may_end(numbers: GrammarMatcher) ->
     assert numbers.allowed((*ids("345"), end), ids("6")) == 0
 
 
-def test_the_end_is_forced_where_nothing_else_can_come(numbers: GrammarMatcher) -> None:
+def test_the_end_is_forced_where_nothing_else_can_come(numbers: GuidanceMatcher) -> None:
     whole = "345 and 6"
     assert numbers.forced(ids(whole)) == vocabulary(DEMO).eos
     assert text_of(DEMO, numbers.forced((*ids("345"), *ids(" a")))) == "nd"
 
 
-def test_tokens_that_are_no_text_are_never_allowed(numbers: GrammarMatcher) -> None:
+def test_tokens_that_are_no_text_are_never_allowed(numbers: GuidanceMatcher) -> None:
     control = {token for token in range(1024) if vocabulary(DEMO).tokens.is_special_token(token)}
     for tokens in ((), ids("345"), ids("345 and 6")):
         assert not allowed(numbers, tokens) & (control - set(vocabulary(DEMO).eos))
@@ -74,14 +74,14 @@ def test_tokens_that_are_no_text_are_never_allowed(numbers: GrammarMatcher) -> N
         assert numbers.allowed((), (token,)) == int(token in allowed(numbers, ()))
 
 
-def test_final_tokens_are_where_it_counts_from(numbers: GrammarMatcher) -> None:
+def test_final_tokens_are_where_it_counts_from(numbers: GuidanceMatcher) -> None:
     ahead = allowed(numbers, ids("34"))
     numbers.advance(ids("34"))
     assert allowed(numbers, ()) == ahead
     assert numbers.complete(ids("5"))
 
 
-def test_tokens_that_the_grammar_refuses_are_an_error(numbers: GrammarMatcher) -> None:
+def test_tokens_that_the_grammar_refuses_are_an_error(numbers: GuidanceMatcher) -> None:
     with pytest.raises(ConstraintFailed) as caught:
         numbers.mask(ids("x"))
     assert caught.value.param == "regex"
@@ -132,7 +132,7 @@ def test_an_ambiguous_grammar_ends_before_it_holds_others_up(monkeypatch: pytest
 
 
 def test_a_failure_of_the_library_ends_the_answer_only(
-    numbers: GrammarMatcher, monkeypatch: pytest.MonkeyPatch
+    numbers: GuidanceMatcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its panics are no `Exception`, and would end the engine's thread."""
     panic = type("PanicException", (BaseException,), {})

@@ -87,7 +87,7 @@ class CheckingRunner(Around):
     def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
         readings = self.runner.evaluate(rows)
         for row in rows:
-            if row.keeps:
+            if row.writes_kv:
                 assert row.state.complete
                 self.clean[row.pages[row.index]] = row.state.tokens
                 self.shown_to_mrp.discard(row.pages[row.index])
@@ -97,11 +97,11 @@ class CheckingRunner(Around):
 
     def refine(self, rows: Sequence[Row]) -> list[Reading]:
         readings = self.runner.refine(rows)
-        self.shown_to_mrp |= {row.pages[row.index] for row in rows if row.keeps}
+        self.shown_to_mrp |= {row.pages[row.index] for row in rows if row.writes_kv}
         for row, reading in zip(rows, readings, strict=True):
             assert self.shown_to_mrp >= set(row.pages[: row.index]), "MRP was not shown a block of the prefix"
             assert row.anchor is not None
-            if row.keeps:
+            if row.writes_kv:
                 clean = self.reference.evaluate(self.prefix(row), row.state)
                 torch.testing.assert_close(row.anchor.hidden, clean, rtol=0, atol=1e-4)
             self.compare(row, reading, self.reference.refine(self.prefix(row), row.state, row.anchor.hidden))

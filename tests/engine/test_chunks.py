@@ -40,10 +40,10 @@ class Forwards(Around):
     def evaluate(self, rows: Sequence[Row]) -> list[Reading]:
         prompts: dict[int, int] = {}
         for row in rows:
-            if row.keeps:
+            if row.writes_kv:
                 prompts[id(row.pages)] = prompts.get(id(row.pages), 0) + 1
         self.prompts.append(prompts)
-        self.states.append({id(row.pages) for row in rows if not row.keeps})
+        self.states.append({id(row.pages) for row in rows if not row.writes_kv})
         return super().evaluate(rows)
 
 

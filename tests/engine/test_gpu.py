@@ -24,7 +24,7 @@ from service.engine.forward.sampling import scale
 from service.engine.forward.vocabulary import TorchVocabulary, TritonVocabulary
 from service.model import LoadOptions, load_checkpoint
 from service.model.attention import attention_backend
-from service.model.exchange import fetch, take
+from service.model.weight_update import apply_update, load_update
 from tests.engine.forward.reads import Read, reads_of
 from tests.model.attention_world import Kind, Shape, World
 from tests.other_weights import FIRST, other_weights
@@ -166,9 +166,9 @@ def test_a_pass_begins_without_waiting_for_the_device(execution):
     state = Block((MASKED,) * size)
     pages = [3, 4, 5]
     rows = [
-        Row(Block((7,) * size), 0, [0, 1, 2], keeps=True),
-        Row(state, 0, pages, keeps=False, sampling=SamplingParams(), drafts=True, entropy=True),
-        Row(state, 0, pages, keeps=False, sampling=SamplingParams(0.7, 0.9, seed=1), drafts=True),
+        Row(Block((7,) * size), 0, [0, 1, 2], writes_kv=True),
+        Row(state, 0, pages, writes_kv=False, sampling=SamplingParams(), drafts=True, entropy=True),
+        Row(state, 0, pages, writes_kv=False, sampling=SamplingParams(0.7, 0.9, seed=1), drafts=True),
     ]
     readings = runner.evaluate(rows)
     anchored = [row._replace(anchor=reading.handle) for row, reading in zip(rows, readings, strict=True)]
@@ -212,7 +212,7 @@ def test_exchanged_weights_decode_as_a_fresh_load(backend, quantization, monkeyp
     served = load_checkpoint(FIRST, options)
     engine = Engine(served, limits)
     old = [completion.token_ids for completion in engine.generate(requests)]
-    fresh = fetch(other, served.config, options)
-    engine.exchange(lambda: take(served, fresh), 1)
+    fresh = load_update(other, served.config, options)
+    engine.exchange(lambda: apply_update(served, fresh), 1)
     wanted = [one.token_ids for one in Engine(load_checkpoint(other, options), limits).generate(requests)]
     assert [completion.token_ids for completion in engine.generate(requests)] == wanted != old

@@ -129,12 +129,12 @@ class TestRows:
         target = scheduler(max_rows=8)
         queue(target, request("a", [1] * 8, Static()))
         (sequence,) = admit(target)
-        assert [row.keeps for row in sequence.next_rows(8)] == [True, True, False]
-        assert [row.keeps for row in sequence.next_rows(2)] == [True, True]
-        assert [row.keeps for row in sequence.next_rows(1)] == [True]
+        assert [row.writes_kv for row in sequence.next_rows(8)] == [True, True, False]
+        assert [row.writes_kv for row in sequence.next_rows(2)] == [True, True]
+        assert [row.writes_kv for row in sequence.next_rows(1)] == [True]
         assert sequence.next_rows(0) == []
-        assert [row.keeps for row in sequence.next_rows(8, 1)] == [True]
-        assert [row.keeps for row in sequence.next_rows(8, 2)] == [True, True, False]
+        assert [row.writes_kv for row in sequence.next_rows(8, 1)] == [True]
+        assert [row.writes_kv for row in sequence.next_rows(8, 2)] == [True, True, False]
 
     @pytest.mark.parametrize("max_rows", [6, 7, 11])
     def test_a_tiny_budget_gives_the_same_tokens_and_starves_nobody(

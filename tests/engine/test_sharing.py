@@ -234,12 +234,12 @@ class WriteOnce(CheckingRunner):
 
     def evaluate(self, rows):
         shared = {node.page for node in nodes_of(self.engine._pages)}
-        assert not shared & {row.pages[row.index] for row in rows if row.keeps}
+        assert not shared & {row.pages[row.index] for row in rows if row.writes_kv}
         return super().evaluate(rows)
 
     def refine(self, rows):
         shared = {node.page for node in nodes_of(self.engine._pages)}
-        assert not shared & {row.pages[row.index] for row in rows if row.keeps}
+        assert not shared & {row.pages[row.index] for row in rows if row.writes_kv}
         return super().refine(rows)
 
 

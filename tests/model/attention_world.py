@@ -25,14 +25,14 @@ class RowKv:
 
     pages: Sequence[int]
     index: int
-    keeps: bool
+    writes_kv: bool
     qkv: QKV = field(repr=False)
     wanted: Tensor = field(repr=False)
 
 
-def place(pages: Sequence[int], index: int, *, keeps: bool) -> RowKv:
+def place(pages: Sequence[int], index: int, *, writes_kv: bool) -> RowKv:
     """A row of which only its place matters."""
-    return RowKv(pages, index, keeps, (torch.empty(0),) * 3, torch.empty(0))
+    return RowKv(pages, index, writes_kv, (torch.empty(0),) * 3, torch.empty(0))
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from service.errors import CheckpointError, SettingsError
 from service.model import Checkpoint, LoadOptions, load_checkpoint, parse_config
 from service.model.checkpoint import weight_bytes
-from service.model.exchange import check
-from service.model.quantization.files import widened
-from service.model.quantization.linear import QuantizedLinear
-from service.model.quantization.matrices import QuantizedMatrices
-from service.model.quantization.published import published_form
+from service.model.quantization.layers import QuantizedExperts, QuantizedLinear
+from service.model.quantization.prequantized import dequantized
+from service.model.quantization.schemes import published_scheme
 from service.model.shard import Shard
+from service.model.weight_update import check_update
 from service.model.weights import WeightFiles
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, tiny_config
 
@@ -118,8 +117,8 @@ def matrices(checkpoint: Checkpoint) -> dict[str, Tensor]:
     return found
 
 
-def small_layers(network: nn.Module) -> Mapping[str, QuantizedLinear | QuantizedMatrices]:
-    kinds = (QuantizedLinear, QuantizedMatrices)
+def small_layers(network: nn.Module) -> Mapping[str, QuantizedLinear | QuantizedExperts]:
+    kinds = (QuantizedLinear, QuantizedExperts)
     return {name: layer for name, layer in network.named_modules() if isinstance(layer, kinds)}
 
 
@@ -183,12 +182,12 @@ def test_another_form_cannot_be_asked_for(tmp_path: Path) -> None:
 def test_they_cannot_take_the_place_of_served_weights(tmp_path: Path) -> None:
     small, meant = publish(tmp_path, GOLDEN_NAMES[0], "w8a8")
     with pytest.raises(CheckpointError, match="published in 8 bits; only wide weights can be exchanged"):
-        check(small, load_checkpoint(meant).config, LoadOptions())
+        check_update(small, load_checkpoint(meant).config, LoadOptions())
 
 
 def test_the_same_files_can_be_read_wide(tmp_path: Path) -> None:
     small, meant = publish(tmp_path, GOLDEN_NAMES[0], "fp8 of Qwen3")
-    raw, source = widened(json.loads((small / "config.json").read_text()), WeightFiles(small))
+    raw, source = dequantized(json.loads((small / "config.json").read_text()), WeightFiles(small))
     assert "quantization_config" not in raw
     theirs = load_file(meant / "model.safetensors")
     assert set(source.names) == theirs.keys()
@@ -244,7 +243,7 @@ def test_other_formats_are_refused_with_those_that_are_read(config: Any, said: s
 
 def test_blocks_may_be_named_as_older_files_do() -> None:
     weights = {"type": "float", "strategy": "block", "block_structure": "128x64"}
-    form = published_form({"quantization_config": compressed("float-quantized", weights, "float")})
+    form = published_scheme({"quantization_config": compressed("float-quantized", weights, "float")})
     assert form is not None
     assert (form.rows, form.columns) == (128, 64)
-    assert published_form({"quantization_config": None}) is None
+    assert published_scheme({"quantization_config": None}) is None

@@ -19,24 +19,23 @@ from service.engine import Engine, EngineConfig, GenerationRequest, Parts
 from service.errors import CheckpointError, SettingsError
 from service.model import Checkpoint, LoadOptions, load_checkpoint, published_weights
 from service.model.checkpoint import weight_bytes
-from service.model.quantization import FORMS, Form, form_named, is_quantized
-from service.model.quantization.bits import Bits, quantized
-from service.model.quantization.linear import QuantizedLinear, product
-from service.model.quantization.matrices import QuantizedMatrices
+from service.model.quantization import QUANT_SCHEMES, QuantScheme, is_quantized, scheme_named
+from service.model.quantization.layers import QuantizedExperts, QuantizedLinear, product
+from service.model.quantization.tensors import QuantizedTensor, quantized
 from service.model.shard import Shard
 from service.quality.identity import identity_of
 from service.quality.presets import presets_of
 from tests.engine.helpers import FAIR
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES
 
-EVERY_FORM = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+EVERY_FORM = pytest.mark.parametrize("form", QUANT_SCHEMES.values(), ids=QUANT_SCHEMES)
 
 
 def drawn(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def made(form: Form, weight: torch.Tensor) -> QuantizedLinear:
+def made(form: QuantScheme, weight: torch.Tensor) -> QuantizedLinear:
     return QuantizedLinear(quantized(weight, form), form)
 
 
@@ -75,7 +74,7 @@ def test_the_product_is_that_of_the_widened_matrix(form, dtype, rows, depth, wid
 
 
 def test_with_8_bit_activations_a_row_is_the_same_to_the_bit_in_any_batch():
-    layer = made(FORMS["w8a8"], drawn(0, 33, 64, dtype=torch.bfloat16))
+    layer = made(QUANT_SCHEMES["w8a8"], drawn(0, 33, 64, dtype=torch.bfloat16))
     rows = drawn(1, 70, 64, dtype=torch.bfloat16)
     together = layer(rows)
     assert all(torch.equal(layer(rows[n : n + 1])[0], together[n]) for n in range(70))
@@ -98,7 +97,7 @@ def test_a_checkpoint_keeps_no_wide_matrix_of_a_layer(form, name):
     small = load_checkpoint(GOLDEN / name, LoadOptions(quantization=form.name))
     kept: list[torch.Tensor] = []
     for module, original in zip(networks(small), networks(whole), strict=True):
-        kinds = (QuantizedLinear, QuantizedMatrices)
+        kinds = (QuantizedLinear, QuantizedExperts)
         parts = {part: layer for part, layer in module.named_modules() if isinstance(layer, kinds)}
         weights = ((part, weight) for part, weight in original.named_parameters() if is_quantized(part))
         wide = {part.removesuffix(".weight"): weight for part, weight in weights}
@@ -177,7 +176,7 @@ def test_experts_decode_alone_as_together(form):
 
 def test_other_forms_are_refused():
     with pytest.raises(SettingsError, match=r"quantization is 'int3', allowed are 'int8', 'fp8', 'w8a8'"):
-        form_named("int3")
+        scheme_named("int3")
 
 
 def test_a_calibration_of_the_wide_weights_is_another_checkpoints():
@@ -194,7 +193,7 @@ def test_a_calibration_of_the_wide_weights_is_another_checkpoints():
     assert "(quantization differ)" in str(presets.missing)
 
 
-@pytest.mark.parametrize("form", [FORMS["int8"], FORMS["fp8"]], ids=["int8", "fp8"])
+@pytest.mark.parametrize("form", [QUANT_SCHEMES["int8"], QUANT_SCHEMES["fp8"]], ids=["int8", "fp8"])
 @settings(max_examples=8)
 @given(count=st.integers(1, 40), depth=st.integers(1, 300), width=st.integers(1, 70), seed=st.integers(0, 9))
 def test_the_kernel_is_that_product(triton_device, form, count, depth, width, seed):
@@ -212,28 +211,30 @@ def test_every_e4m3_number_is_widened_on_a_cpu_as_torch_does_it():
     bits = torch.arange(256).to(torch.uint8).view(torch.int8)[None]
     numbers = bits.view(torch.float8_e4m3fn)
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        ours = Bits(bits, torch.ones(1, 1, dtype=dtype)).numbers(FORMS["fp8"])
+        ours = QuantizedTensor(bits, torch.ones(1, 1, dtype=dtype)).numbers(QUANT_SCHEMES["fp8"])
         told = ~numbers.float().isnan()
         assert torch.equal(ours[told], numbers.to(dtype)[told])
 
 
-@pytest.mark.parametrize("form", [FORMS["int8"], FORMS["fp8"]], ids=["int8", "fp8"])
+@pytest.mark.parametrize("form", [QUANT_SCHEMES["int8"], QUANT_SCHEMES["fp8"]], ids=["int8", "fp8"])
 @pytest.mark.parametrize("rows", [3, 20])
 def test_a_row_may_have_several_scales(form, rows):
-    bits = Bits(quantized(drawn(0, 24, 96), form).values, drawn(1, 24, 3).abs())
-    wanted = drawn(2, rows, 96).double() @ bits.widened(form).double().T
+    bits = QuantizedTensor(quantized(drawn(0, 24, 96), form).values, drawn(1, 24, 3).abs())
+    wanted = drawn(2, rows, 96).double() @ bits.dequantized(form).double().T
     torch.testing.assert_close(product(drawn(2, rows, 96), bits, form).double(), wanted, rtol=1e-5, atol=1e-4)
     parts = bits.numbers(form).unflatten(1, (3, 32)) * bits.scales[..., None]
-    assert torch.equal(bits.widened(form), parts.flatten(1))
+    assert torch.equal(bits.dequantized(form), parts.flatten(1))
 
 
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("form", QUANT_SCHEMES.values(), ids=QUANT_SCHEMES)
 @pytest.mark.parametrize(("count", "groups"), [(1, 1), (13, 3), (80, 1)])
 def test_the_kernel_of_experts_is_that_product(triton_device, form, count, groups):
     """Some experts have no rows, the last has most."""
     groups = 1 if form.activations else groups
     values = quantized(drawn(0, 4 * 40, 96), form).values.view(4, 40, 96)
-    layer = QuantizedMatrices(Bits(values, drawn(1, 4, 40, groups, dtype=torch.bfloat16)), form).to(triton_device)
+    layer = QuantizedExperts(QuantizedTensor(values, drawn(1, 4, 40, groups, dtype=torch.bfloat16)), form).to(
+        triton_device
+    )
     rows = drawn(2, count, 96, dtype=torch.bfloat16).to(triton_device)
     ends = torch.tensor([0, count // 4, count // 4, count], dtype=torch.int32, device=triton_device)
     second, last = rows.double().split([count // 4, count - count // 4])

@@ -76,7 +76,7 @@ def test_a_rank_that_fails_says_why_and_the_team_ends() -> None:
         engine.submit(request())
         engine.step()
         networks = engine._runner._networks  # type: ignore[attr-defined]
-        row = Row(Block((10**6, 1, 2, 3)), 0, [0], keeps=True)
+        row = Row(Block((10**6, 1, 2, 3)), 0, [0], writes_kv=True)
         with pytest.raises(EngineFailed, match=r"rank [01].* failed: IndexError"):
             networks.forward("backbone", Group([row], range(1)))
         with pytest.raises(EngineFailed):

@@ -102,7 +102,7 @@ def test_hidden_states_differ_by_rounding_alone(pair: Team, name: str) -> None:
     alone, together = LocalNetworks(*made), pair.networks(part, *made[1:])
     size, pages = whole.config.block_size, [2, 0, 5]
     tokens = torch.randint(0, 500, (3, size), generator=torch.Generator().manual_seed(3)).tolist()
-    rows = [Row(Block(tuple(own)), index, pages, keeps=index < 2) for index, own in enumerate(tokens)]
+    rows = [Row(Block(tuple(own)), index, pages, writes_kv=index < 2) for index, own in enumerate(tokens)]
     for some in (rows[:2], rows[2:], rows):
         group = Group(some, range(len(some)))
         torch.testing.assert_close(hidden_of(together, group), hidden_of(alone, group), rtol=0, atol=1e-5)

@@ -93,7 +93,7 @@ def _row(runner: RowRunner, prefix: int) -> Row:
     size = runner.config.block_size
     index = min(prefix, runner.config.max_positions // size - 1)
     pages = [page % runner.num_pages for page in range(index)]
-    return Row(Block((MASKED,) * size), index, pages, keeps=False, sampling=SamplingParams())
+    return Row(Block((MASKED,) * size), index, pages, writes_kv=False, sampling=SamplingParams())
 
 
 def _apart(row: Row, count: int) -> list[Row]:

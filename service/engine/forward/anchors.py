@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, stack
 
-from service.model.transfer import send
+from service.model.transfer import to_device_async
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,4 +63,4 @@ def gathered(anchors: Sequence[Anchor], part: Callable[[States], Tensor]) -> Ten
     if any(anchor.states is not states for anchor in anchors):
         return stack([part(anchor.states)[anchor.number] for anchor in anchors])
     whole = part(states)
-    return whole.index_select(0, send(np.array([anchor.number for anchor in anchors]), whole.device))
+    return whole.index_select(0, to_device_async(np.array([anchor.number for anchor in anchors]), whole.device))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from service.engine.forward.extent import GRAPH_ROWS
 from service.model.attention import GraphAttention, GraphCapable, RowKv
-from service.model.attention.work import Capacity, Work
+from service.model.attention.tile_schedule import ScheduleShape, TileSchedule
 from service.model.layers import Attend
 
 _log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class Graphs:
     def __init__(self, attention: GraphCapable, capture: Capture, least: int = 1) -> None:
         self._attention, self._capture = attention, capture
         self._sizes = sorted({*GRAPH_ROWS, least})
-        self._graphs: dict[tuple[Network, Capacity], _Graph] = {}
+        self._graphs: dict[tuple[Network, ScheduleShape], _Graph] = {}
         self._works = True
 
     def size(self, rows: int) -> int | None:
@@ -113,18 +113,18 @@ class _Graph:
             None if like.anchors is None else _room(like.anchors, size),
         )
 
-    def capture(self, first: Inputs, work: Work, capture: Capture) -> None:
+    def capture(self, first: Inputs, work: TileSchedule, capture: Capture) -> None:
         """Over the inputs at hand, since capturing runs the forward, which writes the pages of final blocks."""
         self._load(first, work)
         self._replay, self._result = capture(lambda: self._network(self._inputs, self._attend))
 
-    def run(self, inputs: Inputs, work: Work) -> Tensor:
+    def run(self, inputs: Inputs, work: TileSchedule) -> Tensor:
         """The forward over other inputs of the same shape, in a tensor that the next run leaves alone."""
         self._load(inputs, work)
         self._replay()
         return self._result[: len(inputs.tokens)].clone()
 
-    def _load(self, inputs: Inputs, work: Work) -> None:
+    def _load(self, inputs: Inputs, work: TileSchedule) -> None:
         count = len(inputs.tokens)
         self._inputs.tokens[:count].copy_(inputs.tokens)
         self._inputs.positions[:count].copy_(inputs.positions)

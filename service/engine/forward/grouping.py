@@ -135,7 +135,7 @@ def _width(row: Row) -> int:
 
 
 def _idle(row: Row) -> Row:
-    return row._replace(keeps=False, sampling=None, judge=())
+    return row._replace(writes_kv=False, sampling=None, judge=())
 
 
 def _chunks(rows: Sequence[Row], size: int) -> Iterator[tuple[int, list[Row], list[int]]]:

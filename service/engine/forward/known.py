@@ -18,7 +18,7 @@ from service.engine.forward.grouping import join
 from service.engine.forward.reads import Reads
 from service.engine.forward.sampling import scale
 from service.engine.request import Asked
-from service.model.transfer import fetch, send
+from service.model.transfer import to_device_async, to_host_async
 
 
 class Asking:
@@ -39,11 +39,11 @@ class Asking:
             return
         numbers = np.array([number for number, _ in asking])
         own = reads.take(numbers)
-        scores = scale(logits[send(numbers, logits.device)].float(), own).log_softmax(-1)
+        scores = scale(logits[to_device_async(numbers, logits.device)].float(), own).log_softmax(-1)
         tokens = np.zeros((len(asking), self._named), np.int64)
         for row, (_, asked) in zip(tokens, asking, strict=True):
             row[: len(asked.tokens)] = asked.tokens
-        given = scores.gather(-1, send(tokens, logits.device))
+        given = scores.gather(-1, to_device_async(tokens, logits.device))
         scores[:, self._mask] = -torch.inf
         highest, likeliest = scores.topk(min(self._most, scores.shape[-1]))
         self._parts.append(torch.cat([given.double(), highest.double(), likeliest.double()], dim=1))
@@ -53,7 +53,7 @@ class Asking:
         """Begins the copy to the host. What it returns waits for it: slot -> what is known there."""
         if not self._parts:
             return dict
-        copied = fetch(join(self._parts))
+        copied = to_host_async(join(self._parts))
         return lambda: {
             slot: self._known(values, asked)
             for (slot, asked), values in zip(self._slots, copied().tolist(), strict=True)

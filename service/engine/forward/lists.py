@@ -17,7 +17,7 @@ from service.engine.forward.anchors import Candidates, States, gathered
 from service.engine.forward.reads import Reads
 from service.engine.forward.rows import Row
 from service.engine.forward.sampling import scale
-from service.model.transfer import send
+from service.model.transfer import to_device_async
 
 #: The share of all probability that a list has at most, so that the others' weight is finite.
 _ALL = 1.0 - 2.0**-24
@@ -46,7 +46,7 @@ class Lists(NamedTuple):
         tokens = torch.zeros(*hidden.shape[:2], width, dtype=torch.long, device=hidden.device)
         others = torch.zeros(*hidden.shape[:2], device=hidden.device)
         if brought:
-            here = send(np.array(list(brought)), hidden.device)
+            here = to_device_async(np.array(list(brought)), hidden.device)
             tokens.index_copy_(0, here, gathered(list(brought.values()), lambda states: _of(states).tokens))
             others.index_copy_(0, here, gathered(list(brought.values()), lambda states: _of(states).others))
         return cls(tokens.flatten(0, 1), others.flatten(), drafting & ~having, having)
@@ -69,7 +69,7 @@ class Lists(NamedTuple):
         wanting = np.flatnonzero(self.wanted[reads.row])
         if not len(wanting):
             return
-        here, asking = send(wanting, logits.device), reads.take(wanting)
+        here, asking = to_device_async(wanting, logits.device), reads.take(wanting)
         known = logits[here] if weights is not None else scale(logits[here].float(), asking)
         possible = known.clone() if weights is None else known
         possible[:, mask_token_id] = -torch.inf

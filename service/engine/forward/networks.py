@@ -55,7 +55,7 @@ class LocalNetworks:
         self._backbone, self._mrp = checkpoint.backbone, checkpoint.mrp
         self._mask, self._device = checkpoint.config.mask_token_id, checkpoint.device
         self._same_shapes = shapes.same
-        self._cache = PagedCache(checkpoint.own_config, num_pages, checkpoint.device, checkpoint.dtype)
+        self._cache = PagedCache(checkpoint.shard_config, num_pages, checkpoint.device, checkpoint.dtype)
         attention = resolve_backend(execution.attention, checkpoint.device, checkpoint.dtype)
         self._attention = attention_backend(self._cache, attention)
         self._graphs = _graphs_for(self._attention, execution, checkpoint.device, shapes.least_rows)

@@ -28,7 +28,7 @@ from service.engine.forward.rows import Row
 from service.engine.forward.sampling import keep_allowed
 from service.engine.forward.vocabulary import Vocabulary, chosen
 from service.model.backbone import Backbone
-from service.model.transfer import fetch, send
+from service.model.transfer import to_device_async, to_host_async
 
 
 class _Part(NamedTuple):
@@ -69,7 +69,7 @@ class Readout:
 
     def _choose(self, flat: Tensor, reads: Reads, lists: Lists | None, asking: Asking) -> Tensor:
         """flat `[R * L, H]` -> tokens, confidences, entropies (0 if none asks), `[M, 3]`, float64; fills the lists."""
-        slots = send(reads.slot, flat.device)
+        slots = to_device_async(reads.slot, flat.device)
         logits = self._backbone.logits(flat[slots])
         keep_allowed(logits, reads)
         asking.take(logits, reads)
@@ -82,7 +82,7 @@ class Readout:
 
     def _choose_listed(self, flat: Tensor, reads: Reads, lists: Lists) -> Tensor:
         """The same over the candidates alone."""
-        slots = send(reads.slot, flat.device)
+        slots = to_device_async(reads.slot, flat.device)
         tokens = lists.tokens[slots]
         logits = torch.einsum("mh,mch->mc", flat[slots], self._backbone.head[tokens])
         keep_allowed(logits, reads, tokens)
@@ -133,7 +133,9 @@ def _judged(
 
 def _begin_copy(parts: Sequence[_Part]) -> Callable[[], Tensor]:
     """All in one copy to the CPU, `[M, 3]`."""
-    return fetch(join([part.found for part in parts])) if parts else lambda: torch.empty(0, 3, dtype=torch.float64)
+    return (
+        to_host_async(join([part.found for part in parts])) if parts else lambda: torch.empty(0, 3, dtype=torch.float64)
+    )
 
 
 def _in_order(parts: Sequence[_Part], values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -19,13 +19,13 @@ from torch import Tensor
 from service.decode.block import MASKED, Block
 from service.engine.forward.anchors import Anchor, gathered
 from service.engine.request import Asked, SamplingParams
-from service.model.transfer import send
+from service.model.transfer import to_device_async
 
 
 class Row(NamedTuple):
     """One block of tokens to put through the model.
 
-    `pages`: the sequence's pages; the row reads the first `index` and, if `keeps`, writes the next. Otherwise nobody
+    `pages`: the sequence's pages; the row reads the first `index` and, if `writes_kv`, writes the next. Otherwise nobody
     else sees its KV. `sampling`: how its masked positions are read, None: they are not. `judge`: revealed positions
     whose token's probability is wanted, too. `anchor`: for MRP's rows, the row that it goes on from. `entropy`:
     whether that of the masked positions is wanted.
@@ -37,7 +37,7 @@ class Row(NamedTuple):
     state: Block
     index: int  # type: ignore[assignment]  # hides a tuple's own `index`
     pages: Sequence[int]
-    keeps: bool
+    writes_kv: bool
     sampling: SamplingParams | None = None
     judge: tuple[int, ...] = ()
     anchor: Anchor | None = None
@@ -63,7 +63,7 @@ def to_tensors(rows: Sequence[Row], mask_token_id: int, device: torch.device) ->
     tokens[tokens == MASKED] = mask_token_id
     block_size = tokens.shape[1]
     positions[:] = np.array([row.index * block_size for row in rows])[:, None] + np.arange(block_size)
-    return RowTensors(*send(both, device).unbind(0))
+    return RowTensors(*to_device_async(both, device).unbind(0))
 
 
 def anchors_of(rows: Sequence[Row]) -> Tensor | None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from service.engine.forward.anchors import Candidates
 from service.engine.forward.reads import Integers, Reads
-from service.model.transfer import send
+from service.model.transfer import to_device_async
 
 #: of splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014; constants by Stafford)
 _STEP, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -34,8 +34,8 @@ def keep_allowed(logits: Tensor, reads: Reads, tokens: Tensor | None = None) -> 
     masked = [(number, mask) for number, mask in masked if leftmost[number]]
     if not masked:
         return
-    rows = send(np.array([number for number, _ in masked]), logits.device)
-    words = send(np.stack([mask for _, mask in masked]), logits.device)
+    rows = to_device_async(np.array([number for number, _ in masked]), logits.device)
+    words = to_device_async(np.stack([mask for _, mask in masked]), logits.device)
     bits = torch.arange(8, dtype=torch.uint8, device=logits.device)
     allowed = (words[:, :, None] >> bits & 1).flatten(1).bool()
     width = logits.shape[-1]
@@ -67,7 +67,7 @@ def choose(
         return candidates.tokens.gather(-1, columns[:, None])[:, 0], confidences
     if reads.chosen.all():
         return columns, confidences
-    given = send(reads.token, columns.device)
+    given = to_device_async(reads.token, columns.device)
     tokens = torch.where(given < 0, columns, given)
     return tokens, _probability(scaled, tokens, total)
 
@@ -88,7 +88,7 @@ def scale(logits: Tensor, reads: Reads) -> Tensor:
     temperatures = reads.temperature
     if (temperatures == 1.0).all():
         return logits
-    return logits / send(temperatures, logits.device)[:, None]
+    return logits / to_device_async(temperatures, logits.device)[:, None]
 
 
 def _filter(scores: Tensor, reads: Reads) -> Tensor:
@@ -97,12 +97,12 @@ def _filter(scores: Tensor, reads: Reads) -> Tensor:
     if not len(chosen):
         return scores
     vocabulary, asking, questions = scores.shape[-1], reads.row[chosen], reads.questions
-    rows = send(chosen, scores.device)
+    rows = to_device_async(chosen, scores.device)
     part = scores[rows]
     ordered = part.sort(dim=-1, descending=True).values
     counts = questions.top_k[asking]
-    top_k = send(np.where(counts > 0, np.minimum(counts, vocabulary), vocabulary), scores.device)
-    top_p = send(questions.top_p[asking], scores.device)
+    top_k = to_device_async(np.where(counts > 0, np.minimum(counts, vocabulary), vocabulary), scores.device)
+    top_p = to_device_async(questions.top_p[asking], scores.device)
     outside = torch.arange(vocabulary, device=scores.device) >= top_k[:, None]
     probabilities = ordered.masked_fill(outside, -torch.inf).softmax(-1)
     before = probabilities.cumsum(-1) - probabilities
@@ -113,8 +113,8 @@ def _filter(scores: Tensor, reads: Reads) -> Tensor:
 
 def _perturb(scores: Tensor, reads: Reads, sampled: Integers, candidates: Tensor | None) -> Tensor:
     """Adds Gumbel noise to the rows that sample, `[M, V]`, or `[M, C]` for candidates, in place."""
-    keys = send(noise_keys(reads.take(sampled)), scores.device)
-    rows = send(sampled, scores.device)
+    keys = to_device_async(noise_keys(reads.take(sampled)), scores.device)
+    rows = to_device_async(sampled, scores.device)
     tokens = torch.arange(scores.shape[-1], device=scores.device) if candidates is None else candidates[rows]
     return scores.index_add_(0, rows, gumbel(keys, tokens))
 

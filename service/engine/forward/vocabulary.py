@@ -16,7 +16,7 @@ from torch import Tensor
 from service.engine.forward.anchors import Candidates
 from service.engine.forward.reads import Reads
 from service.engine.forward.sampling import choose, entropies, noise_keys
-from service.model.transfer import send
+from service.model.transfer import to_device_async
 
 #: Tokens of a step of the kernel, and its warps.
 _STEP, _WARPS = 2048, 8
@@ -55,7 +55,7 @@ class TritonVocabulary:
     def read(self, logits: Tensor, reads: Reads) -> tuple[Tensor, Tensor | None]:
         """As `Vocabulary`; the logits stay as they are."""
         count, width = logits.shape
-        asked = send(_questions(reads), logits.device)
+        asked = to_device_async(_questions(reads), logits.device)
         out = torch.empty(count, 3, dtype=torch.float64, device=logits.device)
         weight = torch.empty(count, dtype=torch.float32, device=logits.device)
         noise = bool(reads.sampled.any())
@@ -65,7 +65,7 @@ class TritonVocabulary:
         )  # fmt: skip
         filtered = np.flatnonzero(reads.questions.filtered[reads.row])
         if len(filtered):
-            here = send(filtered, logits.device)
+            here = to_device_async(filtered, logits.device)
             out.index_copy_(0, here, chosen(logits[here], reads.take(filtered), self.mask_token_id))
         return out, weight
 

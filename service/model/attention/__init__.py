@@ -1,10 +1,17 @@
-"""Attention of rows over paged keys and values: the cache, the interface, its implementations."""
+"""Attention of rows over paged keys and values: the cache, the backends' protocol, the backends."""
 
-from service.model.attention.cache import PagedCache
-from service.model.attention.interface import AttentionBackend, AttentionForward, GraphAttention, GraphCapable, RowKv
-from service.model.attention.registry import AUTO, attention_backend, resolve_backend
+from service.model.attention.interface import (
+    AttentionBackend,
+    AttentionForward,
+    GraphAttention,
+    GraphCapable,
+    PagedCache,
+    RowKv,
+)
+from service.model.attention.registry import ATTENTION_BACKENDS, AUTO, attention_backend, resolve_backend
 
 __all__ = [
+    "ATTENTION_BACKENDS",
     "AUTO",
     "AttentionBackend",
     "AttentionForward",

@@ -28,7 +28,7 @@ def reads_of(*asked: Read) -> Reads:
     rows = []
     for one in asked:
         state = Block((5,) * one.revealed + (MASKED,))
-        rows.append(Row(state, one.position, (), keeps=False, sampling=one.sampling, entropy=True))
+        rows.append(Row(state, one.position, (), writes_kv=False, sampling=one.sampling, entropy=True))
     tokens = np.array([-1 if one.token is None else one.token for one in asked])
     numbers = np.arange(len(rows))
     return Reads(Questions(rows, 1), numbers, np.zeros_like(numbers), tokens)

@@ -59,7 +59,7 @@ def test_their_confidences_are_those_of_the_whole_vocabulary(
     runner = Runner(checkpoint, 8, num_candidates=32, execution=Execution(attention))
     size = checkpoint.config.block_size
     sampling = SamplingParams(temperature=temperature, seed=4)
-    row = Row(Block((MASKED,) * size), 0, [0], keeps=False, sampling=sampling, drafts=True)
+    row = Row(Block((MASKED,) * size), 0, [0], writes_kv=False, sampling=sampling, drafts=True)
     (whole,) = runner.evaluate([row])
     monkeypatch.setattr(checkpoint.mrp, "forward", lambda embedded, anchors, *_: anchors)
     (listed,) = runner.refine([row._replace(anchor=whole.handle)])

@@ -144,7 +144,7 @@ def test_rows_that_fill_up_change_nothing_and_write_nowhere(device: str, width: 
         out = static(1, *padded)[: len(taken)]
         wanted = torch.stack([row.wanted for row in taken])
         torch.testing.assert_close(out.double().cpu(), wanted, rtol=0, atol=2e-6)
-    own = [row.pages[row.index] for row in rows if row.keeps]
+    own = [row.pages[row.index] for row in rows if row.writes_kv]
     others = [page for page in range(world.cache.keys.shape[1]) if page not in own]
     for cache, old in zip((world.cache.keys, world.cache.values), before, strict=True):
         assert torch.equal(cache[:, others].nan_to_num(7.0), old[:, others].nan_to_num(7.0))
@@ -176,6 +176,6 @@ def test_who_wants_no_graphs_gets_none(device: str) -> None:
         raise AssertionError
 
     capture: Capture = refuse
-    row = Row(Block((MASKED,) * 4), 0, [0], keeps=False, sampling=SamplingParams())
+    row = Row(Block((MASKED,) * 4), 0, [0], writes_kv=False, sampling=SamplingParams())
     for execution in (Execution("triton", cuda_graphs=False, capture=capture), Execution("eager", capture=capture)):
         Runner(tiny_checkpoint(dtype=torch.float32), 4, same_shapes_for("cpu", 4), 0, execution).evaluate([row])

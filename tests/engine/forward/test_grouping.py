@@ -15,8 +15,8 @@ PAGES = tuple(range(100, 200))
 SAMPLING = (SamplingParams(), SamplingParams(0.7), SamplingParams(0.7, top_k=3), SamplingParams(0.7, top_p=0.5))
 
 
-def row(index: int, *, keeps: bool = False) -> Row:
-    return Row(Block((MASKED,)), index, PAGES, keeps, None if keeps else SAMPLING[0])
+def row(index: int, *, writes_kv: bool = False) -> Row:
+    return Row(Block((MASKED,)), index, PAGES, writes_kv, None if writes_kv else SAMPLING[0])
 
 
 def places(groups) -> list[int]:
@@ -25,7 +25,7 @@ def places(groups) -> list[int]:
 
 class TestTogether:
     def test_one_group_of_rows(self) -> None:
-        (group,) = Together(8, 8).rows([row(5), row(0, keeps=True)])
+        (group,) = Together(8, 8).rows([row(5), row(0, writes_kv=True)])
         assert ([one.index for one in group.members], list(group.places), group.width) == ([5, 0], [0, 1], None)
 
     def test_reads_are_cut_where_logits_would_be_too_many(self) -> None:
@@ -44,7 +44,7 @@ class TestTogether:
 class TestSameShapes:
     @given(st.lists(st.tuples(st.integers(0, 40), st.booleans()), min_size=1, max_size=30), st.integers(1, 5))
     def test_a_rows_shape_depends_on_the_row_alone(self, wanted: list[tuple[int, bool]], size: int) -> None:
-        rows = [row(index, keeps=keeps) for index, keeps in wanted]
+        rows = [row(index, writes_kv=keeps) for index, keeps in wanted]
         groups = SameShapes(size, 4).rows(rows)
         assert sorted(places(groups)) == list(range(len(rows)))
         for group in groups:
@@ -56,12 +56,12 @@ class TestSameShapes:
                 assert group.width & (group.width - 1) == 0
             assert [rows[place] for place in group.places] == list(group.members[: len(group.places)])
             for filler in group.members[len(group.places) :]:
-                assert not filler.keeps
+                assert not filler.writes_kv
                 assert filler.sampling is None
 
     @given(st.lists(st.integers(0, 40), min_size=1, max_size=30))
     def test_a_row_stands_behind_all_whose_pages_it_may_read(self, indices: list[int]) -> None:
-        groups = SameShapes(4, 4).rows([row(index, keeps=True) for index in indices])
+        groups = SameShapes(4, 4).rows([row(index, writes_kv=True) for index in indices])
         order = [indices[place] for place in places(groups)]
         assert order == sorted(indices)
 

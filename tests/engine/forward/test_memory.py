@@ -72,7 +72,7 @@ class TestWhatFits:
 
     @staticmethod
     def row(index: int) -> Row:
-        return Row(Block((1,)), index, (), keeps=False)
+        return Row(Block((1,)), index, (), writes_kv=False)
 
     def read(self, count: int, fits: Callable[[list[int]], bool]) -> tuple[list[int | None], list[list[int]]]:
         calls: list[list[int]] = []

@@ -66,10 +66,10 @@ def test_a_pass_waits_once(
     runner = Runner(checkpoint, 8, grouping, 8, Execution(attention))
     state = Block((MASKED, 5, MASKED, MASKED))
     rows = [
-        Row(Block((1, 2, 3, 4)), 0, pages := [3, 4], keeps=True),
-        Row(state, 1, pages, keeps=False, sampling=SamplingParams(), judge=(1,), drafts=True),
-        Row(state, 1, pages, keeps=False, sampling=SamplingParams(0.7, 0.9, 5, seed=3), entropy=True),
-        Row(state, 0, [6], keeps=False, sampling=SamplingParams(1.3, seed=8), drafts=True),
+        Row(Block((1, 2, 3, 4)), 0, pages := [3, 4], writes_kv=True),
+        Row(state, 1, pages, writes_kv=False, sampling=SamplingParams(), judge=(1,), drafts=True),
+        Row(state, 1, pages, writes_kv=False, sampling=SamplingParams(0.7, 0.9, 5, seed=3), entropy=True),
+        Row(state, 0, [6], writes_kv=False, sampling=SamplingParams(1.3, seed=8), drafts=True),
     ]
     copies = counted(monkeypatch)
     with Watch() as watch:
@@ -92,9 +92,9 @@ def test_log_probabilities_that_are_asked_for_come_in_one_more_copy(
     runner = Runner(tiny_checkpoint(dtype=torch.float32), 8, None, 8, Execution(attention))
     state = Block((MASKED, 5, MASKED, MASKED))
     rows = [
-        Row(state, 0, [3], keeps=False, sampling=SamplingParams(0.7, seed=3), asked=Asked(4, (1, 2))),
-        Row(state, 0, [4], keeps=False, sampling=SamplingParams(), asked=Asked(0, (7,))),
-        Row(state, 0, [5], keeps=False, sampling=SamplingParams()),
+        Row(state, 0, [3], writes_kv=False, sampling=SamplingParams(0.7, seed=3), asked=Asked(4, (1, 2))),
+        Row(state, 0, [4], writes_kv=False, sampling=SamplingParams(), asked=Asked(0, (7,))),
+        Row(state, 0, [5], writes_kv=False, sampling=SamplingParams()),
     ]
     copies = counted(monkeypatch)
     with Watch() as watch:

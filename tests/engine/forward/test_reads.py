@@ -18,7 +18,7 @@ M = MASKED
 
 
 def row(tokens: tuple[int, ...], index: int = 0, *, seed: int = 0, judge: tuple[int, ...] = ()) -> Row:
-    return Row(Block(tokens), index, (), keeps=False, sampling=SamplingParams(0.7, seed=seed), judge=judge)
+    return Row(Block(tokens), index, (), writes_kv=False, sampling=SamplingParams(0.7, seed=seed), judge=judge)
 
 
 def said(reads: Reads) -> list[tuple[int, int, int]]:
@@ -26,7 +26,7 @@ def said(reads: Reads) -> list[tuple[int, int, int]]:
 
 
 def test_masked_positions_come_in_order_and_judged_ones_behind_all_of_them() -> None:
-    stored = Row(Block((1, 2, 3)), 0, (), keeps=True)
+    stored = Row(Block((1, 2, 3)), 0, (), writes_kv=True)
     reads = Reads.of([row((7, M, 8), judge=(2, 0)), stored, row((M, 9, M), 4, judge=(1,))], 3)
     assert said(reads) == [(0, 1, -1), (2, 0, -1), (2, 2, -1), (0, 2, 8), (0, 0, 7), (2, 1, 9)]
     assert reads.slot.tolist() == [1, 6, 8, 2, 0, 7]
@@ -36,7 +36,7 @@ def test_masked_positions_come_in_order_and_judged_ones_behind_all_of_them() -> 
 
 
 def test_rows_that_are_not_read_have_no_reads() -> None:
-    assert said(Reads.of([Row(Block((1, M)), 0, (), keeps=True)], 2)) == []
+    assert said(Reads.of([Row(Block((1, M)), 0, (), writes_kv=True)], 2)) == []
     assert said(Reads.of([row((1, 2))], 2)) == []
 
 

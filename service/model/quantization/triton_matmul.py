@@ -1,4 +1,4 @@
-"""A Triton kernel: activations times 8-bit matrices. Read by `linear.py` and `matrices.py`.
+"""A Triton kernel: activations times 8-bit matrices. `layers.py` calls it.
 
 A program has TILE rows and STEP columns of the result. It walks over K and widens the 8-bit numbers in registers, so
 that memory is read once and in 8 bits. Sums are fp32 and in one order, whatever the number of rows.
@@ -57,16 +57,16 @@ def multiply(
     depth = tl.arange(0, DEPTH)
     total = tl.zeros((TILE, STEP), tl.float32)
     for start in range(0, K, DEPTH):
-        place = start + depth
-        seen = (row[:, None] < last) & (place[None, :] < K)
-        some = tl.load(x + row[:, None].to(tl.int64) * K + place[None, :], seen, 0.0)
-        kept = (column[None, :] < N) & (place[:, None] < K)
-        bits = tl.load(values + line[None, :] * K + place[:, None], kept)
-        wide = tl.where(kept, bits.to(tl.float32), 0.0).to(some.dtype)
+        k = start + depth
+        seen = (row[:, None] < last) & (k[None, :] < K)
+        inputs = tl.load(x + row[:, None].to(tl.int64) * K + k[None, :], seen, 0.0)
+        inside = (column[None, :] < N) & (k[:, None] < K)
+        bits = tl.load(values + line[None, :] * K + k[:, None], inside)
+        wide = tl.where(inside, bits.to(tl.float32), 0.0).to(inputs.dtype)
         if WIDE:
-            part = tl.dot(some.to(tl.float32), wide.to(tl.float32), input_precision="ieee")
+            part = tl.dot(inputs.to(tl.float32), wide.to(tl.float32), input_precision="ieee")
         else:
-            part = tl.dot(some, wide, input_precision="ieee")
+            part = tl.dot(inputs, wide, input_precision="ieee")
         if GROUPS:
             part *= tl.load(scales + line * (K // GROUP) + start // GROUP, column < N, 0.0).to(tl.float32)[None, :]
         total += part
@@ -80,7 +80,7 @@ def multiply(
 
 
 class _Tiles(NamedTuple):
-    """Which matrix each tile of rows is multiplied with, its first row, and where the matrix's rows end."""
+    """Of each tile of rows: the number of its matrix, the first row, and the end of the matrix's rows."""
 
     numbers: Tensor
     firsts: Tensor
@@ -97,7 +97,7 @@ def product(rows: Tensor, values: Tensor, scales: Tensor) -> Tensor:
 def grouped_product(rows: Tensor, values: Tensor, scales: Tensor, ends: Tensor, dtype: torch.dtype) -> Tensor:
     """rows `[P, K]`, sorted by matrix, values `[E, N, K]` in 8 bits, scales `[E, N, G]`, ends `[E]` -> `[P, N]`.
 
-    Which rows a tile has is computed on the device, so that the host does not wait for it.
+    The rows of each tile are computed on the device, so that the host does not wait for it.
     """
     out = rows.new_empty(len(rows), values.shape[1], dtype=dtype)
     tile = _TILE if len(rows) <= _TILE * len(ends) else _MANY
@@ -112,18 +112,18 @@ def _launch(rows: Tensor, values: Tensor, scales: Tensor, out: Tensor, tiles: _T
     step = _DEPTH if groups == 1 else gcd(group, _DEPTH)
     number = triton.cdiv(count, tile) if tiles is None else len(tiles.numbers)
     grid = (triton.cdiv(width, _STEP), number)
-    where = _Tiles(rows, rows, rows) if tiles is None else tiles
+    arguments = _Tiles(rows, rows, rows) if tiles is None else tiles
     multiply[grid](
-        rows, values, scales, out, *where, count, width, depth, group, TILE=tile, STEP=_STEP, DEPTH=step,
+        rows, values, scales, out, *arguments, count, width, depth, group, TILE=tile, STEP=_STEP, DEPTH=step,
         GROUPS=groups > 1, EXPERTS=tiles is not None, WIDE=rows.device.type == "cpu",
     )  # fmt: skip
 
 
 def _tiles(ends: Tensor, rows: int, tile: int) -> _Tiles:
-    """Enough tiles for any division of the rows. Those that are left over have no rows."""
+    """Enough tiles for any division of the rows. Tiles that are left over have no rows."""
     starts = F.pad(ends[:-1], (1, 0))
     stops = ((ends - starts + tile - 1) // tile).cumsum(0)
-    place = torch.arange(min(rows, len(ends)) + rows // tile, device=ends.device)
-    number = torch.searchsorted(stops, place, right=True).clamp_(max=len(ends) - 1)
-    first = starts[number] + (place - F.pad(stops[:-1], (1, 0))[number]) * tile
+    tile_index = torch.arange(min(rows, len(ends)) + rows // tile, device=ends.device)
+    number = torch.searchsorted(stops, tile_index, right=True).clamp_(max=len(ends) - 1)
+    first = starts[number] + (tile_index - F.pad(stops[:-1], (1, 0))[number]) * tile
     return _Tiles(number, first, ends[number])

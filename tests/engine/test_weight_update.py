@@ -14,7 +14,7 @@ from service.decode.modes import Speculative, Static
 from service.engine import BlockEvent, Engine, EngineConfig, EngineWorker, GenerationRequest, Parts
 from service.errors import EngineFailed, ReplicaStopping, WeightsChanged
 from service.model import Checkpoint, LoadOptions, load_checkpoint
-from service.model.exchange import fetch, take
+from service.model.weight_update import apply_update, load_update
 from tests.engine.helpers import FAIR, request
 from tests.engine.test_golden import expected, requests
 from tests.engine.test_worker import Gate, eventually
@@ -39,7 +39,7 @@ def checkpoint() -> Checkpoint:
 @pytest.fixture
 def new(checkpoint: Checkpoint, other: Path) -> Callable[[], None]:
     """Puts the other weights in the place of the checkpoint's."""
-    return partial(take, checkpoint, fetch(other, checkpoint.config, LoadOptions()))
+    return partial(apply_update, checkpoint, load_update(other, checkpoint.config, LoadOptions()))
 
 
 def engine_of(checkpoint: Checkpoint, config: EngineConfig = LIMITS) -> Engine:

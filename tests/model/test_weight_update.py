@@ -14,7 +14,7 @@ from torch import Tensor
 
 from service.errors import CheckpointError
 from service.model import Checkpoint, LoadOptions, load_checkpoint, save_checkpoint
-from service.model.exchange import check, fetch, take
+from service.model.weight_update import apply_update, check_update, load_update
 from tests.other_weights import FIRST, other_weights
 from tests.tiny import EXPERTS_NAME, GOLDEN, tiny_checkpoint
 
@@ -25,8 +25,8 @@ def state(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 
 def exchanged(served: Checkpoint, other: Path, options: LoadOptions) -> None:
-    check(other, served.config, options)
-    take(served, fetch(other, served.config, options))
+    check_update(other, served.config, options)
+    apply_update(served, load_update(other, served.config, options))
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_an_mrp_that_the_served_weights_lack_is_refused(tmp_path: Path) -> None:
     served = load_checkpoint(bare)
     assert served.mrp is None
     with pytest.raises(CheckpointError, match="it has mrp, the served weights have none"):
-        check(FIRST, served.config, LoadOptions())
+        check_update(FIRST, served.config, LoadOptions())
 
 
 def test_a_check_reads_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +132,6 @@ def test_a_check_reads_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError
 
     monkeypatch.setattr("service.model.weights.WeightFiles.read", read)
-    check(FIRST, served.config, LoadOptions(quantization=None))
+    check_update(FIRST, served.config, LoadOptions(quantization=None))
     with pytest.raises(CheckpointError, match="neither a folder nor a hub name"):
-        check("/no/such/folder", served.config, LoadOptions())
+        check_update("/no/such/folder", served.config, LoadOptions())

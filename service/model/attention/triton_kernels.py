@@ -1,12 +1,12 @@
-"""Triton kernels of paged attention. The only module that needs Triton; `paged.py` calls them, `work.py` plans them.
+"""Triton kernels of paged attention, the only module that needs Triton. `triton.py` launches them.
 
 A program of `attend` has some queries of one unit and one key head: the unit's tokens, each with the query heads that
 share the key head. It walks over its share of the pages before the unit, read where they lie, then over the unit's own
-keys, and keeps a running maximum and sum (online softmax, arXiv 2205.14135). A long prefix is divided among several
-programs, and `merge` weighs what they found by its log-sum-exp (flash decoding). Nothing is copied, no mask is stored.
+keys, and keeps a running maximum and sum (online softmax, arXiv 2205.14135). A long prefix is split among several
+programs, and `merge` weighs their results by the log-sum-exp (flash decoding). Nothing is copied, no mask is stored.
 
-Tokens are numbered through the forward. A page has L tokens of KV_HEADS heads of D numbers. SCALE is that of the
-scores times log2(e). ACC is the type of sums. WIDE multiplies in ACC, for Triton's interpreter, which cannot multiply
+Tokens are numbered through the forward. A page has L tokens of KV_HEADS heads of D numbers. SCALE is the scores' scale
+times log2(e). ACC is the type of sums. WIDE multiplies in ACC, for Triton's interpreter, which cannot multiply
 bfloat16; the products are the same.
 """
 
@@ -20,7 +20,7 @@ HIDDEN = tl.constexpr(-1.0e30)
 
 
 @triton.jit
-def _fold(query, key, value, seen, peak, total, found, SCALE: tl.constexpr, ACC: tl.constexpr, WIDE: tl.constexpr):
+def _fold(query, key, value, seen, peak, total, result, SCALE: tl.constexpr, ACC: tl.constexpr, WIDE: tl.constexpr):
     """One tile of keys `[KEYS, D]` into the running maximum, sum and result of the queries `[TILE, D]`."""
     if WIDE:
         scores = tl.dot(query.to(ACC), tl.trans(key).to(ACC), input_precision="ieee", out_dtype=ACC)
@@ -36,21 +36,21 @@ def _fold(query, key, value, seen, peak, total, found, SCALE: tl.constexpr, ACC:
         part = tl.dot(rounded.to(ACC), value.to(ACC), input_precision="ieee", out_dtype=ACC)
     else:
         part = tl.dot(rounded, value, input_precision="ieee", out_dtype=ACC)
-    return higher, total, found * shrink[:, None] + part
+    return higher, total, result * shrink[:, None] + part
 
 
 @triton.jit
 def attend(
-    q,  # [T, heads, D], a token q_stride numbers behind the last
+    q,  # [T, heads, D], tokens are q_stride numbers apart
     k,  # [T, KV_HEADS, D]
     v,
     out,  # [T, heads, D], dense
     keys,  # [pages, L, KV_HEADS, D], dense
     values,
-    items,  # [programs, 8], see work.Item
-    pages,  # the units' page tables, one behind another
+    items,  # [programs, 8], see tile_schedule.AttendItem
+    pages,  # the units' page tables, concatenated
     indices,  # [R], block index of each row
-    keeps,  # [R], 1 for a final block
+    final_rows,  # [R], 1 for a final block
     part_out,  # [parts, KV_HEADS, TILE, D] in ACC
     part_lse,  # [parts, KV_HEADS, TILE], base 2
     q_stride,
@@ -91,7 +91,7 @@ def attend(
 
         peak = tl.full([TILE], HIDDEN, ACC)
         total = tl.full([TILE], 0.0, ACC)
-        found = tl.full([TILE, D_PAD], 0.0, ACC)
+        result = tl.full([TILE, D_PAD], 0.0, ACC)
         step = tl.arange(0, KEYS)
 
         for at in range(start, stop, KEYS):
@@ -102,7 +102,7 @@ def attend(
             which = there[:, None] & inside[None, :]
             key = tl.load(keys + where, mask=which, other=0.0)
             value = tl.load(values + where, mask=which, other=0.0)
-            peak, total, found = _fold(query, key, value, there[None, :], peak, total, found, SCALE, ACC, WIDE)
+            peak, total, result = _fold(query, key, value, there[None, :], peak, total, result, SCALE, ACC, WIDE)
 
         row = token // L
         index = tl.load(indices + row, mask=valid, other=0)
@@ -111,30 +111,30 @@ def attend(
             there = n < own_stop
             key_row = n // L
             before = tl.load(indices + key_row, mask=there, other=0)
-            final = tl.load(keeps + key_row, mask=there, other=0)
+            final = tl.load(final_rows + key_row, mask=there, other=0)
             seen = (final[None, :] > 0) & (before[None, :] < index[:, None])
             seen = (seen | (key_row[None, :] == row[:, None])) & there[None, :]
             which = there[:, None] & inside[None, :]
             key = tl.load(k + (n * k_stride + head * D)[:, None] + d[None, :], mask=which, other=0.0)
             value = tl.load(v + (n * v_stride + head * D)[:, None] + d[None, :], mask=which, other=0.0)
-            peak, total, found = _fold(query, key, value, seen, peak, total, found, SCALE, ACC, WIDE)
+            peak, total, result = _fold(query, key, value, seen, peak, total, result, SCALE, ACC, WIDE)
 
         total = tl.where(total > 0.0, total, 1.0)  # of queries that are none
-        found = found / total[:, None]
+        result = result / total[:, None]
         which = valid[:, None] & inside[None, :]
         if part < 0:
-            place = (token * (KV_HEADS * GROUP) + query_head) * D
-            tl.store(out + place[:, None] + d[None, :], found.to(out.dtype.element_ty), mask=which)
+            out_at = (token * (KV_HEADS * GROUP) + query_head) * D
+            tl.store(out + out_at[:, None] + d[None, :], result.to(out.dtype.element_ty), mask=which)
         else:
             slot = (part.to(tl.int64) * KV_HEADS + head) * TILE + lane
-            tl.store(part_out + (slot * D)[:, None] + d[None, :], found, mask=which)
+            tl.store(part_out + (slot * D)[:, None] + d[None, :], result, mask=which)
             tl.store(part_lse + slot, peak + tl.log2(total), mask=valid)
 
 
 @triton.jit
 def merge(
     out,  # [T, heads, D], dense
-    merges,  # [tiles, 4], see work.Merge
+    merges,  # [tiles, 4], see tile_schedule.MergeItem
     part_out,  # [parts, KV_HEADS, TILE, D]
     part_lse,  # [parts, KV_HEADS, TILE]
     GROUP: tl.constexpr,
@@ -158,7 +158,7 @@ def merge(
         which = valid[:, None] & (d < D)[None, :]
         peak = tl.full([TILE], HIDDEN, ACC)
         total = tl.full([TILE], 0.0, ACC)
-        found = tl.full([TILE, D_PAD], 0.0, ACC)
+        result = tl.full([TILE, D_PAD], 0.0, ACC)
         for number in range(part, part + num_parts):
             slot = (tl.cast(number, tl.int64) * KV_HEADS + head) * TILE + lane
             lse = tl.load(part_lse + slot, mask=valid, other=HIDDEN)
@@ -166,16 +166,16 @@ def merge(
             shrink = tl.exp2(peak - higher)
             weight = tl.exp2(lse - higher)
             piece = tl.load(part_out + (slot * D)[:, None] + d[None, :], mask=which, other=0.0)
-            found = found * shrink[:, None] + piece * weight[:, None]
+            result = result * shrink[:, None] + piece * weight[:, None]
             total = total * shrink + weight
             peak = higher
         total = tl.where(total > 0.0, total, 1.0)  # of queries that are none
         at = ((first + lane // GROUP).to(tl.int64) * (KV_HEADS * GROUP) + head * GROUP + lane % GROUP) * D
-        tl.store(out + at[:, None] + d[None, :], (found / total[:, None]).to(out.dtype.element_ty), mask=which)
+        tl.store(out + at[:, None] + d[None, :], (result / total[:, None]).to(out.dtype.element_ty), mask=which)
 
 
 @triton.jit
-def keep(
+def write_kv(
     k,
     v,
     keys,
@@ -194,10 +194,10 @@ def keep(
     head = tl.program_id(1)
     page = tl.load(targets + row)
     if page >= 0:
-        place = tl.arange(0, L_PAD)
+        position = tl.arange(0, L_PAD)
         d = tl.arange(0, D_PAD)
-        which = (place < L)[:, None] & (d < D)[None, :]
-        token = (row * L + place).to(tl.int64)
-        to = (((page.to(tl.int64) * L + place) * KV_HEADS + head) * D)[:, None] + d[None, :]
+        which = (position < L)[:, None] & (d < D)[None, :]
+        token = (row * L + position).to(tl.int64)
+        to = (((page.to(tl.int64) * L + position) * KV_HEADS + head) * D)[:, None] + d[None, :]
         tl.store(keys + to, tl.load(k + (token * k_stride + head * D)[:, None] + d[None, :], mask=which), mask=which)
         tl.store(values + to, tl.load(v + (token * v_stride + head * D)[:, None] + d[None, :], mask=which), mask=which)

@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from service.model.attention.units import Unit
-from service.model.attention.work import Capacity, Item, Merge, PageTables, Shape, Work, work_of
+
+from service.model.attention.tile_schedule import Item, Merge, PageTables, ScheduleShape, Shape, TileSchedule, work_of
 from tests.model.attention_world import RowKv, place
 
 kinds = st.builds(
@@ -26,12 +26,12 @@ def places_of(found: list[tuple[int, int, int]]) -> list[RowKv]:
     places = []
     for number, (before, final, states) in enumerate(found):
         pages = list(range(1000 * number, 1000 * number + before + final + 1))
-        places += [place(pages, before + index, keeps=True) for index in range(final)]
-        places += [place(pages, before + final, keeps=False) for _ in range(states)]
+        places += [place(pages, before + index, writes_kv=True) for index in range(final)]
+        places += [place(pages, before + final, writes_kv=False) for _ in range(states)]
     return places
 
 
-def check(work: Work, places: list[RowKv], kind: Shape, padding: int) -> None:
+def check(work: TileSchedule, places: list[RowKv], kind: Shape, padding: int) -> None:
     """Every token's whole prefix is read once, its own keys by one program, and parts are merged where they are."""
     items = [Item(*item) for item in work.items.tolist()]
     merges = {Merge(*merge).part: Merge(*merge) for merge in work.merges.tolist()}
@@ -57,7 +57,7 @@ def check(work: Work, places: list[RowKv], kind: Shape, padding: int) -> None:
         for token in range(number * kind.block, (number + 1) * kind.block):
             within = (place.index * kind.block) - read[token]  # the rest is among the unit's own keys
             assert 0 <= within <= token // kind.block * kind.block
-        assert work.targets[number] == (place.pages[place.index] if place.keeps else -1)
+        assert work.targets[number] == (place.pages[place.index] if place.writes_kv else -1)
     assert (work.targets[len(places) :] == -1).all()
 
 
@@ -82,12 +82,12 @@ def check_read_once(kind: Shape, found: Found, padding: int, fixed: bool) -> Non
     width = max(place.index for place in places) + 1 if fixed else None
     work = work_of(places, kind, PageTables(), width, padding)
     check(work, places, kind, padding)
-    assert Capacity.of(work).fits(Capacity.enough(len(places) + padding, work.tile, width, kind))
+    assert ScheduleShape.of(work).fits(ScheduleShape.enough(len(places) + padding, work.tile, width, kind))
 
 
 def test_a_prefix_is_read_once_for_all_states_that_fit_a_tile() -> None:
     pages = list(range(1001))
-    rows = [place(pages, 1000, keeps=False) for _ in range(8)]
+    rows = [place(pages, 1000, writes_kv=False) for _ in range(8)]
     work = work_of(rows, Shape(4, 2, 64, 1), PageTables())
     assert [(item.start, item.stop) for item in map(Item._make, work.items.tolist())] == [(0, 4000)]
 
