@@ -25,7 +25,7 @@ from service.errors import DeadlineExceeded, MrpServeError
 from service.fair_queue import DEFAULT_PRIORITY
 from service.quality.presets import Presets
 from service.text.token_text import TokenText, TopLogprob
-from service.text.tools.thinking import ReasoningFormat
+from service.text.tools.formats import ReasoningFormat
 
 
 class Origin(Data, frozen=True):

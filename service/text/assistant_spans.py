@@ -1,4 +1,4 @@
-"""Finds the assistants' contents in a rendered chat. Training uses only these parts as targets.
+"""Finds the spans of assistants' contents in a rendered chat, as transformers' assistant mask does. Training needs them.
 
 The messages are rendered a second time with marks in the assistants' contents. The marks show where the contents are.
 The second text without its marks must equal the first one. Then the marks did not change the work of the template.
@@ -19,25 +19,25 @@ from service.text.template import ChatTemplate, Messages
 #: marks are private-use characters of this range, one for each message
 _MARKS: Final = range(0xF0000, 0x10FFFE)
 
-#: marks, each with its place in the text without marks
-_Found = list[tuple[str, int]]
+#: (mark, its index in the text without marks)
+_MarkIndices = list[tuple[str, int]]
 
 
 class Span(NamedTuple):
-    """A part of the rendered text that comes from an assistant's message. `number`: the message's index."""
+    """A part of the rendered text that comes from an assistant's message. `message`: the index of the message."""
 
-    number: int
+    message: int
     start: int
     end: int
 
 
-class _Way(Protocol):
+class _Marking(Protocol):
     """A way to mark contents."""
 
-    def put(self, content: str, mark: str) -> str:
+    def marked(self, content: str, mark: str) -> str:
         """The content with its marks."""
 
-    def spans(self, found: _Found, marked: Mapping[str, str], rendered: str) -> list[tuple[str, int, int]] | None:
+    def spans(self, marks: _MarkIndices, marked: Mapping[str, str], rendered: str) -> list[tuple[str, int, int]] | None:
         """The spans with their marks, None if they cannot be found. `marked`: mark -> content with its marks."""
 
 
@@ -45,18 +45,18 @@ def assistant_spans(template: ChatTemplate, messages: Messages, rendered: str, *
     """The spans of assistants' contents in the rendered messages, in order.
 
     A content that the template cuts into parts may have several spans. A content that it leaves out has none.
-    InvalidRequest if the template changes contents so that their places cannot be found.
+    InvalidRequest if the template changes contents so much that their spans cannot be found.
     """
     answers = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
     numbers = dict(zip(_unused([rendered, template.source, *(m["content"] for m in messages)]), answers, strict=False))
-    ways: tuple[_Way, ...] = (_Ends(), _Letters(template))
-    for way in ways:
-        marked = {mark: way.put(messages[number]["content"], mark) for mark, number in numbers.items()}
+    markings: tuple[_Marking, ...] = (_Ends(), _Letters(template))
+    for marking in markings:
+        marked = {mark: marking.marked(messages[number]["content"], mark) for mark, number in numbers.items()}
         changed = [dict(message) for message in messages]
         for mark, number in numbers.items():
             changed[number]["content"] = marked[mark]
-        text, found = _without_marks(template.render(changed, answer=answer), "".join(numbers))
-        if text == rendered and (spans := way.spans(found, marked, rendered)) is not None:
+        text, indices = _without_marks(template.render(changed, answer=answer), "".join(numbers))
+        if text == rendered and (spans := marking.spans(indices, marked, rendered)) is not None:
             return [Span(numbers[mark], start, end) for mark, start, end in spans]
     raise InvalidRequest("the chat template changes assistants' contents beyond recognition", param="messages")
 
@@ -67,23 +67,23 @@ def _unused(texts: Sequence[str]) -> Iterator[str]:
     return (letter for letter in map(chr, _MARKS) if letter not in used)
 
 
-def _without_marks(text: str, marks: str) -> tuple[str, _Found]:
+def _without_marks(text: str, marks: str) -> tuple[str, _MarkIndices]:
     parts = re.split(f"([{marks}])", text) if marks else [text]
-    found, length = [], 0
+    indices, length = [], 0
     for part, mark in zip(parts[::2], parts[1::2], strict=False):
         length += len(part)
-        found.append((mark, length))
-    return "".join(parts[::2]), found
+        indices.append((mark, length))
+    return "".join(parts[::2]), indices
 
 
 class _Ends:
     """Marks before and after a content. Exact, but a template that looks at the ends of contents sees the marks."""
 
-    def put(self, content: str, mark: str) -> str:
+    def marked(self, content: str, mark: str) -> str:
         return f"{mark}{content}{mark}"
 
-    def spans(self, found: _Found, marked: Mapping[str, str], rendered: str) -> list[tuple[str, int, int]] | None:  # noqa: ARG002
-        starts, ends = found[::2], found[1::2]
+    def spans(self, marks: _MarkIndices, marked: Mapping[str, str], rendered: str) -> list[tuple[str, int, int]] | None:  # noqa: ARG002
+        starts, ends = marks[::2], marks[1::2]
         if [mark for mark, _ in starts] != [mark for mark, _ in ends]:  # the template dropped one mark of a pair
             return None
         return [(mark, start, end) for (mark, start), (_, end) in zip(starts, ends, strict=True)]
@@ -101,26 +101,26 @@ class _Letters:
         quoted = {token.value for token in tokens if token.type == "string" and token.value}
         longest_first = sorted(quoted, key=len, reverse=True)
         self._pattern = re.compile("|".join([*map(re.escape, longest_first), r"(\S)"]))
-        self._names = template.names
+        self._aliases = template.aliases
 
-    def put(self, content: str, mark: str) -> str:
-        return self._pattern.sub(lambda found: found[0] + mark if found[1] else found[0], content)
+    def marked(self, content: str, mark: str) -> str:
+        return self._pattern.sub(lambda match: match[0] + mark if match[1] else match[0], content)
 
-    def spans(self, found: _Found, marked: Mapping[str, str], rendered: str) -> list[tuple[str, int, int]]:
+    def spans(self, marks: _MarkIndices, marked: Mapping[str, str], rendered: str) -> list[tuple[str, int, int]]:
         spans: list[tuple[str, int, int]] = []
-        for mark, place in found:
-            before = spans[-1] if spans else ("", 0, 0)
-            if before[0] == mark and not self._names.are_in(rendered[before[2] : place]):
-                spans[-1] = (mark, before[1], place)
+        for mark, index in marks:
+            last_mark, start, end = spans[-1] if spans else ("", 0, 0)
+            if last_mark == mark and not self._aliases.are_in(rendered[end:index]):
+                spans[-1] = (mark, start, index)
             else:
-                spans.append((mark, place - 1, place))
+                spans.append((mark, index - 1, index))
         return [_wider(span, marked[span[0]], rendered) for span in spans]
 
 
 def _wider(span: tuple[str, int, int], marked: str, rendered: str) -> tuple[str, int, int]:
     """The span, extended by the parts of the content before its first mark and after its last one.
 
-    Only letters that the rendered text has at these places are added.
+    Only letters that the rendered text has there are added.
     """
     mark, start, end = span
     before, behind = marked[: marked.index(mark) - 1], marked[marked.rindex(mark) + 1 :]
@@ -130,6 +130,6 @@ def _wider(span: tuple[str, int, int], marked: str, rendered: str) -> tuple[str,
     return mark, end - len(text.lstrip()), start + len(text.rstrip())
 
 
-def _same(one: Iterable[str], other: Iterable[str]) -> int:
+def _same(first: Iterable[str], second: Iterable[str]) -> int:
     """The length of the common beginning of two texts."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))

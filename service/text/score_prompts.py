@@ -1,4 +1,7 @@
-"""A pinned text with marked places as token ids. The parts between two marks are encoded each by itself."""
+"""Prompts of `/v1/score` as token ids: a text or a chat with marked positions to be scored.
+
+The texts between two marks are encoded separately.
+"""
 
 from __future__ import annotations
 
@@ -9,29 +12,29 @@ from typing import Final
 from service.errors import InvalidRequest
 from service.text.codec import TextCodec
 
-#: the id of a place
-PLACE: Final = -1
+#: stands for a position to be scored
+SCORED: Final = -1
 
 
-def pinned_text(codec: TextCodec, text: str, mark: str | None) -> tuple[int, ...]:
-    """A text's ids. Without a mark, the one place is behind the text. InvalidRequest if the mark is not in it."""
+def scored_text_ids(codec: TextCodec, text: str, mark: str | None) -> tuple[int, ...]:
+    """A text's ids. Without a mark, the position after the text is scored. InvalidRequest if the mark is not in it."""
     _check(mark, [text])
-    return _joined(text, mark, codec.encode)
+    return _ids(text, mark, codec.encode)
 
 
-def pinned_chat(codec: TextCodec, messages: Sequence[Mapping[str, str]], mark: str | None) -> tuple[int, ...]:
-    """A chat's ids. Without a mark, the one place is the beginning of the answer.
+def scored_chat_ids(codec: TextCodec, messages: Sequence[Mapping[str, str]], mark: str | None) -> tuple[int, ...]:
+    """A chat's ids. Without a mark, the first position of the answer is scored.
 
     Marks count in contents only. After an assistant's last message no beginning of an answer follows.
     InvalidRequest if no content has the mark, or if the template refuses the messages.
     """
     if mark is None:
-        return (*codec.encode_chat(messages), PLACE)
+        return (*codec.encode_chat(messages), SCORED)
     _check(mark, [message["content"] for message in messages])
-    hidden = f"\uf8ff{secrets.randbelow(10**24):024}\uf8ff"  # the template's own text has no marks
-    changed = [{**message, "content": message["content"].replace(mark, hidden)} for message in messages]
+    private_mark = f"\uf8ff{secrets.randbelow(10**24):024}\uf8ff"  # only contents have it, not the template
+    changed = [{**message, "content": message["content"].replace(mark, private_mark)} for message in messages]
     answer = messages[-1]["role"] != "assistant"
-    return _joined(codec.render(changed, answer=answer), hidden, codec.encode_rendered)
+    return _ids(codec.render(changed, answer=answer), private_mark, codec.encode_rendered)
 
 
 def _check(mark: str | None, texts: Sequence[str]) -> None:
@@ -39,9 +42,9 @@ def _check(mark: str | None, texts: Sequence[str]) -> None:
         raise InvalidRequest(f"mark is {mark[:80]!r}, which the text does not have", param="mark")
 
 
-def _joined(text: str, mark: str | None, encode: Callable[[str], list[int]]) -> tuple[int, ...]:
+def _ids(text: str, mark: str | None, encode: Callable[[str], list[int]]) -> tuple[int, ...]:
     first, *others = [text, ""] if mark is None else text.split(mark)
     ids = encode(first) if first else []
     for part in others:
-        ids = [*ids, PLACE, *(encode(part) if part else [])]
+        ids = [*ids, SCORED, *(encode(part) if part else [])]
     return tuple(ids)

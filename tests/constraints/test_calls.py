@@ -17,13 +17,13 @@ from service.constraints.grammars import compile_grammar
 from service.constraints.matcher import GuidanceGrammar
 from service.constraints.vocabulary import TokenVocabulary
 from service.errors import InvalidRequest
-from service.text.tools import FORMATS, OutputFormat, Tool, parse_output
+from service.text.tools import TOOL_FORMATS, OutputFormat, Tool, parse_output
 from tests.constraints.checkpoints import byte_pairs
 from tests.constraints.schemas import random_schema
 from tests.constraints.walks import text_of, walk
 from tests.gateway import chatting
 
-FORMAT = FORMATS["qwen3"]
+FORMAT = TOOL_FORMATS["qwen3"]
 LEAD = Lead("<think>", "</think>", "\n\n")
 BEGUN = replace(LEAD, begun=True)
 ADD = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from service.errors import InvalidRequest
 from service.text.tools import (
-    FORMATS,
+    TOOL_FORMATS,
     ContentDelta,
     OutputFormat,
     OutputParser,
@@ -23,12 +23,12 @@ from service.text.tools import (
     ToolCallStart,
     ToolFormat,
     ToolUse,
-    gathered,
+    collect,
     parse_arguments,
     parse_output,
 )
 
-QWEN3 = FORMATS["qwen3"]
+QWEN3 = TOOL_FORMATS["qwen3"]
 #: as Mistral's: all calls in one list
 LISTED = ToolFormat("listed", "[TOOL_CALLS][", '{"name": "', '", "arguments": ', "}", ", ", "]")
 
@@ -54,8 +54,8 @@ def in_pieces(reading: OutputFormat, text: str, cuts: list[int]) -> tuple[Parsed
     for start, end in pairwise(places):
         events += reader.push(text[start:end])
     events += reader.finish()
-    assert reader.called == gathered(events).called
-    return gathered(events), events
+    assert reader.called == collect(events).called
+    return collect(events), events
 
 
 @settings(max_examples=10)
@@ -156,11 +156,11 @@ def test_white_space_that_is_held_back_is_not_read_again(
         assert len(reader._text) <= 8
     events += [*reader.push(after), *reader.finish()]
     whole = parse_output(OutputFormat("qwen3", thinking), before + "\n" * 800 + after, numbered())
-    assert gathered(events) == whole
+    assert collect(events) == whole
 
 
 def test_a_format_with_one_list_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.text.tools.reader.format_named", {"listed": LISTED}.__getitem__)
+    monkeypatch.setitem(TOOL_FORMATS, "listed", LISTED)
     text = "hi " + LISTED.written(("add", '{"a": 1}'), ("sub", "{}"))
     for cut in range(len(text)):
         read, _ = in_pieces(OutputFormat("listed"), text, [cut])

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from service.constraints.constraint import CallTexts, Constraint, Lead, ToolCallForm
 from service.errors import InvalidRequest
-from service.text.tools import OutputFormat, ToolUse, format_named
-from service.text.tools.thinking import BEGIN, END, GAP
+from service.text.tools import TOOL_FORMATS, OutputFormat, ToolUse
+from service.text.tools.formats import BEGIN, END, GAP
 from service.wire import ModelCard, Work
 
 #: an answer's thinking, as `OutputFormat` says it
@@ -65,7 +65,7 @@ def _format(card: ModelCard) -> str:
 
 
 def _calls(use: ToolUse, name: str, content: Constraint | None) -> Constraint:
-    form = format_named(name)
+    form = TOOL_FORMATS[name]
     forms = [ToolCallForm(tool.name, form.head(tool.name), tool.schema, form.tail) for tool in use.callable]
     return Constraint.calls(
         CallTexts(form.opening, form.between, form.closing),

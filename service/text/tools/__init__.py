@@ -1,25 +1,28 @@
-"""Tool calls and thinking in answers: how a checkpoint writes them, how they are read. Knows no wire format, no torch.
+"""Tool calls and reasoning in answers: how a checkpoint writes them, how they are parsed. Knows no API, no torch.
 
-A `ToolFormat` says how calls are written (`formats/`, one file each). `OutputParser` reads an answer's text as it comes
-and tells what is thought, content or a call. `parse_output` reads a whole one. Both give the same for any cut.
-`said` and `result` make the messages of earlier turns as chat templates take them.
+A `ToolFormat` says how calls are written (`formats.py`). `OutputParser` parses an answer's text as it comes into
+reasoning, content and calls, `parse_output` a whole answer. Both give the same, however the text is cut.
+`assistant_message` and `tool_message` make the messages of earlier turns as chat templates take them.
 """
 
 from service.text.tools.calls import Tool, ToolCall, ToolUse, assistant_message, parse_arguments, tool_message
 from service.text.tools.events import (
     ContentDelta,
     OutputEvent,
+    ParsedOutput,
     ReasoningDelta,
     ToolCallDelta,
     ToolCallEnd,
     ToolCallStart,
+    collect,
 )
-from service.text.tools.formats import FORMATS, ToolFormat, format_named
-from service.text.tools.reader import OutputFormat, OutputParser, ParsedOutput, gathered, parse_output
-from service.text.tools.thinking import ReasoningFormat
+from service.text.tools.formats import TOOL_FORMATS, ReasoningFormat, ToolFormat
+from service.text.tools.output_parser import OutputFormat, OutputParser, parse_output
 
 __all__ = [
-    "FORMATS",
+    "TOOL_FORMATS",
+    "ContentDelta",
+    "OutputEvent",
     "OutputFormat",
     "OutputParser",
     "ParsedOutput",
@@ -33,8 +36,7 @@ __all__ = [
     "ToolFormat",
     "ToolUse",
     "assistant_message",
-    "format_named",
-    "gathered",
+    "collect",
     "parse_arguments",
     "parse_output",
     "tool_message",
