@@ -180,7 +180,7 @@ class EngineProcess(Frames):
     def _submit(self, request: GenerationRequest) -> None:
         try:
             if isinstance(request.grammar, KeptGrammar):
-                known = self._core.compiler.kept(request.grammar.constraint, request.grammar.owner)
+                known = self._core.compiler.cached(request.grammar.constraint, request.grammar.owner)
                 if known is None:
                     raise ReplicaStopping(
                         "the constraint's grammar was dropped; send the request again", retry_after=1.0

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.constraints import kept as kept_module
-from service.constraints.compiler import GrammarCompiler
+from service.constraints import compiler as compiler_module
+from service.constraints.compiler import GrammarCache, GrammarCompiler
 from service.constraints.constraint import Constraint, Owner
-from service.constraints.kept import GrammarCache
 from service.constraints.trials import Trials
 from service.constraints.vocabulary import TokenVocabulary
 from service.errors import ConstraintNotAvailable, InvalidRequest
@@ -41,7 +40,7 @@ async def test_equal_constraints_are_compiled_once(monkeypatch: pytest.MonkeyPat
     compiler = GrammarCompiler(make)
     one, other = await asyncio.gather(compiler.compile(DIGITS), compiler.compile(Constraint.regex("[0-9]+")))
     assert one is other
-    assert compiler.kept(DIGITS) is one
+    assert compiler.cached(DIGITS) is one
     assert await compiler.compile(Constraint.regex("[a-z]")) is not one
     assert len(made) == 1
     assert made[0] != threading.get_ident()
@@ -55,7 +54,7 @@ async def test_owners_share_a_grammar_only_with_the_same_salt(
     tried: list[Constraint] = []
     monkeypatch.setattr(Trials, "run", lambda _, constraint: tried.append(constraint) or 0)
     await compiler.compile(DIGITS, ANN)
-    assert compiler.kept(DIGITS, BOB) is None
+    assert compiler.cached(DIGITS, BOB) is None
     await compiler.compile(DIGITS, BOB)
     assert len(tried) == 2
     await compiler.compile(DIGITS, Owner("carl", BOB.salt))
@@ -92,8 +91,8 @@ async def test_one_tenant_never_has_all_threads(compiler: GrammarCompiler, monke
 
 
 def test_grammars_are_kept_by_their_memory_and_a_tenant_has_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_module, "_SHARE", 2 * 2**20)
-    monkeypatch.setattr(kept_module, "_BYTES", 3 * 2**20)
+    monkeypatch.setattr(compiler_module, "_MAX_TENANT", 2 * 2**20)
+    monkeypatch.setattr(compiler_module, "_MAX_CACHE", 3 * 2**20)
     kept, grammar = GrammarCache(), compiled(DEMO, DIGITS)
     kept.add("of bob", "bob", grammar, 2**20)
     for key in ("first", "second", "third"):

@@ -9,7 +9,7 @@ from itertools import count
 import numpy as np
 import pytest
 
-from service.constraints.budget import A_TOKEN, RESERVE, GrammarBudget, TenantReserve
+from service.constraints.budget import PER_TOKEN, RESERVE, GrammarBudget, TenantReserve
 from service.constraints.constraint import Constraint
 from service.constraints.grammars import compile_grammar
 from service.constraints.matcher import GuidanceMatcher
@@ -104,7 +104,7 @@ def test_answers_that_take_too_long_are_ended() -> None:
     one, other = grammar.within(reserve).open(), grammar.within(reserve).open()
     free = grammar.within(TenantReserve(lambda: now)).open()
     one.mask(())
-    one.pay(RESERVE + 1.0, 0)
+    one.spend(RESERVE + 1.0, 0)
     for opened in (one, other):
         with pytest.raises(ConstraintFailed, match="takes too long, allowed are 3 ms a token and 50 ms a second"):
             opened.mask(())
@@ -128,7 +128,7 @@ def test_an_ambiguous_grammar_ends_before_it_holds_others_up(monkeypatch: pytest
             except ConstraintFailed:
                 failed += 1
     assert failed == 64 * 39 - calls
-    assert 0 < calls <= (RESERVE + 64 * A_TOKEN) / 0.05
+    assert 0 < calls <= (RESERVE + 64 * PER_TOKEN) / 0.05
 
 
 def test_a_failure_of_the_library_ends_the_answer_only(
@@ -148,14 +148,14 @@ def test_a_failure_of_the_library_ends_the_answer_only(
 
 def test_tokens_bring_time_up_to_a_limit() -> None:
     reserve = TenantReserve(lambda: 0.0)
-    account = GrammarBudget(reserve)
-    account.earn(10**6)
-    account.pay(0.05)
-    assert not account.used_up
-    account.pay(RESERVE)
-    assert account.used_up
-    account.earn(1)
-    assert not account.used_up
+    budget = GrammarBudget(reserve)
+    budget.earn(10**6)
+    budget.spend(0.05)
+    assert not budget.used_up
+    budget.spend(RESERVE)
+    assert budget.used_up
+    budget.earn(1)
+    assert not budget.used_up
 
 
 @pytest.mark.parametrize("name", NAMES)
