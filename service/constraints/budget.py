@@ -18,7 +18,7 @@ RESERVE, PER_SECOND = 0.25, 0.05
 _INITIAL, _MAX_SAVED = 0.02, 0.05
 
 
-class Reserve:
+class TenantReserve:
     """The reserve of one tenant. `clock`: a clock in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -37,10 +37,10 @@ class Reserve:
         self._at = now
 
 
-class Account:
+class GrammarBudget:
     """The time that all answers of one tenant's constraint share."""
 
-    def __init__(self, reserve: Reserve) -> None:
+    def __init__(self, reserve: TenantReserve) -> None:
         self._reserve, self._credit = reserve, _INITIAL
 
     @property

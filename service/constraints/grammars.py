@@ -14,7 +14,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 from msgspec.structs import replace
 
 from service.constraints.calls import JSON_OPTIONS, calls_grammar, with_lead
-from service.constraints.constraint import Constraint, Kind
+from service.constraints.constraint import Constraint, ConstraintKind
 from service.constraints.intersections import check_grammar, check_schema
 from service.constraints.matcher import GuidanceGrammar
 from service.constraints.unsound import simplified, unsound_part
@@ -95,7 +95,7 @@ def _grammar(source: str) -> str:
     return LLMatcher.grammar_from_lark(text)
 
 
-_GRAMMARS: Mapping[Kind, Callable[[str], str]] = {
+_GRAMMARS: Mapping[ConstraintKind, Callable[[str], str]] = {
     "json": _json,
     "regex": LLMatcher.grammar_from_regex,
     "choice": _choice,

@@ -22,7 +22,7 @@ from service.errors import ConstraintFailed
 Tokens = tuple[int, ...]
 
 
-class CompiledGrammar:
+class GuidanceGrammar:
     """A compiled grammar. `start`: the library's matcher at its beginning, which is only copied.
 
     `param`: the request's field, for errors. `budget`: the CPU time of its answers; None: no limit.
@@ -32,7 +32,7 @@ class CompiledGrammar:
         self, start: LLMatcher, vocabulary: TokenVocabulary, param: str, budget: GrammarBudget | None = None
     ) -> None:
         self._start, self._vocabulary, self._param, self._budget = start, vocabulary, param, budget
-        self._by_reserve: dict[TenantReserve, CompiledGrammar] = {}
+        self._by_reserve: dict[TenantReserve, GuidanceGrammar] = {}
 
     def within(self, reserve: TenantReserve) -> GuidanceGrammar:
         """This grammar for a tenant, whose answers share one budget."""
@@ -42,12 +42,12 @@ class CompiledGrammar:
             self._by_reserve[reserve] = grammar
         return grammar
 
-    def open(self) -> GrammarMatcher:
+    def open(self) -> GuidanceMatcher:
         """A matcher at the beginning of an answer."""
-        return GrammarMatcher(self._start.deep_copy(), self._vocabulary, self._param, self._budget)
+        return GuidanceMatcher(self._start.deep_copy(), self._vocabulary, self._param, self._budget)
 
 
-class GrammarMatcher:
+class GuidanceMatcher:
     """Follows one answer. `param`, `budget`: see `GuidanceGrammar`."""
 
     def __init__(
@@ -64,7 +64,7 @@ class GrammarMatcher:
             return None
         with self._at_state(tokens) as matcher:
             texts = self._vocabulary.text_mask
-            mask = np.frombuffer(matcher.compute_bitmask(), np.uint8, len(texts)) & texts
+            mask: TokenBitmask = np.frombuffer(matcher.compute_bitmask(), np.uint8, len(texts)) & texts
             if matcher.is_accepting():
                 mask |= self._vocabulary.eos_mask
             if not mask.any() and not matcher.is_error():

@@ -44,7 +44,7 @@ class Trials:
         self._end: socket.socket
 
     def run(self, constraint: Constraint) -> int:
-        """Compiles a constraint and returns the size of its grammar in bytes. Blocks up to `SECONDS`, the first time longer.
+        """Compiles a constraint. Returns the size of its grammar in bytes. Blocks up to `SECONDS`, at first longer.
 
         InvalidRequest if the constraint is wrong or takes more than it may.
         """

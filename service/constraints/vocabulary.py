@@ -42,7 +42,7 @@ class _Model(Protocol):
         """The tokens that end an answer."""
 
 
-class Vocabulary:
+class TokenVocabulary:
     """The tokenizer of a checkpoint. Making it takes seconds for a large vocabulary.
 
     `tokenizer`: as `tokenizer.json` writes it. `size`: the model's number of tokens. `eos`: the tokens that end an
@@ -72,7 +72,7 @@ class Vocabulary:
         self.eos_mask = _bitmask(np.isin(np.arange(size), self.eos))
 
     @classmethod
-    def of(cls, tokenizer: _Tokenizer, model: _Model) -> Vocabulary:
+    def of(cls, tokenizer: _Tokenizer, model: _Model) -> TokenVocabulary:
         """The vocabulary of a checkpoint. Its model may have more tokens than its tokenizer."""
         return cls(tokenizer.definition, max(tokenizer.vocab_size, model.vocab_size), model.eos_token_ids)
 

@@ -47,7 +47,7 @@ class ParameterBuilder:
             dtype = torch.promote_types(dtype, torch.float32)
         parameter = torch.empty(shape, device=self.options.device, dtype=dtype)
         for part in mapping:
-            target = parameter[part.index]
+            target = parameter[part.indices]
             weight = self.source.read(self._checked_name(part))
             self._check_shape(part, target.shape, weight.shape)
             if not weight.is_floating_point() or weight.itemsize < 2:
@@ -63,12 +63,12 @@ class ParameterBuilder:
         values = torch.empty(shape, device=self.options.device, dtype=torch.int8)
         scales: Tensor | None = None
         for part in mapping:
-            target = values[part.index]
+            target = values[part.indices]
             weight = self._quantized_shard(part, target.shape, source.read_quantized(self._checked_name(part)))
             if scales is None:
                 scales = torch.empty(*shape[:-1], weight.groups, device=self.options.device, dtype=self.options.dtype)
             target.copy_(weight.values)
-            scales[part.index].copy_(weight.scales)
+            scales[part.indices].copy_(weight.scales)
         return None if scales is None else QuantizedTensor(values, scales)
 
     def quantized(self, shape: torch.Size, mapping: WeightMapping, scheme: QuantScheme) -> QuantizedTensor:
@@ -92,9 +92,9 @@ class ParameterBuilder:
         """The matrices of a parameter, each with its `_peaks`."""
         if len(shape) == 2:
             yield self.concatenated(shape, mapping), self._peaks(mapping[0])
-        elif mapping[0].index and isinstance(mapping[0].index[0], int):
-            for _, parts in groupby(mapping, key=lambda part: part.index[0]):
-                matrix = [part._replace(index=part.index[1:]) for part in parts]
+        elif mapping[0].indices and isinstance(mapping[0].indices[0], int):
+            for _, parts in groupby(mapping, key=lambda part: part.indices[0]):
+                matrix = [part._replace(indices=part.indices[1:]) for part in parts]
                 yield self.concatenated(shape[1:], matrix), self._peaks(matrix[0])
         else:
             peaks = self._peaks(mapping[0])

@@ -28,8 +28,9 @@ class Shard:
         if self.size == 1:
             return config
         if not _divides(self.size, config):
+            allowed = ", ".join(map(str, possible_sizes(config)))
             raise SettingsError(
-                f"tensor_parallel_size is {self.size}, this checkpoint allows {', '.join(map(str, possible_sizes(config)))}: "
+                f"tensor_parallel_size is {self.size}, this checkpoint allows {allowed}: "
                 f"{config.num_heads} heads, {config.num_kv_heads} key-value heads and the inner sizes of its "
                 "feed-forwards are divided",
                 param="tensor_parallel_size",
@@ -49,7 +50,7 @@ class Shard:
         )
 
     def num_kv_pieces(self, config: ModelConfig) -> int:
-        """The number of pieces that the key-value heads of a whole model are divided into: one a rank, or one a head."""
+        """The number of pieces of a whole model's key-value heads: one a rank, or one a head."""
         return min(self.size, config.num_kv_heads)
 
     def piece(self, length: int, pieces: int) -> slice:

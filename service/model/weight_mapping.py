@@ -32,20 +32,19 @@ class ShardDim(NamedTuple):
 
 #: each rank has a slice of the rows, or of the columns
 ROWS, COLUMNS = ShardDim(0), ShardDim(1)
-#: The matrices that are fused in one published weight: this rank's size in the sharded dimension, and how it is sharded.
-#: The dimension is the same for all.
+#: The fused matrices of one published weight: (this rank's size, how it is sharded) of each. The dimension is the same.
 FusedShards = tuple[tuple[int, ShardDim], ...]
 
 
 class WeightSlice(NamedTuple):
     """A slice of a parameter, and the published weight that fills it.
 
-    `index`: of the slice in the parameter; () for the whole. `shard`: None for a weight that every rank has whole.
+    `indices`: of the slice in the parameter; () for the whole. `shard`: None for a weight that every rank has whole.
     `exact`: kept at least in fp32, whatever the type of the other weights.
     """
 
     name: str
-    index: tuple[int | slice, ...] = ()
+    indices: tuple[int | slice, ...] = ()
     shard: ShardDim | FusedShards | None = None
     exact: bool = False
 

@@ -96,7 +96,9 @@ def load_weights(
     """Replaces the (meta) parameters of backbone and MRP by the weights of a source.
 
     Each parameter is built where it stays (`parameter_builder.py`). Raises CheckpointError naming the `path` and the
-    weight that is missing, not used or of another shape. `config`: of the whole model. The modules may be a shard of it.
+    weight that is missing, not used or of another shape.
+
+    `config`: the config of the whole model. The modules may be a shard of it.
     """
     shard_config = options.shard.of(config)
     builder = ParameterBuilder(path, config, source, options)
@@ -127,7 +129,7 @@ def published_weights(
     weights: dict[str, Tensor] = {}
     for target in _targets(config, backbone, mrp):
         parameter = target.parameter.detach()
-        weights |= {part.name: parameter[part.index] for part in target.mapping_in(wanted)}
+        weights |= {part.name: parameter[part.indices] for part in target.mapping_in(wanted)}
     return weights
 
 

@@ -71,7 +71,7 @@ class Core:
         return self.ranks.failure if self.ranks else None
 
     def check(self, model: str) -> None:
-        """Whether other weights could be taken. Raises what `service.model.weight_update.check_update` raises. Blocks."""
+        """Whether other weights could be loaded. Raises what `service.model.weight_update.check_update` raises."""
         check_update(model, self.served.config, self._options)
 
     def fetch(self, model: str) -> tuple[Callable[[], None], Path]:

@@ -164,7 +164,7 @@ class Generator:
         grammar = None if work.constraint is None else await self._engine.compile(work.constraint, owner)
         waited_s = work.arrived.waited_s()
         request = replace(self._request(work, prompt, waited_s), grammar=grammar, together=together)
-        pieces = self._codec.pieces() if work.return_pieces else None
+        pieces = self._codec.token_texts() if work.return_pieces else None
         text, size = self._codec.stream(work.stop), self._engine.served.config.block_size
         answer = AnswerBlocks(work, len(prompt), waited_s, text, pieces, self._codec.name_of, size)
         chunk: Chunk | None = None

@@ -52,7 +52,7 @@ class Reader:
 
     def named(self, asked: Asked, event: BlockEvent) -> tuple[PlaceScores, ...]:
         """What was found at every place, in the order of the text."""
-        pieces = self._codec.pieces()
+        pieces = self._codec.token_texts()
         return tuple(_place(place, known, asked, pieces) for place, known in event.found)
 
     def _label(self, number: int, label: str) -> int:

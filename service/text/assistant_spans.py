@@ -1,4 +1,4 @@
-"""Finds the spans of assistants' contents in a rendered chat, as transformers' assistant mask does. Training needs them.
+"""Finds the spans of assistants' contents in a rendered chat (transformers' assistant mask). Training needs them.
 
 The messages are rendered a second time with marks in the assistants' contents. The marks show where the contents are.
 The second text without its marks must equal the first one. Then the marks did not change the work of the template.

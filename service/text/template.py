@@ -200,11 +200,12 @@ class ChatTemplate:
         except Exception as error:  # noqa: BLE001 - a template is a program, which may raise anything
             return f"the chat template of this checkpoint cannot show calls of tools: {self._reason(error)}"
         call = (_TOOL.name, '{"a": "b"}')
-        formats = (tool_format for tool_format in TOOL_FORMATS.values() if tool_format.written(call) in text)
-        self.tool_format = next(formats, None)
+        matching = (tool_format for tool_format in TOOL_FORMATS.values() if tool_format.written(call) in text)
+        self.tool_format = next(matching, None)
         self._assembled = TokenAliases(sorted(self._assembled.of.keys() | self.aliases.tokens_in(text)))
         if self.tool_format is None:
-            return f"the chat template of this checkpoint writes calls in none of the known formats: {', '.join(TOOL_FORMATS)}"
+            formats = ", ".join(TOOL_FORMATS)
+            return f"the chat template of this checkpoint writes calls in none of the known formats: {formats}"
         return ""
 
     def _is_followed(self, messages: Messages, tools: Tools = ()) -> bool:

@@ -111,7 +111,7 @@ def test_what_differs_is_refused_by_its_headers_and_by_itself(
 ) -> None:
     served, other = load_checkpoint(FIRST), other_weights(tmp_path / "other")
     spoil(other)
-    for look in (check, fetch):
+    for look in (check_update, load_update):
         with pytest.raises(CheckpointError, match=said):
             look(other, served.config, LoadOptions())
 

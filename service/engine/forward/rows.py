@@ -25,8 +25,8 @@ from service.model.transfer import to_device_async
 class Row(NamedTuple):
     """One block of tokens to put through the model.
 
-    `pages`: the sequence's pages; the row reads the first `index` and, if `writes_kv`, writes the next. Otherwise nobody
-    else sees its KV. `sampling`: how its masked positions are read, None: they are not. `judge`: revealed positions
+    `pages`: the sequence's pages; the row reads the first `index` and, if `writes_kv`, writes the next. If not, no
+    row sees its KV. `sampling`: how its masked positions are read, None: they are not. `judge`: revealed positions
     whose token's probability is wanted, too. `anchor`: for MRP's rows, the row that it goes on from. `entropy`:
     whether that of the masked positions is wanted.
     `drafts`: what MRP says of the block is never more than a draft, so that candidates by an earlier reading of it are

@@ -92,8 +92,8 @@ class PrivateBatch:
 class SharedPrefixBatch:
     """Units with equal numbers of rows. `rows`: their slice of the forward.
 
-    `pages` `[units * P]`: the units' prefixes, None at the beginning of sequences. `prefix_mask` `[units, 1, 1, P * L]`:
-    None if all units read P pages. `own_mask` `[units or 1, 1, group * T, T]`: for the keys of the rows themselves; T
+    `pages` `[units * P]`: the units' prefixes, None without prefixes. `prefix_mask` `[units, 1, 1, P * L]`: None if all
+    units read P pages. `own_mask` `[units or 1, 1, group * T, T]`: for the keys of the rows themselves; T
     is a unit's number of tokens, `group` the number of query heads that share a key head.
     """
 

@@ -4,7 +4,7 @@
 |---|---|
 | `X.weight` | int8 or e4m3, `[N, K]` |
 | `X.weight_packed`, `X.weight_shape` | int32, four values of a row in each, the first in the lowest bits, 128 added |
-| `X.weight_scale` or `X.weight_scale_inv` | a scale for each block: a value of the block times its scale is the weight |
+| `X.weight_scale` or `X.weight_scale_inv` | a scale for each block: the block is its values times the scale |
 """
 
 from __future__ import annotations

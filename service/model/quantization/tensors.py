@@ -25,7 +25,7 @@ _E4M3_SHIFTS = {
 
 
 class QuantizedTensor(NamedTuple):
-    """`values` `[..., N, K]`: 8-bit values of any scheme, viewed as int8. `scales` `[..., N, G]`: one a group of K / G."""
+    """`values` `[..., N, K]`: 8-bit values of any scheme, viewed as int8. `scales` `[..., N, G]`: one a group."""
 
     values: Tensor
     scales: Tensor

@@ -1,4 +1,4 @@
-"""How checkpoints write tool calls and reasoning: the texts around them. A new format of calls is a `ToolFormat` here."""
+"""How checkpoints write tool calls and reasoning: the texts around them. A new format is a `ToolFormat` here."""
 
 from __future__ import annotations
 
