@@ -12,7 +12,7 @@ from collections.abc import Callable
 #: CPU seconds that a token earns. Common schemas take a tenth of it with 150,000 tokens to choose from, 500 optional
 #: properties of one object nearly all.
 PER_TOKEN = 0.003
-#: CPU seconds of a full reserve, and those that it gets in a second
+#: CPU seconds of a full reserve, and its gain in a second
 RESERVE, PER_SECOND = 0.25, 0.05
 #: CPU seconds of a new budget, and the most that a budget saves
 _INITIAL, _MAX_SAVED = 0.02, 0.05

@@ -133,9 +133,9 @@ class Constraint(Data, frozen=True):
         return cls("calls", _within(written, MAX_TOOL_SCHEMAS, "tools"), "tools", content=None if required else content)
 
 
-def _within(source: str, most: int, param: str) -> str:
-    if len(source) > most:
-        raise InvalidRequest(f"{param} has {len(source)} characters, allowed are {most}", param=param)
+def _within(source: str, limit: int, param: str) -> str:
+    if len(source) > limit:
+        raise InvalidRequest(f"{param} has {len(source)} characters, allowed are {limit}", param=param)
     return source
 
 

@@ -69,10 +69,10 @@ def _is_terminal(name: str) -> bool:
     return name == _IGNORE or name.isupper()
 
 
-def _check(product: float, where: str) -> None:
+def _check(product: float, name: str) -> None:
     if product > MAX_PRODUCT:
         raise ValueError(
-            f"{where} intersects patterns whose lengths multiply to {product:,.0f}, allowed are {MAX_PRODUCT:,}"
+            f"{name} intersects patterns whose lengths multiply to {product:,.0f}, allowed are {MAX_PRODUCT:,}"
         )
 
 

@@ -19,7 +19,7 @@ from service.constraints.budget import PER_SECOND, PER_TOKEN, GrammarBudget, Ten
 from service.constraints.vocabulary import TokenBitmask, TokenVocabulary
 from service.errors import ConstraintFailed
 
-Tokens = tuple[int, ...]
+TokenIds = tuple[int, ...]
 
 
 class GuidanceGrammar:
@@ -54,11 +54,11 @@ class GuidanceMatcher:
         self, matcher: LLMatcher, vocabulary: TokenVocabulary, param: str, budget: GrammarBudget | None = None
     ) -> None:
         self._matcher, self._vocabulary, self._param, self._budget = matcher, vocabulary, param, budget
-        self._at: Tokens = ()
-        self._forced: dict[Tokens, Tokens] = {}
+        self._at: TokenIds = ()
+        self._forced: dict[TokenIds, TokenIds] = {}
         self._length = self._longest = 0
 
-    def mask(self, tokens: Tokens) -> TokenBitmask | None:
+    def mask(self, tokens: TokenIds) -> TokenBitmask | None:
         """The tokens that may come next, a bit each. None after an end token."""
         if self._ended(tokens):
             return None
@@ -71,7 +71,7 @@ class GuidanceMatcher:
                 raise self._failed(f"no token can come after {self._length + len(tokens)} tokens")
         return mask
 
-    def forced(self, tokens: Tokens) -> Tokens:
+    def forced(self, tokens: TokenIds) -> TokenIds:
         """The next tokens, where only one text can follow; an end token, where nothing else can."""
         if self._ended(tokens):
             return ()
@@ -80,7 +80,7 @@ class GuidanceMatcher:
             forced = self._forced[tokens] = self._find_forced(tokens)
         return forced
 
-    def allowed(self, tokens: Tokens, following: Tokens) -> int:
+    def allowed(self, tokens: TokenIds, following: TokenIds) -> int:
         """How many of the following tokens may come next, one after the other."""
         if self._ended(tokens):
             return 0
@@ -91,7 +91,7 @@ class GuidanceMatcher:
             return count + self.complete((*tokens, *texts))
         return count
 
-    def complete(self, tokens: Tokens) -> bool:
+    def complete(self, tokens: TokenIds) -> bool:
         """Whether the answer may end here. False where the matcher failed."""
         texts = tuple(takewhile(self._vocabulary.is_text, tokens))
         try:
@@ -100,15 +100,15 @@ class GuidanceMatcher:
         except ConstraintFailed:
             return False
 
-    def advance(self, tokens: Tokens) -> None:
+    def advance(self, tokens: TokenIds) -> None:
         """The tokens are final."""
         with self._at_state(tokens, last=True):
             self._at = ()
         self._length += len(tokens)
         self._forced.clear()
 
-    def _find_forced(self, tokens: Tokens) -> Tokens:
-        forced: Tokens = ()
+    def _find_forced(self, tokens: TokenIds) -> TokenIds:
+        forced: TokenIds = ()
         while True:
             with self._at_state((*tokens, *forced)) as matcher:
                 if matcher.is_stopped():
@@ -119,11 +119,11 @@ class GuidanceMatcher:
             if not texts or len(texts) < len(following):
                 return forced
 
-    def _ended(self, tokens: Tokens) -> bool:
+    def _ended(self, tokens: TokenIds) -> bool:
         return bool(tokens) and tokens[-1] in self._vocabulary.eos
 
     @contextmanager
-    def _at_state(self, tokens: Tokens, *, last: bool = False) -> Iterator[LLMatcher]:
+    def _at_state(self, tokens: TokenIds, *, last: bool = False) -> Iterator[LLMatcher]:
         """The library's matcher after the tokens. ConstraintFailed if it cannot go there, or if time is used up.
 
         `last`: the answer needs no further state, so this one is allowed without time.
@@ -151,7 +151,7 @@ class GuidanceMatcher:
             self._budget.spend(seconds)
         self._longest = max(self._longest, length)
 
-    def _go(self, tokens: Tokens) -> None:
+    def _go(self, tokens: TokenIds) -> None:
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self._at, tokens, strict=False)))
         if same < len(self._at):
             self._matcher.rollback(len(self._at) - same)

@@ -48,12 +48,12 @@ class Trials:
 
         InvalidRequest if the constraint is wrong or takes more than it may.
         """
-        here, there = socket.socketpair()
-        with there:
+        own_end, trial_end = socket.socketpair()
+        with trial_end:
             self._ready()
             with self._lock:
-                socket.send_fds(self._end, [b"."], [there.fileno()])
-        with Connection(here.detach()) as trial:
+                socket.send_fds(self._end, [b"."], [trial_end.fileno()])
+        with Connection(own_end.detach()) as trial:
             try:
                 trial.send(constraint)
                 result: int | InvalidRequest = trial.recv()
@@ -75,12 +75,12 @@ class Trials:
         with self._lock:
             if self._process is not None and self._process.poll() is None:
                 return
-            self._end, there = socket.socketpair()
-            with there:
-                command = [sys.executable, "-P", "-m", "service.constraints.trials", str(there.fileno())]
+            self._end, process_end = socket.socketpair()
+            with process_end:
+                command = [sys.executable, "-P", "-m", "service.constraints.trials", str(process_end.fileno())]
                 self._process = subprocess.Popen(  # noqa: S603 - this program
                     command,
-                    pass_fds=[there.fileno()],
+                    pass_fds=[process_end.fileno()],
                     stdin=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,  # the library may write a part of a grammar when it fails
                     env=os.environ
@@ -126,9 +126,9 @@ def _serve(end: socket.socket) -> None:
 def _limit() -> None:
     """The kernel ends this process at the limits."""
     signal.alarm(SECONDS)
-    most = _memory("VmSize") + STACK + MAX_BYTES
+    address_space = _memory("VmSize") + STACK + MAX_BYTES
     for kind, limit in (
-        (resource.RLIMIT_CPU, CPU_SECONDS), (resource.RLIMIT_AS, most), (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_CPU, CPU_SECONDS), (resource.RLIMIT_AS, address_space), (resource.RLIMIT_CORE, 0),
     ):  # fmt: skip
         resource.setrlimit(kind, (limit, limit))
 
@@ -146,10 +146,10 @@ def _try(trial: Connection, vocabulary: TokenVocabulary) -> None:
         trial.send(result)
 
 
-def _memory(what: str) -> int:
-    """A size of this process in bytes, by its name in Linux's `status`."""
+def _memory(size: str) -> int:
+    """A size of this process in bytes. `size`: its name in Linux's `status`."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(what)) * 1024
+    return next(int(line.split()[1]) for line in lines if line.startswith(size)) * 1024
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 
 #: keyword -> values without effect
 _NO_EFFECT: Mapping[str, tuple[Any, ...]] = {"uniqueItems": (False,), "propertyNames": (True, {}, {"type": "string"})}
-#: keywords whose values are no schemas, and those whose values are schemas by name
+#: keywords whose values are not schemas; keywords whose values are schemas by name
 _VALUES, _NAMED = {"enum", "const", "default", "examples"}, {"properties", "patternProperties", "$defs", "definitions"}
 
 

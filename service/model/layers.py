@@ -61,7 +61,7 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     return torch.addcmul(x * rotation.cos, x.roll(half, -1), rotation.sin)
 
 
-class Attention(nn.Module):
+class SelfAttention(nn.Module):
     """Grouped-query attention with RMSNorm on every query and key head."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -113,7 +113,7 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: ModelConfig, mlp: nn.Module) -> None:
         super().__init__()
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.self_attn = Attention(config)
+        self.self_attn = SelfAttention(config)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = mlp
         self._all_reduce: AllReduce = _single_rank

@@ -117,11 +117,11 @@ def load_weights(
 
 
 def published_weights(
-    config: ModelConfig, backbone: Backbone, mrp: Mrp | None, wanted: Collection[str] = ()
+    config: ModelConfig, backbone: Backbone, mrp: Mrp | None, preferred: Collection[str] = ()
 ) -> dict[str, Tensor]:
     """The modules' weights under their published names; views where a parameter is several weights in files.
 
-    `wanted`: names that are preferred for a parameter that can be published in several ways.
+    `preferred`: names for a parameter that can be published in several ways.
     Raises CheckpointError for a quantized checkpoint.
     """
     if config.quantization is not None:
@@ -129,7 +129,7 @@ def published_weights(
     weights: dict[str, Tensor] = {}
     for target in _targets(config, backbone, mrp):
         parameter = target.parameter.detach()
-        weights |= {part.name: parameter[part.indices] for part in target.mapping_in(wanted)}
+        weights |= {part.name: parameter[part.indices] for part in target.mapping_in(preferred)}
     return weights
 
 

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from service.errors import CheckpointError, InvalidRequest
 from service.text.assistant_spans import assistant_spans
 from service.text.detokenizer import TextStream, TokenTextStream
-from service.text.template import ChatTemplate, Messages, Tools
+from service.text.template import ChatTemplate, Messages, ToolDefinitions
 from service.text.tools.formats import BEGIN, END, ReasoningFormat, ToolFormat
 
 
@@ -101,7 +101,7 @@ class TextCodec:
             raise InvalidRequest("the prompt holds a control token that this vocabulary cannot write as text")
         return [self._unknown if token in self._control else token for token in ids]
 
-    def encode_chat(self, messages: Messages, tools: Tools = (), *, think: bool | None = None) -> list[int]:
+    def encode_chat(self, messages: Messages, tools: ToolDefinitions = (), *, think: bool | None = None) -> list[int]:
         """Ids of messages (`role`, `content`) in the chat template, ready for the assistant's answer.
 
         The same ids as transformers' `apply_chat_template`, except that contents never make control tokens. `tools`: as
@@ -110,7 +110,9 @@ class TextCodec:
         """
         return self.encode_rendered(self.render(messages, tools, think=think))
 
-    def render(self, messages: Messages, tools: Tools = (), *, answer: bool = True, think: bool | None = None) -> str:
+    def render(
+        self, messages: Messages, tools: ToolDefinitions = (), *, answer: bool = True, think: bool | None = None
+    ) -> str:
         """Messages in the chat template, as text with aliases of its control tokens. Raises as `encode_chat`."""
         return self._template.render(messages, tools, answer=answer, think=think)
 

@@ -43,8 +43,8 @@ def _check(mark: str | None, texts: Sequence[str]) -> None:
 
 
 def _ids(text: str, mark: str | None, encode: Callable[[str], list[int]]) -> tuple[int, ...]:
-    first, *others = [text, ""] if mark is None else text.split(mark)
+    first, *rest = [text, ""] if mark is None else text.split(mark)
     ids = encode(first) if first else []
-    for part in others:
+    for part in rest:
         ids = [*ids, SCORED, *(encode(part) if part else [])]
     return tuple(ids)

@@ -23,7 +23,7 @@ from service.text.tools.calls import Tool, assistant_message, tool_message
 from service.text.tools.formats import BEGIN, END, SWITCH, TOOL_FORMATS, ReasoningFormat, ToolFormat
 
 Messages = Sequence[Mapping[str, Any]]
-Tools = Sequence[Mapping[str, Any]]
+ToolDefinitions = Sequence[Mapping[str, Any]]
 
 _THOUGHTS: Final = "<think>\na\n</think>\n\nb"
 #: conversations without control tokens as (role, content) pairs; a template must render at least one of them
@@ -112,7 +112,9 @@ class ChatTemplate:
             begun = any(self._render(probe, answer=True).rstrip().endswith(BEGIN) for probe in self._accepted[:1])
             self.thinking = ReasoningFormat(begun, SWITCH in self.source)
 
-    def render(self, messages: Messages, tools: Tools = (), *, answer: bool = True, think: bool | None = None) -> str:
+    def render(
+        self, messages: Messages, tools: ToolDefinitions = (), *, answer: bool = True, think: bool | None = None
+    ) -> str:
         """The messages as text, with aliases of the template's control tokens.
 
         `tools`: as transformers takes them. `answer`: whether the beginning of an answer follows. `think`: whether to
@@ -127,7 +129,7 @@ class ChatTemplate:
             message = f"the chat template refuses these messages: {self._reason(error)}"
             raise InvalidRequest(message, param="messages") from error
 
-    def _render(self, messages: Messages, answer: bool, tools: Tools = (), think: bool | None = None) -> str:
+    def _render(self, messages: Messages, answer: bool, tools: ToolDefinitions = (), think: bool | None = None) -> str:
         options = self._options if think is None else {**self._options, SWITCH: think}
         contents = [{**self._hidden(message), "role": message["role"]} for message in messages]
         text = self._apply(contents, answer, [self._hidden(tool) for tool in tools], **options)
@@ -141,7 +143,7 @@ class ChatTemplate:
             return {self._assembled.alias(name): self._hidden(item) for name, item in value.items()}
         return [self._hidden(item) for item in value] if isinstance(value, list) else value
 
-    def _apply(self, messages: Messages, answer: bool, tools: Tools = (), **options: Any) -> str:
+    def _apply(self, messages: Messages, answer: bool, tools: ToolDefinitions = (), **options: Any) -> str:
         copies = [dict(message) for message in messages]
         tools_or_none: Any = list(tools) or None
         apply = self._tokenizer.apply_chat_template
@@ -208,8 +210,8 @@ class ChatTemplate:
             return f"the chat template of this checkpoint writes calls in none of the known formats: {formats}"
         return ""
 
-    def _is_followed(self, messages: Messages, tools: Tools = ()) -> bool:
-        """Whether the text equals that of transformers. A template that writes the time gets several tries."""
+    def _is_followed(self, messages: Messages, tools: ToolDefinitions = ()) -> bool:
+        """Whether the text equals transformers' text. A template that writes the time gets several tries."""
         for _ in range(_TRIES):
             expected = self._apply(messages, True, tools)
             if self.aliases.restore(self._render(messages, answer=True, tools=tools)) == expected:

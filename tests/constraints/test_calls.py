@@ -17,7 +17,7 @@ from service.constraints.grammars import compile_grammar
 from service.constraints.matcher import GuidanceGrammar
 from service.constraints.vocabulary import TokenVocabulary
 from service.errors import InvalidRequest
-from service.text.tools import TOOL_FORMATS, OutputFormat, Tool, parse_output
+from service.text.tools import TOOL_FORMATS, AnswerFormat, Tool, parse_output
 from tests.constraints.checkpoints import byte_pairs
 from tests.constraints.schemas import random_schema
 from tests.constraints.walks import text_of, walk
@@ -135,7 +135,7 @@ def test_schemas_hold_and_answers_are_read_back(marked: bool, rounds: int) -> No
             required=required, parallel=parallel, lead=lead,
         )  # fmt: skip
         grammar = compile_grammar(constraint, vocabulary(marked))
-        reading = OutputFormat("qwen3", "no" if lead is None else "begun" if lead.begun else "may")
+        reading = AnswerFormat("qwen3", "no" if lead is None else "begun" if lead.begun else "may")
         for _ in range(2):
             ids = walk(grammar, eos, rng, liked, 250)
             text = text_of(words, ids, eos)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from service.errors import InvalidRequest
 from service.text.tools import (
     TOOL_FORMATS,
+    AnswerFormat,
     ContentDelta,
-    OutputFormat,
     OutputParser,
     ParsedOutput,
     Tool,
@@ -48,7 +48,7 @@ def numbered() -> Callable[[], str]:
     return lambda: f"call_{next(numbers)}"
 
 
-def in_pieces(reading: OutputFormat, text: str, cuts: list[int]) -> tuple[ParsedOutput, list[Any]]:
+def in_pieces(reading: AnswerFormat, text: str, cuts: list[int]) -> tuple[ParsedOutput, list[Any]]:
     reader, events = OutputParser(reading, numbered()), []
     places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
     for start, end in pairwise(places):
@@ -67,7 +67,7 @@ def test_what_is_written_is_read(
     text = content + gap + QWEN3.written(*made)
     if thought is not None:
         text = f"{'' if begun else '<think>'}\n{thought}\n</think>\n\n{text}"
-    reading = OutputFormat("qwen3", "no" if thought is None else "begun" if begun else "may")
+    reading = AnswerFormat("qwen3", "no" if thought is None else "begun" if begun else "may")
     whole = parse_output(reading, text, numbered())
     assert [(call.name, call.arguments) for call in whole.calls] == made
     assert [call.id for call in whole.calls] == [f"call_{number}" for number in range(len(made))]
@@ -88,7 +88,7 @@ def test_what_is_written_is_read(
 def test_pieces_of_any_text_join_to_the_whole(
     text: str, cuts: list[int], format_: str | None, thinking: Literal["no", "may", "begun"]
 ) -> None:
-    reading = OutputFormat(format_, thinking)
+    reading = AnswerFormat(format_, thinking)
     whole = parse_output(reading, text, numbered())
     read, events = in_pieces(reading, text, cuts)
     assert read == whole
@@ -112,12 +112,12 @@ def test_pieces_of_any_text_join_to_the_whole(
     ],
 )
 def test_answers_that_were_cut(text: str, read: ParsedOutput) -> None:
-    assert parse_output(OutputFormat("qwen3", "may"), text) == read
+    assert parse_output(AnswerFormat("qwen3", "may"), text) == read
 
 
 def test_a_call_that_was_cut_is_none_that_was_made() -> None:
     text = QWEN3.written(("add", '{"a": "}'), ("b", "{}"))[: -len('"}\n</tool_call>\n<tool_call>')]
-    read = parse_output(OutputFormat("qwen3"), text[:40] + text[40:], numbered())
+    read = parse_output(AnswerFormat("qwen3"), text[:40] + text[40:], numbered())
     assert [(call.name, call.arguments) for call in read.calls] == [
         ("add", text[len(QWEN3.opening + QWEN3.head("add")) :])
     ]
@@ -125,7 +125,7 @@ def test_a_call_that_was_cut_is_none_that_was_made() -> None:
 
 
 def test_arguments_come_as_they_are_written() -> None:
-    reader = OutputParser(OutputFormat("qwen3"), numbered())
+    reader = OutputParser(AnswerFormat("qwen3"), numbered())
     events = [event for letter in "x" + QWEN3.written(("add", '{"a": [1]}')) for event in reader.push(letter)]
     assert events[:2] == [ContentDelta("x"), ToolCallStart(0, "call_0", "add")]
     assert "".join(event.text for event in events if isinstance(event, ToolCallDelta)) == '{"a": [1]}'
@@ -149,13 +149,13 @@ def test_white_space_that_is_held_back_is_not_read_again(
     thinking: Literal["no", "may", "begun"], before: str, after: str
 ) -> None:
     """An answer of nothing else would take the time of its length squared."""
-    reader = OutputParser(OutputFormat("qwen3", thinking), numbered())
+    reader = OutputParser(AnswerFormat("qwen3", thinking), numbered())
     events = reader.push(before)
     for _ in range(100):
         events += reader.push("\n" * 8)
         assert len(reader._text) <= 8
     events += [*reader.push(after), *reader.finish()]
-    whole = parse_output(OutputFormat("qwen3", thinking), before + "\n" * 800 + after, numbered())
+    whole = parse_output(AnswerFormat("qwen3", thinking), before + "\n" * 800 + after, numbered())
     assert collect(events) == whole
 
 
@@ -163,7 +163,7 @@ def test_a_format_with_one_list_of_calls(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(TOOL_FORMATS, "listed", LISTED)
     text = "hi " + LISTED.written(("add", '{"a": 1}'), ("sub", "{}"))
     for cut in range(len(text)):
-        read, _ = in_pieces(OutputFormat("listed"), text, [cut])
+        read, _ = in_pieces(AnswerFormat("listed"), text, [cut])
         assert (read.content, [(call.name, call.arguments) for call in read.calls]) == (
             "hi",
             [("add", '{"a": 1}'), ("sub", "{}")],

@@ -13,9 +13,9 @@ from typing import Any
 from pydantic_core import from_json
 
 from service.text.tools import (
+    AnswerFormat,
     ContentDelta,
     OutputEvent,
-    OutputFormat,
     OutputParser,
     ReasoningDelta,
     ToolCallDelta,
@@ -35,7 +35,7 @@ _PIECES = {
 class Blocks:
     """The blocks of one message. `called`: whether it has calls, all of them complete."""
 
-    def __init__(self, reading: OutputFormat) -> None:
+    def __init__(self, reading: AnswerFormat) -> None:
         self._reader = OutputParser(reading, lambda: f"toolu_{secrets.token_hex(12)}")
         self._kind: str | None = None
         self._count = 0

@@ -18,7 +18,7 @@ from service.gateway.anthropic.schemas import MAX_TEMPERATURE, CountRequest, Mes
 from service.gateway.anthropic.tools import think, tool_use
 from service.gateway.http.tools import with_tools
 from service.gateway.http.validation import parse_own, shared_work
-from service.text.tools import OutputFormat
+from service.text.tools import AnswerFormat
 from service.wire import ModelCard, Work
 
 #: stands for the messages until they are written for the chat template
@@ -36,7 +36,7 @@ class Plan:
     model: str
     max_tokens: int
     stream: bool
-    reading: OutputFormat
+    reading: AnswerFormat
 
 
 def plan_message(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float, *, betas: bool = False) -> Plan:
@@ -62,7 +62,7 @@ def plan_count(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float)
     return _prompted(work, request, card)[0]
 
 
-def _prompted(work: Work, request: Prompted, card: ModelCard) -> tuple[Work, OutputFormat]:
+def _prompted(work: Work, request: Prompted, card: ModelCard) -> tuple[Work, AnswerFormat]:
     """The work with the request's messages and tools, and how its answer is read."""
     work = replace(work, messages=for_template(request.system, request.messages))
     return with_tools(work, card, tool_use(request.tools, request.tool_choice), think=think(request.thinking, card))

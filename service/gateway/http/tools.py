@@ -11,17 +11,17 @@ from msgspec.structs import replace
 
 from service.constraints.constraint import CallTexts, Constraint, Lead, ToolCallForm
 from service.errors import InvalidRequest
-from service.text.tools import TOOL_FORMATS, OutputFormat, ToolUse
+from service.text.tools import TOOL_FORMATS, AnswerFormat, ToolUse
 from service.text.tools.formats import BEGIN, END, GAP
 from service.wire import ModelCard, Work
 
-#: an answer's thinking, as `OutputFormat` says it
+#: an answer's thinking, as `AnswerFormat` says it
 _Thinking = Literal["no", "may", "begun"]
 
 
 def with_tools(
     work: Work, card: ModelCard, use: ToolUse | None = None, *, think: bool | None = None, think_param: str = "thinking"
-) -> tuple[Work, OutputFormat]:
+) -> tuple[Work, AnswerFormat]:
     """The work of a chat with its tools and thinking, and how its answers are read.
 
     A constraint of the work holds after the thinking, and where no tool is called. `think`: whether to think; None
@@ -43,7 +43,7 @@ def with_tools(
     if card.thinking is None or not card.thinking.switch:
         think = None
     tools = tuple(tool.definition for tool in shown)
-    return replace(work, constraint=constraint, tools=tools, think=think), OutputFormat(called, thinking)
+    return replace(work, constraint=constraint, tools=tools, think=think), AnswerFormat(called, thinking)
 
 
 def _thinking(card: ModelCard, think: bool | None, param: str) -> _Thinking:

@@ -27,7 +27,7 @@ from service.gateway.openai.schemas import (
     Prompt,
 )
 from service.gateway.openai.tools import think, tool_use
-from service.text.tools import OutputFormat
+from service.text.tools import AnswerFormat
 from service.wire import ModelCard, Work
 
 #: OpenAI's default for completions; chats have the default of POST /generate
@@ -62,7 +62,7 @@ class ParsedRequest:
     include_usage: bool
     alternatives: int | None
     return_trace: bool
-    reading: OutputFormat
+    reading: AnswerFormat
 
     def with_works(self, works: Sequence[Work]) -> ParsedRequest:
         """A copy of the request in which `works` replace the works of the choices."""
@@ -149,7 +149,7 @@ def _plan(request: OpenAiRequest, works: list[Work], echoes: list[str], alternat
     choices = (Choice(index, _nth(work, index, alternatives), echo) for index, (work, echo) in enumerate(asked))
     usage = bool((request.stream_options or {}).get("include_usage"))
     return ParsedRequest(
-        tuple(choices), request.model, request.n, request.stream, usage, alternatives, base.return_trace, OutputFormat()
+        tuple(choices), request.model, request.n, request.stream, usage, alternatives, base.return_trace, AnswerFormat()
     )
 
 

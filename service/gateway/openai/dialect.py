@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from service.gateway.openai.logprobs import TokenLogprob
 from service.text.tools import (
+    AnswerFormat,
     ContentDelta,
     OutputEvent,
-    OutputFormat,
     ParsedOutput,
     ReasoningDelta,
     ToolCallDelta,
@@ -35,10 +35,10 @@ class Dialect(Protocol):
     def frame(self) -> str:
         """The value of `object` of a frame."""
 
-    def answer(self, read: ParsedOutput, echo: str, reading: OutputFormat) -> dict[str, Any]:
+    def answer(self, read: ParsedOutput, echo: str, reading: AnswerFormat) -> dict[str, Any]:
         """A whole choice."""
 
-    def opening(self, echo: str, reading: OutputFormat) -> dict[str, Any] | None:
+    def opening(self, echo: str, reading: AnswerFormat) -> dict[str, Any] | None:
         """The first frame of a choice, if there is one before its text."""
 
     def piece(self, event: OutputEvent) -> dict[str, Any] | None:
@@ -57,11 +57,11 @@ class CompletionDialect:
     id_prefix = "cmpl-"
     whole = frame = "text_completion"
 
-    def answer(self, read: ParsedOutput, echo: str, reading: OutputFormat) -> dict[str, Any]:  # noqa: ARG002
+    def answer(self, read: ParsedOutput, echo: str, reading: AnswerFormat) -> dict[str, Any]:  # noqa: ARG002
         """The text."""
         return {"text": echo + read.content}
 
-    def opening(self, echo: str, reading: OutputFormat) -> dict[str, Any] | None:  # noqa: ARG002
+    def opening(self, echo: str, reading: AnswerFormat) -> dict[str, Any] | None:  # noqa: ARG002
         """The prompt, if the request has `echo`."""
         return {"text": echo} if echo else None
 
@@ -89,7 +89,7 @@ class ChatDialect:
     id_prefix = "chatcmpl-"
     whole, frame = "chat.completion", "chat.completion.chunk"
 
-    def answer(self, read: ParsedOutput, echo: str, reading: OutputFormat) -> dict[str, Any]:  # noqa: ARG002
+    def answer(self, read: ParsedOutput, echo: str, reading: AnswerFormat) -> dict[str, Any]:  # noqa: ARG002
         """The assistant's message. A chat repeats no prompt."""
         message: dict[str, Any] = {"role": "assistant", "content": read.content, "refusal": None}
         if reading.thinking != "no":
@@ -102,7 +102,7 @@ class ChatDialect:
             ]
         return {"message": message}
 
-    def opening(self, echo: str, reading: OutputFormat) -> dict[str, Any] | None:  # noqa: ARG002
+    def opening(self, echo: str, reading: AnswerFormat) -> dict[str, Any] | None:  # noqa: ARG002
         """The role of the message. Its content may be none, if the message can have calls."""
         return {"delta": {"role": "assistant", "content": None if reading.format else ""}}
 

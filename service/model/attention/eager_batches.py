@@ -73,9 +73,9 @@ class PrivateBatch:
     ) -> PrivateBatch:
         """A batch whose `rows` begin at 0. `own_pages`: the page that each row writes; it pads the row's pages."""
         counts = np.array([unit.base for unit in units]) + 1
-        most = width or int(counts.max())
-        mask = _page_mask(counts, most, cache) if width is not None or counts.min() < most else None
-        pages = to_device_async(_padded_pages(units, own_pages, most), cache.keys.device)
+        longest = width or int(counts.max())
+        mask = _page_mask(counts, longest, cache) if width is not None or counts.min() < longest else None
+        pages = to_device_async(_padded_pages(units, own_pages, longest), cache.keys.device)
         return cls(slice(0, len(units)), pages, mask, _UnitShape(len(units), cache.heads_per_key))
 
     def __call__(self, keys: Tensor, values: Tensor, rows: BatchRows) -> None:
@@ -125,16 +125,16 @@ class SharedPrefixBatch:
 def _prefix(units: Sequence[PrefixUnit], cache: PagedCache) -> tuple[Tensor | None, Tensor | None]:
     """The units' pages and their mask. Padding repeats the unit's first page, never another unit's page."""
     counts = np.array([unit.base for unit in units])
-    most = int(counts.max())
-    if not most:
+    longest = int(counts.max())
+    if not longest:
         return None, None
-    pages = to_device_async(_padded_pages(units, [unit.pages[0] for unit in units], most), cache.keys.device)
-    return pages, _page_mask(counts, most, cache) if counts.min() < most else None
+    pages = to_device_async(_padded_pages(units, [unit.pages[0] for unit in units], longest), cache.keys.device)
+    return pages, _page_mask(counts, longest, cache) if counts.min() < longest else None
 
 
-def _padded_pages(units: Sequence[PrefixUnit], padding: Sequence[int], most: int) -> np.ndarray:
-    """The pages that each unit reads, padded to `most` with the unit's own padding, `[units * most]`."""
-    pages = np.repeat(np.array(padding, dtype=np.int64)[:, None], most, axis=1)
+def _padded_pages(units: Sequence[PrefixUnit], padding: Sequence[int], length: int) -> np.ndarray:
+    """The pages that each unit reads, padded to `length` with the unit's own padding, `[units * length]`."""
+    pages = np.repeat(np.array(padding, dtype=np.int64)[:, None], length, axis=1)
     for number, unit in enumerate(units):
         pages[number, : unit.base] = unit.pages[: unit.base]
     return pages.reshape(-1)

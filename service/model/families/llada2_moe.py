@@ -115,10 +115,10 @@ def _experts(raw: Mapping[str, Any]) -> ExpertsConfig:
         )
     if groups.per_token > groups.number:
         raise CheckpointError(f"config.json: topk_group is {groups.per_token}, allowed are 1 to {groups.number}")
-    most = number // groups.number * groups.per_token
-    if per_token > most:
+    in_groups = number // groups.number * groups.per_token
+    if per_token > in_groups:
         raise CheckpointError(
-            f"config.json: num_experts_per_tok is {per_token}, allowed are 1 to {most}: "
+            f"config.json: num_experts_per_tok is {per_token}, allowed are 1 to {in_groups}: "
             f"{groups.per_token} of {groups.number} groups have so many experts"
         )
     inner, shared = qwen3.positive(raw, "moe_intermediate_size"), qwen3.optional(raw, "num_shared_experts", 0)

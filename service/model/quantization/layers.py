@@ -1,4 +1,4 @@
-"""Layers with 8-bit weights: a linear one and that of the experts, and the product that both use.
+"""Layers with 8-bit weights: linear layers and experts, and their product.
 
 A product sums the activations' numbers times the 8-bit values, then scales. For few rows the CPU has a product of torch
 for int8. A GPU has a Triton kernel for both types (`triton_matmul.py`). Every other case widens the matrix first, which

@@ -17,13 +17,13 @@ from service.text.tools.events import (
     collect,
 )
 from service.text.tools.formats import TOOL_FORMATS, ReasoningFormat, ToolFormat
-from service.text.tools.output_parser import OutputFormat, OutputParser, parse_output
+from service.text.tools.output_parser import AnswerFormat, OutputParser, parse_output
 
 __all__ = [
     "TOOL_FORMATS",
     "ContentDelta",
     "OutputEvent",
-    "OutputFormat",
+    "AnswerFormat",
     "OutputParser",
     "ParsedOutput",
     "ReasoningDelta",

@@ -15,7 +15,7 @@ from pydantic_core import from_json
 from service.errors import InvalidRequest
 
 #: none: no call; auto: a call or an answer; required: one call at least
-ToolChoice = Literal["none", "auto", "required"]
+ToolChoiceMode = Literal["none", "auto", "required"]
 
 #: OpenAI allows 64 characters of these, Anthropic 128; nothing in a name has to be escaped in any format
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -69,7 +69,7 @@ class ToolUse:
     """
 
     tools: tuple[Tool, ...]
-    choice: ToolChoice = "auto"
+    choice: ToolChoiceMode = "auto"
     among: tuple[str, ...] = ()
     parallel: bool = True
 

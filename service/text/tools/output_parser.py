@@ -33,7 +33,7 @@ _WITHIN_TEXT: Final = re.compile(r'\\.?|"', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class OutputFormat:
+class AnswerFormat:
     """The format of the answers to a request.
 
     `format`: the name of the format of calls, None if no calls are allowed. `thinking`: whether the answer may begin
@@ -53,20 +53,20 @@ def _call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-def parse_output(output_format: OutputFormat, text: str, new_id: Callable[[], str] = _call_id) -> ParsedOutput:
+def parse_output(answer_format: AnswerFormat, text: str, new_id: Callable[[], str] = _call_id) -> ParsedOutput:
     """Parses a whole answer."""
-    parser = OutputParser(output_format, new_id)
+    parser = OutputParser(answer_format, new_id)
     return collect([*parser.push(text), *parser.finish()])
 
 
 class OutputParser:
     """Parses one answer. `new_id`: makes the ids of calls."""
 
-    def __init__(self, output_format: OutputFormat, new_id: Callable[[], str] = _call_id) -> None:
-        self._format = TOOL_FORMATS[output_format.format] if output_format.format else None
+    def __init__(self, answer_format: AnswerFormat, new_id: Callable[[], str] = _call_id) -> None:
+        self._format = TOOL_FORMATS[answer_format.format] if answer_format.format else None
         self._new_id = new_id
         states = {"no": self._content, "may": self._before_reasoning, "begun": self._reasoning}
-        self._state: Callable[[], bool] = states[output_format.thinking]
+        self._state: Callable[[], bool] = states[answer_format.thinking]
         self._text, self._events = "", list[OutputEvent]()
         self._space = list[str]()  # white space that came before `_text` and may stand before a mark
         self._at_start, self._last = True, False  # no text of this state yet; no more text comes

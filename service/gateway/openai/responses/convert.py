@@ -21,7 +21,7 @@ from service.gateway.openai.responses.schemas import (
 )
 from service.gateway.openai.schemas import MAX_TEMPERATURE
 from service.gateway.openai.tools import think
-from service.text.tools import OutputFormat, Tool, ToolUse
+from service.text.tools import AnswerFormat, Tool, ToolUse
 from service.wire import ModelCard, Work
 
 #: stands for the messages until they are written for the chat template
@@ -34,7 +34,7 @@ class Plan:
 
     work: Work
     request: ResponsesRequest
-    reading: OutputFormat
+    reading: AnswerFormat
 
 
 def plan_response(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> Plan:

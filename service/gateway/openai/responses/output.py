@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from service.text.tools import (
+    AnswerFormat,
     ContentDelta,
     OutputEvent,
-    OutputFormat,
     OutputParser,
     ReasoningDelta,
     ToolCallDelta,
@@ -27,7 +27,7 @@ Json = dict[str, Any]
 class Output:
     """The output of one response. `items`: those that are done, in order."""
 
-    def __init__(self, reading: OutputFormat) -> None:
+    def __init__(self, reading: AnswerFormat) -> None:
         self._reader = OutputParser(reading)
         self.items: list[Json] = []
         self._item: Json | None = None
