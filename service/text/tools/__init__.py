@@ -21,9 +21,9 @@ from service.text.tools.output_parser import AnswerFormat, OutputParser, parse_o
 
 __all__ = [
     "TOOL_FORMATS",
+    "AnswerFormat",
     "ContentDelta",
     "OutputEvent",
-    "AnswerFormat",
     "OutputParser",
     "ParsedOutput",
     "ReasoningDelta",
