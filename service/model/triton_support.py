@@ -29,8 +29,15 @@ def triton_unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 @cache
+def use_triton(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether to take a Triton kernel that torch's operations could replace: on CUDA, where Triton is available.
+
+    Looks once: every 8-bit layer calls this in every forward.
+    """
+    return device.type == "cuda" and triton_unavailable(device, dtype) is None
+
+
 def _is_installed() -> bool:
-    """Looks once: every 8-bit layer calls this in every forward."""
     return find_spec("triton") is not None
 
 

@@ -67,7 +67,7 @@ class Runner:
         )
         shapes = Shapes(self._grouping.min_rows, self._grouping.same_shapes)
         self._networks = execution.networks(checkpoint, num_pages, shapes, execution)
-        read = vocabulary_for(self.config.mask_token_id, attention)
+        read = vocabulary_for(self.config.mask_token_id, checkpoint.device, checkpoint.dtype)
         self._readout = Readout(checkpoint.backbone, read, self._grouping, num_candidates)
 
     @property

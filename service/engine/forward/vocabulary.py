@@ -16,6 +16,7 @@ from torch import Tensor
 from service.engine.forward.anchors import Candidates
 from service.engine.forward.reads import Reads
 from service.engine.forward.sampling import choose, entropies, noise_keys
+from service.model import triton_support
 from service.model.transfer import to_device_async
 
 #: Tokens of a step of the kernel, and its warps.
@@ -70,9 +71,10 @@ class TritonVocabulary:
         return out, weight
 
 
-def vocabulary_for(mask_token_id: int, attention: str) -> Vocabulary:
-    """The kernel where attention is by Triton's kernels, too."""
-    return TritonVocabulary(mask_token_id) if attention == "triton" else TorchVocabulary(mask_token_id)
+def vocabulary_for(mask_token_id: int, device: torch.device, dtype: torch.dtype) -> Vocabulary:
+    """The kernel where Triton is available on CUDA, whatever the attention's backend is."""
+    by_triton = triton_support.use_triton(device, dtype)
+    return TritonVocabulary(mask_token_id) if by_triton else TorchVocabulary(mask_token_id)
 
 
 def chosen(logits: Tensor, reads: Reads, mask_token_id: int, candidates: Candidates | None = None) -> Tensor:

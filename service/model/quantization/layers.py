@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from service.model.quantization.schemes import QuantScheme
 from service.model.quantization.tensors import SMALLEST_PEAK, QuantizedTensor
-from service.model.triton_support import has_triton
+from service.model.triton_support import use_triton
 
 #: rows of activations up to which a product reads 8-bit values, by device; for more, widening the matrix is faster
 _MAX_ROWS = {"cpu": 8, "cuda": 256}
@@ -132,7 +132,7 @@ def quantize_activations(rows: Tensor, scheme: QuantScheme) -> tuple[Tensor, Ten
 def has_kernel(rows: Tensor, tensor: QuantizedTensor) -> bool:
     """Whether our Triton kernel takes such activations and matrices."""
     group = tensor.values.shape[-1] // tensor.groups
-    return rows.device.type == "cuda" and has_triton(rows.device) and (tensor.groups == 1 or group % _KERNEL_GROUP == 0)
+    return use_triton(rows.device, rows.dtype) and (tensor.groups == 1 or group % _KERNEL_GROUP == 0)
 
 
 def _integer_product(rows: Tensor, tensor: QuantizedTensor, scheme: QuantScheme) -> Tensor:
