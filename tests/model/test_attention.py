@@ -46,8 +46,8 @@ def test_rows_see_their_own_sequence_as_in_dense_attention(
     world, rng = World(Kind(size, heads), of, seed), random.Random(seed)
     world.cache.spare = world.cache.spare[: rng.choice([spare, rng.randint(0, 3)])]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(eager, "_TILE", limits[0] * size)
-        patch.setattr(eager, "_WASTE", {"cpu": limits[1] * size})
+        patch.setattr(eager, "_MAX_TOKENS", limits[0] * size)
+        patch.setattr(eager, "_PADDING", {"cpu": limits[1] * size})
         rows = world.all_rows
         while rows:  # halves and any other parts in order find what those before them wrote
             count = rng.choice([len(rows), rng.randint(1, len(rows))])
