@@ -1,4 +1,4 @@
-"""The files of a checkpoint: its folder, config, weights and tokenizer. Nothing is loaded here, so no torch is needed.
+"""The files of a checkpoint: its folder, config and weights. Nothing is loaded here, so no torch is needed.
 
 A checkpoint is a local folder or a hub name. Only safetensors are read, single or sharded; never pickle, never
 remote code.
@@ -112,18 +112,3 @@ def weight_files(path: Path) -> list[Path]:
         if not file.is_file():
             raise CheckpointError(f"{path}: {file.name} is missing (only safetensors are read)")
     return files
-
-
-def check_tokenizer(path: Path) -> None:
-    """CheckpointError if tokenizer.json cannot be read. `TextCodec.load` checks folders without that file.
-
-    Does not import transformers, which takes seconds.
-    """
-    from tokenizers import Tokenizer
-
-    file = path / "tokenizer.json"
-    if file.is_file():
-        try:
-            Tokenizer.from_file(str(file))
-        except Exception as error:  # the library raises nothing narrower
-            raise CheckpointError(f"{path}: the tokenizer cannot be loaded: {error}") from error

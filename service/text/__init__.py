@@ -5,8 +5,10 @@ does not load them.
 """
 
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from service.errors import CheckpointError
 from service.text.token_text import TokenText
 
 if TYPE_CHECKING:
@@ -19,4 +21,19 @@ else:
         return import_module("service.text.codec").TextCodec
 
 
-__all__ = ["TextCodec", "TokenText"]
+__all__ = ["TextCodec", "TokenText", "check_tokenizer"]
+
+
+def check_tokenizer(folder: Path) -> None:
+    """CheckpointError if tokenizer.json cannot be read. `TextCodec.load` checks folders without that file.
+
+    Does not import transformers, which takes seconds.
+    """
+    from tokenizers import Tokenizer
+
+    file = folder / "tokenizer.json"
+    if file.is_file():
+        try:
+            Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises nothing narrower
+            raise CheckpointError(f"{folder}: the tokenizer cannot be loaded: {error}") from error
