@@ -32,7 +32,7 @@ from service.decode.registry import make_mode
 from service.demo import Problem
 from service.engine import Engine, EngineConfig, SamplingParams
 from service.model import Checkpoint, LoadOptions, load_checkpoint
-from service.model.quantization import FORMS
+from service.model.quantization import QUANT_SCHEMES
 from service.text import TextCodec
 
 #: mode -> the knobs that are tried by default: few, so that the table can be read
@@ -99,7 +99,7 @@ def command(
 def parse_variant(text: str) -> Variant:
     """The variant of `mode knob=value …`, with the engine's name at the end if it is not `mrp`."""
     plan, _, last = text.rpartition(" ")
-    return Variant(parse_plan(plan), last) if last in {"zero", "block", *FORMS} else Variant(parse_plan(text))
+    return Variant(parse_plan(plan), last) if last in {"zero", "block", *QUANT_SCHEMES} else Variant(parse_plan(text))
 
 
 def default_variants(*, with_mrp: bool) -> list[Variant]:

@@ -17,7 +17,7 @@ from service.demo import CHECKPOINT
 from service.errors import SettingsError
 from service.model import read_config, resolve
 from service.model.checkpoint import write_checkpoint
-from service.model.quantization.files import widened
+from service.model.quantization.prequantized import dequantized
 from service.model.weights import WeightFiles
 
 #: files of the tokenizer; a calibration (quality.json) is of other weights and is not copied
@@ -35,7 +35,7 @@ def command(
         raise SettingsError(f"out is {out}, which is not an empty folder", param="out")
     small = resolve(model or CHECKPOINT)
     options = load_options("cpu", dtype)
-    weights = InflatedWeights(*widened(read_config(small), WeightFiles(small)), shape_named(shape), options)
+    weights = InflatedWeights(*dequantized(read_config(small), WeightFiles(small)), shape_named(shape), options)
     with notes().status("writing …"):
         write_checkpoint(out, weights.raw, weights)
     for pattern in _TEXT_FILES:

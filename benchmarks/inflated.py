@@ -33,8 +33,8 @@ from service.errors import InvalidRequest
 from service.model import Checkpoint, LoadOptions, ModelConfig, family_named, parse_config, read_config, resolve
 from service.model.checkpoint import build_checkpoint
 from service.model.families import qwen3
-from service.model.making import WeightSource
-from service.model.quantization.files import widened
+from service.model.quantization.prequantized import dequantized
+from service.model.weight_mapping import WeightSource
 from service.model.weights import WeightFiles
 
 _MRP = "mrp_modules.0.model."
@@ -200,7 +200,7 @@ def inflate(name: str | Path, shape: Shape, options: LoadOptions) -> Checkpoint:
     `name`: a folder or a hub name. Raises CheckpointError and InvalidRequest.
     """
     path = resolve(name)
-    weights = InflatedWeights(*widened(read_config(path), WeightFiles(path)), shape, options)
+    weights = InflatedWeights(*dequantized(read_config(path), WeightFiles(path)), shape, options)
     return build_checkpoint(path, weights.raw, weights, options)
 
 
@@ -303,8 +303,8 @@ def _sources_of(config: ModelConfig) -> Mapping[str, list[str]]:
     sources = {name: [name] for name in _names(config)}
     layers = (f"layers.{number}.self_attn.{leaf}.weight" for number in range(config.num_layers) for leaf in _OTHERWISE)
     for parameter in ("embed_tokens.weight", *layers):
-        of_qwen3 = [part.name for part in qwen3.of_backbone(config, parameter)]
-        published = [part.name for part in family_named(config.family).layouts(config, parameter)[0]]
+        of_qwen3 = [part.name for part in qwen3.backbone_weights(config, parameter)]
+        published = [part.name for part in family_named(config.family).weight_mappings(config, parameter)[0]]
         if published != of_qwen3:
             [name] = published  # the parameter is one weight
             sources = {weight: parts for weight, parts in sources.items() if weight not in of_qwen3}

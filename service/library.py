@@ -17,7 +17,7 @@ from pathlib import Path
 
 from service.constraints import Constraint
 from service.constraints.grammars import compile_grammar
-from service.constraints.vocabulary import Vocabulary
+from service.constraints.vocabulary import TokenVocabulary
 from service.decode.mode import DecodingMode
 from service.decode.registry import default_mode
 from service.engine import Completion, Engine, EngineConfig, GenerationRequest, SamplingParams
@@ -92,8 +92,8 @@ class TextModel:
         return [TextCompletion(self.codec.decode(completion.token_ids), completion) for completion in completions]
 
     @cached_property
-    def _vocabulary(self) -> Vocabulary:
-        return Vocabulary.of(self.codec, self.checkpoint.config)
+    def _vocabulary(self) -> TokenVocabulary:
+        return TokenVocabulary.of(self.codec, self.checkpoint.config)
 
     def _encode(self, prompt: Prompt) -> list[int]:
         return self.codec.encode(prompt) if isinstance(prompt, str) else self.codec.encode_chat(prompt)

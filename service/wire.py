@@ -26,8 +26,8 @@ from service.engine.request import FinishReason, SamplingParams, Stats
 from service.errors import DeadlineExceeded, MrpServeError
 from service.fair_queue import DEFAULT_PRIORITY
 from service.quality.presets import Presets
-from service.text.piece import Likely, TokenPiece
-from service.text.tools.thinking import Thinking
+from service.text.token_text import TokenText, TopLogprob
+from service.text.tools.formats import ReasoningFormat
 
 
 class Origin(Data, frozen=True):
@@ -97,8 +97,8 @@ class PlaceScores(Data, frozen=True):
     """What was found at a place. `position`: the tokens before it. `labels`: in the order of the question."""
 
     position: int
-    labels: Private[tuple[Likely, ...]]
-    likeliest: Private[tuple[Likely, ...]]
+    labels: Private[tuple[TopLogprob, ...]]
+    likeliest: Private[tuple[TopLogprob, ...]]
 
 
 class Work(Data, frozen=True):
@@ -201,7 +201,7 @@ class Chunk(Data, frozen=True, tag=2):
     stats: Stats
     trace: Private[tuple[TraceStep, ...]] = ()
     ending: Ending | None = None
-    pieces: Private[tuple[TokenPiece, ...]] = ()
+    pieces: Private[tuple[TokenText, ...]] = ()
     prompt_tokens: int = 0
     version: int = 0
 
@@ -240,7 +240,7 @@ class Answer(Data, frozen=True):
     token_ids: Private[tuple[int, ...]]
     ending: Ending
     trace: Private[tuple[TraceStep, ...]] = ()
-    pieces: Private[tuple[TokenPiece, ...]] = ()
+    pieces: Private[tuple[TokenText, ...]] = ()
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk], ending: Ending) -> Answer:
@@ -295,7 +295,7 @@ class ModelCard:
     replica_places: int = 1
     tool_format: str | None = None
     tools_problem: str = "this checkpoint has no chat template"
-    thinking: Thinking | None = None
+    thinking: ReasoningFormat | None = None
     weights: Weights = Weights()
     behind: int = 0
 

@@ -10,7 +10,6 @@ from tests.test_imports import imported, modules, within
 #: module -> why it may pickle
 ALLOWED = {
     "service.constraints.trials": "the vocabulary, to a process that it has started, over a pair of sockets",
-    "service.constraints.trial_process": "the same pair of sockets",
 }
 #: what can make code or any class of bytes
 LIBRARIES = {

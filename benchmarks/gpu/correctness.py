@@ -17,11 +17,10 @@ from service.decode.registry import make_mode
 from service.demo import CHECKPOINT
 from service.engine import Engine, EngineConfig, GenerationRequest, SamplingParams
 from service.model import Checkpoint, LoadOptions, load_checkpoint
-from service.model.attention.registry import has_triton
-from service.model.quantization import FORMS, Form
-from service.model.quantization.bits import Bits, quantized
-from service.model.quantization.linear import QuantizedLinear
-from service.model.quantization.matrices import QuantizedMatrices
+from service.model.quantization import QUANT_SCHEMES, QuantScheme
+from service.model.quantization.layers import QuantizedExperts, QuantizedLinear
+from service.model.quantization.tensors import QuantizedTensor, quantized
+from service.model.triton_support import has_triton
 
 _KNOBS = ("tokens_per_step", "threshold", "mrp_steps")
 #: the golden checkpoints' end token
@@ -63,7 +62,7 @@ def _checks(device: torch.device, golden: Path, requests: int) -> Iterator[tuple
                 partial(_lossless, device, replace(config, deterministic=deterministic), requests),
             )
         yield f"demo alone = together bfloat16, deterministic, {label}", partial(_alone, device, config, requests)
-    for form in FORMS.values():
+    for form in QUANT_SCHEMES.values():
         yield f"product with {form.name} matrices", partial(_products, device, form)
         yield f"products of experts with {form.name} matrices", partial(_experts, device, form)
         yield f"demo speculative = static {form.name}", partial(_lossless, device, EngineConfig(), requests, form.name)
@@ -97,7 +96,7 @@ def _golden(folder: Path, device: torch.device, config: EngineConfig) -> tuple[i
     return _same(alone, expected) + _same(together, expected), 2 * len(cases)
 
 
-def _products(device: torch.device, form: Form) -> tuple[int, int]:
+def _products(device: torch.device, form: QuantScheme) -> tuple[int, int]:
     """Within 1 % of the largest number of the product in float64: few rows, many, and sizes that fill no tile."""
     shapes = [(1, 2048, 2048), (17, 2048, 6144), (256, 300, 70), (300, 1024, 512)]
     right = 0
@@ -110,14 +109,14 @@ def _products(device: torch.device, form: Form) -> tuple[int, int]:
     return right, len(shapes)
 
 
-def _experts(device: torch.device, form: Form) -> tuple[int, int]:
+def _experts(device: torch.device, form: QuantScheme) -> tuple[int, int]:
     """The same of rows that are sorted by expert: some experts have none, one has many."""
     shapes = [(5, 16, 2048, 1536), (90, 8, 768, 2048), (900, 4, 2048, 70)]
     right = 0
     for count, number, depth, width in shapes:
         weight = torch.randn(number * width, depth, device=device, dtype=torch.bfloat16)
         bits = (part.unflatten(0, (number, width)) for part in quantized(weight, form))
-        layer = QuantizedMatrices(Bits(*bits), form)
+        layer = QuantizedExperts(QuantizedTensor(*bits), form)
         x = torch.randn(count, depth, device=device, dtype=torch.bfloat16)
         experts = torch.randint(1, number, (count,), device=device).sort().values
         ends = torch.searchsorted(experts, torch.arange(number, device=device), right=True, out_int32=True)

@@ -19,7 +19,7 @@ from service.decode.modes import Direct, Dynamic, Remask, Sequential, Speculativ
 from service.demo import CHECKPOINT, heldout_problems
 from service.engine import EngineConfig
 from service.model import Checkpoint, LoadOptions
-from service.model.quantization import FORMS
+from service.model.quantization import QUANT_SCHEMES
 from service.text import TextCodec
 
 #: static is the first: the others are compared with it
@@ -69,7 +69,7 @@ def measure_speed(rows: Rows, device: torch.device, dtype: torch.dtype, extent: 
 
 
 def _quantized_steps(rows: Rows, shape: str, options: LoadOptions, extent: Extent, platform: Platform) -> None:
-    for form in FORMS:
+    for form in QUANT_SCHEMES:
         if rows.over(f"{shape}, {form}"):
             return
         checkpoint = inflate(CHECKPOINT, SHAPES[shape], replace(options, quantization=form))

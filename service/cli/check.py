@@ -114,9 +114,9 @@ def _types(checkpoint: Checkpoint) -> str:
 
 
 def _published(checkpoint: Checkpoint) -> str:
-    from service.model.quantization import published_form
+    from service.model.quantization import published_scheme
 
-    return ", as they are published" if published_form(checkpoint.raw) else ""
+    return ", as they are published" if published_scheme(checkpoint.raw) else ""
 
 
 def _weights(checkpoint: Checkpoint, config: ModelConfig) -> int:

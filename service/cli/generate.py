@@ -28,7 +28,7 @@ from service.decode.modes import MODES
 
 if TYPE_CHECKING:
     from service.constraints import Constraint
-    from service.constraints.matcher import CompiledGrammar
+    from service.constraints.matcher import GuidanceGrammar
     from service.decode.mode import DecodingMode
     from service.engine import Engine, GenerationRequest
     from service.engine.request import BlockEvent
@@ -108,11 +108,11 @@ def _constraint(schema: Path | None, regex: str | None, choice: list[str] | None
     return Constraint.choice(choice) if choice else None
 
 
-def _grammar(constraint: Constraint, codec: TextCodec, model: ModelConfig) -> CompiledGrammar:
+def _grammar(constraint: Constraint, codec: TextCodec, model: ModelConfig) -> GuidanceGrammar:
     from service.constraints.grammars import compile_grammar
-    from service.constraints.vocabulary import Vocabulary
+    from service.constraints.vocabulary import TokenVocabulary
 
-    return compile_grammar(constraint, Vocabulary.of(codec, model))
+    return compile_grammar(constraint, TokenVocabulary.of(codec, model))
 
 
 def _params(mode: str | None, knobs: Knobs, mrp: MrpConfig | None) -> DecodingMode:

@@ -90,9 +90,9 @@ def load_options(
     """Device, dtype and quantization by their names. Raises SettingsError."""
     from service.model import LoadOptions
     from service.model.options import pick_device, pick_dtype
-    from service.model.quantization import form_named
+    from service.model.quantization import scheme_named
 
-    picked, form = pick_device(device), form_named(quantization).name if quantization else None
+    picked, form = pick_device(device), scheme_named(quantization).name if quantization else None
     return LoadOptions(pick_dtype(dtype, picked), picked, block_size, quantization=form)
 
 

@@ -72,27 +72,27 @@ def _check_attention(settings: Settings) -> None:
     if settings.attention not in {"auto", "eager"}:
         import torch
 
-        from service.model.attention.registry import check_available
+        from service.model.attention.registry import check_backend
         from service.model.options import pick_device, pick_dtype
 
         device = pick_device(settings.device)
-        check_available(settings.attention, torch.device(device), pick_dtype(settings.dtype, device))
+        check_backend(settings.attention, torch.device(device), pick_dtype(settings.dtype, device))
 
 
 def _check_checkpoint(settings: Settings) -> None:
     """Checks the checkpoint's config and calibration, and that the files of weights and tokenizer are whole."""
     from service.model import parse_config, read_config, resolve
     from service.model.files import check_weights
-    from service.model.quantization import activation_parts, chosen_form
+    from service.model.quantization import activation_parts, chosen_scheme
     from service.model.shard import Shard
     from service.quality.presets import file_of
     from service.quality.schema import file_name
-    from service.text.files import check_tokenizer
+    from service.text import check_tokenizer
 
     folder = resolve(settings.model)
     config, ranks = parse_config(read_config(folder), block_size=settings.block_size), settings.tensor_parallel_size
     Shard(0, ranks).of(config)
-    form = chosen_form(config.quantization, settings.quantization)
+    form = chosen_scheme(config.quantization, settings.quantization)
     file_of(folder, settings.quality_file, file_name(form, activation_parts(form, ranks)))
     check_weights(folder)
     check_tokenizer(folder)

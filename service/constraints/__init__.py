@@ -1,8 +1,8 @@
 """Constraints on answers: JSON schemas, regular expressions, choices and grammars, by llguidance.
 
-`Constraint` is what a request asks for; it crosses from the ingress to the replica. The replica compiles it
-(`compiler.py`) and the engine follows the compiled grammar through `decode/block_grammar.py`'s protocol. The library is
-imported with the compiler, so an ingress does not load it.
+A request has a `Constraint`, which the ingress sends to the replica. The replica compiles it (`compiler.py`), and the
+engine follows the compiled grammar through the protocols of `decode` (`matcher.py`). The library is imported with the
+compiler, so an ingress does not load it.
 """
 
 from importlib import import_module
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 from service.constraints.constraint import Constraint, Owner
 
 if TYPE_CHECKING:
-    from service.constraints.compiler import Compiler
+    from service.constraints.compiler import GrammarCompiler
 else:
 
     def __getattr__(name: str) -> type:
-        if name != "Compiler":
+        if name != "GrammarCompiler":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return import_module("service.constraints.compiler").Compiler
+        return import_module("service.constraints.compiler").GrammarCompiler
 
 
-__all__ = ["Compiler", "Constraint", "Owner"]
+__all__ = ["Constraint", "GrammarCompiler", "Owner"]

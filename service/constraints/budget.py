@@ -1,7 +1,7 @@
-"""What following constraints may take of the engine's thread, on which all requests wait.
+"""The CPU time that constraints may take of the engine's thread, on which all requests wait.
 
-Every token of an answer brings time for the answers of its constraint. What they take beyond that comes from the
-reserve of their tenant, which fills up slowly. Where both are used up, the answers that need more end.
+Every token of an answer earns time for the answers of its constraint. Time beyond that comes from the tenant's reserve,
+a token bucket that fills up slowly. When both are used up, answers that need more end.
 """
 
 from __future__ import annotations
@@ -9,52 +9,52 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-#: CPU seconds that a token brings. Common schemas take a tenth of it with 150,000 tokens to choose from, 500 optional
+#: CPU seconds that a token earns. Common schemas take a tenth of it with 150,000 tokens to choose from, 500 optional
 #: properties of one object nearly all.
-A_TOKEN = 0.003
-#: CPU seconds of the reserve, and what it gets in a second
-RESERVE, A_SECOND = 0.25, 0.05
-#: CPU seconds for the first masks of a constraint, and what it saves at most
-_FIRST, _SAVED = 0.02, 0.05
+PER_TOKEN = 0.003
+#: CPU seconds of a full reserve, and its gain in a second
+RESERVE, PER_SECOND = 0.25, 0.05
+#: CPU seconds of a new budget, and the most that a budget saves
+_INITIAL, _MAX_SAVED = 0.02, 0.05
 
 
-class Reserve:
-    """The reserve of one tenant. `clock`: in seconds."""
+class TenantReserve:
+    """The reserve of one tenant. `clock`: a clock in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._at, self._left = clock, clock(), RESERVE
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is left."""
-        self.take(0.0)
+        """Whether no time is left."""
+        self.spend(0.0)
         return self._left <= 0
 
-    def take(self, seconds: float) -> None:
-        """Takes seconds out, if need be more than there are."""
+    def spend(self, seconds: float) -> None:
+        """Takes CPU seconds off, even if fewer are left."""
         now = self._clock()
-        self._left = min(RESERVE, self._left + (now - self._at) * A_SECOND) - seconds
+        self._left = min(RESERVE, self._left + (now - self._at) * PER_SECOND) - seconds
         self._at = now
 
 
-class Account:
-    """The time that all answers of one tenant's constraint have."""
+class GrammarBudget:
+    """The time that all answers of one tenant's constraint share."""
 
-    def __init__(self, reserve: Reserve) -> None:
-        self._reserve, self._credit = reserve, _FIRST
+    def __init__(self, reserve: TenantReserve) -> None:
+        self._reserve, self._credit = reserve, _INITIAL
 
     @property
     def used_up(self) -> bool:
-        """Whether there is no more time."""
+        """Whether no time is left."""
         return self._credit <= 0 and self._reserve.empty
 
     def earn(self, tokens: int) -> None:
-        """Adds the time of so many new tokens."""
-        self._credit = min(_SAVED, self._credit + tokens * A_TOKEN)
+        """Adds the time of new tokens. `tokens`: their number."""
+        self._credit = min(_MAX_SAVED, self._credit + tokens * PER_TOKEN)
 
-    def pay(self, seconds: float) -> None:
-        """Takes off CPU seconds."""
+    def spend(self, seconds: float) -> None:
+        """Takes CPU seconds off."""
         self._credit -= seconds
         if self._credit < 0:
-            self._reserve.take(-self._credit)
+            self._reserve.spend(-self._credit)
             self._credit = 0.0

@@ -1,7 +1,7 @@
-"""Grammars of calls of tools, and of what may come before a constrained answer, in the library's form.
+"""Grammars of calls of tools, and of the lead before a constrained answer, in the library's form.
 
 Marks such as `<tool_call>` may be tokens of their own. They are then written as tokens, and their spelling in other
-tokens is not allowed in free text. So a mark in the answer's text always is what it looks like.
+tokens is not allowed in free text. So a mark in the answer's text is always the token.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ JSON_OPTIONS: Final[Any] = {
     "lenient": False,
 }
 
-Marks = Mapping[str, int]
+#: text -> token
+TokenMarks = Mapping[str, int]
 
 
-def calls_grammar(constraint: Constraint, content: str | None, marks: Marks) -> str:
+def calls_grammar(constraint: Constraint, content: str | None, marks: TokenMarks) -> str:
     """The grammar of a constraint of the kind `calls`. `content`: the grammar of an answer without calls, if any."""
     source = json.loads(constraint.source)
     opening, between, closing = source["texts"]
@@ -54,8 +55,8 @@ def calls_grammar(constraint: Constraint, content: str | None, marks: Marks) -> 
     return _joined("\n".join(rules), parts)
 
 
-def with_lead(lead: Lead, grammar: str, marks: Marks) -> str:
-    """The grammar with what may come before it."""
+def with_lead(lead: Lead, grammar: str, marks: TokenMarks) -> str:
+    """The grammar with a lead before it."""
     up_to = f"THOUGHT {_literal(lead.end, marks)}" if lead.end in marks else "THOUGHT"
     text = _free((lead.end,), ()) if lead.end in marks else _ending(lead.end, ())
     begin = "" if lead.begun else _literal(lead.begin, marks)
@@ -64,13 +65,13 @@ def with_lead(lead: Lead, grammar: str, marks: Marks) -> str:
     return _joined("\n".join(rules), _named("answer", grammar))
 
 
-def _up_to(mark: str, marks: Marks) -> str:
+def _up_to(mark: str, marks: TokenMarks) -> str:
     """A free text or none, and the mark."""
     return f"BEFORE? {_literal(mark, marks)}" if mark in marks else "BEFORE"
 
 
-def _literal(text: str, marks: Marks) -> str:
-    """A text: marks that are tokens as tokens, all else as it is spelled."""
+def _literal(text: str, marks: TokenMarks) -> str:
+    """A text, with tokens in the place of marks that are tokens."""
     longest_first = sorted(marks, key=len, reverse=True)
     pattern = "|".join(map(re.escape, longest_first)) or "(?!)"
     parts = re.split(f"({pattern})", text)
@@ -84,17 +85,17 @@ def _literal(text: str, marks: Marks) -> str:
 
 
 def _free(without: Sequence[str], unlike: Sequence[str]) -> str:
-    """A text that has none of the texts in it, and does not begin with any of `unlike`."""
+    """The pattern of texts without any of `without` in them, and with none of `unlike` at the beginning."""
     excluded = [f"(?s:.*){_pattern(text)}(?s:.*)" for text in without] + [
         f"\\s*{_pattern(text)}(?s:.*)" for text in unlike
     ]
-    return " & ".join(["/(?s:.*)/", *(f"~/{one}/" for one in excluded)])
+    return " & ".join(["/(?s:.*)/", *(f"~/{pattern}/" for pattern in excluded)])
 
 
 def _ending(mark: str, unlike: Sequence[str]) -> str:
-    """A text that ends with the first mark in it."""
+    """The pattern of texts that end with the first mark in them."""
     excluded = [f"(?s:.*){_pattern(mark)}(?s:.+)"] + [f"\\s*{_pattern(text)}(?s:.*)" for text in unlike]
-    return " & ".join([f"/(?s:.*){_pattern(mark)}/", *(f"~/{one}/" for one in excluded)])
+    return " & ".join([f"/(?s:.*){_pattern(mark)}/", *(f"~/{pattern}/" for pattern in excluded)])
 
 
 def _pattern(text: str) -> str:
@@ -105,7 +106,7 @@ def _pattern(text: str) -> str:
 
 
 def _named(name: str, grammar: str) -> list[dict[str, Any]]:
-    """The parts of a grammar, the first of them with a name."""
+    """The parts of a grammar. The first one gets a name."""
     parts = json.loads(grammar)["grammars"] if grammar.startswith('{"grammars"') else [{"lark_grammar": grammar}]
     return [{**parts[0], "name": name}, *parts[1:]]
 

@@ -1,4 +1,4 @@
-"""A constraint as a request states it: data that is checked for its size here and for its meaning by the compiler.
+"""A constraint as a request has it. Its size is checked here, its meaning by the compiler.
 
 The gateway makes it from a request's fields. Its limits bound the time and memory of compiling it.
 """
@@ -13,11 +13,11 @@ from typing import Any, Final, Literal
 from service.data import Data, Private
 from service.errors import InvalidRequest
 
-Kind = Literal["json", "regex", "choice", "grammar", "calls"]
+ConstraintKind = Literal["json", "regex", "choice", "grammar", "calls"]
 
 MAX_SCHEMA, MAX_REGEX, MAX_GRAMMAR, MAX_CHOICES = 64 * 1024, 4096, 16 * 1024, 1000
-#: the schemas of all tools of a request together
-MAX_TOOLS = 256 * 1024
+#: the most characters of the schemas of all tools of a request
+MAX_TOOL_SCHEMAS = 256 * 1024
 #: the most schemas within each other, as literal JSON
 MAX_DEPTH = 64
 
@@ -26,7 +26,7 @@ _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose constraint it is. `tenant`: who pays for it. `salt`: only owners of the same salt share its grammar."""
+    """The owner of a constraint. `tenant`: its time is spent. `salt`: only owners of the same salt share a grammar."""
 
     tenant: str = ""
     salt: str = ""
@@ -36,9 +36,9 @@ NOBODY: Final = Owner()
 
 
 class Lead(Data, frozen=True):
-    """A text that comes before what is constrained: from `begin` up to and with `end`, then `gap`.
+    """A text before the constrained text, such as reasoning: from `begin` to `end`, then `gap`.
 
-    `begun`: it always comes, and the prompt has its beginning. Else it may come.
+    `begun`: it is required, and the prompt has its beginning. Else it is optional.
     """
 
     begin: str
@@ -67,13 +67,13 @@ class ToolCallForm:
 
 
 class Constraint(Data, frozen=True):
-    """What a whole answer must be. `source`: a schema or a list of texts as JSON, a pattern, a grammar.
+    """A constraint on a whole answer. `source`: a schema or a list of texts as JSON, a pattern, a grammar.
 
-    `param`: the field of the request, which errors name. `lead`: what may come before it. `content`: what an answer
-    without calls must be, for the kind `calls`.
+    `param`: the field of the request, which errors name. `lead`: the text before it. `content`: the constraint on an
+    answer without calls, for the kind `calls`.
     """
 
-    kind: Kind
+    kind: ConstraintKind
     source: Private[str]
     param: str
     lead: Lead | None = None
@@ -118,8 +118,8 @@ class Constraint(Data, frozen=True):
     ) -> Constraint:
         """Calls of tools, after a text or none. InvalidRequest if the schemas are too large.
 
-        `required`: calls alone. `parallel`: several of them. `content`: what an answer without calls is; None: any text
-        that does not begin a call.
+        `required`: calls only. `parallel`: several calls. `content`: the constraint on an answer without calls; None:
+        any text that does not begin a call.
         """
         for form in forms:
             _check_depth(form.schema, "tools")
@@ -130,26 +130,26 @@ class Constraint(Data, frozen=True):
             "parallel": parallel,
         }
         written = json.dumps(source, ensure_ascii=False, separators=(",", ":"))
-        return cls("calls", _within(written, MAX_TOOLS, "tools"), "tools", content=None if required else content)
+        return cls("calls", _within(written, MAX_TOOL_SCHEMAS, "tools"), "tools", content=None if required else content)
 
 
-def _within(source: str, most: int, param: str) -> str:
-    if len(source) > most:
-        raise InvalidRequest(f"{param} has {len(source)} characters, allowed are {most}", param=param)
+def _within(source: str, limit: int, param: str) -> str:
+    if len(source) > limit:
+        raise InvalidRequest(f"{param} has {len(source)} characters, allowed are {limit}", param=param)
     return source
 
 
 def _check_depth(schema: object, param: str) -> None:
-    """InvalidRequest if values are nested too deeply. Goes down level by level, so that no depth is too deep for it."""
+    """InvalidRequest if values are nested too deeply. Goes down level by level, without recursion."""
     level: list[object] = [schema]
     for _ in range(2 * MAX_DEPTH):
-        level = [value for one in level for value in _within_value(one)]
+        level = [child for value in level for child in _children(value)]
         if not level:
             return
     raise InvalidRequest(f"{param} is nested too deeply, allowed are {MAX_DEPTH} levels", param=param)
 
 
-def _within_value(value: object) -> Iterable[object]:
+def _children(value: object) -> Iterable[object]:
     if isinstance(value, Mapping):
         return value.values()
     return value if isinstance(value, list) else ()

@@ -1,6 +1,6 @@
-"""From a constraint to a compiled grammar, by llguidance, with limits on what it may take.
+"""Compiles a constraint to a grammar, by llguidance, with limits on its time and size.
 
-A wrong constraint is an InvalidRequest that says where: a path in a schema, a line of a grammar, a place in a pattern.
+A wrong constraint is an InvalidRequest that says where: a path in a schema, a line of a grammar, an index in a pattern.
 """
 
 from __future__ import annotations
@@ -14,41 +14,41 @@ from llguidance.gbnf_to_lark import any_to_lark
 from msgspec.structs import replace
 
 from service.constraints.calls import JSON_OPTIONS, calls_grammar, with_lead
-from service.constraints.constraint import Constraint, Kind
+from service.constraints.constraint import Constraint, ConstraintKind
 from service.constraints.intersections import check_grammar, check_schema
-from service.constraints.matcher import CompiledGrammar
+from service.constraints.matcher import GuidanceGrammar
 from service.constraints.unsound import simplified, unsound_part
-from service.constraints.vocabulary import Vocabulary
+from service.constraints.vocabulary import TokenVocabulary
 from service.errors import ConstraintFailed, InvalidRequest
 
-#: the library's size of a grammar at most; and of one with the schemas of many tools
-_SIZE, _CALLS_SIZE = 20_000, 100_000
+#: the largest size of a grammar in the library's units; and of a grammar with the schemas of many tools
+_MAX_SIZE, _MAX_CALLS_SIZE = 20_000, 100_000
 
-#: the most parts of a wrong schema that are compiled to find the place
+#: the most parts of a wrong schema that are compiled to find the error
 _TRIES = 200
 
 
-def compile_grammar(constraint: Constraint, vocabulary: Vocabulary) -> CompiledGrammar:
-    """The grammar of a constraint, and its first mask. InvalidRequest if there is an error in it."""
+def compile_grammar(constraint: Constraint, vocabulary: TokenVocabulary) -> GuidanceGrammar:
+    """The grammar of a constraint, whose first mask was computed. InvalidRequest if there is an error in it."""
     text = _text(constraint, vocabulary)
     if constraint.lead is not None:
         text = with_lead(constraint.lead, text, vocabulary.marks)
-    matcher = _matcher(text, vocabulary, _CALLS_SIZE if constraint.kind == "calls" else _SIZE)
+    matcher = _matcher(text, vocabulary, _MAX_CALLS_SIZE if constraint.kind == "calls" else _MAX_SIZE)
     if matcher.is_error():
-        if constraint.lead is not None:  # the same error is told better without what may come before
+        if constraint.lead is not None:  # the error is clearer without the lead
             compile_grammar(replace(constraint, lead=None), vocabulary)
         raise _wrong(constraint, _reason(constraint, matcher, vocabulary))
-    grammar = CompiledGrammar(matcher, vocabulary, constraint.param)
+    grammar = GuidanceGrammar(matcher, vocabulary, constraint.param)
     try:
-        first = grammar.open()
-        first.mask(first.forced(()))
+        matcher_at_start = grammar.open()
+        matcher_at_start.mask(matcher_at_start.forced(()))
     except ConstraintFailed as error:
         raise InvalidRequest(error.message, param=constraint.param) from None
     return grammar
 
 
-def _text(constraint: Constraint, vocabulary: Vocabulary) -> str:
-    """The grammar as the library takes it, without what may come before it."""
+def _text(constraint: Constraint, vocabulary: TokenVocabulary) -> str:
+    """The grammar as the library takes it, without the lead."""
     for tool, schema in _schemas(constraint):
         if reason := unsound_part(schema):
             raise _wrong(constraint, _of(tool) + reason)
@@ -58,7 +58,7 @@ def _text(constraint: Constraint, vocabulary: Vocabulary) -> str:
             raise _wrong(constraint, f"{_of(tool)}{error}") from None
     content = None
     if constraint.content is not None:
-        compile_grammar(constraint.content, vocabulary)  # so its errors are told as its own
+        compile_grammar(constraint.content, vocabulary)  # so that an error names the content's field
         content = _text(constraint.content, vocabulary)
     try:
         if constraint.kind == "calls":
@@ -95,7 +95,7 @@ def _grammar(source: str) -> str:
     return LLMatcher.grammar_from_lark(text)
 
 
-_GRAMMARS: Mapping[Kind, Callable[[str], str]] = {
+_GRAMMARS: Mapping[ConstraintKind, Callable[[str], str]] = {
     "json": _json,
     "regex": LLMatcher.grammar_from_regex,
     "choice": _choice,
@@ -103,7 +103,7 @@ _GRAMMARS: Mapping[Kind, Callable[[str], str]] = {
 }
 
 
-def _matcher(grammar: str, vocabulary: Vocabulary, size: int = _SIZE) -> LLMatcher:
+def _matcher(grammar: str, vocabulary: TokenVocabulary, size: int = _MAX_SIZE) -> LLMatcher:
     limits = LLParserLimits(
         max_items_in_row=2_000,
         initial_lexer_fuel=500_000,
@@ -117,15 +117,15 @@ def _matcher(grammar: str, vocabulary: Vocabulary, size: int = _SIZE) -> LLMatch
 
 
 def _wrong(constraint: Constraint, reason: str) -> InvalidRequest:
-    shown = " ".join(reason.split())[:400]
-    return InvalidRequest(f"{constraint.param} cannot be used: {shown}", param=constraint.param)
+    line = " ".join(reason.split())[:400]
+    return InvalidRequest(f"{constraint.param} cannot be used: {line}", param=constraint.param)
 
 
-# --- the place of an error in a schema -------------------------------------------------------------
+# --- the path of an error in a schema  -------------------------------------------------------------
 
 
-def _reason(constraint: Constraint, matcher: LLMatcher, vocabulary: Vocabulary) -> str:
-    """Why a grammar is wrong: of a schema, the path of the innermost part that is wrong by itself."""
+def _reason(constraint: Constraint, matcher: LLMatcher, vocabulary: TokenVocabulary) -> str:
+    """Why a grammar is wrong. For a schema, with the path of the innermost part that is wrong by itself."""
     for tool, schema in _schemas(constraint):
         if constraint.kind == "json":
             return _path(schema, vocabulary) + matcher.get_error()
@@ -135,38 +135,38 @@ def _reason(constraint: Constraint, matcher: LLMatcher, vocabulary: Vocabulary) 
     return matcher.get_error()
 
 
-def _path(root: Any, vocabulary: Vocabulary) -> str:
+def _path(root: Any, vocabulary: TokenVocabulary) -> str:
     part, path, tries = root, "", _TRIES
-    found = True
-    while found:
-        found = False
-        for name, child in _parts(part):
+    descends = True
+    while descends:
+        descends = False
+        for name, child in _subschemas(part):
             tries -= 1
             if tries >= 0 and _is_wrong(root, child, vocabulary):
-                part, path, found = child, f"{path}/{name}", True
+                part, path, descends = child, f"{path}/{name}", True
                 break
     return f"at {path or '/'}: "
 
 
-def _is_wrong(root: Mapping[str, Any], part: Any, vocabulary: Vocabulary) -> bool:
-    known = {name: root[name] for name in ("$defs", "definitions") if isinstance(part, dict) and name in root}
+def _is_wrong(root: Mapping[str, Any], part: Any, vocabulary: TokenVocabulary) -> bool:
+    definitions = {name: root[name] for name in ("$defs", "definitions") if isinstance(part, dict) and name in root}
     try:
-        grammar = _json(json.dumps({**known, **part} if isinstance(part, dict) else part))
+        grammar = _json(json.dumps({**definitions, **part} if isinstance(part, dict) else part))
     except ValueError:
         return True
     return _matcher(grammar, vocabulary).is_error()
 
 
-def _parts(schema: Any) -> Iterator[tuple[str, Any]]:
-    """The schemas right within a schema, with their paths."""
+def _subschemas(schema: Any) -> Iterator[tuple[str, Any]]:
+    """(path, schema) of the schemas directly within a schema."""
     if not isinstance(schema, dict):
         return
     for name in ("properties", "patternProperties", "$defs", "definitions"):
         if isinstance(schema.get(name), dict):
-            yield from ((f"{name}/{one}", value) for one, value in schema[name].items())
+            yield from ((f"{name}/{key}", value) for key, value in schema[name].items())
     for name in ("anyOf", "allOf", "oneOf", "prefixItems"):
         if isinstance(schema.get(name), list):
-            yield from ((f"{name}/{number}", value) for number, value in enumerate(schema[name]))
+            yield from ((f"{name}/{index}", value) for index, value in enumerate(schema[name]))
     for name in ("items", "additionalProperties"):
         if isinstance(schema.get(name), dict):
             yield name, schema[name]

@@ -1,8 +1,8 @@
-"""How far intersections of patterns may multiply: `&` and `~` in grammars, and patterns that a schema joins.
+"""Limits of intersections of patterns: `&` and `~` in grammars, and patterns that a schema joins.
 
 llguidance pairs every class of characters in one part with every class in the others, in one call, before it looks at
-its limits. That may come some tokens into an answer, where no trial sees it. A class takes some five characters, so
-the product of the parts' lengths bounds what a call takes. A complement (`& ~`) does not multiply.
+its limits. That may happen some tokens into an answer, where no trial sees it. A class takes some five characters, so
+the product of the parts' lengths bounds the time of a call. A complement (`& ~`) does not multiply.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-#: The product of the lengths, in characters. The worst that was found below it takes a fifth of a second.
-MOST = 4_000_000
-#: what a format counts, and a terminal that is defined elsewhere
+#: The largest product of the lengths, in characters. The worst known case below it takes a fifth of a second.
+MAX_PRODUCT = 4_000_000
+#: the length that a format counts, and a terminal that is defined elsewhere
 _FORMAT, _IMPORTED = 50, 50
-#: what a schema's pattern counts beside its length, since any text may stand around what it matches
+#: added to the length of a schema's pattern, since any text may stand around the match
 _SEARCHED = 8
-#: the most names that lead from one to the next
-_DEPTH = 100
+#: the longest chain of names that refer to each other
+_MAX_DEPTH = 100
 _IGNORE = "%ignore"
-_OTHERS = ("additionalProperties", "additionalItems")
+_OTHER_VALUES = ("additionalProperties", "additionalItems")
 
-#: how far a value is within another one, and its property's name; None: any name
-Place = tuple[int, str | None]
-Products = dict[Place, float]
+#: (nesting depth of a value within another one, name of its property; None: any name)
+ValuePath = tuple[int, str | None]
+Products = dict[ValuePath, float]
 #: the value itself, and the names of its properties, which patterns describe, too
-_ITSELF: Place = (0, None)
-_NAMES: Place = (-1, None)
-#: places farther within count as one
-_FARTHEST = 8
+_ITSELF: ValuePath = (0, None)
+_NAMES: ValuePath = (-1, None)
+#: deeper values count as one
+_DEEPEST = 8
 
 _TOKEN = re.compile(
     r'(?:#|//)[^\n]*|(?P<text>"(?:\\.|[^"\\])*"i?|/(?:\\.|[^/\\])+/[imslux]*|<[^<>\s]+>)|(?P<json>%(?:json|llguidance|regex)\b)'
@@ -43,7 +43,7 @@ _TOKEN = re.compile(
 
 
 def check_grammar(text: str) -> None:
-    """ValueError if a terminal of a grammar in Lark's form multiplies more than it may."""
+    """ValueError if the product of a terminal of a grammar in Lark's form is too large."""
     terminals = _Terminals(text)
     for schema in terminals.schemas:
         check_schema(schema)
@@ -53,7 +53,7 @@ def check_grammar(text: str) -> None:
 
 
 def check_schema(schema: Any) -> None:
-    """ValueError if the patterns that a schema joins for one value multiply more than they may."""
+    """ValueError if the product of the patterns that a schema joins for one value is too large."""
     text = json.dumps(schema)
     if '"patternProperties": ' in text or len(re.findall('"(?:pattern|format)": ', text)) > 1:
         if len(re.findall(r'"\$?id": "', text)) > sum(name in schema for name in ("id", "$id")):
@@ -69,9 +69,11 @@ def _is_terminal(name: str) -> bool:
     return name == _IGNORE or name.isupper()
 
 
-def _check(product: float, where: str) -> None:
-    if product > MOST:
-        raise ValueError(f"{where} intersects patterns whose lengths multiply to {product:,.0f}, allowed are {MOST:,}")
+def _check(product: float, name: str) -> None:
+    if product > MAX_PRODUCT:
+        raise ValueError(
+            f"{name} intersects patterns whose lengths multiply to {product:,.0f}, allowed are {MAX_PRODUCT:,}"
+        )
 
 
 class _Terminals:
@@ -80,7 +82,7 @@ class _Terminals:
     def __init__(self, text: str) -> None:
         self.bodies: defaultdict[str, list[re.Match[str]]] = defaultdict(list)
         self.schemas: list[Any] = []
-        self._known: dict[str, float] = {}
+        self._products: dict[str, float] = {}
         body, at = self.bodies[""], 0
         while (token := _TOKEN.match(text, at)) is not None:
             at = token.end()
@@ -99,16 +101,16 @@ class _Terminals:
         )
 
     def product(self, name: str, depth: int = 0) -> float:
-        """What the parts of a terminal multiply to at most, wherever its operators stand."""
-        if depth > _DEPTH:
+        """An upper bound of the product of a terminal's parts, wherever its operators stand."""
+        if depth > _MAX_DEPTH:
             return math.inf
-        if name not in self._known:
+        if name not in self._products:
             body = self.bodies[name]
             parts = 1 + sum(bool(token["multiplies"]) for token in body)
             if any(token["operator"] for token in body):
                 parts = max(2, parts)  # a complement takes the square of its length
-            self._known[name] = _multiplied(sum(self._length(token, depth) for token in body), parts)
-        return self._known[name]
+            self._products[name] = _multiplied(sum(self._length(token, depth) for token in body), parts)
+        return self._products[name]
 
     def _length(self, token: re.Match[str], depth: int) -> float:
         name = token["name"]
@@ -120,14 +122,14 @@ class _Terminals:
 
 
 class _Joined:
-    """What the patterns of a schema multiply to: `products`, by place."""
+    """The products of the patterns that a schema joins. `products`: by the path of the value."""
 
     def __init__(self, schema: Any) -> None:
         self._root = schema
         self._referred: dict[str, Products] = {}
         before: dict[str, Products] | None = None
         self.products: Products = {}
-        while self._referred != before and _greatest(self.products) <= MOST:
+        while self._referred != before and _greatest(self.products) <= MAX_PRODUCT:
             before = dict(self._referred)
             self.products = self._of(schema)
             for path in list(self._referred):
@@ -147,20 +149,20 @@ class _Joined:
         parts += [self._of(part) for part in schema.get("allOf", ())]
         parts += [_largest(self._of(part) for part in schema.get(name, ())) for name in ("anyOf", "oneOf")]
         return {
-            place: math.prod(max(part.get(place, 1.0), part.get((place[0], None), 1.0)) for part in parts)
-            for place in {place for part in parts for place in part}
+            path: math.prod(max(part.get(path, 1.0), part.get((path[0], None), 1.0)) for part in parts)
+            for path in {path for part in parts for path in part}
         }
 
     def _within(self, schema: Mapping[str, Any]) -> Products:
-        """Those of the values within a value, and of the names that it may have beside patterns."""
-        of_names: dict[str, Any] = schema.get("patternProperties", {})
-        several = [*of_names.values(), *schema.get("prefixItems", ())]
+        """The products of the values within a value, and of its property names."""
+        patterns: dict[str, Any] = schema.get("patternProperties", {})
+        unnamed = [*patterns.values(), *schema.get("prefixItems", ())]
         items = schema.get("items")
-        several += items if isinstance(items, list) else [items]
+        unnamed += items if isinstance(items, list) else [items]
         children: list[tuple[str | None, Any]] = [*schema.get("properties", {}).items()]
-        children += [(None, child) for child in (*several, *(schema.get(name) for name in _OTHERS))]
-        names: Products = {_NAMES: _multiplied(len("".join(of_names)), 2)}
-        return _largest([names, *(_farther(self._of(child), name) for name, child in children)])
+        children += [(None, child) for child in (*unnamed, *(schema.get(name) for name in _OTHER_VALUES))]
+        names: Products = {_NAMES: _multiplied(len("".join(patterns)), 2)}
+        return _largest([names, *(_nested(self._of(child), name) for name, child in children)])
 
     def _target(self, path: str) -> Any:
         """The part of the schema that a reference leads to. ValueError if it is not a plain path."""
@@ -179,17 +181,17 @@ class _Joined:
         return part
 
 
-def _farther(products: Products, name: str | None) -> Products:
-    """Those of a value as its owner has them, by the name of the property."""
+def _nested(products: Products, name: str | None) -> Products:
+    """The products of a property's value, by their paths from the value that has the property. `name`: the property."""
     return _largest(
-        {place if place == _NAMES else (min(place[0] + 1, _FARTHEST), place[1] if place[0] else name): value}
-        for place, value in products.items()
+        {path if path == _NAMES else (min(path[0] + 1, _DEEPEST), path[1] if path[0] else name): value}
+        for path, value in products.items()
     )
 
 
-def _largest(several: Iterable[Products]) -> Products:
+def _largest(alternatives: Iterable[Products]) -> Products:
     largest: Products = {}
-    for products in several:
+    for products in alternatives:
         for name, value in products.items():
             largest[name] = max(value, largest.get(name, 1.0))
     return largest
@@ -200,7 +202,7 @@ def _greatest(products: Products) -> float:
 
 
 def _multiplied(length: float, parts: int) -> float:
-    """The product of the lengths of so many parts, which is largest where they are equally long."""
+    """The largest product of the lengths of `parts` parts with `length` characters in all: they are equally long."""
     try:
         return max(length, (length / parts) ** parts)
     except OverflowError:

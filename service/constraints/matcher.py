@@ -1,7 +1,8 @@
-"""One answer's way through a compiled grammar: `decode/block_grammar.py`'s protocols, over llguidance's matcher.
+"""Grammars and their matchers by llguidance, for the protocols of `decode`.
 
-The matcher stands somewhere in the answer and goes back and forth between the states that are asked about. The library
-knows no end tokens here: the answer may end wherever the matcher accepts. Control tokens are never allowed.
+A matcher follows one answer. The library's matcher stands at one state of the answer, and moves back and forth between
+the states that are looked at. The library knows no end tokens here: the answer may end wherever its matcher accepts.
+Control tokens are never allowed.
 """
 
 from __future__ import annotations
@@ -14,68 +15,72 @@ from itertools import takewhile
 import numpy as np
 from llguidance import LLMatcher
 
-from service.constraints.budget import A_SECOND, A_TOKEN, Account, Reserve
-from service.constraints.vocabulary import Bits, Vocabulary
+from service.constraints.budget import PER_SECOND, PER_TOKEN, GrammarBudget, TenantReserve
+from service.constraints.vocabulary import TokenBitmask, TokenVocabulary
 from service.errors import ConstraintFailed
 
-Tokens = tuple[int, ...]
+TokenIds = tuple[int, ...]
 
 
-class CompiledGrammar:
-    """A grammar without errors. `start`: a matcher at its beginning, which is only copied.
+class GuidanceGrammar:
+    """A compiled grammar. `start`: the library's matcher at its beginning, which is only copied.
 
-    `account`: what its answers may take of the engine's thread; None: no limit.
+    `param`: the request's field, for errors. `budget`: the CPU time of its answers; None: no limit.
     """
 
-    def __init__(self, start: LLMatcher, vocabulary: Vocabulary, param: str, account: Account | None = None) -> None:
-        self._start, self._vocabulary, self._param, self._account = start, vocabulary, param, account
-        self._by_reserve: dict[Reserve, CompiledGrammar] = {}
+    def __init__(
+        self, start: LLMatcher, vocabulary: TokenVocabulary, param: str, budget: GrammarBudget | None = None
+    ) -> None:
+        self._start, self._vocabulary, self._param, self._budget = start, vocabulary, param, budget
+        self._by_reserve: dict[TenantReserve, GuidanceGrammar] = {}
 
-    def within(self, reserve: Reserve) -> CompiledGrammar:
-        """This grammar for answers of a tenant, with one account for all of them."""
-        known = self._by_reserve.get(reserve)
-        if known is None:
-            known = CompiledGrammar(self._start, self._vocabulary, self._param, Account(reserve))
-            self._by_reserve[reserve] = known
-        return known
+    def within(self, reserve: TenantReserve) -> GuidanceGrammar:
+        """This grammar for a tenant, whose answers share one budget."""
+        grammar = self._by_reserve.get(reserve)
+        if grammar is None:
+            grammar = GuidanceGrammar(self._start, self._vocabulary, self._param, GrammarBudget(reserve))
+            self._by_reserve[reserve] = grammar
+        return grammar
 
-    def open(self) -> OpenGrammar:
-        """A grammar at the beginning of an answer."""
-        return OpenGrammar(self._start.deep_copy(), self._vocabulary, self._param, self._account)
+    def open(self) -> GuidanceMatcher:
+        """A matcher at the beginning of an answer."""
+        return GuidanceMatcher(self._start.deep_copy(), self._vocabulary, self._param, self._budget)
 
 
-class OpenGrammar:
-    """The way of one answer. Implements `decode.block_grammar.GrammarMatcher`. `param`: the field of errors."""
+class GuidanceMatcher:
+    """Follows one answer. `param`, `budget`: see `GuidanceGrammar`."""
 
-    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary, param: str, account: Account | None = None) -> None:
-        self._matcher, self._vocabulary, self._param, self._account = matcher, vocabulary, param, account
-        self._at: Tokens = ()
-        self._forced: dict[Tokens, Tokens] = {}
-        self._length = self._farthest = 0
+    def __init__(
+        self, matcher: LLMatcher, vocabulary: TokenVocabulary, param: str, budget: GrammarBudget | None = None
+    ) -> None:
+        self._matcher, self._vocabulary, self._param, self._budget = matcher, vocabulary, param, budget
+        self._at: TokenIds = ()
+        self._forced: dict[TokenIds, TokenIds] = {}
+        self._length = self._longest = 0
 
-    def mask(self, tokens: Tokens) -> Bits | None:
+    def mask(self, tokens: TokenIds) -> TokenBitmask | None:
         """The tokens that may come next, a bit each. None after an end token."""
         if self._ended(tokens):
             return None
         with self._at_state(tokens) as matcher:
-            texts = self._vocabulary.text_bits
-            bits = np.frombuffer(matcher.compute_bitmask(), np.uint8, len(texts)) & texts
+            texts = self._vocabulary.text_mask
+            mask: TokenBitmask = np.frombuffer(matcher.compute_bitmask(), np.uint8, len(texts)) & texts
             if matcher.is_accepting():
-                bits |= self._vocabulary.eos_bits
-            if not bits.any() and not matcher.is_error():
+                mask |= self._vocabulary.eos_mask
+            if not mask.any() and not matcher.is_error():
                 raise self._failed(f"no token can come after {self._length + len(tokens)} tokens")
-        return bits
+        return mask
 
-    def forced(self, tokens: Tokens) -> Tokens:
+    def forced(self, tokens: TokenIds) -> TokenIds:
         """The next tokens, where only one text can follow; an end token, where nothing else can."""
         if self._ended(tokens):
             return ()
-        known = self._forced.get(tokens)
-        if known is None:
-            known = self._forced[tokens] = self._find_forced(tokens)
-        return known
+        forced = self._forced.get(tokens)
+        if forced is None:
+            forced = self._forced[tokens] = self._find_forced(tokens)
+        return forced
 
-    def allowed(self, tokens: Tokens, following: Tokens) -> int:
+    def allowed(self, tokens: TokenIds, following: TokenIds) -> int:
         """How many of the following tokens may come next, one after the other."""
         if self._ended(tokens):
             return 0
@@ -86,7 +91,7 @@ class OpenGrammar:
             return count + self.complete((*tokens, *texts))
         return count
 
-    def complete(self, tokens: Tokens) -> bool:
+    def complete(self, tokens: TokenIds) -> bool:
         """Whether the answer may end here. False where the matcher failed."""
         texts = tuple(takewhile(self._vocabulary.is_text, tokens))
         try:
@@ -95,36 +100,36 @@ class OpenGrammar:
         except ConstraintFailed:
             return False
 
-    def advance(self, tokens: Tokens) -> None:
+    def advance(self, tokens: TokenIds) -> None:
         """The tokens are final."""
         with self._at_state(tokens, last=True):
             self._at = ()
         self._length += len(tokens)
         self._forced.clear()
 
-    def _find_forced(self, tokens: Tokens) -> Tokens:
-        found: Tokens = ()
+    def _find_forced(self, tokens: TokenIds) -> TokenIds:
+        forced: TokenIds = ()
         while True:
-            with self._at_state((*tokens, *found)) as matcher:
+            with self._at_state((*tokens, *forced)) as matcher:
                 if matcher.is_stopped():
-                    return (*found, self._vocabulary.eos[0])
-                more = matcher.compute_ff_tokens()
-            texts = tuple(takewhile(self._vocabulary.is_text, more))  # a literal control token has to be spelled
-            found += texts
-            if not texts or len(texts) < len(more):
-                return found
+                    return (*forced, self._vocabulary.eos[0])
+                following = matcher.compute_ff_tokens()
+            texts = tuple(takewhile(self._vocabulary.is_text, following))  # a literal control token has to be spelled
+            forced += texts
+            if not texts or len(texts) < len(following):
+                return forced
 
-    def _ended(self, tokens: Tokens) -> bool:
+    def _ended(self, tokens: TokenIds) -> bool:
         return bool(tokens) and tokens[-1] in self._vocabulary.eos
 
     @contextmanager
-    def _at_state(self, tokens: Tokens, *, last: bool = False) -> Iterator[LLMatcher]:
-        """The matcher after the tokens. ConstraintFailed if it cannot go there or fails there, or time is used up.
+    def _at_state(self, tokens: TokenIds, *, last: bool = False) -> Iterator[LLMatcher]:
+        """The library's matcher after the tokens. ConstraintFailed if it cannot go there, or if time is used up.
 
-        `last`: the answer needs no more of it, so it may take what it takes.
+        `last`: the answer needs no further state, so this one is allowed without time.
         """
-        if self._account is not None and self._account.used_up and not last:
-            limits = f"{A_TOKEN * 1000:g} ms a token and {A_SECOND * 1000:g} ms a second"
+        if self._budget is not None and self._budget.used_up and not last:
+            limits = f"{PER_TOKEN * 1000:g} ms a token and {PER_SECOND * 1000:g} ms a second"
             raise self._failed(f"it takes too long, allowed are {limits} of CPU time")
         before = time.thread_time()
         try:
@@ -133,20 +138,20 @@ class OpenGrammar:
             if self._matcher.is_error():
                 raise self._failed(_first_line(self._matcher.get_error()))
         except BaseException as error:
-            if type(error).__name__ == "PanicException":  # of the library; it is no Exception
+            if type(error).__name__ == "PanicException":  # Rust's, which is no Exception
                 raise self._failed("the library has failed") from None
             raise
         finally:
-            self.pay(time.thread_time() - before, self._length + len(tokens))
+            self.spend(time.thread_time() - before, self._length + len(tokens))
 
-    def pay(self, seconds: float, length: int) -> None:
-        """Takes CPU seconds off its time, after the time that the tokens up to this length bring."""
-        if self._account is not None:
-            self._account.earn(max(0, length - self._farthest))
-            self._account.pay(seconds)
-        self._farthest = max(self._farthest, length)
+    def spend(self, seconds: float, length: int) -> None:
+        """Takes CPU seconds off the budget, after new tokens up to `length` have earned theirs."""
+        if self._budget is not None:
+            self._budget.earn(max(0, length - self._longest))
+            self._budget.spend(seconds)
+        self._longest = max(self._longest, length)
 
-    def _go(self, tokens: Tokens) -> None:
+    def _go(self, tokens: TokenIds) -> None:
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(self._at, tokens, strict=False)))
         if same < len(self._at):
             self._matcher.rollback(len(self._at) - same)

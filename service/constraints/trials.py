@@ -1,49 +1,59 @@
 """Trials of constraints: each is compiled in a process of its own first, which ends at the limits of time and memory.
 
-The library has limits of its own. They bound neither its time nor its memory: 100 characters of a schema can take
-minutes, 2 KB of a grammar gigabytes. It cannot be stopped within a process. So `Compiler` tries a constraint here,
-and only one that stays within the limits is compiled beside the engine.
+The library's own limits bound neither its time nor its memory: 100 characters of a schema can take minutes, 2 KB of a
+grammar gigabytes. It cannot be stopped within a process. So `GrammarCompiler` tries a constraint here first.
+
+`Trials` starts `python -m service.constraints.trials FD`, a process with the vocabulary and one thread. It forks for
+each trial, and the kernel ends the fork at a limit.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
+import resource
+import signal
 import socket
 import subprocess
 import sys
 import threading
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 from service.constraints.constraint import Constraint
-from service.constraints.vocabulary import Definition
+from service.constraints.grammars import compile_grammar
+from service.constraints.vocabulary import TokenVocabulary, VocabularyDefinition
 from service.errors import ConstraintNotAvailable, InvalidRequest
 
-#: What a trial may take: CPU seconds, seconds, bytes. The largest sets of tools take a tenth of the first and the last.
+#: The limits of a trial: CPU seconds, seconds, bytes. The largest sets of tools take a tenth of the first and the last.
 CPU_SECONDS, SECONDS, MAX_BYTES = 2, 10, 128 * 1024 * 1024
-#: The library descends into schemas and rules by recursion. Memory of a stack is taken only as it is used.
+#: Bytes of a stack: the library descends into schemas and rules by recursion. Memory is used only as it is needed.
 STACK = 256 * 1024 * 1024
+#: the niceness of trials: the engine comes first
+_NICE = 10
 
 
 class Trials:
     """The trials of a vocabulary. Its process starts with the first one. Any thread may try."""
 
-    def __init__(self, definition: Definition) -> None:
+    def __init__(self, definition: VocabularyDefinition) -> None:
         self._definition = definition
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._end: socket.socket
 
     def run(self, constraint: Constraint) -> int:
-        """Compiles a constraint: the bytes that its grammar keeps. Blocks for `SECONDS` and while the process starts.
+        """Compiles a constraint. Returns the size of its grammar in bytes. Blocks up to `SECONDS`, at first longer.
 
         InvalidRequest if the constraint is wrong or takes more than it may.
         """
-        here, there = socket.socketpair()
-        with there:
+        own_end, trial_end = socket.socketpair()
+        with trial_end:
             self._ready()
             with self._lock:
-                socket.send_fds(self._end, [b"."], [there.fileno()])
-        with Connection(here.detach()) as trial:
+                socket.send_fds(self._end, [b"."], [trial_end.fileno()])
+        with Connection(own_end.detach()) as trial:
             try:
                 trial.send(constraint)
                 result: int | InvalidRequest = trial.recv()
@@ -65,12 +75,12 @@ class Trials:
         with self._lock:
             if self._process is not None and self._process.poll() is None:
                 return
-            self._end, there = socket.socketpair()
-            with there:
-                command = [sys.executable, "-P", "-m", "service.constraints.trial_process", str(there.fileno())]
+            self._end, process_end = socket.socketpair()
+            with process_end:
+                command = [sys.executable, "-P", "-m", "service.constraints.trials", str(process_end.fileno())]
                 self._process = subprocess.Popen(  # noqa: S603 - this program
                     command,
-                    pass_fds=[there.fileno()],
+                    pass_fds=[process_end.fileno()],
                     stdin=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,  # the library may write a part of a grammar when it fails
                     env=os.environ
@@ -84,3 +94,65 @@ class Trials:
             return ConstraintNotAvailable("the process that tries constraints has ended; send the request again")
         limits = f"{CPU_SECONDS} s of CPU time, {SECONDS} s or {MAX_BYTES >> 20} MiB"
         return InvalidRequest(f"{param} takes more than {limits} to compile", param=param)
+
+
+# --- the process that forks ------------------------------------------------------------------------
+
+
+def _serve(end: socket.socket) -> None:
+    """Forks for each connection, until the end is closed."""
+    with Connection(end.dup().detach()) as process:
+        definition: VocabularyDefinition = process.recv()
+    vocabulary = TokenVocabulary(*definition)
+    os.nice(_NICE)
+    gc.freeze()  # a collection would write to memory that forks share
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the children
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    while True:
+        _, descriptors, _, _ = socket.recv_fds(end, 1, 1)
+        if not descriptors:
+            return
+        if os.fork() == 0:
+            _limit()
+            end.close()
+            threading.stack_size(STACK)
+            thread = threading.Thread(target=_try, args=(Connection(descriptors[0]), vocabulary))
+            thread.start()
+            thread.join()
+            os._exit(0)
+        os.close(descriptors[0])
+
+
+def _limit() -> None:
+    """The kernel ends this process at the limits."""
+    signal.alarm(SECONDS)
+    address_space = _memory("VmSize") + STACK + MAX_BYTES
+    for kind, limit in (
+        (resource.RLIMIT_CPU, CPU_SECONDS), (resource.RLIMIT_AS, address_space), (resource.RLIMIT_CORE, 0),
+    ):  # fmt: skip
+        resource.setrlimit(kind, (limit, limit))
+
+
+def _try(trial: Connection, vocabulary: TokenVocabulary) -> None:
+    constraint: Constraint = trial.recv()
+    before = _memory("RssAnon")
+    try:
+        grammar = compile_grammar(constraint, vocabulary)
+        result: int | InvalidRequest = max(0, _memory("RssAnon") - before)
+        del grammar
+    except InvalidRequest as error:
+        result = error
+    with contextlib.suppress(OSError):
+        trial.send(result)
+
+
+def _memory(size: str) -> int:
+    """A size of this process in bytes. `size`: its name in Linux's `status`."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(size)) * 1024
+
+
+if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # a terminal sends it to all; this process ends with the engine's
+    _serve(socket.socket(fileno=int(sys.argv[1])))

@@ -1,8 +1,8 @@
-"""Schemas that llguidance 1.9 takes but does not keep to, and those that it refuses although they ask for nothing.
+"""Schemas that llguidance 1.9 accepts but does not obey, and keywords without effect that it refuses.
 
-The first are refused, so that every answer fits its schema. The second are simplified: programs write them often.
+Such schemas are refused, so that every answer fits its schema. Such keywords are removed: programs write them often.
 
-Found by comparing what its grammars allow with what the schemas say (`tests/constraints/test_unsound.py`):
+Found by comparing the texts that its grammars allow with the schemas (`tests/constraints/test_unsound.py`):
 
 - A number above a whole number and below the next one: `exclusiveMinimum: 0, maximum: 0.5` allows 0. Likewise below.
 """
@@ -13,35 +13,35 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-#: keyword -> values that every instance fits
-_EMPTY: Mapping[str, tuple[Any, ...]] = {"uniqueItems": (False,), "propertyNames": (True, {}, {"type": "string"})}
-#: keywords whose values are no schemas, and those whose values are schemas by name
+#: keyword -> values without effect
+_NO_EFFECT: Mapping[str, tuple[Any, ...]] = {"uniqueItems": (False,), "propertyNames": (True, {}, {"type": "string"})}
+#: keywords whose values are not schemas; keywords whose values are schemas by name
 _VALUES, _NAMED = {"enum", "const", "default", "examples"}, {"properties", "patternProperties", "$defs", "definitions"}
 
 
 def simplified(schema: Any) -> Any:
-    """The schema without keywords that every instance fits."""
+    """The schema without keywords that have no effect."""
     if isinstance(schema, list):
-        return [simplified(one) for one in schema]
+        return [simplified(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    return {name: _simplified(name, value) for name, value in schema.items() if value not in _EMPTY.get(name, ())}
+    return {name: _simplified(name, value) for name, value in schema.items() if value not in _NO_EFFECT.get(name, ())}
 
 
 def _simplified(keyword: str, value: Any) -> Any:
     if keyword in _NAMED and isinstance(value, dict):
-        return {name: simplified(one) for name, one in value.items()}
+        return {name: simplified(item) for name, item in value.items()}
     return value if keyword in _VALUES else simplified(value)
 
 
 def unsound_part(schema: object) -> str | None:
-    """The first part of a schema that would not be kept to, and why; None if there is none."""
+    """The first part of a schema that the library does not obey, and why; None if it obeys all."""
     level: list[tuple[str, object]] = [("", schema)]
     while level:
         for path, part in level:
             if isinstance(part, dict) and _is_narrow(part):
                 return f"at {path or '/'}: an exclusive whole bound within 1 of the other bound is not supported"
-        level = [one for path, part in level for one in _parts(path, part)]
+        level = [child for path, part in level for child in _parts(path, part)]
     return None
 
 
@@ -49,7 +49,7 @@ def _parts(path: str, part: object) -> Iterator[tuple[str, object]]:
     if isinstance(part, dict):
         yield from ((f"{path}/{name}", value) for name, value in part.items() if name not in {"enum", "const"})
     elif isinstance(part, list):
-        yield from ((f"{path}/{number}", value) for number, value in enumerate(part))
+        yield from ((f"{path}/{index}", value) for index, value in enumerate(part))
 
 
 def _is_narrow(part: dict[str, Any]) -> bool:
@@ -64,6 +64,6 @@ def _is_narrow(part: dict[str, Any]) -> bool:
 
 
 def _number(part: dict[str, Any], name: str, exclusive: object) -> float | None:
-    both = (part.get(name), exclusive)
-    given = [value for value in both if isinstance(value, (int, float)) and not isinstance(value, bool)]
-    return (max if name == "minimum" else min)(given, default=None)
+    bounds = (part.get(name), exclusive)
+    numbers = [value for value in bounds if isinstance(value, (int, float)) and not isinstance(value, bool)]
+    return (max if name == "minimum" else min)(numbers, default=None)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from service import defaults
 from service.engine.forward.forward_limits import GRAPH_ROWS, MAX_LOGITS, MAX_SAMPLED_LOGITS
 from service.errors import SettingsError
-from service.model.attention.cache import NUM_SPARE
+from service.model.attention.interface import NUM_SPARE
 from service.model.config import ModelConfig
 from service.model.memory import DeviceMemory
 

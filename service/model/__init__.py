@@ -1,6 +1,6 @@
 """The networks: model families, layers, paged attention, MRP, checkpoints.
 
-What needs torch is imported when it is first asked for: a program that only looks at a checkpoint's files has none.
+Modules that need torch are imported at their first use. A program that only reads config files does not import it.
 """
 
 from importlib import import_module

@@ -1,22 +1,26 @@
-"""What every family's backbone offers to engine, MRP, training and bench, whatever its layers are.
+"""The backbone: its interface to engine, MRP, training and bench, and the one of Qwen3's decoder layers.
 
-The shape of its keys and values stands in `ModelConfig`: `num_kv_layers`, `num_kv_heads`, `head_dim`, `block_size`.
+`ModelConfig` has the shape of its keys and values: `num_kv_layers`, `num_kv_heads`, `head_dim`, `block_size`.
+Source of the layers: transformers' `modeling_qwen3` and `modeling_qwen3_moe`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from service.model.layers import Attend, Rotation
+from service.model.config import ModelConfig
+from service.model.experts import SparseFeedForward
+from service.model.layers import Attend, DecoderLayer, FeedForward, RotaryTable, Rotation
 
 
 class Backbone(nn.Module, ABC):
-    """A language model that reads blocks. It knows no cache, batch or mode: attention arrives as a function.
+    """A language model over blocks. It knows no cache, batch or mode: attention is a function of the caller.
 
-    `layers`: its decoder layers. `norm`: the norm behind them.
+    `layers`: the decoder layers. `norm`: the norm after them.
     """
 
     layers: nn.ModuleList
@@ -34,8 +38,8 @@ class Backbone(nn.Module, ABC):
     def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, same_shapes: bool = False) -> Tensor:
         """tokens, positions `[R, L]` -> hidden states after the final norm `[R, L, H]`.
 
-        `attend` is called with layers 0 … num_layers-1. `same_shapes`: what a row computes has shapes that depend on R
-        and L alone, so that its numbers do not depend on the other rows.
+        `attend` is called with layers 0 … num_layers-1. `same_shapes`: the shapes of every operation depend on R and L
+        alone, so that a row's numbers do not depend on the other rows.
         """
 
     @property
@@ -60,3 +64,54 @@ class Backbone(nn.Module, ABC):
     def dtype(self) -> torch.dtype:
         """The weights' type."""
         return self.head.dtype
+
+
+class Transformer(Backbone):
+    """Embedding, decoder layers, norm and output head. Layers are dense, or have the experts of the config."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, _feed_forward(config, layer)) for layer in range(config.num_layers)
+        )
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.rotary = RotaryTable(config)
+        if config.tie_word_embeddings:
+            self.tie()
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """tokens `[R, L]` -> `[R, L, H]`."""
+        return cast(Tensor, self.embed_tokens(tokens))
+
+    def rotation(self, positions: Tensor) -> Rotation:
+        """The rotary embedding of absolute positions `[R, L]`."""
+        return cast(Rotation, self.rotary(positions))
+
+    def forward(self, tokens: Tensor, positions: Tensor, attend: Attend, same_shapes: bool = False) -> Tensor:
+        """See `Backbone.forward`."""
+        x, rotation = self.embed_tokens(tokens), self.rotary(positions)
+        for index, layer in enumerate(self.layers):
+            x = layer(x, rotation, index, attend, same_shapes)
+        return cast(Tensor, self.norm(x))
+
+    @property
+    def head(self) -> Tensor:
+        """The matrix of the output head, `[V, H]`."""
+        return self.lm_head.weight
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden `[..., H]` -> `[..., V]`."""
+        return cast(Tensor, self.lm_head(hidden))
+
+    def tie(self) -> None:
+        """Makes the embedding's matrix the output head's, too."""
+        self.lm_head.weight = self.embed_tokens.weight
+
+
+def _feed_forward(config: ModelConfig, layer: int) -> nn.Module:
+    """The feed-forward of a layer. `layer`: its index."""
+    if config.experts is not None and layer in config.experts.layers:
+        return SparseFeedForward(config.hidden_size, config.experts)
+    return FeedForward(config.hidden_size, config.intermediate_size)

@@ -17,24 +17,25 @@ from service.model.backbone import Backbone
 from service.model.config import ModelConfig
 from service.model.families import family_named, parse_config
 from service.model.files import read_config, resolve
-from service.model.layers import DecoderLayer, Total
-from service.model.making import TensorOptions, WeightSource
+from service.model.layers import AllReduce, DecoderLayer
 from service.model.mrp import Mrp
-from service.model.quantization import activation_parts, chosen_form, is_quantized, published_form, scales_of
-from service.model.quantization.files import PublishedWeights
+from service.model.parameter_builder import TensorOptions
+from service.model.quantization import activation_parts, chosen_scheme, is_quantized, published_scheme, scales_per_row
+from service.model.quantization.prequantized import PrequantizedWeights
 from service.model.shard import Shard
-from service.model.weights import WeightFiles, fill, published_weights
+from service.model.weight_mapping import WeightSource
+from service.model.weights import WeightFiles, load_weights, published_weights
 
-#: bytes after which a file of weights is full
-_SHARD = 2**30
+#: the size in bytes from which on a file of weights is full
+_FILE_SIZE = 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """What an operator may say about loading. None keeps the checkpoint's own value.
+    """An operator's options of loading. None keeps the checkpoint's own value.
 
-    `quantization`: a form of `quantization.FORMS` for the layers' matrices; None keeps them as they are published.
-    `shard`: the part of the model that is loaded, for one of several devices that hold it together.
+    `quantization`: a name in `QUANT_SCHEMES` for the layers' weights; None keeps them as they are published.
+    `shard`: the shard of the model that is loaded, for one of several tensor-parallel devices.
     """
 
     dtype: torch.dtype = torch.float32
@@ -51,7 +52,7 @@ class LoadOptions:
 class Checkpoint:
     """A loaded checkpoint. `mrp` is None for a bare backbone; `raw` is the parsed config.json.
 
-    `config` is that of the whole model, whichever `shard` of it is here.
+    `config` describes the whole model, even if only a `shard` of it is loaded.
     """
 
     path: Path
@@ -62,28 +63,28 @@ class Checkpoint:
     shard: Shard = Shard()
 
     @property
-    def own_config(self) -> ModelConfig:
-        """The sizes of what is here: with a shard, of this rank's part."""
+    def shard_config(self) -> ModelConfig:
+        """The sizes of the loaded shard."""
         return self.shard.of(self.config)
 
     @property
     def activation_parts(self) -> int:
-        """Into how many parts ranks divide activations before they become 8 bits, each with scales of its own."""
+        """The number of parts of an activation that ranks quantize apart, each with scales of its own."""
         return activation_parts(self.config.quantization, self.shard.size)
 
     @property
     def wide_layers(self) -> frozenset[str]:
-        """Parameters that are wide although layers of their kind are in 8 bits: published files may have it so."""
+        """Parameters that stayed wide although their kind of layer is quantized. Published files may mix both."""
         if self.config.quantization is None:
             return frozenset()
         networks = [network for network in (self.backbone, self.mrp) if network is not None]
         names = (name for network in networks for name, _ in network.named_parameters(type(network).__name__))
         return frozenset(name for name in names if is_quantized(name))
 
-    def share(self, total: Total) -> None:
-        """Makes the layers parts of those that as many ranks have as there are shards; `total` adds them up."""
+    def make_tensor_parallel(self, all_reduce: AllReduce) -> None:
+        """Makes the layers tensor-parallel. `all_reduce`: adds up a tensor over the ranks."""
         for layer in [*self.backbone.layers, *(self.mrp.layers if self.mrp else ())]:
-            cast(DecoderLayer, layer).share(total)
+            cast(DecoderLayer, layer).make_tensor_parallel(all_reduce)
 
     @property
     def device(self) -> torch.device:
@@ -96,7 +97,7 @@ class Checkpoint:
         return self.backbone.dtype
 
 
-class _WithoutFirstValues(TorchFunctionMode):
+class _WithoutInit(TorchFunctionMode):
     """Modules made inside draw no random weights.
 
     A checkpoint's weights replace them. On the meta device torch would import its whole compiler to draw them.
@@ -118,7 +119,7 @@ def load_checkpoint(name: str | Path, options: LoadOptions | None = None) -> Che
     options = options or LoadOptions()
     path = resolve(name)
     raw = read_config(path)
-    # A part of a weight is taken on the CPU, where only that part of the file is read.
+    # A shard of a weight is read on the CPU, where only that part of the file is read.
     source = WeightFiles(path, options.device if options.shard.size == 1 else "cpu")
     return build_checkpoint(path, raw, source, options)
 
@@ -126,10 +127,10 @@ def load_checkpoint(name: str | Path, options: LoadOptions | None = None) -> Che
 def build_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource, options: LoadOptions) -> Checkpoint:
     """A checkpoint of the weights of any source, made on its device. `path`: the folder it belongs to."""
     config = config_of(raw, options)
-    if how := published_form(raw):
-        source = PublishedWeights(source, how)
+    if published := published_scheme(raw):
+        source = PrequantizedWeights(source, published)
     backbone, mrp = _empty_networks(options.shard.of(config))
-    fill(path, config, (backbone, mrp), source, TensorOptions(options.device, options.dtype, options.shard))
+    load_weights(path, config, (backbone, mrp), source, TensorOptions(options.device, options.dtype, options.shard))
     if config.tie_word_embeddings:
         backbone.tie()
     modules = [module for module in (backbone, mrp) if module is not None]
@@ -141,12 +142,18 @@ def build_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource, o
 
 
 def config_of(raw: Mapping[str, Any], options: LoadOptions) -> ModelConfig:
-    """What a config.json and an operator say of a model."""
-    return _override(parse_config(raw, block_size=options.block_size), options)
+    """The config of a config.json with an operator's options."""
+    config = parse_config(raw, block_size=options.block_size)
+    config = replace(config, quantization=chosen_scheme(config.quantization, options.quantization))
+    if config.mrp is None:
+        return config
+    residual = config.mrp.residual if options.mrp_residual is None else options.mrp_residual
+    scale = config.mrp.scale if options.mrp_scale is None else options.mrp_scale
+    return replace(config, mrp=replace(config.mrp, residual=residual, scale=scale))
 
 
 def _cast_tables(module: nn.Module, dtype: torch.dtype) -> None:
-    """Gives tables that no file has the type of the weights, which have theirs already."""
+    """Casts the buffers that no file has, such as rotary tables. Weights have their type already."""
     for owner in module.modules():
         for name, table in owner.named_buffers(recurse=False):
             if table.is_floating_point():
@@ -154,12 +161,12 @@ def _cast_tables(module: nn.Module, dtype: torch.dtype) -> None:
 
 
 def num_parameters(config: ModelConfig) -> int:
-    """Of backbone and MRP together."""
+    """The number of parameters of backbone and MRP together."""
     return sum(weight.numel() for network in _empty_networks(config) if network for weight in network.parameters())
 
 
 def weight_bytes(config: ModelConfig, dtype: torch.dtype, wide: Collection[str] = ()) -> int:
-    """What the weights take, a shared matrix once. A quantized matrix takes a byte a number, and its scales.
+    """The size of the weights in bytes, a shared matrix once. A quantized matrix takes a byte a number, and its scales.
 
     `wide`: `Checkpoint.wide_layers`.
     """
@@ -167,7 +174,7 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype, wide: Collection[str] 
     for network in _empty_networks(config):
         for name, weight in network.named_parameters(type(network).__name__) if network else ():
             if config.quantization is not None and is_quantized(name) and name not in wide:
-                scales = weight.numel() // weight.shape[-1] * scales_of(weight.shape[-1], config.scale_columns)
+                scales = weight.numel() // weight.shape[-1] * scales_per_row(weight.shape[-1], config.scale_columns)
                 size += weight.numel() + scales * dtype.itemsize
             else:
                 size += weight.numel() * dtype.itemsize
@@ -175,8 +182,8 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype, wide: Collection[str] 
 
 
 def _empty_networks(config: ModelConfig) -> tuple[Backbone, Mrp | None]:
-    """On the meta device: shapes without numbers."""
-    with torch.device("meta"), _WithoutFirstValues():
+    """Networks on the meta device, which have shapes and no numbers."""
+    with torch.device("meta"), _WithoutInit():
         backbone = family_named(config.family).network(config)
         return backbone, Mrp(config, config.mrp) if config.mrp else None
 
@@ -193,27 +200,18 @@ def save_checkpoint(path: Path, raw: Mapping[str, Any], backbone: Backbone, mrp:
 def write_checkpoint(path: Path, raw: Mapping[str, Any], source: WeightSource) -> None:
     """Writes config.json and the weights of a source in files of at least 1 GiB each, and their index.
 
-    At no time more than one file's weights are in memory.
+    Only the weights of one file are in memory at a time.
     """
     path.mkdir(parents=True, exist_ok=True)
-    index, shard, size = dict[str, str](), dict[str, Tensor](), 0
+    index, weights, size = dict[str, str](), dict[str, Tensor](), 0
     names = list(source.names)
     for name in names:
-        shard[name] = source.read(name).cpu().contiguous()
-        size += shard[name].nbytes
-        if size >= _SHARD or name == names[-1]:
+        weights[name] = source.read(name).cpu().contiguous()
+        size += weights[name].nbytes
+        if size >= _FILE_SIZE or name == names[-1]:
             file = f"model-{len(set(index.values())) + 1:05d}.safetensors"
-            save_file(shard, path / file, metadata={"format": "pt"})
-            index |= dict.fromkeys(shard, file)
-            shard, size = {}, 0
+            save_file(weights, path / file, metadata={"format": "pt"})
+            index |= dict.fromkeys(weights, file)
+            weights, size = {}, 0
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}, indent=1) + "\n", "utf-8")
     (path / "config.json").write_text(json.dumps(dict(raw), indent=1) + "\n", encoding="utf-8")
-
-
-def _override(config: ModelConfig, options: LoadOptions) -> ModelConfig:
-    config = replace(config, quantization=chosen_form(config.quantization, options.quantization))
-    if config.mrp is None:
-        return config
-    residual = config.mrp.residual if options.mrp_residual is None else options.mrp_residual
-    scale = config.mrp.scale if options.mrp_scale is None else options.mrp_scale
-    return replace(config, mrp=replace(config.mrp, residual=residual, scale=scale))

@@ -1,4 +1,4 @@
-"""What a checkpoint's config.json says, checked and frozen. Families (`families/`) read it."""
+"""The config of a checkpoint, checked and frozen. Families (`families/`) make it from config.json."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class MrpConfig:
 class GroupsConfig:
     """Experts in groups: a token's experts are all in its `per_token` best of `number` groups of equal size.
 
-    `scale`: what the weights of a token's experts are multiplied with.
+    `scale`: the factor of the weights of a token's experts.
     """
 
     number: int
@@ -54,10 +54,10 @@ class ExpertsConfig:
 class ModelConfig:
     """Shape of a backbone and, if there is one, of its MRP module.
 
-    `family`: the `model_type` of config.json. `intermediate_size`: of dense layers, MRP's included. `quantization`: the
-    form in which the layers' matrices are kept (`quantization/`); None: in the type of all weights. `scale_columns`: of
-    such a matrix, so many columns of a row share a scale; None: all. `rotary_dim`: how many numbers of a head, the
-    first, are rotated; None: all.
+    `family`: the `model_type` of config.json. `intermediate_size`: the inner size of dense layers, MRP's included.
+    `quantization`: the scheme of the layers' weights (`quantization/`); None: they have the type of all weights.
+    `scale_columns`: the number of columns of a quantized row that share a scale; None: all. `rotary_dim`: the number of
+    rotated numbers of a head, the first ones; None: all.
     """
 
     family: str
@@ -93,7 +93,7 @@ class ModelConfig:
 
     @property
     def num_unused_parameters(self) -> int:
-        """Parameters of the backbone that a token does not use: those of the other experts."""
+        """The number of the backbone's parameters that a token does not use: the other experts."""
         if self.experts is None:
             return 0
         expert = 3 * self.hidden_size * self.experts.intermediate_size

@@ -1,8 +1,8 @@
-"""Feed-forwards with experts: a router (`routers.py`) sends each token to a few of them.
+"""Mixture of experts: a router sends each token to a few feed-forwards.
 
 Tokens are sorted by expert. Each expert is one product over its tokens; experts without tokens cost nothing.
-Shapes: T tokens, `k` experts of a token, H hidden, I an expert's inner size. Source: Qwen3-MoE (transformers'
-`modeling_qwen3_moe`), which SDAR-MoE keeps. LLaDA2 adds shared experts.
+Shapes: T tokens, `k` experts of a token, E experts, H hidden, I an expert's inner size. Sources: Qwen3-MoE
+(transformers' `modeling_qwen3_moe`), which SDAR-MoE keeps, and LLaDA2's `modeling_llada2_moe`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from service.model.config import ExpertsConfig
+from service.model.config import ExpertsConfig, GroupsConfig
 from service.model.layers import FeedForward
-from service.model.quantization.matrices import QuantizedMatrices
-from service.model.routers import make_router
+from service.model.quantization.layers import QuantizedExperts
 
 #: torch's product of groups of rows with a matrix each, which reads the groups' ends on the device; None in older torch
 _grouped_mm = getattr(F, "grouped_mm", None)
+#: added to a sum of scores before a division by it
+_EPSILON = 1e-20
 
 
 class SparseFeedForward(nn.Module):
-    """A router and its experts, and those that every token goes to: one dense feed-forward."""
+    """A router, its experts, and the shared experts, which are one dense feed-forward."""
 
     def __init__(self, hidden: int, config: ExpertsConfig) -> None:
         super().__init__()
@@ -36,19 +37,19 @@ class SparseFeedForward(nn.Module):
         """x `[R, L, H]` -> `[R, L, H]`. `same_shapes`: see `Backbone.forward`."""
         tokens = x.flatten(0, -2)
         weights, chosen = self.gate(tokens)
-        answers = self.experts(tokens, chosen, same_shapes)
-        out = torch.bmm(weights.to(answers.dtype)[:, None], answers).view_as(x)
+        outputs = self.experts(tokens, chosen, same_shapes)
+        out = torch.bmm(weights.to(outputs.dtype)[:, None], outputs).view_as(x)
         return out if self.shared_experts is None else out + self.shared_experts(x)
 
 
 class Experts(nn.Module):
-    """SwiGLU feed-forwards beside each other: `gate_up_proj` `[E, 2 I, H]`, `down_proj` `[E, H, I]`.
+    """E SwiGLU feed-forwards: `gate_up_proj` `[E, 2 I, H]`, `down_proj` `[E, H, I]`.
 
-    Each is a parameter, or a layer with 8-bit matrices in its place.
+    Each is a parameter, or an 8-bit layer in its place.
     """
 
-    gate_up_proj: Tensor | QuantizedMatrices
-    down_proj: Tensor | QuantizedMatrices
+    gate_up_proj: Tensor | QuantizedExperts
+    down_proj: Tensor | QuantizedExperts
 
     def __init__(self, hidden: int, config: ExpertsConfig) -> None:
         super().__init__()
@@ -59,48 +60,48 @@ class Experts(nn.Module):
             nn.init.uniform_(weight, -1 / math.sqrt(weight.shape[-1]), 1 / math.sqrt(weight.shape[-1]))
 
     def forward(self, tokens: Tensor, chosen: Tensor, same_shapes: bool) -> Tensor:
-        """tokens `[T, H]`, their experts `[T, k]` -> what each expert says of its token, `[T, k, H]`."""
-        return self._over_all(tokens, chosen) if same_shapes else self._over_own(tokens, chosen)
+        """tokens `[T, H]`, their experts `[T, k]` -> the output of each expert for its token, `[T, k, H]`."""
+        return self._dense(tokens, chosen) if same_shapes else self._sparse(tokens, chosen)
 
-    def _over_own(self, tokens: Tensor, chosen: Tensor) -> Tensor:
-        """Each expert over its own tokens: the work that is needed, in shapes that depend on all tokens together."""
-        number, order = chosen.flatten().sort(stable=True)
-        ends = torch.searchsorted(number, self._numbers(number), right=True, out_int32=True)
+    def _sparse(self, tokens: Tensor, chosen: Tensor) -> Tensor:
+        """Each expert computes its tokens only. The shapes depend on all tokens together."""
+        expert, order = chosen.flatten().sort(stable=True)
+        ends = torch.searchsorted(expert, self._indices(expert), right=True, out_int32=True)
         inner = _activated(_grouped(tokens[order // chosen.shape[1]], self.gate_up_proj, ends))
-        answers = _grouped(inner, self.down_proj, ends)
-        out: Tensor = answers[order.argsort()].unflatten(0, chosen.shape)
+        outputs = _grouped(inner, self.down_proj, ends)
+        out: Tensor = outputs[order.argsort()].unflatten(0, chosen.shape)
         return out
 
-    def _over_all(self, tokens: Tensor, chosen: Tensor) -> Tensor:
-        """Experts over all tokens, so that every product's shape depends on T alone.
+    def _dense(self, tokens: Tensor, chosen: Tensor) -> Tensor:
+        """Each expert computes all tokens, so that every product's shape depends on T alone.
 
-        On a CPU only the experts that have tokens, one after another. Elsewhere all of them in one product: to learn
-        which have tokens would be to wait for the device.
+        On a CPU only the experts that have tokens compute, one after another. Elsewhere all experts compute in one
+        product, since the host would have to wait for the device to learn which have tokens.
         """
         if tokens.device.type == "cpu":
-            asked = chosen.unique()
-            answers = torch.stack([self._one(tokens, number) for number in asked.tolist()])
-            chosen = torch.searchsorted(asked, chosen)
+            used = chosen.unique()
+            outputs = torch.stack([self._expert(tokens, expert) for expert in used.tolist()])
+            chosen = torch.searchsorted(used, chosen)
         else:
-            answers = self._by_all(tokens)
-        return answers[chosen, torch.arange(len(tokens), device=tokens.device)[:, None]]
+            outputs = self._all_experts(tokens)
+        return outputs[chosen, torch.arange(len(tokens), device=tokens.device)[:, None]]
 
-    def _by_all(self, tokens: Tensor) -> Tensor:
-        """tokens `[T, H]` -> what each expert says of each, `[E, T, H]`."""
+    def _all_experts(self, tokens: Tensor) -> Tensor:
+        """tokens `[T, H]` -> the output of each expert, `[E, T, H]`."""
         if isinstance(self.gate_up_proj, Tensor) and isinstance(self.down_proj, Tensor):
             inner = _activated(torch.matmul(tokens, self.gate_up_proj.transpose(1, 2)))
             return torch.bmm(inner, self.down_proj.transpose(1, 2))
-        number = len(self.gate_up_proj)
-        ends = ((self._numbers(tokens) + 1) * len(tokens)).int()
-        inner = _activated(_grouped(tokens.repeat(number, 1), self.gate_up_proj, ends))
-        answers: Tensor = _grouped(inner, self.down_proj, ends).unflatten(0, (number, -1))
-        return answers
+        experts = len(self.gate_up_proj)
+        ends = ((self._indices(tokens) + 1) * len(tokens)).int()
+        inner = _activated(_grouped(tokens.repeat(experts, 1), self.gate_up_proj, ends))
+        outputs: Tensor = _grouped(inner, self.down_proj, ends).unflatten(0, (experts, -1))
+        return outputs
 
-    def _one(self, tokens: Tensor, number: int) -> Tensor:
-        return _times(_activated(_times(tokens, self.gate_up_proj, number)), self.down_proj, number)
+    def _expert(self, tokens: Tensor, expert: int) -> Tensor:
+        return _times(_activated(_times(tokens, self.gate_up_proj, expert)), self.down_proj, expert)
 
-    def _numbers(self, beside: Tensor) -> Tensor:
-        return torch.arange(len(self.gate_up_proj), device=beside.device)
+    def _indices(self, like: Tensor) -> Tensor:
+        return torch.arange(len(self.gate_up_proj), device=like.device)
 
 
 def _activated(gate_up: Tensor) -> Tensor:
@@ -109,13 +110,13 @@ def _activated(gate_up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def _times(rows: Tensor, matrices: Tensor | QuantizedMatrices, number: int) -> Tensor:
+def _times(rows: Tensor, matrices: Tensor | QuantizedExperts, expert: int) -> Tensor:
     """rows `[M, A]` times one of the matrices `[E, B, A]` -> `[M, B]`."""
-    return F.linear(rows, matrices[number]) if isinstance(matrices, Tensor) else matrices.product(rows, number)
+    return F.linear(rows, matrices[expert]) if isinstance(matrices, Tensor) else matrices.product(rows, expert)
 
 
-def _grouped(rows: Tensor, matrices: Tensor | QuantizedMatrices, ends: Tensor) -> Tensor:
-    """rows `[P, A]`, sorted by group, matrices `[E, B, A]`, where each group ends `[E]` int32 -> `[P, B]`."""
+def _grouped(rows: Tensor, matrices: Tensor | QuantizedExperts, ends: Tensor) -> Tensor:
+    """rows `[P, A]`, sorted by group, matrices `[E, B, A]`, the end of each group `[E]` int32 -> `[P, B]`."""
     if not isinstance(matrices, Tensor):
         return matrices.grouped(rows, ends)
     if rows.device.type != "cpu" and _grouped_mm is not None and _has_kernel(matrices):
@@ -128,3 +129,62 @@ def _grouped(rows: Tensor, matrices: Tensor | QuantizedMatrices, ends: Tensor) -
 def _has_kernel(matrices: Tensor) -> bool:
     """Whether torch's grouped product takes such matrices `[E, B, A]`: bfloat16, and rows of whole 16 bytes."""
     return matrices.dtype == torch.bfloat16 and all(size % 8 == 0 for size in matrices.shape[1:])
+
+
+def make_router(hidden: int, config: ExpertsConfig) -> nn.Module:
+    """The router of a config."""
+    return SoftmaxRouter(hidden, config) if config.groups is None else GroupedRouter(hidden, config, config.groups)
+
+
+class SoftmaxRouter(nn.Module):
+    """Qwen3-MoE's router: the experts of the largest probabilities."""
+
+    def __init__(self, hidden: int, config: ExpertsConfig) -> None:
+        super().__init__()
+        self.weight = _matrix(config.number, hidden)
+        self._per_token, self._normalized = config.per_token, config.normalized
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """tokens `[T, H]` -> weights (at least fp32) and indices of experts, both `[T, k]`."""
+        logits = F.linear(tokens, self.weight)
+        probabilities = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        weights, chosen = probabilities.topk(self._per_token, dim=-1)
+        return (weights / weights.sum(-1, keepdim=True) if self._normalized else weights), chosen
+
+
+class GroupedRouter(nn.Module):
+    """LLaDA2's router: sigmoid scores, and experts of the best groups only.
+
+    A bias of each expert counts for the choice, never for the weights. A group's score is the sum of its two best
+    experts'. Everything is computed at least in fp32.
+    """
+
+    def __init__(self, hidden: int, config: ExpertsConfig, groups: GroupsConfig) -> None:
+        super().__init__()
+        self.weight = _matrix(config.number, hidden)
+        self.expert_bias = nn.Parameter(torch.zeros(config.number))
+        self._per_token, self._normalized, self._groups = config.per_token, config.normalized, groups
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """tokens `[T, H]` -> weights (at least fp32) and indices of experts, both `[T, k]`."""
+        exact = torch.promote_types(tokens.dtype, torch.float32)
+        scores = F.linear(tokens.to(exact), self.weight.to(exact)).sigmoid()
+        chosen = self._within_groups(scores + self.expert_bias.to(exact)).topk(self._per_token, dim=-1).indices
+        weights = scores.gather(-1, chosen)
+        if self._normalized:
+            weights = weights / (weights.sum(-1, keepdim=True) + _EPSILON)
+        return weights * self._groups.scale, chosen
+
+    def _within_groups(self, scores: Tensor) -> Tensor:
+        """scores `[T, E]` -> the same, with -inf for experts outside the best groups."""
+        grouped = scores.unflatten(-1, (self._groups.number, -1))
+        best = grouped.topk(2, dim=-1).values.sum(-1).topk(self._groups.per_token, dim=-1).indices
+        excluded = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best, False)
+        masked: Tensor = grouped.masked_fill(excluded[..., None], -torch.inf).flatten(-2)
+        return masked
+
+
+def _matrix(number: int, hidden: int) -> nn.Parameter:
+    weight = nn.Parameter(torch.empty(number, hidden))
+    nn.init.kaiming_uniform_(weight, a=math.sqrt(5))
+    return weight

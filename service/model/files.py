@@ -1,4 +1,4 @@
-"""A checkpoint's folder: finding it, its config, its files of weights. Nothing is loaded here, so no torch is needed.
+"""The files of a checkpoint: its folder, config and weights. Nothing is loaded here, so no torch is needed.
 
 A checkpoint is a local folder or a hub name. Only safetensors are read, single or sharded; never pickle, never
 remote code.
@@ -55,7 +55,7 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _parsed(file: Path) -> Any:
-    """The JSON of a file. A pipe, which could be waited for without end, is no file."""
+    """The JSON of a file. A pipe is refused: reading it may wait without end."""
     if not file.is_file():
         raise FileNotFoundError(f"{file} is no file")
     try:
@@ -66,15 +66,18 @@ def _parsed(file: Path) -> Any:
 
 def _end_tokens(path: Path, raw: Mapping[str, Any]) -> list[int] | int | None:
     """config.json's end tokens and generation_config.json's: chat checkpoints name their turn's end only there."""
-    own = raw.get("eos_token_id")
+    from_config = raw.get("eos_token_id")
     file = path / "generation_config.json"
     if not file.is_file():
-        return own
+        return from_config
     try:
-        more = _parsed(file).get("eos_token_id")
+        from_generation = _parsed(file).get("eos_token_id")
     except (OSError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
-    lists = [[] if value is None else value if isinstance(value, list) else [value] for value in (own, more)]
+    lists = [
+        [] if value is None else value if isinstance(value, list) else [value]
+        for value in (from_config, from_generation)
+    ]
     return list(dict.fromkeys(lists[0] + lists[1]))
 
 
@@ -86,7 +89,7 @@ def check_weights(path: Path) -> None:
 
 
 def open_file(file: Path, framework: Literal["pt", "np"], device: str = "cpu") -> Any:
-    """A file of weights, to be used with `with`. `device`: where weights are read to. CheckpointError if not whole."""
+    """Opens a file of weights, for `with`. `device`: where weights are read to. CheckpointError if it is not whole."""
     try:
         return safe_open(file, framework=framework, device=device)
     except (SafetensorError, OSError) as error:

@@ -1,9 +1,9 @@
 """Qwen3's decoder layers, written so that attention is a function handed in by the caller.
 
-Serving hands in paged attention (attention.py), training a dense masked one; the layers know neither
-a cache nor a mask. Projections that read the same input are one matrix (`qkv_proj`, `gate_up_proj`):
-on small batches a forward is bound by the number of operations. Shapes: `[R, L, H]`, rows, tokens per
-row, hidden. Source: Qwen3 (transformers' `modeling_qwen3`), which SDAR keeps.
+Serving hands in paged attention (`attention/`), training a dense masked one. The layers know neither a cache nor a
+mask. Projections of the same input are one matrix (`qkv_proj`, `gate_up_proj`): on small batches a forward is bound by
+the number of operations. Shapes: `[R, L, H]`, rows, tokens per row, hidden. Source: Qwen3 (transformers'
+`modeling_qwen3`), which SDAR keeps.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from service.model.config import ModelConfig
 
 #: attend(layer, q [R, L, heads, D], k [R, L, kv_heads, D], v [R, L, kv_heads, D]) -> [R, L, heads * D]
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-#: adds up what several ranks have of a tensor, on all of them
-Total = Callable[[Tensor], Tensor]
+#: adds up a tensor over the tensor-parallel ranks
+AllReduce = Callable[[Tensor], Tensor]
 
 
 class Rotation(NamedTuple):
-    """Rotary embedding of the rows at hand: both `[R, L, 1, D]`; `sin` with its first half negated.
+    """The rotary embedding of the rows' positions: both `[R, L, 1, D]`; the first half of `sin` is negated.
 
-    D may be smaller than a head: then the first D numbers of a head are rotated.
+    D may be smaller than a head. Then the first D numbers of a head are rotated.
     """
 
     cos: Tensor
@@ -61,7 +61,7 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     return torch.addcmul(x * rotation.cos, x.roll(half, -1), rotation.sin)
 
 
-class Attention(nn.Module):
+class SelfAttention(nn.Module):
     """Grouped-query attention with RMSNorm on every query and key head."""
 
     def __init__(self, config: ModelConfig) -> None:
@@ -113,22 +113,21 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: ModelConfig, mlp: nn.Module) -> None:
         super().__init__()
         self.input_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.self_attn = Attention(config)
+        self.self_attn = SelfAttention(config)
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = mlp
-        self._total: Total = _whole
+        self._all_reduce: AllReduce = _single_rank
 
-    def share(self, total: Total) -> None:
-        """Makes this layer one part of several, on as many ranks (`shard.py`)."""
-        self._total = total
+    def make_tensor_parallel(self, all_reduce: AllReduce) -> None:
+        """Makes this layer one shard of a layer (`shard.py`)."""
+        self._all_reduce = all_reduce
 
     def forward(self, x: Tensor, rotation: Rotation, layer: int, attend: Attend, same_shapes: bool = False) -> Tensor:
         """x `[R, L, H]` -> `[R, L, H]`; `layer` is passed on to `attend`."""
-        x = x + self._total(self.self_attn(self.input_layernorm(x), rotation, layer, attend))
-        out: Tensor = x + self._total(self.mlp(self.post_attention_layernorm(x), same_shapes))
+        x = x + self._all_reduce(self.self_attn(self.input_layernorm(x), rotation, layer, attend))
+        out: Tensor = x + self._all_reduce(self.mlp(self.post_attention_layernorm(x), same_shapes))
         return out
 
 
-def _whole(x: Tensor) -> Tensor:
-    """The total of one rank."""
+def _single_rank(x: Tensor) -> Tensor:
     return x

@@ -1,6 +1,6 @@
-"""How much memory a device has: a GPU's own, or for the CPU what this process may still take.
+"""The memory of a device: a GPU's own, or for the CPU the memory that this process may use.
 
-In a container that is what its control group leaves, not what the machine has.
+In a container the limit of its control group counts, not the machine's memory.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ class DeviceMemory:
 
 
 def memory_of(device: torch.device) -> DeviceMemory:
-    """What a device has now. Memory that torch holds for reuse counts as free."""
+    """The memory of a device now. Memory that torch holds for reuse counts as free."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return DeviceMemory("cuda", free + kept, total)
-    known = _numbers(_MEMINFO.read_text())
-    free, total = known["MemAvailable:"] * 1024, known["MemTotal:"] * 1024
+        reusable = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return DeviceMemory("cuda", free + reusable, total)
+    machine = _numbers(_MEMINFO.read_text())
+    free, total = machine["MemAvailable:"] * 1024, machine["MemTotal:"] * 1024
     for limit, used, statistics in _GROUPS:
-        if limit.is_file() and (most := limit.read_text().strip()) != "max":
+        if limit.is_file() and (bytes_ := limit.read_text().strip()) != "max":
             cache = _numbers(statistics.read_text()).get("inactive_file", 0)
-            total = min(total, int(most))
-            free = min(free, max(0, int(most) - int(used.read_text()) + cache))
+            total = min(total, int(bytes_))
+            free = min(free, max(0, int(bytes_) - int(used.read_text()) + cache))
     return DeviceMemory("cpu", free, total)
 
 
 def _numbers(text: str) -> dict[str, int]:
-    """Lines of a name, a number and perhaps a unit."""
+    """Parses lines of a name, a number and perhaps a unit."""
     return {words[0]: int(words[1]) for line in text.splitlines() if len(words := line.split()) > 1}

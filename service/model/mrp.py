@@ -37,7 +37,7 @@ class Mrp(nn.Module):
     def forward(self, embedded: Tensor, anchor: Tensor, rotation: Rotation, attend: Attend) -> Tensor:
         """embedded tokens and anchor hidden states, both `[R, L, H]`, -> the next anchor `[R, L, H]`.
 
-        The result is what the backbone's `lm_head` reads: `anchor + scale * h_C`, or `scale * h_C`
+        The result is the input of the backbone's `lm_head`: `anchor + scale * h_C`, or `scale * h_C`
         for a checkpoint that is not residual. `attend` is called with layers num_layers … , so that
         one cache can hold the backbone's KV and MRP's.
         """

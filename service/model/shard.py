@@ -1,8 +1,8 @@
-"""Which part of a model a device holds where several hold it together. Needs no torch.
+"""Tensor parallelism: the shard of a model that each rank holds. Needs no torch.
 
-A layer is divided by attention heads and by the inner numbers of its feed-forward, each expert's included. What a rank
-computes of a layer is a part of a sum, which the ranks add up. Embedding, norms, routers and the output head are whole
-on every rank.
+A layer is divided by attention heads and by the inner numbers of its feed-forward, each expert's included. A rank's
+result of a layer is one summand, and an all-reduce adds them up. Embedding, norms, routers and the output head are
+whole on every rank.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from service.model.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The part of rank `rank` of `size`. Of one rank: the whole."""
+    """The shard of rank `rank` of `size`. With one rank it is the whole model."""
 
     rank: int = 0
     size: int = 1
 
     def of(self, config: ModelConfig) -> ModelConfig:
-        """The sizes of this part. With fewer key-value heads than ranks, ranks hold copies of one.
+        """The config of this shard. With fewer key-value heads than ranks, several ranks hold the same head.
 
-        SettingsError, which names `tensor_parallel_size`, if a model of these sizes cannot be divided so.
+        SettingsError, which names `tensor_parallel_size`, if a model of these sizes cannot be divided by that number.
         """
         if self.size == 1:
             return config
         if not _divides(self.size, config):
-            known = possible_sizes(config)
+            allowed = ", ".join(map(str, possible_sizes(config)))
             raise SettingsError(
-                f"tensor_parallel_size is {self.size}, this checkpoint allows {', '.join(map(str, known))}: "
+                f"tensor_parallel_size is {self.size}, this checkpoint allows {allowed}: "
                 f"{config.num_heads} heads, {config.num_kv_heads} key-value heads and the inner sizes of its "
                 "feed-forwards are divided",
                 param="tensor_parallel_size",
@@ -39,7 +39,7 @@ class Shard:
         return replace(
             config,
             num_heads=config.num_heads // self.size,
-            num_kv_heads=config.num_kv_heads // self.key_pieces(config),
+            num_kv_heads=config.num_kv_heads // self.num_kv_pieces(config),
             intermediate_size=config.intermediate_size // self.size,
             experts=experts
             and replace(
@@ -49,18 +49,18 @@ class Shard:
             ),
         )
 
-    def key_pieces(self, config: ModelConfig) -> int:
-        """Into how many pieces the key-value heads of a whole model are divided: one a rank, or one a head."""
+    def num_kv_pieces(self, config: ModelConfig) -> int:
+        """The number of pieces of a whole model's key-value heads: one a rank, or one a head."""
         return min(self.size, config.num_kv_heads)
 
     def piece(self, length: int, pieces: int) -> slice:
-        """This rank's piece of a dimension of so many numbers, which is divided into so many pieces."""
+        """This rank's piece of a dimension of `length` numbers that is divided into `pieces`."""
         start = self.rank * pieces // self.size * (length // pieces)
         return slice(start, start + length // pieces)
 
 
 def possible_sizes(config: ModelConfig) -> list[int]:
-    """By how many ranks a model can be held."""
+    """The numbers of ranks that a model can be divided by."""
     return [size for size in range(1, config.num_heads + 1) if _divides(size, config)]
 
 

@@ -1,4 +1,4 @@
-"""Small tables from the host to a device, and back, without waiting for what the device is doing."""
+"""Asynchronous copies of small tables between host and device. They do not wait for the device's queued work."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-def send(table: NDArray[np.generic] | Tensor, device: torch.device) -> Tensor:
-    """A table on the host as a tensor on a device. On CUDA the copy is queued behind the work that is there already.
+def to_device_async(table: NDArray[np.generic] | Tensor, device: torch.device) -> Tensor:
+    """Copies a host table to a tensor on a device. On CUDA the copy is queued behind the device's work.
 
-    A copy from ordinary memory would wait for all of that work. Pinned memory comes from torch's cache of it, which
-    reuses a piece only when its copy is done.
+    A copy from ordinary memory would wait for that work. Pinned memory comes from torch's cache, which reuses a piece
+    only when its copy is done.
     """
     host = table if isinstance(table, Tensor) else torch.from_numpy(table)
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
 
 
-def send_into(table: NDArray[np.generic], to: Tensor) -> None:
-    """As `send`, into the beginning of a tensor `[n]` that stays where it is."""
+def copy_to_device_async(table: NDArray[np.generic], target: Tensor) -> None:
+    """As `to_device_async`, into the beginning of a tensor `[n]` on the device."""
     host = torch.from_numpy(table)
-    to[: len(host)].copy_(host.pin_memory() if to.device.type == "cuda" else host, non_blocking=True)
+    target[: len(host)].copy_(host.pin_memory() if target.device.type == "cuda" else host, non_blocking=True)
 
 
-def fetch(table: Tensor) -> Callable[[], Tensor]:
-    """Begins a copy to the host, behind the work that the device has now. Calling the result waits for that work only.
+def to_host_async(table: Tensor) -> Callable[[], Tensor]:
+    """Begins a copy to the host, queued behind the device's work. Calling the result waits for that work only.
 
-    What is sent to the device later does not delay it.
+    Work that is queued later does not delay it.
     """
     if table.device.type != "cuda":
         return lambda: table

@@ -1,6 +1,6 @@
-"""Safetensors files and modules: which published weights make which parameter, read and written.
+"""Reads and writes the weights of a checkpoint: safetensors files and the parameters of modules.
 
-Every weight must be there, be used and have its shape. Which of them make a parameter says the backbone's family.
+Every weight must be there, be used and have its shape. The backbone's family says which weights make a parameter.
 Knows no config file.
 """
 
@@ -19,15 +19,15 @@ from service.model.backbone import Backbone
 from service.model.config import ModelConfig
 from service.model.families import family_named, qwen3
 from service.model.files import open_file, weight_files
-from service.model.layout import Layout, prefixed
-from service.model.making import Making, TensorOptions, WeightSource
 from service.model.mrp import Mrp
-from service.model.quantization import Form, form_named, is_quantized
-from service.model.quantization.files import PublishedWeights
-from service.model.quantization.layers import put
+from service.model.parameter_builder import ParameterBuilder, TensorOptions
+from service.model.quantization import QuantScheme, is_quantized, scheme_named
+from service.model.quantization.layers import replace_layer
+from service.model.quantization.prequantized import PrequantizedWeights
+from service.model.weight_mapping import WeightMapping, WeightSource, prefixed
 
 #: bytes that are read from a file before it is opened anew
-_MAPPED = 2**26
+_MAX_MAPPED = 2**26
 _MRP_PREFIX = "mrp_modules.0.model."
 
 
@@ -40,7 +40,7 @@ class WeightFiles:
     def __init__(self, path: Path, device: str = "cpu") -> None:
         self._device = device
         self._opened: Any = None
-        self._at = Path()
+        self._opened_file = Path()
         self._mapped = 0
         self._files: dict[str, Path] = {}
         for file in weight_files(path):
@@ -49,19 +49,19 @@ class WeightFiles:
 
     @property
     def names(self) -> Collection[str]:
-        """Every weight there is."""
+        """As `WeightSource`."""
         return self._files.keys()
 
     def read(self, name: str) -> Tensor:
-        """One of them. On the CPU it is a view of its file.
+        """As `WeightSource`. On the CPU the weight is a view of its file.
 
-        What is mapped counts as memory of the process, so a file is opened anew from time to time. Not for every
+        Mapped files count as memory of the process, so a file is opened anew from time to time. Not for every
         weight: opening takes time for every name in a file, and experts have tens of thousands.
         """
         file = self._files[name]
-        if file != self._at or self._mapped > _MAPPED:
+        if file != self._opened_file or self._mapped > _MAX_MAPPED:
             self._opened = open_file(file, "pt", self._device)
-            self._at = file
+            self._opened_file = file
             self._mapped = 0
         weight: Tensor = self._opened.get_tensor(name)
         self._mapped += weight.nbytes
@@ -69,7 +69,7 @@ class WeightFiles:
 
 
 class WeightShapes:
-    """The safetensors files of a checkpoint, of which only the headers are read: weights on the meta device.
+    """The shapes of a checkpoint's weights, from the headers of its files. Weights are on the meta device.
 
     Raises CheckpointError for a file that is missing or not whole.
     """
@@ -82,33 +82,34 @@ class WeightShapes:
 
     @property
     def names(self) -> Collection[str]:
-        """Every weight there is."""
+        """As `WeightSource`."""
         return self._shapes.keys()
 
     def read(self, name: str) -> Tensor:
-        """One of them, without its numbers."""
+        """As `WeightSource`, without numbers."""
         return torch.empty(self._shapes[name], device="meta")
 
 
-def fill(
-    path: Path, config: ModelConfig, modules: tuple[Backbone, Mrp | None], source: WeightSource, where: TensorOptions
+def load_weights(
+    path: Path, config: ModelConfig, modules: tuple[Backbone, Mrp | None], source: WeightSource, options: TensorOptions
 ) -> None:
     """Replaces the (meta) parameters of backbone and MRP by the weights of a source.
 
-    Each parameter is made where it stays, wide or in 8 bits (`making.py`). Raises CheckpointError naming the `path` and
-    the weight that is missing, not used or of another shape.
+    Each parameter is built where it stays (`parameter_builder.py`). Raises CheckpointError naming the `path` and the
+    weight that is missing, not used or of another shape.
 
-    `config`: of the whole model. The modules may be a part of it.
+    `config`: the config of the whole model. The modules may be a shard of it.
     """
-    own, making = where.shard.of(config), Making(path, config, source, where)
+    shard_config = options.shard.of(config)
+    builder = ParameterBuilder(path, config, source, options)
     unused = set(source.names)
     if config.tie_word_embeddings:
         unused.discard("lm_head.weight")
-    form = None if config.quantization is None else form_named(config.quantization)
-    for target in list(_targets(own, *modules)):
-        layout = target.layout_in(source.names)
-        _make(target, making, layout, form if is_quantized(target.name) else None)
-        unused -= {part.name for part in layout}
+    scheme = None if config.quantization is None else scheme_named(config.quantization)
+    for target in list(_targets(shard_config, *modules)):
+        mapping = target.mapping_in(source.names)
+        _replace(target, builder, mapping, scheme if is_quantized(target.name) else None)
+        unused -= {part.name for part in mapping}
     if any(name.startswith(_MRP_PREFIX) and ".experts." in name for name in unused):
         raise CheckpointError(f"{path}: its MRP module has experts, which is not supported: MRP's layers are dense")
     if unused:
@@ -116,60 +117,60 @@ def fill(
 
 
 def published_weights(
-    config: ModelConfig, backbone: Backbone, mrp: Mrp | None, wanted: Collection[str] = ()
+    config: ModelConfig, backbone: Backbone, mrp: Mrp | None, preferred: Collection[str] = ()
 ) -> dict[str, Tensor]:
-    """The modules' weights under their published names; views where a parameter is several in files.
+    """The modules' weights under their published names; views where a parameter is several weights in files.
 
-    `wanted`: names; a parameter that can be published in several ways is published under those.
-    Raises CheckpointError for a checkpoint in 8 bits.
+    `preferred`: names for a parameter that can be published in several ways.
+    Raises CheckpointError for a quantized checkpoint.
     """
     if config.quantization is not None:
         raise CheckpointError(f"matrices are in 8 bits ({config.quantization}), weights are written wide only")
     weights: dict[str, Tensor] = {}
     for target in _targets(config, backbone, mrp):
         parameter = target.parameter.detach()
-        weights |= {part.name: parameter[part.place] for part in target.layout_in(wanted)}
+        weights |= {part.name: parameter[part.indices] for part in target.mapping_in(preferred)}
     return weights
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """A parameter, where it hangs, and the published weights that can make it."""
+    """A parameter, by the module and its name there, and the mappings that can fill it."""
 
     module: nn.Module
     name: str
-    layouts: Sequence[Layout]
+    mappings: Sequence[WeightMapping]
 
     @property
     def parameter(self) -> nn.Parameter:
         return self.module.get_parameter(self.name)
 
-    def layout_in(self, names: Collection[str]) -> Layout:
-        """The layout of which most weights are among the names; the first if none is."""
-        if len(self.layouts) == 1:
-            return self.layouts[0]
-        return max(self.layouts, key=lambda layout: sum(part.name in names for part in layout) / len(layout))
+    def mapping_in(self, names: Collection[str]) -> WeightMapping:
+        """The mapping with the largest share of weights among the names; the first if none has any."""
+        if len(self.mappings) == 1:
+            return self.mappings[0]
+        return max(self.mappings, key=lambda mapping: sum(part.name in names for part in mapping) / len(mapping))
 
 
 def _targets(config: ModelConfig, backbone: Backbone, mrp: Mrp | None) -> Iterator[_Target]:
     """Every parameter once: a tied output head is the embedding and has no weight of its own."""
     family = family_named(config.family)
     for name, _ in backbone.named_parameters():
-        yield _Target(backbone, name, family.layouts(config, name))
+        yield _Target(backbone, name, family.weight_mappings(config, name))
     if mrp is not None:
         for name, _ in mrp.named_parameters():
-            yield _Target(mrp, name, [prefixed(_MRP_PREFIX, qwen3.of_module(config, name))])
+            yield _Target(mrp, name, [prefixed(_MRP_PREFIX, qwen3.module_weights(config, name))])
 
 
-def _make(target: _Target, making: Making, layout: Layout, form: Form | None) -> None:
-    """Puts the weight where the parameter is. `form`: in 8 bits, unless files in 8 bits have it wide."""
-    shape, published = target.parameter.shape, isinstance(making.source, PublishedWeights)
-    bits = None
-    if form is not None:
-        bits = making.bits(shape, layout) if published else making.quantized(shape, layout, form)
-    if form is not None and bits is not None:
-        put(target.module, target.name, bits, form)
+def _replace(target: _Target, builder: ParameterBuilder, mapping: WeightMapping, scheme: QuantScheme | None) -> None:
+    """Puts the weight in the parameter's place. `scheme`: in 8 bits, unless files in 8 bits have this weight wide."""
+    shape, prequantized = target.parameter.shape, isinstance(builder.source, PrequantizedWeights)
+    weight = None
+    if scheme is not None:
+        weight = builder.prequantized(shape, mapping) if prequantized else builder.quantized(shape, mapping, scheme)
+    if scheme is not None and weight is not None:
+        replace_layer(target.module, target.name, weight, scheme)
         return
     owner, _, leaf = target.name.rpartition(".")
-    weight = making.joined(shape, layout)
-    setattr(target.module.get_submodule(owner), leaf, nn.Parameter(weight, requires_grad=False))
+    wide = builder.concatenated(shape, mapping)
+    setattr(target.module.get_submodule(owner), leaf, nn.Parameter(wide, requires_grad=False))

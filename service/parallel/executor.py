@@ -30,9 +30,9 @@ from service.engine.forward.rows import anchors_of
 from service.errors import EngineFailed, MrpServeError, ReplicaLost, SettingsError
 from service.frames import Channel
 from service.model import Checkpoint, LoadOptions, load_checkpoint, resolve
-from service.model.exchange import fetch, take
 from service.model.memory import DeviceMemory, memory_of
 from service.model.shard import Shard
+from service.model.weight_update import apply_update, load_update
 from service.parallel.child import start_child
 from service.parallel.messages import (
     AT_DRIVER,
@@ -175,7 +175,7 @@ class TensorParallelExecutor:
             part = replace(options, device=self._device(worker.rank), shard=Shard(worker.rank, self.size))
             worker.send(LoadCheckpoint(str(path), part))
         checkpoint = load_checkpoint(path, replace(options, device=self._device(0), shard=Shard(0, self.size)))
-        checkpoint.share(self._group.all_reduce)
+        checkpoint.make_tensor_parallel(self._group.all_reduce)
         answers = self._answers(None)
         self._checkpoint = checkpoint
         self._memory = [ready.memory for ready in answers if ready.memory is not None]
@@ -184,13 +184,13 @@ class TensorParallelExecutor:
     def fetch(self, name: str | Path, options: LoadOptions) -> Checkpoint:
         """This rank's part of other weights of the same shape, in the host's memory; each other rank reads its own.
 
-        Forwards go on meanwhile. CheckpointError as in `service.model.exchange`; all ranks keep what they serve then.
+        Forwards go on meanwhile. CheckpointError as in `model.weight_update`; all ranks keep what they serve then.
         """
         path, served = resolve(name), self._loaded()
         for worker in self._workers:
             worker.send(LoadWeights(str(path), replace(options, shard=Shard(worker.rank, self.size))))
         try:
-            fresh = fetch(path, served.config, replace(options, shard=Shard(0, self.size)))
+            fresh = load_update(path, served.config, replace(options, shard=Shard(0, self.size)))
         finally:
             answers = self._answers(None)
         problem = next((ready.problem for ready in answers if ready.problem is not None), None)
@@ -203,7 +203,7 @@ class TensorParallelExecutor:
         served = self._loaded()
         for worker in self._workers:
             worker.send(ApplyWeights())
-        take(served, fresh)
+        apply_update(served, fresh)
         self._answers(None)
 
     def memory(self) -> DeviceMemory:

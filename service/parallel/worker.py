@@ -25,8 +25,8 @@ from service.engine.forward.rows import Anchor, ForwardOutput
 from service.errors import EngineFailed, MrpServeError
 from service.frames import Channel
 from service.model import Checkpoint, load_checkpoint
-from service.model.exchange import fetch, take
 from service.model.memory import memory_of
+from service.model.weight_update import apply_update, load_update
 from service.parallel.messages import (
     AT_WORKER,
     ApplyWeights,
@@ -72,7 +72,7 @@ class Worker:
             case LoadCheckpoint(path, options):
                 self._networks = self._checkpoint = None
                 self._checkpoint = load_checkpoint(path, options)
-                self._checkpoint.share(self._group.all_reduce)
+                self._checkpoint.make_tensor_parallel(self._group.all_reduce)
                 return Ready(memory_of(self._device))
             case ApplyWeights():
                 self._apply_weights()
@@ -93,7 +93,7 @@ class Worker:
         try:
             if self._checkpoint is None:
                 raise AssertionError("weights are to be loaded before a checkpoint is")
-            self._fresh = fetch(command.path, self._checkpoint.config, command.options)
+            self._fresh = load_update(command.path, self._checkpoint.config, command.options)
         except MrpServeError as error:
             problem = error
         except Exception as error:  # noqa: BLE001 - rank 0 says what it was
@@ -104,7 +104,7 @@ class Worker:
     def _apply_weights(self) -> None:
         if self._checkpoint is None or self._fresh is None:
             raise AssertionError("weights are to be applied before they are loaded")
-        take(self._checkpoint, self._fresh)
+        apply_update(self._checkpoint, self._fresh)
         self._fresh = None
 
     @torch.inference_mode()

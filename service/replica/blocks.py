@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from service.decode.block import Pick, Step
 from service.engine.request import BlockEvent, BlockProgress, FinishReason, Stats
-from service.text.pieces import Scores, TokenPieces
-from service.text.stream import TextStream
+from service.text.detokenizer import IdLogprobs, TextStream, TokenTextStream
 from service.wire import Chunk, Ending, Progress, TraceStep, Work
 
 
@@ -31,7 +30,7 @@ class AnswerBlocks:
     prompt_tokens: int
     waited_s: float
     text: TextStream
-    pieces: TokenPieces | None
+    pieces: TokenTextStream | None
     text_of: Callable[[int], str]
     block_size: int
     stats: Stats = field(init=False)
@@ -112,13 +111,13 @@ class AnswerBlocks:
         return Ending(reason, self.prompt_tokens, self._num_tokens, self.stats, met, self.text.stopped_by)
 
 
-def _likeliest(steps: Sequence[Step], count: int) -> list[Scores]:
+def _likeliest(steps: Sequence[Step], count: int) -> list[IdLogprobs]:
     """For each position that a block's steps filled, in order: the likeliest tokens of the reading that filled it.
 
     `count`: of so many tokens; a mode may have asked for more. A position that was revoked and not filled again lies
     behind the answer's end.
     """
-    filled: dict[int, Scores] = {}
+    filled: dict[int, IdLogprobs] = {}
     for step in steps:
         for pick in step.revealed:
             filled[pick.position] = pick.logprobs.top[:count] if pick.logprobs else ()

@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from service.constraints import Compiler, Constraint, Owner
-from service.constraints.vocabulary import Vocabulary
+from service.constraints import Constraint, GrammarCompiler, Owner
+from service.constraints.vocabulary import TokenVocabulary
 from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest, Observer
 from service.engine.memory_plan import RequestedSizes, plan_memory
 from service.model import Checkpoint, LoadOptions, load_checkpoint
-from service.model.exchange import check, fetch, take
 from service.model.memory import DeviceMemory, memory_of
 from service.model.options import pick_device, pick_dtype
+from service.model.weight_update import apply_update, check_update, load_update
 from service.parallel import TensorParallelExecutor
 from service.replica.engines import EngineInfo
 from service.settings import Settings, slots_of
@@ -51,7 +51,7 @@ class EngineCore:
         # The ingress limits the waiting requests. The engine has room for all that the ingress admits.
         self.room = settings.max_waiting + max(settings.slots, slots_of(engine.max_running))
         load = codec or partial(TextCodec.load, checkpoint.path)
-        self.compiler = Compiler(lambda: Vocabulary.of(load(), checkpoint.config))
+        self.compiler = GrammarCompiler(lambda: TokenVocabulary.of(load(), checkpoint.config))
         self._checkpoint = checkpoint
         self._options = LoadOptions(
             checkpoint.dtype,
@@ -69,20 +69,20 @@ class EngineCore:
         return self.ranks.failure if self.ranks else None
 
     async def compiled(self, request: GenerationRequest, constraint: Constraint) -> GenerationRequest:
-        """The request with the grammar of its answer. Raises what `Compiler.compile` raises."""
+        """The request with the grammar of its answer. Raises what `GrammarCompiler.compile` raises."""
         began = time.monotonic()
         grammar = await self.compiler.compile(constraint, Owner(request.tenant, request.cache_salt))
         return replace(request, grammar=grammar, delay_s=time.monotonic() - began)
 
     def check(self, model: str) -> None:
-        """Whether other weights could be taken. Raises what `service.model.exchange.check` raises. Blocks."""
-        check(model, self.info.config, self._options)
+        """Whether other weights could be loaded. Raises what `model.weight_update.check_update` raises. Blocks."""
+        check_update(model, self.info.config, self._options)
 
     def fetch(self, model: str) -> tuple[Callable[[], None], Path]:
         """Reads other weights. Returns what puts them in the place of the served ones, and their folder. Blocks."""
         if self.ranks is None:
-            fresh = fetch(model, self.info.config, self._options)
-            return partial(take, self._checkpoint, fresh), fresh.path
+            fresh = load_update(model, self.info.config, self._options)
+            return partial(apply_update, self._checkpoint, fresh), fresh.path
         fresh = self.ranks.fetch(model, self._options)
         return partial(self.ranks.take, fresh), fresh.path
 
@@ -137,7 +137,7 @@ def _limits(settings: Settings, checkpoint: Checkpoint, memory: DeviceMemory) ->
         memory_utilization=settings.memory_utilization,
         cuda_graphs=settings.cuda_graphs == "auto" and checkpoint.shard.size == 1,
     )
-    fitted = plan_memory(sizes, checkpoint.own_config, checkpoint.dtype.itemsize, memory)
+    fitted = plan_memory(sizes, checkpoint.shard_config, checkpoint.dtype.itemsize, memory)
     _log.info(
         "KV cache of %d tokens, %d requests, %d rows", fitted.kv_cache_tokens, fitted.max_running, fitted.max_rows
     )

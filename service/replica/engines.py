@@ -52,12 +52,12 @@ class EngineClient(Protocol):
         """The request's block events, and its steps if it asks for them. The last item has a finish reason.
 
         `constraint`: what the answer must be; the request waits in the engine's process for its grammar. Closing the
-        generator aborts the request. Raises what `validate`, `Compiler.compile` and `EngineThread.submit` raise;
+        generator aborts the request. Raises what `validate`, `GrammarCompiler.compile` and `EngineThread.submit` raise;
         ReplicaStopping if the engine stops; EngineFailed; OutOfMemory if the device has no memory for this request.
         """
 
     async def check(self, model: str) -> None:
-        """Whether the engine could take other weights. Raises what `service.model.exchange.check` raises."""
+        """Whether the engine could take other weights. Raises what `model.weight_update.check_update` raises."""
 
     async def fetch(self, model: str) -> Path:
         """Reads other weights beside the served ones. Returns their folder. Raises what `check` raises."""

@@ -117,7 +117,7 @@ class Generator:
         prompt = await self._encode(work)
         waited_s = work.arrived.waited_s()
         request = self._request(work, prompt, waited_s)
-        pieces = self._codec.pieces() if work.return_pieces else None
+        pieces = self._codec.token_texts() if work.return_pieces else None
         text, size = self._codec.stream(work.stop), self._engine.info.config.block_size
         answer = AnswerBlocks(work, len(prompt), waited_s, text, pieces, self._codec.name_of, size)
         if self._tracing:

@@ -8,9 +8,9 @@ from service.decode.block import MASKED, PositionLogprobs
 from service.engine.request import BlockEvent, LogprobsRequest
 from service.errors import InvalidRequest
 from service.text import TextCodec
-from service.text.piece import Likely
-from service.text.pieces import TokenPieces
-from service.text.pinned import PLACE, pinned_chat, pinned_text
+from service.text.detokenizer import TokenTextStream
+from service.text.score_prompts import SCORED, scored_chat_ids, scored_text_ids
+from service.text.token_text import TopLogprob
 from service.wire import PlaceScores, Scoring, Work
 
 
@@ -24,14 +24,14 @@ class Reader:
         """The pinned tokens, `MASKED` at places. InvalidRequest if there is no place, or too many."""
         scoring = _scoring(work)
         if work.messages is not None:
-            ids = pinned_chat(self._codec, work.messages, scoring.mark)
+            ids = scored_chat_ids(self._codec, work.messages, scoring.mark)
         elif work.token_ids is not None:
-            ids = work.token_ids if PLACE in work.token_ids else (*work.token_ids, PLACE)
+            ids = work.token_ids if SCORED in work.token_ids else (*work.token_ids, SCORED)
         else:
-            ids = pinned_text(self._codec, work.text or "", scoring.mark)
-        if (count := ids.count(PLACE)) > scoring.most_places:
+            ids = scored_text_ids(self._codec, work.text or "", scoring.mark)
+        if (count := ids.count(SCORED)) > scoring.most_places:
             raise InvalidRequest(f"the text has {count} places, allowed are {scoring.most_places}", param="mark")
-        return tuple(MASKED if token == PLACE else token for token in ids)
+        return tuple(MASKED if token == SCORED else token for token in ids)
 
     def asked(self, work: Work) -> LogprobsRequest:
         """What is asked of every place. InvalidRequest for a label that is not one token."""
@@ -52,7 +52,7 @@ class Reader:
 
     def named(self, asked: LogprobsRequest, event: BlockEvent) -> tuple[PlaceScores, ...]:
         """What was found at every place, in the order of the text."""
-        pieces = self._codec.pieces()
+        pieces = self._codec.token_texts()
         return tuple(_place(place, known, asked, pieces) for place, known in event.position_logprobs)
 
     def _label(self, number: int, label: str) -> int:
@@ -73,10 +73,10 @@ def _scoring(work: Work) -> Scoring:
     return work.scoring
 
 
-def _place(place: int, known: PositionLogprobs, asked: LogprobsRequest, pieces: TokenPieces) -> PlaceScores:
+def _place(place: int, known: PositionLogprobs, asked: LogprobsRequest, pieces: TokenTextStream) -> PlaceScores:
     given = zip(asked.token_ids, known.named, strict=True)
     return PlaceScores(place, _named(tuple(given), pieces), _named(known.top, pieces))
 
 
-def _named(scores: Sequence[tuple[int, float]], pieces: TokenPieces) -> tuple[Likely, ...]:
-    return tuple(Likely(token, *pieces.name(token), logprob) for token, logprob in scores)
+def _named(scores: Sequence[tuple[int, float]], pieces: TokenTextStream) -> tuple[TopLogprob, ...]:
+    return tuple(TopLogprob(token, *pieces.name(token), logprob) for token, logprob in scores)

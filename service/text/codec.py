@@ -14,12 +14,10 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from service.errors import CheckpointError, InvalidRequest
-from service.text.answers import spans_of_answers
-from service.text.pieces import TokenPieces
-from service.text.stream import TextStream
-from service.text.template import ChatTemplate, Messages, Tools
-from service.text.tools.formats import ToolFormat
-from service.text.tools.thinking import BEGIN, END, Thinking
+from service.text.assistant_spans import assistant_spans
+from service.text.detokenizer import TextStream, TokenTextStream
+from service.text.template import ChatTemplate, Messages, ToolDefinitions
+from service.text.tools.formats import BEGIN, END, ReasoningFormat, ToolFormat
 
 
 class TextCodec:
@@ -32,11 +30,11 @@ class TextCodec:
         self._unknown: int | None = tokenizer.unk_token_id
         self._control = special.keys() - {self._unknown}
         self._template = ChatTemplate(tokenizer, [added.content for added in special.values()])
-        # In a rendered chat, a private name has the role of a control token in transformers. It separates its
-        # neighbours in the same way, but no user text can become it.
-        names = {token: self._template.names.of[added.content] for token, added in special.items()}
-        self._literal.add_tokens([_named(added, names[token]) for token, added in special.items()])
-        self._own = {self._literal.token_to_id(name): token for token, name in names.items()}
+        # In a rendered chat, an alias has the role of a control token in transformers. It separates its neighbours in
+        # the same way, but no user text can become it.
+        aliases = {token: self._template.aliases.of[added.content] for token, added in special.items()}
+        self._literal.add_tokens([_renamed(added, aliases[token]) for token, added in special.items()])
+        self._token_of_alias = {self._literal.token_to_id(alias): token for token, alias in aliases.items()}
 
     @classmethod
     def load(cls, folder: str | Path) -> TextCodec:
@@ -86,8 +84,8 @@ class TextCodec:
         return self._template.tools_problem
 
     @property
-    def thinking(self) -> Thinking | None:
-        """How answers think. None if they do not, as far as the chat template and the vocabulary say."""
+    def thinking(self) -> ReasoningFormat | None:
+        """The reasoning of answers. None if chat template and vocabulary have no marks of reasoning."""
         thinking, added = self._template.thinking, self._special.get_added_tokens_decoder().values()
         plain = {token.content for token in added if not token.special}
         return thinking if {BEGIN, END} <= plain else None
@@ -103,7 +101,7 @@ class TextCodec:
             raise InvalidRequest("the prompt holds a control token that this vocabulary cannot write as text")
         return [self._unknown if token in self._control else token for token in ids]
 
-    def encode_chat(self, messages: Messages, tools: Tools = (), *, think: bool | None = None) -> list[int]:
+    def encode_chat(self, messages: Messages, tools: ToolDefinitions = (), *, think: bool | None = None) -> list[int]:
         """Ids of messages (`role`, `content`) in the chat template, ready for the assistant's answer.
 
         The same ids as transformers' `apply_chat_template`, except that contents never make control tokens. `tools`: as
@@ -112,12 +110,14 @@ class TextCodec:
         """
         return self.encode_rendered(self.render(messages, tools, think=think))
 
-    def render(self, messages: Messages, tools: Tools = (), *, answer: bool = True, think: bool | None = None) -> str:
-        """Messages in the chat template, as text with private names for its control tokens. Raises as `encode_chat`."""
+    def render(
+        self, messages: Messages, tools: ToolDefinitions = (), *, answer: bool = True, think: bool | None = None
+    ) -> str:
+        """Messages in the chat template, as text with aliases of its control tokens. Raises as `encode_chat`."""
         return self._template.render(messages, tools, answer=answer, think=think)
 
     def chat_pieces(self, messages: Messages, *, answer: bool = True) -> list[tuple[list[int], int | None]]:
-        """As `encode_chat`, in pieces: each has its ids and the index of its assistant's message, None for all else.
+        """As `encode_chat`, in pieces: ids, and the index of the assistant's message that they are, None for others.
 
         An assistant's content begins and ends with a whole token, as it does when it is decoded. `answer`: whether the
         template writes the beginning of an answer after the last message.
@@ -125,9 +125,9 @@ class TextCodec:
         rendered = self._template.render(messages, answer=answer)
         pieces: list[tuple[list[int], int | None]] = []
         end = 0
-        for span in spans_of_answers(self._template, messages, rendered, answer=answer):
+        for span in assistant_spans(self._template, messages, rendered, answer=answer):
             pieces.append((self.encode_rendered(rendered[end : span.start]), None))
-            pieces.append((self.encode(rendered[span.start : span.end]), span.number))
+            pieces.append((self.encode(rendered[span.start : span.end]), span.message))
             end = span.end
         return [*pieces, (self.encode_rendered(rendered[end:]), None)]
 
@@ -140,16 +140,16 @@ class TextCodec:
         return self._special.decode([token], skip_special_tokens=False)
 
     def stream(self, stop: Sequence[str] = ()) -> TextStream:
-        """A decoder for one answer that comes in pieces."""
+        """A detokenizer of one answer."""
         return TextStream(self._special, tuple(stop))
 
-    def pieces(self) -> TokenPieces:
-        """A decoder that names each token of one answer."""
-        return TokenPieces(self._special)
+    def token_texts(self) -> TokenTextStream:
+        """A detokenizer of each token of one answer."""
+        return TokenTextStream(self._special)
 
     def encode_rendered(self, text: str) -> list[int]:
-        """Ids of a part of what `render` gives."""
-        return [self._own.get(token, token) for token in self.encode(text)]
+        """Ids of a part of a rendered chat."""
+        return [self._token_of_alias.get(token, token) for token in self.encode(text)]
 
 
 def _copy(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
@@ -160,6 +160,6 @@ def _copy(tokenizer: PreTrainedTokenizerFast) -> Tokenizer:
     return copy
 
 
-def _named(token: AddedToken, name: str) -> AddedToken:
+def _renamed(token: AddedToken, name: str) -> AddedToken:
     """A copy of the token with another name that strips the same white space. It matches beside any letter."""
     return AddedToken(name, special=False, lstrip=token.lstrip, rstrip=token.rstrip, normalized=token.normalized)

@@ -1,13 +1,12 @@
 """A checkpoint's chat template, rendered so that its own control tokens differ from those that a user writes.
 
-In the template's source, every control token is replaced by a private name that cannot be guessed. The template sees
-the real contents. In the rendered text, a control token with a private name comes from the template, any other one
-from a content. This holds whatever the template does to contents (trim, split, replace, reverse). transformers'
-`sanitize_control_tokens` loses characters of contents, misses tokens that a template joins from parts, and is not
-thread-safe.
+In the template's source, an alias that cannot be guessed replaces every control token. The template sees the real
+contents. In the rendered text, an alias comes from the template, a control token from a content. This holds whatever
+the template does to contents (trim, split, replace, reverse). transformers' `sanitize_control_tokens` loses characters
+of contents, misses tokens that a template assembles from parts, and is not thread-safe.
 
-Some templates join control tokens from parts (`'<|' + role + '|>'`). Probes find these tokens. In contents, other
-names replace them until the template is rendered.
+Some templates assemble control tokens from parts (`'<|' + role + '|>'`). Probes find these tokens. In contents, other
+aliases replace them until the template is rendered.
 """
 
 from __future__ import annotations
@@ -20,12 +19,11 @@ from typing import Any, Final
 from transformers import PreTrainedTokenizerFast
 
 from service.errors import InvalidRequest
-from service.text.tools.calls import Tool, result, said
-from service.text.tools.formats import FORMATS, ToolFormat
-from service.text.tools.thinking import BEGIN, END, SWITCH, Thinking
+from service.text.tools.calls import Tool, assistant_message, tool_message
+from service.text.tools.formats import BEGIN, END, SWITCH, TOOL_FORMATS, ReasoningFormat, ToolFormat
 
 Messages = Sequence[Mapping[str, Any]]
-Tools = Sequence[Mapping[str, Any]]
+ToolDefinitions = Sequence[Mapping[str, Any]]
 
 _THOUGHTS: Final = "<think>\na\n</think>\n\nb"
 #: conversations without control tokens as (role, content) pairs; a template must render at least one of them
@@ -38,42 +36,46 @@ _PROBES: Final = (
 )
 #: a conversation in which a tool is called; some templates take ids of nine letters only
 _TOOL: Final = Tool("probed", "c", {"type": "object", "properties": {"a": {"type": "string"}}})
-_ASKED: Final = ({"role": "user", "content": "a"},)
-_CALLED: Final = (*_ASKED, said("", [("call00000", "probed", {"a": "b"})]), result("call00000", "probed", "d"))
+_QUESTION: Final = ({"role": "user", "content": "a"},)
+_ANSWERED: Final = (
+    *_QUESTION,
+    assistant_message("", [("call00000", "probed", {"a": "b"})]),
+    tool_message("call00000", "probed", "d"),
+)
 #: a template that writes the time may give two different texts, but hardly three times in a row
 _TRIES: Final = 3
 
 
-class Names:
-    """Private names of tokens. Each is one word of digits between two private-use characters."""
+class TokenAliases:
+    """Unguessable aliases of control tokens. An alias is one word of digits between two private-use characters.
+
+    `of`: token -> alias.
+    """
 
     def __init__(self, tokens: Sequence[str]) -> None:
         nonce = f"{secrets.randbelow(10**24):024}"
         self.of = {token: f"\ue000{nonce}{number}\ue001" for number, token in enumerate(tokens)}
-        self._tokens = {name: token for token, name in self.of.items()}
+        self._tokens = {alias: token for token, alias in self.of.items()}
         longest_first = sorted(tokens, key=len, reverse=True)
-        self._written = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
-        self._named = re.compile(f"\ue000{nonce}[0-9]+\ue001")
+        self._token_pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+        self._alias_pattern = re.compile(f"\ue000{nonce}[0-9]+\ue001")
 
-    def put(self, text: str) -> str:
-        """The text with tokens replaced by their names."""
-        return self.rename(text, self)
+    def alias(self, text: str, aliases: TokenAliases | None = None) -> str:
+        """The text with aliases in the place of tokens, its own or those of other `aliases`."""
+        of = (aliases or self).of
+        return self._token_pattern.sub(lambda match: of[match[0]], text) if self.of else text
 
-    def rename(self, text: str, other: Names) -> str:
-        """The text with tokens replaced by the names of `other`."""
-        return self._written.sub(lambda found: other.of[found[0]], text) if self.of else text
-
-    def back(self, text: str) -> str:
-        """The text with names replaced by their tokens."""
-        return self._named.sub(lambda found: self._tokens[found[0]], text)
+    def restore(self, text: str) -> str:
+        """The text with tokens in the place of aliases."""
+        return self._alias_pattern.sub(lambda match: self._tokens[match[0]], text)
 
     def are_in(self, text: str) -> bool:
-        """Whether a text has any of the names."""
-        return self._named.search(text) is not None
+        """Whether a text has any alias."""
+        return self._alias_pattern.search(text) is not None
 
     def tokens_in(self, text: str) -> set[str]:
-        """The tokens that are in a text under their own names."""
-        return set(self._written.findall(text))
+        """The tokens in a text."""
+        return set(self._token_pattern.findall(text))
 
 
 class ChatTemplate:
@@ -81,25 +83,25 @@ class ChatTemplate:
 
     `source`: the template, empty if there is none. `problem`: why the template cannot be used, None if it can.
     `warning`: a warning for operators, None if there is none. `tool_format`: how it writes calls of tools; None if it
-    cannot show tools, for the reason `tools_problem`. `thinking`: how it treats thinking, None if it has none.
+    cannot show tools, for the reason `tools_problem`. `thinking`: how it treats reasoning, None if it has none.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, control: Sequence[str]) -> None:
-        self.names = Names(control)
+        self.aliases = TokenAliases(control)
         self.source = ""
         self.problem: str | None = None
         self.warning: str | None = None
         self.tool_format: ToolFormat | None = None
         self.tools_problem = "this checkpoint has no chat template"
-        self.thinking: Thinking | None = None
-        self._tokenizer, self._joined = tokenizer, Names(())
+        self.thinking: ReasoningFormat | None = None
+        self._tokenizer, self._assembled = tokenizer, TokenAliases(())
         if not tokenizer.chat_template:
             self.problem = "this checkpoint has no chat template; send `prompt` instead"
             return
         try:
             self.source = tokenizer.get_chat_template()
-            named = {name: self._named(value) for name, value in tokenizer.special_tokens_map.items()}
-            self._options = {**named, "chat_template": self.names.put(self.source)}
+            special_tokens = {name: self._aliased(value) for name, value in tokenizer.special_tokens_map.items()}
+            self._options = {**special_tokens, "chat_template": self.aliases.alias(self.source)}
             self._probe()
         except Exception as error:  # noqa: BLE001 - a template is a program, which may raise anything
             self.warning = self.problem = f"the chat template cannot be used: {self._reason(error)}"
@@ -107,15 +109,17 @@ class ChatTemplate:
             return
         self._probe_tools()
         if BEGIN in self.source and END in self.source:
-            begun = any(self._render(probe, answer=True).rstrip().endswith(BEGIN) for probe in self._taken[:1])
-            self.thinking = Thinking(begun, SWITCH in self.source)
+            begun = any(self._render(probe, answer=True).rstrip().endswith(BEGIN) for probe in self._accepted[:1])
+            self.thinking = ReasoningFormat(begun, SWITCH in self.source)
 
-    def render(self, messages: Messages, tools: Tools = (), *, answer: bool = True, think: bool | None = None) -> str:
-        """The messages as text, with private names for the template's control tokens.
+    def render(
+        self, messages: Messages, tools: ToolDefinitions = (), *, answer: bool = True, think: bool | None = None
+    ) -> str:
+        """The messages as text, with aliases of the template's control tokens.
 
         `tools`: as transformers takes them. `answer`: whether the beginning of an answer follows. `think`: whether to
-        think, None leaves it to the template. InvalidRequest if there is no usable template, or if it
-        refuses the messages.
+        think, None leaves it to the template. InvalidRequest if there is no usable template, or if it refuses the
+        messages.
         """
         if self.problem is not None:
             raise InvalidRequest(self.problem, param="messages")
@@ -125,38 +129,38 @@ class ChatTemplate:
             message = f"the chat template refuses these messages: {self._reason(error)}"
             raise InvalidRequest(message, param="messages") from error
 
-    def _render(self, messages: Messages, answer: bool, tools: Tools = (), think: bool | None = None) -> str:
+    def _render(self, messages: Messages, answer: bool, tools: ToolDefinitions = (), think: bool | None = None) -> str:
         options = self._options if think is None else {**self._options, SWITCH: think}
-        hidden = [{**self._hidden(message), "role": message["role"]} for message in messages]
-        text = self._apply(hidden, answer, [self._hidden(tool) for tool in tools], **options)
-        return self._joined.back(self._joined.rename(text, self.names))
+        contents = [{**self._hidden(message), "role": message["role"]} for message in messages]
+        text = self._apply(contents, answer, [self._hidden(tool) for tool in tools], **options)
+        return self._assembled.restore(self._assembled.alias(text, self.aliases))
 
     def _hidden(self, value: Any) -> Any:
-        """A value in which names replace the joined tokens of all texts."""
+        """A value whose texts have aliases in the place of tokens that the template assembles."""
         if isinstance(value, str):
-            return self._joined.put(value)
+            return self._assembled.alias(value)
         if isinstance(value, Mapping):
-            return {self._joined.put(name): self._hidden(one) for name, one in value.items()}
-        return [self._hidden(one) for one in value] if isinstance(value, list) else value
+            return {self._assembled.alias(name): self._hidden(item) for name, item in value.items()}
+        return [self._hidden(item) for item in value] if isinstance(value, list) else value
 
-    def _apply(self, messages: Messages, answer: bool, tools: Tools = (), **options: Any) -> str:
+    def _apply(self, messages: Messages, answer: bool, tools: ToolDefinitions = (), **options: Any) -> str:
         copies = [dict(message) for message in messages]
-        shown: Any = list(tools) or None
+        tools_or_none: Any = list(tools) or None
         apply = self._tokenizer.apply_chat_template
-        return str(apply(copies, tools=shown, tokenize=False, add_generation_prompt=answer, **options))
+        return str(apply(copies, tools=tools_or_none, tokenize=False, add_generation_prompt=answer, **options))
 
-    def _named(self, value: Any) -> Any:
-        return self.names.put(value) if isinstance(value, str) else [self._named(one) for one in value]
+    def _aliased(self, value: Any) -> Any:
+        return self.aliases.alias(value) if isinstance(value, str) else [self._aliased(item) for item in value]
 
     def _reason(self, error: Exception) -> str:
-        return self.names.back(str(error)) or type(error).__name__
+        return self.aliases.restore(str(error)) or type(error).__name__
 
     # --- probes at load time -----------------------------------------------------------------------
 
     def _probe(self) -> None:
-        """Finds the control tokens that the template joins from parts. Raises if the template cannot be used."""
-        joined: set[str] = set()
-        taken, refusals = [], []
+        """Finds the control tokens that the template assembles from parts. Raises if the template cannot be used."""
+        assembled: set[str] = set()
+        accepted, refusals = [], []
         for probe in _PROBES:
             messages = [{"role": role, "content": content} for role, content in probe]
             try:
@@ -166,18 +170,18 @@ class ChatTemplate:
                 continue
             if not self._is_followed(messages):
                 raise ValueError("it does more with control tokens than write them")
-            joined |= self.names.tokens_in(self._render(messages, answer=True))
-            taken.append(messages)
-        if not taken:
+            assembled |= self.aliases.tokens_in(self._render(messages, answer=True))
+            accepted.append(messages)
+        if not accepted:
             raise refusals[0]
-        self._joined = Names(sorted(joined))
-        self._taken = taken
-        if not all(map(self._is_blind, taken)):
+        self._assembled = TokenAliases(sorted(assembled))
+        self._accepted = accepted
+        if not all(map(self._is_blind, accepted)):
             self.warning = "the chat template looks for control tokens in contents; it finds none, since they are text"
 
     def _is_blind(self, messages: list[dict[str, str]]) -> bool:
         """Whether control tokens in contents do not change the work of the template."""
-        tokens = "a".join(sorted(self.names.tokens_in(self.source)))
+        tokens = "a".join(sorted(self.aliases.tokens_in(self.source)))
         try:
             return self._is_followed([{**message, "content": f"a{tokens}a"} for message in messages])
         except Exception:  # noqa: BLE001 - the template refuses them
@@ -190,27 +194,26 @@ class ChatTemplate:
     def _try_tools(self) -> str:
         tools = (_TOOL.definition,)
         try:
-            if _TOOL.name not in self._render(_ASKED, answer=True, tools=tools):
+            if _TOOL.name not in self._render(_QUESTION, answer=True, tools=tools):
                 return "the chat template of this checkpoint knows no tools"
-            text = self._render(_CALLED, answer=True, tools=tools)
-            if not (self._is_followed(_ASKED, tools) and self._is_followed(_CALLED, tools)):
+            text = self._render(_ANSWERED, answer=True, tools=tools)
+            if not (self._is_followed(_QUESTION, tools) and self._is_followed(_ANSWERED, tools)):
                 return "the chat template of this checkpoint does more with control tokens than write them"
         except Exception as error:  # noqa: BLE001 - a template is a program, which may raise anything
             return f"the chat template of this checkpoint cannot show calls of tools: {self._reason(error)}"
         call = (_TOOL.name, '{"a": "b"}')
-        found = (one for one in FORMATS.values() if one.written(call) in text)
-        self.tool_format = next(found, None)
-        self._joined = Names(sorted(self._joined.of.keys() | self.names.tokens_in(text)))
+        matching = (tool_format for tool_format in TOOL_FORMATS.values() if tool_format.written(call) in text)
+        self.tool_format = next(matching, None)
+        self._assembled = TokenAliases(sorted(self._assembled.of.keys() | self.aliases.tokens_in(text)))
         if self.tool_format is None:
-            return (
-                f"the chat template of this checkpoint writes calls in none of the known formats: {', '.join(FORMATS)}"
-            )
+            formats = ", ".join(TOOL_FORMATS)
+            return f"the chat template of this checkpoint writes calls in none of the known formats: {formats}"
         return ""
 
-    def _is_followed(self, messages: Messages, tools: Tools = ()) -> bool:
-        """Whether the text equals that of transformers. A template that writes the time gets several tries."""
+    def _is_followed(self, messages: Messages, tools: ToolDefinitions = ()) -> bool:
+        """Whether the text equals transformers' text. A template that writes the time gets several tries."""
         for _ in range(_TRIES):
             expected = self._apply(messages, True, tools)
-            if self.names.back(self._render(messages, answer=True, tools=tools)) == expected:
+            if self.aliases.restore(self._render(messages, answer=True, tools=tools)) == expected:
                 return True
         return False

@@ -54,7 +54,7 @@ def test_a_wrong_decode_is_a_row_and_the_exit_status(tmp_path: Path, monkeypatch
 def test_speed_has_a_row_for_every_step_and_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.gpu.speed.PLANS", PLANS[:2])
     monkeypatch.setattr("benchmarks.gpu.speed.VARIED", PLANS[:1])
-    monkeypatch.setattr("benchmarks.gpu.speed.FORMS", ("w8a8",))
+    monkeypatch.setattr("benchmarks.gpu.speed.QUANT_SCHEMES", ("w8a8",))
     monkeypatch.setattr("benchmarks.throughput.measure", lambda *_: FAIR)  # test_loads.py measures them
     with Rows(tmp_path / "rows", CPU, 600) as written:
         measure_speed(written, CPU, torch.float32, SMALL)

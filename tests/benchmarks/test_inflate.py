@@ -15,7 +15,7 @@ from service.demo import CHECKPOINT, heldout_problems
 from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest, SamplingParams
 from service.errors import InvalidRequest
 from service.model import LoadOptions, load_checkpoint, published_weights, save_checkpoint
-from service.model.attention import PagedCache, attention_for
+from service.model.attention import PagedCache, attention_backend
 from service.model.checkpoint import build_checkpoint
 from service.text import TextCodec
 from tests.engine.helpers import FREE
@@ -68,7 +68,7 @@ class Places:
 def logits(checkpoint, tokens):
     """Of the backbone and of MRP behind it, over some blocks `[R, L]`."""
     pages = list(range(len(tokens)))
-    attention = attention_for(PagedCache(checkpoint.config, len(tokens), checkpoint.device, checkpoint.dtype))
+    attention = attention_backend(PagedCache(checkpoint.config, len(tokens), checkpoint.device, checkpoint.dtype))
     attend = attention.prepare([Places(pages, index) for index in pages])
     tokens = tokens[list(attend.order)]
     positions = torch.tensor(list(attend.order))[:, None] * tokens.shape[1] + torch.arange(tokens.shape[1])

@@ -8,8 +8,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from service.constraints.constraint import Constraint
 from service.constraints.grammars import compile_grammar
-from service.constraints.matcher import CompiledGrammar
-from service.constraints.vocabulary import Vocabulary
+from service.constraints.matcher import GuidanceGrammar
+from service.constraints.vocabulary import TokenVocabulary
 from service.model import Checkpoint, load_checkpoint
 from service.text import TextCodec
 from tests.tiny import GOLDEN, GOLDEN_NAMES
@@ -39,14 +39,14 @@ def tokenizer(name: str) -> Tokenizer:
 
 
 @cache
-def vocabulary(name: str) -> Vocabulary:
+def vocabulary(name: str) -> TokenVocabulary:
     """What grammars need of it."""
     config = checkpoint(name).config
-    return Vocabulary(tokenizer(name).to_str(), config.vocab_size, config.eos_token_ids)
+    return TokenVocabulary(tokenizer(name).to_str(), config.vocab_size, config.eos_token_ids)
 
 
 @cache
-def compiled(name: str, constraint: Constraint) -> CompiledGrammar:
+def compiled(name: str, constraint: Constraint) -> GuidanceGrammar:
     """A constraint for a checkpoint."""
     return compile_grammar(constraint, vocabulary(name))
 

@@ -19,14 +19,14 @@ from tokenizers import Tokenizer
 
 from service.constraints.constraint import Constraint
 from service.constraints.grammars import compile_grammar
-from service.constraints.matcher import CompiledGrammar
-from service.constraints.vocabulary import Vocabulary
+from service.constraints.matcher import GuidanceGrammar
+from service.constraints.vocabulary import TokenVocabulary
 from service.errors import InvalidRequest
 
 _TOKENIZER = Tokenizer.from_file(str(Path(__file__).parents[2] / "service" / "demo" / "tokenizer.json"))
 
 
-def taken(grammar: CompiledGrammar, text: str) -> bool:
+def taken(grammar: GuidanceGrammar, text: str) -> bool:
     """Whether a grammar allows a text as a whole answer."""
     ids = tuple(_TOKENIZER.encode(text).ids)
     way = grammar.open()
@@ -36,7 +36,7 @@ def taken(grammar: CompiledGrammar, text: str) -> bool:
 def count(folder: Path) -> tuple[Counter[str], list[str]]:
     """The counts, and the invalid instances that were allowed."""
     seen: Counter[str] = Counter()
-    vocabulary = Vocabulary(_TOKENIZER.to_str(), 1024, (3,))
+    vocabulary = TokenVocabulary(_TOKENIZER.to_str(), 1024, (3,))
     wrong = []
     for file in sorted(folder.glob("*.json")):
         for case in json.loads(file.read_text("utf-8")):

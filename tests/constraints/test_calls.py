@@ -14,16 +14,16 @@ from tokenizers import Tokenizer
 
 from service.constraints.constraint import CallTexts, Constraint, Lead, ToolCallForm
 from service.constraints.grammars import compile_grammar
-from service.constraints.matcher import CompiledGrammar
-from service.constraints.vocabulary import Vocabulary
+from service.constraints.matcher import GuidanceGrammar
+from service.constraints.vocabulary import TokenVocabulary
 from service.errors import InvalidRequest
-from service.text.tools import FORMATS, Reading, Tool, read_answer
+from service.text.tools import TOOL_FORMATS, AnswerFormat, Tool, parse_output
 from tests.constraints.checkpoints import byte_pairs
 from tests.constraints.schemas import random_schema
 from tests.constraints.walks import text_of, walk
 from tests.gateway import chatting
 
-FORMAT = FORMATS["qwen3"]
+FORMAT = TOOL_FORMATS["qwen3"]
 LEAD = Lead("<think>", "</think>", "\n\n")
 BEGUN = replace(LEAD, begun=True)
 ADD = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
@@ -37,9 +37,9 @@ def tokenizer(marked: bool) -> Tokenizer:
 
 
 @cache
-def vocabulary(marked: bool) -> Vocabulary:
+def vocabulary(marked: bool) -> TokenVocabulary:
     """`marked`: whether `<tool_call>` and the like are tokens."""
-    return Vocabulary(tokenizer(marked).to_str(), 512, [510])
+    return TokenVocabulary(tokenizer(marked).to_str(), 512, [510])
 
 
 def calls(
@@ -55,7 +55,7 @@ TOOLS = (Tool("add", None, ADD), Tool("none"))
 JSON = Constraint.json({"const": {"x": 1}}, "response_format")
 
 
-def taken(grammar: CompiledGrammar, marked: bool, text: str) -> bool:
+def taken(grammar: GuidanceGrammar, marked: bool, text: str) -> bool:
     ids = tuple(tokenizer(marked).encode(text).ids)
     way = grammar.open()
     return way.allowed((), ids) == len(ids) and way.complete(ids)
@@ -135,14 +135,14 @@ def test_schemas_hold_and_answers_are_read_back(marked: bool, rounds: int) -> No
             required=required, parallel=parallel, lead=lead,
         )  # fmt: skip
         grammar = compile_grammar(constraint, vocabulary(marked))
-        reading = Reading("qwen3", "no" if lead is None else "begun" if lead.begun else "may")
+        reading = AnswerFormat("qwen3", "no" if lead is None else "begun" if lead.begun else "may")
         for _ in range(2):
             ids = walk(grammar, eos, rng, liked, 250)
             text = text_of(words, ids, eos)
             if ids[-1] != eos or "\ufffd" in text:
                 continue
             ended += 1
-            read = read_answer(reading, text)
+            read = parse_output(reading, text)
             for call in read.calls:
                 jsonschema.validate(json.loads(call.arguments), schemas[call.name])
             assert read.called == bool(read.calls)

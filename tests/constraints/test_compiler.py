@@ -8,12 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.constraints import kept as kept_module
-from service.constraints.compiler import Compiler
+from service.constraints import compiler as compiler_module
+from service.constraints.compiler import GrammarCache, GrammarCompiler
 from service.constraints.constraint import Constraint, Owner
-from service.constraints.kept import KeptGrammars
 from service.constraints.trials import Trials
-from service.constraints.vocabulary import Vocabulary
+from service.constraints.vocabulary import TokenVocabulary
 from service.errors import ConstraintNotAvailable, InvalidRequest
 from tests.constraints.checkpoints import DEMO, compiled, vocabulary
 
@@ -22,10 +21,10 @@ ANN, BOB = Owner("ann", "3:ann"), Owner("bob", "3:bob")
 
 
 @pytest.fixture
-def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[GrammarCompiler]:
     """One without trials, which have tests of their own."""
     monkeypatch.setattr(Trials, "run", lambda *_: 2**20)
-    compiler = Compiler(lambda: vocabulary(DEMO))
+    compiler = GrammarCompiler(lambda: vocabulary(DEMO))
     yield compiler
     compiler.close()
 
@@ -34,14 +33,14 @@ async def test_equal_constraints_are_compiled_once(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(Trials, "run", lambda *_: 2**20)
     made: list[int] = []
 
-    def make() -> Vocabulary:
+    def make() -> TokenVocabulary:
         made.append(threading.get_ident())
         return vocabulary(DEMO)
 
-    compiler = Compiler(make)
+    compiler = GrammarCompiler(make)
     one, other = await asyncio.gather(compiler.compile(DIGITS), compiler.compile(Constraint.regex("[0-9]+")))
     assert one is other
-    assert compiler.kept(DIGITS) is one
+    assert compiler.cached(DIGITS) is one
     assert await compiler.compile(Constraint.regex("[a-z]")) is not one
     assert len(made) == 1
     assert made[0] != threading.get_ident()
@@ -49,20 +48,20 @@ async def test_equal_constraints_are_compiled_once(monkeypatch: pytest.MonkeyPat
 
 
 async def test_owners_share_a_grammar_only_with_the_same_salt(
-    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else one could tell by the time that it takes whether another one uses a constraint."""
     tried: list[Constraint] = []
     monkeypatch.setattr(Trials, "run", lambda _, constraint: tried.append(constraint) or 0)
     await compiler.compile(DIGITS, ANN)
-    assert compiler.kept(DIGITS, BOB) is None
+    assert compiler.cached(DIGITS, BOB) is None
     await compiler.compile(DIGITS, BOB)
     assert len(tried) == 2
     await compiler.compile(DIGITS, Owner("carl", BOB.salt))
     assert len(tried) == 2
 
 
-async def test_errors_are_kept_too_and_raised_anew(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_errors_are_kept_too_and_raised_anew(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(*_: object) -> int:
         tried.append(InvalidRequest("regex cannot be used", param="regex"))
         raise tried[-1]
@@ -75,7 +74,7 @@ async def test_errors_are_kept_too_and_raised_anew(compiler: Compiler, monkeypat
     assert len(tried) == 1
 
 
-async def test_one_tenant_never_has_all_threads(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_tenant_never_has_all_threads(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
 
     def run(_: Trials, constraint: Constraint) -> int:
@@ -92,9 +91,9 @@ async def test_one_tenant_never_has_all_threads(compiler: Compiler, monkeypatch:
 
 
 def test_grammars_are_kept_by_their_memory_and_a_tenant_has_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_module, "_SHARE", 2 * 2**20)
-    monkeypatch.setattr(kept_module, "_BYTES", 3 * 2**20)
-    kept, grammar = KeptGrammars(), compiled(DEMO, DIGITS)
+    monkeypatch.setattr(compiler_module, "_MAX_TENANT", 2 * 2**20)
+    monkeypatch.setattr(compiler_module, "_MAX_CACHE", 3 * 2**20)
+    kept, grammar = GrammarCache(), compiled(DEMO, DIGITS)
     kept.add("of bob", "bob", grammar, 2**20)
     for key in ("first", "second", "third"):
         kept.add(key, "ann", grammar, 2**20)
@@ -105,7 +104,7 @@ def test_grammars_are_kept_by_their_memory_and_a_tenant_has_a_share(monkeypatch:
 
 def test_a_refusal_is_kept_for_a_minute() -> None:
     now = [0.0]
-    kept = KeptGrammars(lambda: now[0])
+    kept = GrammarCache(lambda: now[0])
     kept.add("wrong", "ann", InvalidRequest("wrong"))
     assert kept.get("wrong")
     now[0] = 61.0
@@ -113,10 +112,10 @@ def test_a_refusal_is_kept_for_a_minute() -> None:
 
 
 async def test_a_checkpoint_without_bytes_says_so_every_time() -> None:
-    def make() -> Vocabulary:
+    def make() -> TokenVocabulary:
         raise ConstraintNotAvailable("no bytes")
 
-    compiler = Compiler(make)
+    compiler = GrammarCompiler(make)
     for constraint in (DIGITS, DIGITS, Constraint.regex("a")):
         with pytest.raises(ConstraintNotAvailable):
             await compiler.compile(constraint)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from service.constraints.compiler import Compiler
+from service.constraints.compiler import GrammarCompiler
 from service.constraints.constraint import Constraint
 from service.constraints.grammars import compile_grammar
-from service.constraints.matcher import OpenGrammar
-from service.constraints.vocabulary import Vocabulary
+from service.constraints.matcher import GuidanceMatcher
+from service.constraints.vocabulary import TokenVocabulary
 from service.errors import ConstraintFailed, ConstraintNotAvailable, InvalidRequest
 from tests.constraints.checkpoints import DEMO, NAMES, tokenizer, vocabulary
 from tests.constraints.schemas import HARD, random_schema
@@ -119,22 +119,22 @@ HOSTILE: dict[str, Constraint] = {
 
 
 @pytest.fixture(scope="module")
-def compiler() -> Iterator[Compiler]:
-    compiler = Compiler(lambda: vocabulary(DEMO))
+def compiler() -> Iterator[GrammarCompiler]:
+    compiler = GrammarCompiler(lambda: vocabulary(DEMO))
     yield compiler
     compiler.close()
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.timeout(60)
-async def test_hostile_constraints_are_refused_or_followed(name: str, compiler: Compiler) -> None:
+async def test_hostile_constraints_are_refused_or_followed(name: str, compiler: GrammarCompiler) -> None:
     """The process lives on, and an answer ends or is ended. Slow machines may take long, but not for ever."""
     with suppress(InvalidRequest, ConstraintFailed):
         grammar = await compiler.compile(HOSTILE[name])
         walk(grammar.open(), random.Random(name), 100)
 
 
-def walk(grammar: OpenGrammar, rng: random.Random, most: int) -> tuple[int, ...]:
+def walk(grammar: GuidanceMatcher, rng: random.Random, most: int) -> tuple[int, ...]:
     """A random answer of at most so many tokens."""
     tokens: tuple[int, ...] = ()
     while len(tokens) < most:
@@ -157,9 +157,9 @@ def test_all_schemas_of_these_tests_compile(name: str) -> None:
 def test_a_tokenizer_without_bytes_cannot_be_constrained() -> None:
     words = (GOLDEN / "sdar-mrp-random-a" / "tokenizer.json").read_text("utf-8")
     with pytest.raises(ConstraintNotAvailable, match="does not say which bytes its tokens are"):
-        Vocabulary(words, 512, (510,))
+        TokenVocabulary(words, 512, (510,))
 
 
 def test_a_checkpoint_without_an_end_token_cannot_be_constrained() -> None:
     with pytest.raises(ConstraintNotAvailable, match="no end token"):
-        Vocabulary(tokenizer(DEMO).to_str(), 1024, ())
+        TokenVocabulary(tokenizer(DEMO).to_str(), 1024, ())

@@ -9,10 +9,10 @@ from itertools import count
 import numpy as np
 import pytest
 
-from service.constraints.budget import A_TOKEN, RESERVE, Account, Reserve
+from service.constraints.budget import PER_TOKEN, RESERVE, GrammarBudget, TenantReserve
 from service.constraints.constraint import Constraint
 from service.constraints.grammars import compile_grammar
-from service.constraints.matcher import OpenGrammar
+from service.constraints.matcher import GuidanceMatcher
 from service.errors import ConstraintFailed
 from tests.constraints.checkpoints import DEMO, NAMES, compiled, text_of, tokenizer, vocabulary
 from tests.constraints.schemas import random_schema
@@ -24,30 +24,30 @@ def ids(text: str, name: str = DEMO) -> tuple[int, ...]:
     return tuple(tokenizer(name).encode(text).ids)
 
 
-def allowed(grammar: OpenGrammar, tokens: tuple[int, ...]) -> set[int]:
+def allowed(grammar: GuidanceMatcher, tokens: tuple[int, ...]) -> set[int]:
     mask = grammar.mask(tokens)
     return set() if mask is None else set(np.flatnonzero(np.unpackbits(mask, bitorder="little")).tolist())
 
 
 @pytest.fixture
-def numbers() -> OpenGrammar:
+def numbers() -> GuidanceMatcher:
     return compiled(DEMO, NUMBERS).open()
 
 
-def test_masks_are_the_tokens_that_may_follow(numbers: OpenGrammar) -> None:
+def test_masks_are_the_tokens_that_may_follow(numbers: GuidanceMatcher) -> None:
     first = {text_of(DEMO, (token,)) for token in allowed(numbers, ())}
     assert first >= set("0123456789")
     assert all(text.isdigit() for text in first)
 
 
-def test_looking_ahead_and_back_changes_nothing(numbers: OpenGrammar) -> None:
+def test_looking_ahead_and_back_changes_nothing(numbers: GuidanceMatcher) -> None:
     before = allowed(numbers, ())
     one, other = ids("12"), ids("345")
     seen = [allowed(numbers, one), allowed(numbers, other), allowed(numbers, ())]
     assert seen == [allowed(numbers, one), allowed(numbers, other), before]
 
 
-def test_the_end_is_allowed_where_the_answer_may_end(numbers: OpenGrammar) -> None:
+def test_the_end_is_allowed_where_the_answer_may_end(numbers: GuidanceMatcher) -> None:
     [end] = vocabulary(DEMO).eos
     assert end not in allowed(numbers, ids("34"))
     assert end in allowed(numbers, ids("345"))
@@ -60,13 +60,13 @@ def test_the_end_is_allowed_where_the_answer_may_end(numbers: OpenGrammar) -> No
     assert numbers.allowed((*ids("345"), end), ids("6")) == 0
 
 
-def test_the_end_is_forced_where_nothing_else_can_come(numbers: OpenGrammar) -> None:
+def test_the_end_is_forced_where_nothing_else_can_come(numbers: GuidanceMatcher) -> None:
     whole = "345 and 6"
     assert numbers.forced(ids(whole)) == vocabulary(DEMO).eos
     assert text_of(DEMO, numbers.forced((*ids("345"), *ids(" a")))) == "nd"
 
 
-def test_tokens_that_are_no_text_are_never_allowed(numbers: OpenGrammar) -> None:
+def test_tokens_that_are_no_text_are_never_allowed(numbers: GuidanceMatcher) -> None:
     control = {token for token in range(1024) if vocabulary(DEMO).tokens.is_special_token(token)}
     for tokens in ((), ids("345"), ids("345 and 6")):
         assert not allowed(numbers, tokens) & (control - set(vocabulary(DEMO).eos))
@@ -74,14 +74,14 @@ def test_tokens_that_are_no_text_are_never_allowed(numbers: OpenGrammar) -> None
         assert numbers.allowed((), (token,)) == int(token in allowed(numbers, ()))
 
 
-def test_final_tokens_are_where_it_counts_from(numbers: OpenGrammar) -> None:
+def test_final_tokens_are_where_it_counts_from(numbers: GuidanceMatcher) -> None:
     ahead = allowed(numbers, ids("34"))
     numbers.advance(ids("34"))
     assert allowed(numbers, ()) == ahead
     assert numbers.complete(ids("5"))
 
 
-def test_tokens_that_the_grammar_refuses_are_an_error(numbers: OpenGrammar) -> None:
+def test_tokens_that_the_grammar_refuses_are_an_error(numbers: GuidanceMatcher) -> None:
     with pytest.raises(ConstraintFailed) as caught:
         numbers.mask(ids("x"))
     assert caught.value.param == "regex"
@@ -100,11 +100,11 @@ AMBIGUOUS = Constraint.grammar(
 def test_answers_that_take_too_long_are_ended() -> None:
     """All answers of a tenant together have one budget, and another tenant its own. `used`: by all, in CPU seconds."""
     now = 0.0
-    grammar, reserve = compiled(DEMO, NUMBERS), Reserve(lambda: now)
+    grammar, reserve = compiled(DEMO, NUMBERS), TenantReserve(lambda: now)
     one, other = grammar.within(reserve).open(), grammar.within(reserve).open()
-    free = grammar.within(Reserve(lambda: now)).open()
+    free = grammar.within(TenantReserve(lambda: now)).open()
     one.mask(())
-    one.pay(RESERVE + 1.0, 0)
+    one.spend(RESERVE + 1.0, 0)
     for opened in (one, other):
         with pytest.raises(ConstraintFailed, match="takes too long, allowed are 3 ms a token and 50 ms a second"):
             opened.mask(())
@@ -118,7 +118,7 @@ def test_an_ambiguous_grammar_ends_before_it_holds_others_up(monkeypatch: pytest
     """64 answers share one budget. By this clock each call takes 50 ms, so a few calls use it up."""
     ticks = count()
     monkeypatch.setattr(time, "thread_time", lambda: next(ticks) * 0.05)
-    grammar = compile_grammar(AMBIGUOUS, vocabulary(DEMO)).within(Reserve(lambda: 0.0))
+    grammar = compile_grammar(AMBIGUOUS, vocabulary(DEMO)).within(TenantReserve(lambda: 0.0))
     answers, calls, failed = [grammar.open() for _ in range(64)], 0, 0
     for length in range(1, 40):
         for answer in answers:
@@ -128,10 +128,12 @@ def test_an_ambiguous_grammar_ends_before_it_holds_others_up(monkeypatch: pytest
             except ConstraintFailed:
                 failed += 1
     assert failed == 64 * 39 - calls
-    assert 0 < calls <= (RESERVE + 64 * A_TOKEN) / 0.05
+    assert 0 < calls <= (RESERVE + 64 * PER_TOKEN) / 0.05
 
 
-def test_a_failure_of_the_library_ends_the_answer_only(numbers: OpenGrammar, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_the_library_ends_the_answer_only(
+    numbers: GuidanceMatcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its panics are no `Exception`, and would end the engine's thread."""
     panic = type("PanicException", (BaseException,), {})
 
@@ -145,15 +147,15 @@ def test_a_failure_of_the_library_ends_the_answer_only(numbers: OpenGrammar, mon
 
 
 def test_tokens_bring_time_up_to_a_limit() -> None:
-    reserve = Reserve(lambda: 0.0)
-    account = Account(reserve)
-    account.earn(10**6)
-    account.pay(0.05)
-    assert not account.used_up
-    account.pay(RESERVE)
-    assert account.used_up
-    account.earn(1)
-    assert not account.used_up
+    reserve = TenantReserve(lambda: 0.0)
+    budget = GrammarBudget(reserve)
+    budget.earn(10**6)
+    budget.spend(0.05)
+    assert not budget.used_up
+    budget.spend(RESERVE)
+    assert budget.used_up
+    budget.earn(1)
+    assert not budget.used_up
 
 
 @pytest.mark.parametrize("name", NAMES)

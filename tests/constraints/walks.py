@@ -8,10 +8,10 @@ from collections.abc import Collection
 import numpy as np
 from tokenizers import Tokenizer
 
-from service.constraints.matcher import CompiledGrammar
+from service.constraints.matcher import GuidanceGrammar
 
 
-def walk(grammar: CompiledGrammar, eos: int, rng: random.Random, liked: Collection[int], longest: int) -> list[int]:
+def walk(grammar: GuidanceGrammar, eos: int, rng: random.Random, liked: Collection[int], longest: int) -> list[int]:
     """Token ids of an answer; it ends with the end token if it is complete. `liked`: tokens to prefer where allowed."""
     way, ids = grammar.open(), list[int]()
     while len(ids) < longest:

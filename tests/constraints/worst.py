@@ -21,7 +21,7 @@ from pathlib import Path
 
 from service.constraints.constraint import Constraint
 from service.constraints.grammars import compile_grammar
-from service.constraints.intersections import MOST
+from service.constraints.intersections import MAX_PRODUCT
 from service.errors import ConstraintFailed, InvalidRequest
 from tests.constraints.checkpoints import DEMO, tokenizer, vocabulary
 
@@ -51,7 +51,7 @@ def constraint(rng: random.Random) -> tuple[str, Constraint]:
     form, parts = rng.choice(("&", "& names", "~", "allOf", "patternProperties")), rng.choice((2, 2, 3, 3, 4, 5, 6))
     if form in ("~", "patternProperties"):
         parts = 2
-    length = int(MOST ** (1 / parts)) - (10 if form == "allOf" else 4)
+    length = int(MAX_PRODUCT ** (1 / parts)) - (10 if form == "allOf" else 4)
     patterns = [pattern(rng, length) for _ in range(parts)]
     if form == "allOf":
         if parts > 4:

@@ -21,7 +21,9 @@ NAME = "sdar-mrp-random-a"
 def engines(triton_device: str) -> Any:
     checkpoint = load_checkpoint(GOLDEN / NAME, LoadOptions(device=triton_device))
     limits = EngineConfig(kv_cache_tokens=1024, attention="triton")
-    return {on: Engine(checkpoint, replace(limits, deterministic=on)) for on in (False, True)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("service.model.triton_support.use_triton", lambda *_: True)
+        return {on: Engine(checkpoint, replace(limits, deterministic=on)) for on in (False, True)}
 
 
 def short(tokens: int = 100) -> list[tuple[dict[str, Any], GenerationRequest]]:

@@ -22,8 +22,8 @@ from service.engine.forward.model_forward import ExecutionConfig
 from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner
 from service.model import LoadOptions, load_checkpoint
-from service.model.attention import attention_for
-from service.model.exchange import fetch, take
+from service.model.attention import attention_backend
+from service.model.weight_update import apply_update, load_update
 from tests.engine.forward.sampled import Position, batch_of
 from tests.model.attention_world import Kind, Shape, World
 from tests.other_weights import FIRST, other_weights
@@ -121,7 +121,7 @@ def test_attention_of_triton_is_attention_by_definition(block, dtype):
         rng = random.Random(seed)
         shapes = [Shape(rng.choice([0, 3, 40, 300]), rng.randint(0, 12), rng.randint(1, 20)) for _ in range(6)]
         world = World(Kind(*block, dtype, "cuda"), shapes, seed)
-        attention, rows = attention_for(world.cache, "triton"), world.all_rows
+        attention, rows = attention_backend(world.cache, "triton"), world.all_rows
         while rows:
             count = rng.randint(1, len(rows))
             world.check(attention, rows[:count])
@@ -130,7 +130,7 @@ def test_attention_of_triton_is_attention_by_definition(block, dtype):
 
 def test_rows_with_a_width_are_equal_to_the_bit_alone_and_together():
     world = World(Kind(4, (16, 8), 128, torch.bfloat16, "cuda"), [Shape(700, 2, 3), Shape(3, 1, 1), Shape(90, 0, 4)], 5)
-    attention, rows = attention_for(world.cache, "triton"), world.all_rows
+    attention, rows = attention_backend(world.cache, "triton"), world.all_rows
     _, together = world.check(attention, rows, 1024)
     for number, row in enumerate(rows):
         alone = attention.prepare([row], 1024)(1, *world.inputs([row]))
@@ -213,7 +213,7 @@ def test_exchanged_weights_decode_as_a_fresh_load(backend, quantization, monkeyp
     served = load_checkpoint(FIRST, options)
     engine = Engine(served, limits)
     old = [completion.token_ids for completion in engine.generate(requests)]
-    fresh = fetch(other, served.config, options)
-    engine.exchange(lambda: take(served, fresh), 1)
+    fresh = load_update(other, served.config, options)
+    engine.exchange(lambda: apply_update(served, fresh), 1)
     wanted = [one.token_ids for one in Engine(load_checkpoint(other, options), limits).generate(requests)]
     assert [completion.token_ids for completion in engine.generate(requests)] == wanted != old

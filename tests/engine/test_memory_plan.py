@@ -13,7 +13,7 @@ from service.engine.memory_plan import RequestedSizes, forward_bytes, graph_byte
 from service.errors import SettingsError
 from service.model import parse_config, read_config
 from service.model.attention import PagedCache
-from service.model.attention.cache import NUM_SPARE
+from service.model.attention.interface import NUM_SPARE
 from service.model.memory import DeviceMemory
 from tests.tiny import tiny_config
 

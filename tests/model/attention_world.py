@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from service.model import parse_config
-from service.model.attention import Attention, PagedCache, Prepared
+from service.model.attention import AttentionBackend, AttentionForward, PagedCache
 from tests.reference import block_causal_mask, dense_attention
 from tests.tiny import tiny_config
 
@@ -20,7 +20,7 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-6, torch.bfloat16: 2e-2, to
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class RowKv:
     """A row, its queries, keys and values, and what attention by its definition gives, `[L, heads * D]`."""
 
     pages: Sequence[int]
@@ -30,9 +30,9 @@ class Place:
     wanted: Tensor = field(repr=False)
 
 
-def place(pages: Sequence[int], index: int, *, writes_kv: bool) -> Place:
+def place(pages: Sequence[int], index: int, *, writes_kv: bool) -> RowKv:
     """A row of which only its place matters."""
-    return Place(pages, index, writes_kv, (torch.empty(0),) * 3, torch.empty(0))
+    return RowKv(pages, index, writes_kv, (torch.empty(0),) * 3, torch.empty(0))
 
 
 @dataclass(frozen=True)
@@ -76,10 +76,10 @@ class World:
         self.sequences = [self.rows(shape, free) for shape in shapes]
 
     @property
-    def all_rows(self) -> list[Place]:
+    def all_rows(self) -> list[RowKv]:
         return [row for sequence in self.sequences for row in sequence]
 
-    def rows(self, shape: Shape, free: list[int]) -> list[Place]:
+    def rows(self, shape: Shape, free: list[int]) -> list[RowKv]:
         """The rows of a sequence; what lies before them is written at once."""
         num_final = shape.before + shape.final
         pages = [free.pop() for _ in range(num_final + 1)]
@@ -87,12 +87,12 @@ class World:
         for page, (_, k, v) in zip(pages, blocks[: shape.before], strict=False):
             self.cache.keys[1, page], self.cache.values[1, page] = k.to(self.cache.keys), v.to(self.cache.keys)
         rows = [
-            Place(pages, index, True, blocks[index], self.dense(blocks[: index + 1]))
+            RowKv(pages, index, True, blocks[index], self.dense(blocks[: index + 1]))
             for index in range(shape.before, num_final)
         ]
         for _ in range(shape.states):
             state = self.block()
-            rows.append(Place(pages, num_final, False, state, self.dense([*blocks, state])))
+            rows.append(RowKv(pages, num_final, False, state, self.dense([*blocks, state])))
         return rows
 
     def block(self) -> QKV:
@@ -108,14 +108,16 @@ class World:
         q, k, v = (torch.cat([block[part] for block in blocks])[None] for part in range(3))
         return dense_attention(block_causal_mask(q.shape[1], self.kind.size))(0, q, k, v)[0, -self.kind.size :]
 
-    def inputs(self, ordered: Sequence[Place]) -> QKV:
+    def inputs(self, ordered: Sequence[RowKv]) -> QKV:
         """As the layers give them: views of one projection."""
         together = torch.cat([torch.stack([row.qkv[part] for row in ordered]) for part in range(3)], 2)
         heads, kv_heads = self.kind.heads
         q, k, v = together.to(self.cache.keys).split((heads, kv_heads, kv_heads), 2)
         return q, k, v
 
-    def check(self, attention: Attention, rows: Sequence[Place], width: int | None = None) -> tuple[Prepared, Tensor]:
+    def check(
+        self, attention: AttentionBackend, rows: Sequence[RowKv], width: int | None = None
+    ) -> tuple[AttentionForward, Tensor]:
         """Computes the rows in one forward and compares each; what prepared it, and the result."""
         forward = attention.prepare(rows, width)
         assert sorted(forward.order) == list(range(len(rows)))

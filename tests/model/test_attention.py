@@ -1,4 +1,4 @@
-"""Paged attention of rows against attention by its definition, for every implementation and every way to batch."""
+"""Paged attention of rows against attention by its definition, for every backend and every way to batch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service.errors import SettingsError
-from service.model import parse_config
-from service.model.attention import PagedCache, attention_for, eager, parts, registry
-from service.model.attention.cache import NUM_SPARE
-from service.model.attention.shared import SharedBatch
-from service.model.attention.single import SingleBatch
-from service.model.attention.units import Limits, Unit, batches, units
+from service.model import parse_config, triton_support
+from service.model.attention import ATTENTION_BACKENDS, PagedCache, attention_backend, eager, lse_merge, resolve_backend
+from service.model.attention.eager_batches import PrivateBatch, SharedPrefixBatch
+from service.model.attention.interface import NUM_SPARE
+from service.model.attention.shared_prefix import BatchLimits, PrefixUnit, batches, prefix_units
 from service.settings import Settings
 from tests.model.attention_world import Kind, Shape, World, place
 from tests.tiny import tiny_config
@@ -47,20 +46,20 @@ def test_rows_see_their_own_sequence_as_in_dense_attention(
     world, rng = World(Kind(size, heads), of, seed), random.Random(seed)
     world.cache.spare = world.cache.spare[: rng.choice([spare, rng.randint(0, 3)])]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(eager, "_TILE", limits[0] * size)
-        patch.setattr(eager, "_WASTE", {"cpu": limits[1] * size})
+        patch.setattr(eager, "_MAX_TOKENS", limits[0] * size)
+        patch.setattr(eager, "_PADDING", {"cpu": limits[1] * size})
         rows = world.all_rows
         while rows:  # halves and any other parts in order find what those before them wrote
             count = rng.choice([len(rows), rng.randint(1, len(rows))])
-            world.check(attention_for(world.cache), rows[:count])
+            world.check(attention_backend(world.cache), rows[:count])
             del rows[:count]
 
 
 @pytest.mark.parametrize("width", [None, 12])
-@pytest.mark.parametrize("name", [name for name in registry.IMPLEMENTATIONS if name != "triton"])  # it has its own file
-def test_every_implementation_is_dense_attention(name: str, width: int | None) -> None:
+@pytest.mark.parametrize("name", [name for name in ATTENTION_BACKENDS if name != "triton"])  # it has its own file
+def test_every_backend_is_dense_attention(name: str, width: int | None) -> None:
     world = World(Kind(4, (4, 2)), [Shape(3, 2, 1), Shape(0, 1, 2), Shape(5, 0, 3)], 7)
-    world.check(attention_for(world.cache, name), world.all_rows, width)
+    world.check(attention_backend(world.cache, name), world.all_rows, width)
 
 
 @settings(max_examples=60, deadline=None)
@@ -71,10 +70,10 @@ def test_with_a_width_every_row_is_computed_in_one_shape(
     world = World(Kind(size, heads), of, seed)
     rows = world.all_rows
     width = max(row.index for row in rows) + 1 + seed
-    forward, _ = world.check(attention_for(world.cache), rows, width)
+    forward, _ = world.check(attention_backend(world.cache), rows, width)
     assert list(forward.order) == list(range(len(rows)))
     (batch,) = forward._batches
-    assert isinstance(batch, SingleBatch)
+    assert isinstance(batch, PrivateBatch)
     assert batch.mask is not None
     assert batch.mask.shape == (len(rows), 1, 1, width * size)
 
@@ -103,13 +102,13 @@ class TestPart:
             seen = torch.rand(batch, 1, tokens, keys, generator=generator) < 0.6
             seen[..., 0] = True
             mask = torch.zeros(seen.shape, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min / 2)
-        one, other = parts.attend(q, k, v, mask), parts.written_out(q, k, v, mask)
+        by_kernel, by_operations = lse_merge.attend(q, k, v, mask), lse_merge.attend_by_operations(q, k, v, mask)
         tolerance = {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 3e-2)
-        assert one.out.dtype == other.out.dtype == dtype
-        torch.testing.assert_close(one.out, other.out, rtol=0, atol=tolerance)
-        torch.testing.assert_close(one.lse.double(), other.lse.double(), rtol=0, atol=tolerance)
+        assert by_kernel.out.dtype == by_operations.out.dtype == dtype
+        torch.testing.assert_close(by_kernel.out, by_operations.out, rtol=0, atol=tolerance)
+        torch.testing.assert_close(by_kernel.lse.double(), by_operations.lse.double(), rtol=0, atol=tolerance)
 
-    @pytest.mark.parametrize("way", [parts.attend, parts.written_out])
+    @pytest.mark.parametrize("way", [lse_merge.attend, lse_merge.attend_by_operations])
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
     def test_two_parts_are_the_whole(self, way, dtype: torch.dtype) -> None:
         generator = torch.Generator().manual_seed(3)
@@ -117,38 +116,42 @@ class TestPart:
         whole = way(q, k, v, None).out
         for cut in (1, 7, 29):
             first, second = (way(q, k[:, :, part], v[:, :, part], None) for part in (slice(cut), slice(cut, 30)))
-            merged = parts.merge(first, second)
+            merged = lse_merge.merge(first, second)
             assert merged.dtype == dtype
             torch.testing.assert_close(merged, whole, rtol=0, atol=0.05 if dtype == torch.bfloat16 else 1e-5)
 
     def test_other_devices_write_it_out(self) -> None:
         """`meta` stands for them: it has shapes and no numbers."""
         q = torch.empty(1, 2, 5, DIM, device="meta", dtype=torch.float16)
-        part = parts.attend(q, q, q, None)
+        part = lse_merge.attend(q, q, q, None)
         assert (part.out.shape, part.out.dtype, part.lse.shape) == (q.shape, torch.float16, q.shape[:3])
 
 
 class TestUnits:
-    LIMITS = Limits(rows=64, waste=100)
+    LIMITS = BatchLimits(rows=64, padding=100)
 
     def test_the_states_of_a_block_and_the_block_before_them_are_a_unit(self) -> None:
         pages = [0] * 300
         rows = [place(pages, 200, writes_kv=True), *(place(pages, 201, writes_kv=False) for _ in range(3))]
-        assert batches(rows, self.LIMITS) == [[Unit(0, 4, 200, pages)]]
+        assert batches(rows, self.LIMITS) == [[PrefixUnit(0, 4, 200, pages)]]
 
     def test_a_prompt_is_cut_into_units_that_read_what_lies_before_them(self) -> None:
         pages = [0] * 300
         rows = [place(pages, index, writes_kv=True) for index in range(10, 150)] + [place(pages, 150, writes_kv=False)]
-        assert units(rows, 64) == [Unit(0, 64, 10, pages), Unit(64, 64, 74, pages), Unit(128, 13, 138, pages)]
+        assert prefix_units(rows, 64) == [
+            PrefixUnit(0, 64, 10, pages),
+            PrefixUnit(64, 64, 74, pages),
+            PrefixUnit(128, 13, 138, pages),
+        ]
 
     def test_sequences_with_equal_pages_are_not_one(self) -> None:
         rows = [place([1, 2, 3], 2, writes_kv=False), place([1, 2, 3], 2, writes_kv=False)]
-        assert len(units(rows, 64)) == 2
+        assert len(prefix_units(rows, 64)) == 2
 
     def test_a_row_whose_prefix_is_not_in_the_unit_begins_another(self) -> None:
         pages = [0] * 9
         rows = [place(pages, 3, writes_kv=False), place(pages, 4, writes_kv=False), place(pages, 3, writes_kv=False)]
-        assert [unit.num_rows for unit in units(rows, 64)] == [1, 1, 1]
+        assert [unit.num_rows for unit in prefix_units(rows, 64)] == [1, 1, 1]
 
     def test_short_prefixes_are_one_call_and_a_long_one_is_another(self) -> None:
         rows = [place([0] * 30, 16 + number, writes_kv=False) for number in range(10)]
@@ -170,9 +173,9 @@ def test_who_shares_a_read_copies_it_once() -> None:
     config = parse_config(tiny_config())
     cache = PagedCache(config, 1001, torch.device("cpu"), torch.float32)
     pages = list(range(1001))
-    forward = attention_for(cache).prepare([place(pages, 1000, writes_kv=False) for _ in range(17)])
+    forward = attention_backend(cache).prepare([place(pages, 1000, writes_kv=False) for _ in range(17)])
     (batch,) = forward._batches
-    assert isinstance(batch, SharedBatch)
+    assert isinstance(batch, SharedPrefixBatch)
     assert batch.pages is not None
     assert len(batch.pages) == 1000
 
@@ -181,7 +184,7 @@ def test_layers_do_not_share_pages() -> None:
     config = parse_config(tiny_config())
     cache = PagedCache(config, 3, torch.device("cpu"), torch.float32)
     assert cache.keys.shape == (3, 3 + NUM_SPARE, 4, 2, 16)
-    forward = attention_for(cache).prepare([place([2], 0, writes_kv=True)])
+    forward = attention_backend(cache).prepare([place([2], 0, writes_kv=True)])
     ones = torch.ones(1, 4, 2, 16)
     forward(2, torch.ones(1, 4, 4, 16), ones, ones)
     written = [(layer, page) for layer in range(3) for page in range(3) if cache.keys[layer, page].any()]
@@ -191,7 +194,7 @@ def test_layers_do_not_share_pages() -> None:
 def test_what_is_not_final_is_on_no_page_of_a_sequence() -> None:
     config = parse_config(tiny_config())
     cache = PagedCache(config, 3, torch.device("cpu"), torch.float32)
-    forward = attention_for(cache).prepare([place([2, 1], 1, writes_kv=False)])
+    forward = attention_backend(cache).prepare([place([2, 1], 1, writes_kv=False)])
     ones = torch.ones(1, 4, 2, 16)
     forward(0, torch.ones(1, 4, 4, 16), ones, ones)
     assert not cache.keys[:, :3].any()
@@ -204,20 +207,20 @@ def test_memory_of_a_page() -> None:
     assert (5 + NUM_SPARE) * PagedCache.bytes_per_page(config, torch.bfloat16) == held
 
 
-def test_an_unknown_implementation_says_which_there_are() -> None:
-    known = ", ".join(sorted(["auto", *registry.IMPLEMENTATIONS]))
+def test_an_unknown_backend_says_which_there_are() -> None:
+    allowed = ", ".join(sorted(["auto", *ATTENTION_BACKENDS]))
     cache = PagedCache(parse_config(tiny_config()), 1, torch.device("cpu"), torch.float32)
-    with pytest.raises(SettingsError, match=f"attention is 'flash', allowed are {known}$"):
-        attention_for(cache, "flash")
+    with pytest.raises(SettingsError, match=f"attention is 'flash', allowed are {allowed}$"):
+        attention_backend(cache, "flash")
 
 
 def test_the_setting_has_the_names_there_are() -> None:
-    assert set(get_args(Settings.model_fields["attention"].annotation)) == {"auto", *registry.IMPLEMENTATIONS}
+    assert set(get_args(Settings.model_fields["attention"].annotation)) == {"auto", *ATTENTION_BACKENDS}
 
 
 def test_auto_on_a_cpu_is_eager() -> None:
     cache = PagedCache(parse_config(tiny_config()), 1, torch.device("cpu"), torch.float32)
-    assert isinstance(attention_for(cache), eager.EagerAttention)
+    assert isinstance(attention_backend(cache), eager.EagerBackend)
 
 
 def test_on_cuda_auto_is_triton_where_it_can_compile(
@@ -225,20 +228,20 @@ def test_on_cuda_auto_is_triton_where_it_can_compile(
 ) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(registry, "find_spec", lambda _: object())
-    monkeypatch.setattr(registry, "get_paths", lambda: {"include": str(Path(__file__).parent)})
+    monkeypatch.setattr(triton_support, "_is_installed", lambda: True)
+    monkeypatch.setattr(triton_support, "get_paths", lambda: {"include": str(Path(__file__).parent)})
     cuda = torch.device("cuda")
-    assert registry.resolve("auto", cuda, torch.bfloat16) == "eager"
+    assert resolve_backend("auto", cuda, torch.bfloat16) == "eager"
     assert "attention is eager, which is slow on a GPU: for triton, Triton needs Python's headers" in caplog.text
     with pytest.raises(SettingsError, match="attention is 'triton', but Triton needs Python's headers"):
-        registry.resolve("triton", cuda, torch.bfloat16)
-    monkeypatch.setattr(registry, "which", lambda _: None)
+        resolve_backend("triton", cuda, torch.bfloat16)
+    monkeypatch.setattr(triton_support, "which", lambda _: None)
     with pytest.raises(SettingsError, match="attention is 'triton', but Triton finds no C compiler"):
-        registry.resolve("triton", cuda, torch.bfloat16)
-    monkeypatch.setattr(registry, "_why_no_compiler", lambda: None)
-    assert registry.resolve("auto", cuda, torch.bfloat16) == "triton"
-    assert registry.resolve("auto", cuda, torch.float64) == "eager"
-    assert registry.resolve("auto", torch.device("cpu"), torch.bfloat16) == "eager"
+        resolve_backend("triton", cuda, torch.bfloat16)
+    monkeypatch.setattr(triton_support, "_compiler_problem", lambda: None)
+    assert resolve_backend("auto", cuda, torch.bfloat16) == "triton"
+    assert resolve_backend("auto", cuda, torch.float64) == "eager"
+    assert resolve_backend("auto", torch.device("cpu"), torch.bfloat16) == "eager"
 
 
 @pytest.mark.parametrize(
@@ -247,7 +250,7 @@ def test_on_cuda_auto_is_triton_where_it_can_compile(
 )
 def test_triton_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch, installed: bool, message: str) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.setattr(registry, "find_spec", lambda _: object() if installed else None)
+    monkeypatch.setattr(triton_support, "_is_installed", lambda: installed)
     cache = PagedCache(parse_config(tiny_config()), 1, torch.device("cpu"), torch.float32)
     with pytest.raises(SettingsError, match=f"attention is 'triton', but {message}.*; auto and eager work here"):
-        attention_for(cache, "triton")
+        attention_backend(cache, "triton")

@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from service.errors import CheckpointError, SettingsError
 from service.model import Checkpoint, LoadOptions, load_checkpoint, parse_config
 from service.model.checkpoint import weight_bytes
-from service.model.exchange import check
-from service.model.quantization.files import widened
-from service.model.quantization.linear import QuantizedLinear
-from service.model.quantization.matrices import QuantizedMatrices
-from service.model.quantization.published import published_form
+from service.model.quantization.layers import QuantizedExperts, QuantizedLinear
+from service.model.quantization.prequantized import dequantized
+from service.model.quantization.schemes import published_scheme
 from service.model.shard import Shard
+from service.model.weight_update import check_update
 from service.model.weights import WeightFiles
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES, tiny_config
 
@@ -49,7 +48,7 @@ def compressed(kept: str, weights: dict[str, Any], activations: str | None = Non
 
 QWEN = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [48, 40]}
 CHANNEL, GROUP = {"type": "int", "strategy": "channel"}, {"type": "int", "strategy": "group", "group_size": 16}
-#: by name: the config, the block that shares a scale, and our form
+#: by name: the config, the block that shares a scale, and our scheme
 FORMATS: dict[str, tuple[dict[str, Any], tuple[int | None, int | None], str]] = {
     "w8a16 packed": (compressed("pack-quantized", CHANNEL), (1, None), "int8"),
     "w8a16 packed, groups": (compressed("pack-quantized", GROUP), (1, 16), "int8"),
@@ -61,17 +60,17 @@ FORMATS: dict[str, tuple[dict[str, Any], tuple[int | None, int | None], str]] = 
 EVERY_FORMAT = pytest.mark.parametrize("name", FORMATS)
 
 
-def kept_in_8_bits(weight: Tensor, block: tuple[int | None, int | None], form: str) -> tuple[Tensor, Tensor, Tensor]:
+def kept_in_8_bits(weight: Tensor, block: tuple[int | None, int | None], scheme: str) -> tuple[Tensor, Tensor, Tensor]:
     """8-bit numbers, a scale for each block, and the matrix that they mean."""
     height, depth = block[0] or weight.shape[0], block[1] or weight.shape[1]
     rows, columns = torch.arange(weight.shape[0]) // height, torch.arange(weight.shape[1]) // depth
     across = int(columns[-1]) + 1
     places = (rows[:, None] * across + columns).flatten()
     peaks = torch.zeros((int(rows[-1]) + 1) * across).scatter_reduce(0, places, weight.abs().flatten(), "amax")
-    scales = peaks.unflatten(0, (-1, across)) / (448 if form == "fp8" else 127)
+    scales = peaks.unflatten(0, (-1, across)) / (448 if scheme == "fp8" else 127)
     whole = scales[rows][:, columns]
     shares = weight / whole
-    numbers = shares.to(torch.float8_e4m3fn) if form == "fp8" else shares.round().to(torch.int8)
+    numbers = shares.to(torch.float8_e4m3fn) if scheme == "fp8" else shares.round().to(torch.int8)
     return numbers, scales, numbers.float() * whole
 
 
@@ -84,14 +83,14 @@ def packed(numbers: Tensor) -> Tensor:
 
 def publish(folder: Path, source: str, name: str, wide: tuple[str, ...] = ("lm_head",)) -> tuple[Path, Path]:
     """A golden checkpoint's matrices in a format, and beside it a wide checkpoint of the same numbers."""
-    config, block, form = FORMATS[name]
+    config, block, scheme = FORMATS[name]
     small, meant = (Path(shutil.copytree(GOLDEN / source, folder / kind)) for kind in ("small", "meant"))
     files, numbers = dict[str, Tensor](), dict[str, Tensor]()
     for key, weight in load_file(small / "model.safetensors").items():
         if (not key.endswith("_proj.weight") and key != "lm_head.weight") or any(part in key for part in wide):
             files[key] = numbers[key] = weight
             continue
-        bits, scales, numbers[key] = kept_in_8_bits(weight, block, form)
+        bits, scales, numbers[key] = kept_in_8_bits(weight, block, scheme)
         files[f"{key}_scale_inv" if config is QWEN else f"{key}_scale"] = scales
         if config.get("format") == "pack-quantized":
             files |= {f"{key}_packed": packed(bits), f"{key}_shape": torch.tensor(weight.shape)}
@@ -118,8 +117,8 @@ def matrices(checkpoint: Checkpoint) -> dict[str, Tensor]:
     return found
 
 
-def small_layers(network: nn.Module) -> Mapping[str, QuantizedLinear | QuantizedMatrices]:
-    kinds = (QuantizedLinear, QuantizedMatrices)
+def small_layers(network: nn.Module) -> Mapping[str, QuantizedLinear | QuantizedExperts]:
+    kinds = (QuantizedLinear, QuantizedExperts)
     return {name: layer for name, layer in network.named_modules() if isinstance(layer, kinds)}
 
 
@@ -183,12 +182,12 @@ def test_another_form_cannot_be_asked_for(tmp_path: Path) -> None:
 def test_they_cannot_take_the_place_of_served_weights(tmp_path: Path) -> None:
     small, meant = publish(tmp_path, GOLDEN_NAMES[0], "w8a8")
     with pytest.raises(CheckpointError, match="published in 8 bits; only wide weights can be exchanged"):
-        check(small, load_checkpoint(meant).config, LoadOptions())
+        check_update(small, load_checkpoint(meant).config, LoadOptions())
 
 
 def test_the_same_files_can_be_read_wide(tmp_path: Path) -> None:
     small, meant = publish(tmp_path, GOLDEN_NAMES[0], "fp8 of Qwen3")
-    raw, source = widened(json.loads((small / "config.json").read_text()), WeightFiles(small))
+    raw, source = dequantized(json.loads((small / "config.json").read_text()), WeightFiles(small))
     assert "quantization_config" not in raw
     theirs = load_file(meant / "model.safetensors")
     assert set(source.names) == theirs.keys()
@@ -244,7 +243,7 @@ def test_other_formats_are_refused_with_those_that_are_read(config: Any, said: s
 
 def test_blocks_may_be_named_as_older_files_do() -> None:
     weights = {"type": "float", "strategy": "block", "block_structure": "128x64"}
-    form = published_form({"quantization_config": compressed("float-quantized", weights, "float")})
-    assert form is not None
-    assert (form.rows, form.columns) == (128, 64)
-    assert published_form({"quantization_config": None}) is None
+    scheme = published_scheme({"quantization_config": compressed("float-quantized", weights, "float")})
+    assert scheme is not None
+    assert (scheme.rows, scheme.columns) == (128, 64)
+    assert published_scheme({"quantization_config": None}) is None

@@ -19,86 +19,87 @@ from service.engine import Engine, EngineConfig, EngineDeps, GenerationRequest
 from service.errors import CheckpointError, SettingsError
 from service.model import Checkpoint, LoadOptions, load_checkpoint, published_weights
 from service.model.checkpoint import weight_bytes
-from service.model.quantization import FORMS, Form, form_named, is_quantized
-from service.model.quantization.bits import Bits, quantized
-from service.model.quantization.linear import QuantizedLinear, product
-from service.model.quantization.matrices import QuantizedMatrices
+from service.model.quantization import QUANT_SCHEMES, QuantScheme, is_quantized, scheme_named
+from service.model.quantization.layers import QuantizedExperts, QuantizedLinear, product
+from service.model.quantization.tensors import QuantizedTensor, quantized
 from service.model.shard import Shard
 from service.quality.identity import identity_of
 from service.quality.presets import presets_of
 from tests.engine.helpers import FAIR
 from tests.tiny import EXPERTS_NAME, GOLDEN, GOLDEN_NAMES
 
-EVERY_FORM = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+EVERY_SCHEME = pytest.mark.parametrize("scheme", QUANT_SCHEMES.values(), ids=QUANT_SCHEMES)
 
 
 def drawn(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def made(form: Form, weight: torch.Tensor) -> QuantizedLinear:
-    return QuantizedLinear(quantized(weight, form), form)
+def made(scheme: QuantScheme, weight: torch.Tensor) -> QuantizedLinear:
+    return QuantizedLinear(quantized(weight, scheme), scheme)
 
 
-@EVERY_FORM
+@EVERY_SCHEME
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_every_number_is_the_nearest_under_its_rows_scale(form, dtype):
+def test_every_number_is_the_nearest_under_its_rows_scale(scheme, dtype):
     weight = drawn(0, 24, 40, dtype=dtype) * torch.logspace(-3, 2, 24)[:, None].to(dtype)
-    values, scales = quantized(weight, form)
-    kept = values.view(getattr(torch, form.dtype)).double()
+    values, scales = quantized(weight, scheme)
+    kept = values.view(getattr(torch, scheme.dtype)).double()
     shares = weight.double() / scales.double()
-    step = 1.0 if form.dtype == "int8" else kept.abs().clamp(min=2**-6) * 2**-3
+    step = 1.0 if scheme.dtype == "int8" else kept.abs().clamp(min=2**-6) * 2**-3
     # A share beyond the largest number is cut: the scale is rounded, so by half of its last place at most.
-    slack = 0.01 * form.largest if dtype == torch.bfloat16 else 1e-3
+    slack = 0.01 * scheme.largest if dtype == torch.bfloat16 else 1e-3
     assert (
-        (kept - shares).abs() <= torch.where(shares.abs() > form.largest, slack, 0.51 * torch.as_tensor(step))
+        (kept - shares).abs() <= torch.where(shares.abs() > scheme.largest, slack, 0.51 * torch.as_tensor(step))
     ).all()
 
 
-@EVERY_FORM
-def test_a_row_of_zeros_stays_one(form):
-    values, scales = quantized(torch.zeros(3, 8), form)
+@EVERY_SCHEME
+def test_a_row_of_zeros_stays_one(scheme):
+    values, scales = quantized(torch.zeros(3, 8), scheme)
     assert not values.any()
     assert torch.isfinite(scales).all()
 
 
-@EVERY_FORM
+@EVERY_SCHEME
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @settings(max_examples=20)
 @given(rows=st.integers(1, 40), depth=st.integers(1, 8), width=st.integers(1, 70), seed=st.integers(0, 9))
-def test_the_product_is_that_of_the_widened_matrix(form, dtype, rows, depth, width, seed):
-    layer = made(form, drawn(seed, width, 16 * depth, dtype=dtype))
+def test_the_product_is_that_of_the_widened_matrix(scheme, dtype, rows, depth, width, seed):
+    layer = made(scheme, drawn(seed, width, 16 * depth, dtype=dtype))
     x = drawn(seed + 1, 2, rows, 16 * depth, dtype=dtype)
-    wanted = F.linear(x.double(), layer.values.view(getattr(torch, form.dtype)).double()) * layer.scales.double()[:, 0]
-    close = 2e-2 if form.activations or dtype == torch.bfloat16 else 1e-5
+    wanted = (
+        F.linear(x.double(), layer.values.view(getattr(torch, scheme.dtype)).double()) * layer.scales.double()[:, 0]
+    )
+    close = 2e-2 if scheme.activations or dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(layer(x).double(), wanted, rtol=close, atol=close * wanted.abs().max().item())
 
 
 def test_with_8_bit_activations_a_row_is_the_same_to_the_bit_in_any_batch():
-    layer = made(FORMS["w8a8"], drawn(0, 33, 64, dtype=torch.bfloat16))
+    layer = made(QUANT_SCHEMES["w8a8"], drawn(0, 33, 64, dtype=torch.bfloat16))
     rows = drawn(1, 70, 64, dtype=torch.bfloat16)
     together = layer(rows)
     assert all(torch.equal(layer(rows[n : n + 1])[0], together[n]) for n in range(70))
     assert torch.equal(layer(rows * 0), torch.zeros(70, 33, dtype=torch.bfloat16))
 
 
-@EVERY_FORM
-def test_another_type_changes_scales_alone(form):
-    layer = made(form, drawn(0, 8, 16))
+@EVERY_SCHEME
+def test_another_type_changes_scales_alone(scheme):
+    layer = made(scheme, drawn(0, 8, 16))
     bits = layer.values.clone()
     layer.to(torch.bfloat16)
     assert torch.equal(layer.values, bits)
     assert layer.scales.dtype == torch.bfloat16
 
 
-@EVERY_FORM
+@EVERY_SCHEME
 @pytest.mark.parametrize("name", [GOLDEN_NAMES[0], EXPERTS_NAME])
-def test_a_checkpoint_keeps_no_wide_matrix_of_a_layer(form, name):
+def test_a_checkpoint_keeps_no_wide_matrix_of_a_layer(scheme, name):
     whole = load_checkpoint(GOLDEN / name)
-    small = load_checkpoint(GOLDEN / name, LoadOptions(quantization=form.name))
+    small = load_checkpoint(GOLDEN / name, LoadOptions(quantization=scheme.name))
     kept: list[torch.Tensor] = []
     for module, original in zip(networks(small), networks(whole), strict=True):
-        kinds = (QuantizedLinear, QuantizedMatrices)
+        kinds = (QuantizedLinear, QuantizedExperts)
         parts = {part: layer for part, layer in module.named_modules() if isinstance(layer, kinds)}
         weights = ((part, weight) for part, weight in original.named_parameters() if is_quantized(part))
         wide = {part.removesuffix(".weight"): weight for part, weight in weights}
@@ -116,28 +117,28 @@ def networks(checkpoint: Checkpoint) -> list[nn.Module]:
     return [checkpoint.backbone] + ([checkpoint.mrp] if checkpoint.mrp else [])
 
 
-@EVERY_FORM
+@EVERY_SCHEME
 @torch.inference_mode()
-def test_experts_answer_as_their_widened_matrices_do_either_way(form):
+def test_experts_answer_as_their_widened_matrices_do_either_way(scheme):
     """Over their own tokens, and over all."""
-    mlp = load_checkpoint(GOLDEN / EXPERTS_NAME, LoadOptions(quantization=form.name)).backbone.layers[1].mlp
+    mlp = load_checkpoint(GOLDEN / EXPERTS_NAME, LoadOptions(quantization=scheme.name)).backbone.layers[1].mlp
     wide = deepcopy(mlp)
     for name in ("gate_up_proj", "down_proj"):
         weight = getattr(wide.experts, name).weight
         delattr(wide.experts, name)
         setattr(wide.experts, name, nn.Parameter(weight))
-    x, close = drawn(3, 1, 21, 64), 0.03 if form.activations else 1e-5
+    x, close = drawn(3, 1, 21, 64), 0.03 if scheme.activations else 1e-5
     for same_shapes in (False, True):
         wanted = wide(x, same_shapes)
         torch.testing.assert_close(mlp(x, same_shapes), wanted, rtol=close, atol=close * wanted.abs().max().item())
 
 
 @pytest.mark.parametrize("name", [GOLDEN_NAMES[0], EXPERTS_NAME])
-@pytest.mark.parametrize("form", ["int8", "fp8"])
-def test_ranks_have_the_numbers_of_one_device(form, name):
+@pytest.mark.parametrize("scheme", ["int8", "fp8"])
+def test_ranks_have_the_numbers_of_one_device(scheme, name):
     """A row's scale is that of the whole row, where a rank has a part of it, too."""
-    whole = networks(load_checkpoint(GOLDEN / name, LoadOptions(quantization=form)))
-    options = [LoadOptions(quantization=form, shard=Shard(rank, 2)) for rank in (0, 1)]
+    whole = networks(load_checkpoint(GOLDEN / name, LoadOptions(quantization=scheme)))
+    options = [LoadOptions(quantization=scheme, shard=Shard(rank, 2)) for rank in (0, 1)]
     ranks = [networks(load_checkpoint(GOLDEN / name, one)) for one in options]
     for number, module in enumerate(whole):
         for part, layer in module.named_modules():
@@ -153,9 +154,9 @@ def test_a_checkpoint_in_8_bits_is_not_written_again():
         published_weights(small.config, small.backbone, small.mrp)
 
 
-@EVERY_FORM
-def test_every_mode_decodes_and_drafting_loses_nothing(form):
-    checkpoint = load_checkpoint(GOLDEN / GOLDEN_NAMES[0], LoadOptions(quantization=form.name))
+@EVERY_SCHEME
+def test_every_mode_decodes_and_drafting_loses_nothing(scheme):
+    checkpoint = load_checkpoint(GOLDEN / GOLDEN_NAMES[0], LoadOptions(quantization=scheme.name))
     engine = Engine(checkpoint, EngineConfig(), deps=EngineDeps(costs=FAIR))
     prompt = tuple(range(5, 18))
     asked = [GenerationRequest(mode, prompt, make_mode(mode, {}), max_new_tokens=24) for mode in MODES]
@@ -166,9 +167,9 @@ def test_every_mode_decodes_and_drafting_loses_nothing(form):
     assert done["speculative"] == done["static"] == alone.token_ids
 
 
-@pytest.mark.parametrize("form", ["int8", "w8a8"])
-def test_experts_decode_alone_as_together(form):
-    checkpoint = load_checkpoint(GOLDEN / EXPERTS_NAME, LoadOptions(quantization=form))
+@pytest.mark.parametrize("scheme", ["int8", "w8a8"])
+def test_experts_decode_alone_as_together(scheme):
+    checkpoint = load_checkpoint(GOLDEN / EXPERTS_NAME, LoadOptions(quantization=scheme))
     asked = [GenerationRequest(str(n), tuple(range(n, n + 9)), Static(), max_new_tokens=8) for n in (1, 40, 200)]
     engine = Engine(checkpoint, EngineConfig(deterministic=True))
     together = [done.token_ids for done in engine.generate(asked)]
@@ -177,7 +178,7 @@ def test_experts_decode_alone_as_together(form):
 
 def test_other_forms_are_refused():
     with pytest.raises(SettingsError, match=r"quantization is 'int3', allowed are 'int8', 'fp8', 'w8a8'"):
-        form_named("int3")
+        scheme_named("int3")
 
 
 def test_a_calibration_of_the_wide_weights_is_another_checkpoints():
@@ -194,17 +195,17 @@ def test_a_calibration_of_the_wide_weights_is_another_checkpoints():
     assert "(quantization differ)" in str(presets.missing)
 
 
-@pytest.mark.parametrize("form", [FORMS["int8"], FORMS["fp8"]], ids=["int8", "fp8"])
+@pytest.mark.parametrize("scheme", [QUANT_SCHEMES["int8"], QUANT_SCHEMES["fp8"]], ids=["int8", "fp8"])
 @settings(max_examples=8)
 @given(count=st.integers(1, 40), depth=st.integers(1, 300), width=st.integers(1, 70), seed=st.integers(0, 9))
-def test_the_kernel_is_that_product(triton_device, form, count, depth, width, seed):
-    from service.model.quantization import kernels
+def test_the_kernel_is_that_product(triton_device, scheme, count, depth, width, seed):
+    from service.model.quantization import triton_matmul
 
-    layer = made(form, drawn(seed, width, depth, dtype=torch.bfloat16)).to(triton_device)
+    layer = made(scheme, drawn(seed, width, depth, dtype=torch.bfloat16)).to(triton_device)
     rows = drawn(seed + 1, count, depth, dtype=torch.bfloat16).to(triton_device)
-    values = layer.values.view(getattr(torch, form.dtype))
+    values = layer.values.view(getattr(torch, scheme.dtype))
     wanted = F.linear(rows.double(), values.double()) * layer.scales.double()[:, 0]
-    done = kernels.product(rows, values, layer.scales).double()
+    done = triton_matmul.product(rows, values, layer.scales).double()
     torch.testing.assert_close(done, wanted, rtol=1e-2, atol=1e-2 * wanted.abs().max().item())
 
 
@@ -212,28 +213,30 @@ def test_every_e4m3_number_is_widened_on_a_cpu_as_torch_does_it():
     bits = torch.arange(256).to(torch.uint8).view(torch.int8)[None]
     numbers = bits.view(torch.float8_e4m3fn)
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        ours = Bits(bits, torch.ones(1, 1, dtype=dtype)).numbers(FORMS["fp8"])
+        ours = QuantizedTensor(bits, torch.ones(1, 1, dtype=dtype)).numbers(QUANT_SCHEMES["fp8"])
         told = ~numbers.float().isnan()
         assert torch.equal(ours[told], numbers.to(dtype)[told])
 
 
-@pytest.mark.parametrize("form", [FORMS["int8"], FORMS["fp8"]], ids=["int8", "fp8"])
+@pytest.mark.parametrize("scheme", [QUANT_SCHEMES["int8"], QUANT_SCHEMES["fp8"]], ids=["int8", "fp8"])
 @pytest.mark.parametrize("rows", [3, 20])
-def test_a_row_may_have_several_scales(form, rows):
-    bits = Bits(quantized(drawn(0, 24, 96), form).values, drawn(1, 24, 3).abs())
-    wanted = drawn(2, rows, 96).double() @ bits.widened(form).double().T
-    torch.testing.assert_close(product(drawn(2, rows, 96), bits, form).double(), wanted, rtol=1e-5, atol=1e-4)
-    parts = bits.numbers(form).unflatten(1, (3, 32)) * bits.scales[..., None]
-    assert torch.equal(bits.widened(form), parts.flatten(1))
+def test_a_row_may_have_several_scales(scheme, rows):
+    bits = QuantizedTensor(quantized(drawn(0, 24, 96), scheme).values, drawn(1, 24, 3).abs())
+    wanted = drawn(2, rows, 96).double() @ bits.dequantized(scheme).double().T
+    torch.testing.assert_close(product(drawn(2, rows, 96), bits, scheme).double(), wanted, rtol=1e-5, atol=1e-4)
+    parts = bits.numbers(scheme).unflatten(1, (3, 32)) * bits.scales[..., None]
+    assert torch.equal(bits.dequantized(scheme), parts.flatten(1))
 
 
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("scheme", QUANT_SCHEMES.values(), ids=QUANT_SCHEMES)
 @pytest.mark.parametrize(("count", "groups"), [(1, 1), (13, 3), (80, 1)])
-def test_the_kernel_of_experts_is_that_product(triton_device, form, count, groups):
+def test_the_kernel_of_experts_is_that_product(triton_device, scheme, count, groups):
     """Some experts have no rows, the last has most."""
-    groups = 1 if form.activations else groups
-    values = quantized(drawn(0, 4 * 40, 96), form).values.view(4, 40, 96)
-    layer = QuantizedMatrices(Bits(values, drawn(1, 4, 40, groups, dtype=torch.bfloat16)), form).to(triton_device)
+    groups = 1 if scheme.activations else groups
+    values = quantized(drawn(0, 4 * 40, 96), scheme).values.view(4, 40, 96)
+    layer = QuantizedExperts(QuantizedTensor(values, drawn(1, 4, 40, groups, dtype=torch.bfloat16)), scheme).to(
+        triton_device
+    )
     rows = drawn(2, count, 96, dtype=torch.bfloat16).to(triton_device)
     ends = torch.tensor([0, count // 4, count // 4, count], dtype=torch.int32, device=triton_device)
     second, last = rows.double().split([count // 4, count - count // 4])
@@ -242,7 +245,7 @@ def test_the_kernel_of_experts_is_that_product(triton_device, form, count, group
     torch.testing.assert_close(done, wanted, rtol=2e-2, atol=1e-2 * wanted.abs().max().item())
 
 
-@pytest.mark.parametrize(("form", "parts"), [(None, 1), ("int8", 1), ("fp8", 1), ("w8a8", 2)])
-def test_ranks_divide_activations_that_become_8_bits(form, parts):
-    options = LoadOptions(quantization=form, shard=Shard(0, 2))
+@pytest.mark.parametrize(("scheme", "parts"), [(None, 1), ("int8", 1), ("fp8", 1), ("w8a8", 2)])
+def test_ranks_divide_activations_that_become_8_bits(scheme, parts):
+    options = LoadOptions(quantization=scheme, shard=Shard(0, 2))
     assert load_checkpoint(GOLDEN / EXPERTS_NAME, options).activation_parts == parts

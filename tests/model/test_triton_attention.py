@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.model.attention import Attention, attention_for, work
+from service.model.attention import AttentionBackend, attention_backend, tile_schedule
 from tests.model.attention_world import Kind, Shape, World
 
 HEADS = [(1, 1), (4, 4), (4, 2), (6, 2), (4, 1)]
@@ -59,13 +59,13 @@ def device(triton_device: str) -> str:
 
 @pytest.fixture
 def short_splits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(work, "LEAST_SPLIT", 4)
-    monkeypatch.setattr(work, "FIXED_SPLIT", 8)
+    monkeypatch.setattr(tile_schedule, "MIN_SPLIT", 4)
+    monkeypatch.setattr(tile_schedule, "FIXED_SPLIT", 8)
     return
 
 
-def triton(world: World) -> Attention:
-    return attention_for(world.cache, "triton")
+def triton(world: World) -> AttentionBackend:
+    return attention_backend(world.cache, "triton")
 
 
 def check(device: str, case: Case) -> None:
@@ -73,7 +73,7 @@ def check(device: str, case: Case) -> None:
     world = World(Kind(case.size, case.heads, case.dim, case.dtype, device), case.of, case.seed)
     rng = random.Random(case.seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(work, "LEAST_SPLIT", case.split)
+        patch.setattr(tile_schedule, "MIN_SPLIT", case.split)
         attention, rows = triton(world), world.all_rows
         while rows:
             count = rng.choice([len(rows), rng.randint(1, len(rows))])
@@ -108,9 +108,9 @@ def test_a_long_prefix_is_divided_and_merged(device: str) -> None:
     """A lone row behind 1,200 tokens, at sizes of a published checkpoint."""
     world = World(Kind(4, (4, 2), 128, torch.bfloat16, device), [Shape(300, 0, 1), Shape(2, 0, 1)], 1)
     attention = triton(world)
-    planned = attention.plan(world.all_rows)
-    assert planned.merges.tolist() == [[0, 4, 0, 5]]
-    assert planned.num_parts == 5
+    schedule = attention.plan(world.all_rows)
+    assert schedule.merges.tolist() == [[0, 4, 0, 5]]
+    assert schedule.num_parts == 5
     world.check(attention, world.all_rows)
 
 
@@ -124,7 +124,7 @@ def test_with_a_width_a_row_is_equal_to_the_bit_whatever_is_beside_it(
     rows = world.all_rows
     width = max(row.index for row in rows) + 1 + more
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(work, "FIXED_SPLIT", 16)
+        patch.setattr(tile_schedule, "FIXED_SPLIT", 16)
         attention = triton(world)
         _, together = world.check(attention, rows, width)
         for number in data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=2)):

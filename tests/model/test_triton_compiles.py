@@ -25,8 +25,8 @@ def compiled(kernel, types, constants, capability, **options):
 
 ATTENTION = """
 import triton.language as tl
-from service.model.attention import kernels
-tables = dict.fromkeys(("items", "pages", "indices", "keeps", "merges", "targets"), "*i32")
+from service.model.attention import triton_kernels as kernels
+tables = dict.fromkeys(("items", "pages", "indices", "final_rows", "merges", "targets"), "*i32")
 strides = dict.fromkeys(("q_stride", "k_stride", "v_stride"), "i32")
 for capability, dtype, size, group, tile, step, warps in cases["attention"]:
     numbers = dict.fromkeys(("q", "k", "v", "out", "keys", "values"), "*" + dtype)
@@ -37,7 +37,7 @@ for capability, dtype, size, group, tile, step, warps in cases["attention"]:
     made = compiled(kernels.attend, types, sizes | fold | walk, capability, num_warps=warps, num_stages=2)
     assert made.metadata.shared < 99 * 1024, made.metadata.shared
     compiled(kernels.merge, types, sizes | fold, capability)
-    compiled(kernels.keep, types, sizes | dict(L=size, L_PAD=16), capability)
+    compiled(kernels.write_kv, types, sizes | dict(L=size, L_PAD=16), capability)
 """
 
 VOCABULARY = """
@@ -48,7 +48,7 @@ for capability, noise in cases["vocabulary"]:
 """
 
 QUANTIZED = """
-from service.model.quantization import kernels
+from service.model.quantization import triton_matmul as kernels
 tables = dict(numbers="*i64", firsts="*i64", lasts="*i32", M="i32", N="i32", K="i32", GROUP="i32")
 for capability, dtype, tile, groups, experts in cases["quantized"]:
     types = dict(x="*bf16", values=dtype, scales="*bf16", out="*bf16") | tables

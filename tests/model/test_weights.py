@@ -132,7 +132,7 @@ class TestLoading:
 
         monkeypatch.setattr(weights, "open_file", opening)
         whole, counts = load_checkpoint(FIRST), [len(opened)]
-        monkeypatch.setattr(weights, "_MAPPED", 2**17)
+        monkeypatch.setattr(weights, "_MAX_MAPPED", 2**17)
         assert_same(load_checkpoint(FIRST), whole)
         counts.append(len(opened) - counts[0])
         assert counts[0] == 2  # for its names, and for all weights

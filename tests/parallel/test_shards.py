@@ -56,7 +56,7 @@ def test_each_rank_has_its_heads_and_several_have_the_same_keys_where_there_are_
             keys = slice(first * dim, (first + max(1, kv_heads // size)) * dim)
             assert torch.equal(attention.qkv_proj.weight, torch.cat([q[own], k[keys], v[keys]]))
             assert torch.equal(attention.o_proj.weight, module.layers[0].self_attn.o_proj.weight[:, own])
-            assert part.own_config.num_kv_heads == max(1, kv_heads // size)
+            assert part.shard_config.num_kv_heads == max(1, kv_heads // size)
             assert part.config == config
 
 

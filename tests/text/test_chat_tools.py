@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from service.errors import InvalidRequest
 from service.text import TextCodec
-from service.text.tools import Tool, result, said
+from service.text.tools import Tool, assistant_message, tool_message
 from tests.text.templates import ADDED, CONTROL, TEMPLATES, of
 from tests.text.test_chat import control_of
 
@@ -50,8 +50,8 @@ def talks(text: st.SearchStrategy[str]) -> st.SearchStrategy[tuple[list[Any], li
     def talk(parts: list[str], calls: list[Any], thought: str, more: bool) -> list[Any]:
         made = [(f"call{number:05}", "add", given) for number, given in enumerate(calls)]
         asked: list[Any] = [{"role": "system", "content": parts[0]}] if parts[0] else []
-        asked += [{"role": "user", "content": parts[1]}, said(parts[2], made, thought)]
-        asked += [result(call, name, parts[3]) for call, name, _ in made]
+        asked += [{"role": "user", "content": parts[1]}, assistant_message(parts[2], made, thought)]
+        asked += [tool_message(call, name, parts[3]) for call, name, _ in made]
         return [*asked, {"role": "user", "content": parts[4]}] if more else asked
 
     lists = st.lists(text, min_size=5, max_size=5)
@@ -136,4 +136,4 @@ def test_what_a_template_says_of_tools_and_thinking() -> None:
 def test_a_template_may_still_refuse_what_it_is_given() -> None:
     codec = TextCodec(of("bytes", REFUSING))
     with pytest.raises(InvalidRequest, match="none of these"):
-        codec.encode_chat([{"role": "user", "content": "a"}, result("a", "b", "c")])
+        codec.encode_chat([{"role": "user", "content": "a"}, tool_message("a", "b", "c")])

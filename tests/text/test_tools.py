@@ -1,4 +1,4 @@
-"""Reading answers with thinking and calls: whole, in pieces, and cut."""
+"""Parses answers with thinking and calls: whole, in pieces, and cut."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from hypothesis import strategies as st
 
 from service.errors import InvalidRequest
 from service.text.tools import (
-    FORMATS,
-    AnswerReader,
-    CallBegun,
-    CallPiece,
-    Content,
-    ReadAnswer,
-    Reading,
+    TOOL_FORMATS,
+    AnswerFormat,
+    ContentDelta,
+    OutputParser,
+    ParsedOutput,
     Tool,
+    ToolCallDelta,
+    ToolCallStart,
     ToolFormat,
     ToolUse,
-    arguments_of,
-    gathered,
-    read_answer,
+    collect,
+    parse_arguments,
+    parse_output,
 )
 
-QWEN3 = FORMATS["qwen3"]
+QWEN3 = TOOL_FORMATS["qwen3"]
 #: as Mistral's: all calls in one list
 LISTED = ToolFormat("listed", "[TOOL_CALLS][", '{"name": "', '", "arguments": ', "}", ", ", "]")
 
@@ -48,14 +48,14 @@ def numbered() -> Callable[[], str]:
     return lambda: f"call_{next(numbers)}"
 
 
-def in_pieces(reading: Reading, text: str, cuts: list[int]) -> tuple[ReadAnswer, list[Any]]:
-    reader, events = AnswerReader(reading, numbered()), []
+def in_pieces(reading: AnswerFormat, text: str, cuts: list[int]) -> tuple[ParsedOutput, list[Any]]:
+    reader, events = OutputParser(reading, numbered()), []
     places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
     for start, end in pairwise(places):
         events += reader.push(text[start:end])
     events += reader.finish()
-    assert reader.called == gathered(events).called
-    return gathered(events), events
+    assert reader.called == collect(events).called
+    return collect(events), events
 
 
 @settings(max_examples=10)
@@ -67,8 +67,8 @@ def test_what_is_written_is_read(
     text = content + gap + QWEN3.written(*made)
     if thought is not None:
         text = f"{'' if begun else '<think>'}\n{thought}\n</think>\n\n{text}"
-    reading = Reading("qwen3", "no" if thought is None else "begun" if begun else "may")
-    whole = read_answer(reading, text, numbered())
+    reading = AnswerFormat("qwen3", "no" if thought is None else "begun" if begun else "may")
+    whole = parse_output(reading, text, numbered())
     assert [(call.name, call.arguments) for call in whole.calls] == made
     assert [call.id for call in whole.calls] == [f"call_{number}" for number in range(len(made))]
     assert whole.called == bool(made)
@@ -88,8 +88,8 @@ def test_what_is_written_is_read(
 def test_pieces_of_any_text_join_to_the_whole(
     text: str, cuts: list[int], format_: str | None, thinking: Literal["no", "may", "begun"]
 ) -> None:
-    reading = Reading(format_, thinking)
-    whole = read_answer(reading, text, numbered())
+    reading = AnswerFormat(format_, thinking)
+    whole = parse_output(reading, text, numbered())
     read, events = in_pieces(reading, text, cuts)
     assert read == whole
     assert all(event.text for event in events if hasattr(event, "text"))
@@ -100,24 +100,24 @@ def test_pieces_of_any_text_join_to_the_whole(
 @pytest.mark.parametrize(
     ("text", "read"),
     [
-        ("<tool_ca", ReadAnswer("<tool_ca")),
-        ('<tool_call>\n{"na', ReadAnswer("")),
-        ('a <tool_call>\n{"name": "ad', ReadAnswer("a")),
-        ("a <tool_call>\nfoo", ReadAnswer("a<tool_call>\nfoo")),
-        ("  <think>", ReadAnswer("")),
-        ("  <thi", ReadAnswer("  <thi")),
-        (" a <think>", ReadAnswer(" a <think>")),
-        ("<think>\n\n</think>\n\n", ReadAnswer("")),
-        ("<think>a\n", ReadAnswer("", thought="a\n")),
+        ("<tool_ca", ParsedOutput("<tool_ca")),
+        ('<tool_call>\n{"na', ParsedOutput("")),
+        ('a <tool_call>\n{"name": "ad', ParsedOutput("a")),
+        ("a <tool_call>\nfoo", ParsedOutput("a<tool_call>\nfoo")),
+        ("  <think>", ParsedOutput("")),
+        ("  <thi", ParsedOutput("  <thi")),
+        (" a <think>", ParsedOutput(" a <think>")),
+        ("<think>\n\n</think>\n\n", ParsedOutput("")),
+        ("<think>a\n", ParsedOutput("", thought="a\n")),
     ],
 )
-def test_answers_that_were_cut(text: str, read: ReadAnswer) -> None:
-    assert read_answer(Reading("qwen3", "may"), text) == read
+def test_answers_that_were_cut(text: str, read: ParsedOutput) -> None:
+    assert parse_output(AnswerFormat("qwen3", "may"), text) == read
 
 
 def test_a_call_that_was_cut_is_none_that_was_made() -> None:
     text = QWEN3.written(("add", '{"a": "}'), ("b", "{}"))[: -len('"}\n</tool_call>\n<tool_call>')]
-    read = read_answer(Reading("qwen3"), text[:40] + text[40:], numbered())
+    read = parse_output(AnswerFormat("qwen3"), text[:40] + text[40:], numbered())
     assert [(call.name, call.arguments) for call in read.calls] == [
         ("add", text[len(QWEN3.opening + QWEN3.head("add")) :])
     ]
@@ -125,10 +125,10 @@ def test_a_call_that_was_cut_is_none_that_was_made() -> None:
 
 
 def test_arguments_come_as_they_are_written() -> None:
-    reader = AnswerReader(Reading("qwen3"), numbered())
+    reader = OutputParser(AnswerFormat("qwen3"), numbered())
     events = [event for letter in "x" + QWEN3.written(("add", '{"a": [1]}')) for event in reader.push(letter)]
-    assert events[:2] == [Content("x"), CallBegun(0, "call_0", "add")]
-    assert "".join(event.text for event in events if isinstance(event, CallPiece)) == '{"a": [1]}'
+    assert events[:2] == [ContentDelta("x"), ToolCallStart(0, "call_0", "add")]
+    assert "".join(event.text for event in events if isinstance(event, ToolCallDelta)) == '{"a": [1]}'
     assert len(events) > 10
 
 
@@ -149,21 +149,21 @@ def test_white_space_that_is_held_back_is_not_read_again(
     thinking: Literal["no", "may", "begun"], before: str, after: str
 ) -> None:
     """An answer of nothing else would take the time of its length squared."""
-    reader = AnswerReader(Reading("qwen3", thinking), numbered())
+    reader = OutputParser(AnswerFormat("qwen3", thinking), numbered())
     events = reader.push(before)
     for _ in range(100):
         events += reader.push("\n" * 8)
         assert len(reader._text) <= 8
     events += [*reader.push(after), *reader.finish()]
-    whole = read_answer(Reading("qwen3", thinking), before + "\n" * 800 + after, numbered())
-    assert gathered(events) == whole
+    whole = parse_output(AnswerFormat("qwen3", thinking), before + "\n" * 800 + after, numbered())
+    assert collect(events) == whole
 
 
 def test_a_format_with_one_list_of_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.text.tools.reader.format_named", {"listed": LISTED}.__getitem__)
+    monkeypatch.setitem(TOOL_FORMATS, "listed", LISTED)
     text = "hi " + LISTED.written(("add", '{"a": 1}'), ("sub", "{}"))
     for cut in range(len(text)):
-        read, _ = in_pieces(Reading("listed"), text, [cut])
+        read, _ = in_pieces(AnswerFormat("listed"), text, [cut])
         assert (read.content, [(call.name, call.arguments) for call in read.calls]) == (
             "hi",
             [("add", '{"a": 1}'), ("sub", "{}")],
@@ -179,9 +179,9 @@ def test_a_format_with_one_list_of_calls(monkeypatch: pytest.MonkeyPatch) -> Non
         (lambda: ToolUse((), "required"), "there are no tools"),
         (lambda: ToolUse((Tool("a"),) * 300), "300 tools"),
         (lambda: Tool("a", None, {"type": "string"}).schema, "allowed is 'object'"),
-        (lambda: arguments_of("[1]", "x"), "a JSON object is expected"),
-        (lambda: arguments_of("{", "x"), "no JSON"),
-        (lambda: arguments_of('{"a": NaN}', "x"), "no JSON"),
+        (lambda: parse_arguments("[1]", "x"), "a JSON object is expected"),
+        (lambda: parse_arguments("{", "x"), "no JSON"),
+        (lambda: parse_arguments('{"a": NaN}', "x"), "no JSON"),
     ],
 )
 def test_wrong_tools_are_refused(wrong: Callable[[], object], said: str) -> None:
@@ -194,4 +194,4 @@ def test_what_may_be_called() -> None:
     assert ToolUse(tools).callable == tools
     assert ToolUse(tools, "none").callable == ()
     assert ToolUse(tools, "required", ("b",)).callable == tools[1:]
-    assert arguments_of(" ", "x") == {}
+    assert parse_arguments(" ", "x") == {}

@@ -16,7 +16,7 @@ from torch import Tensor
 from service.engine.forward.logits_sampler import apply_temperature
 from service.engine.forward.rows import Candidates, ForwardOutput, Row, gathered
 from service.engine.forward.sampling_batch import SamplingBatch
-from service.model.transfer import send
+from service.model.transfer import to_device_async
 
 #: The largest total probability of a position's candidates, so that the others' weight is finite.
 _ALL = 1.0 - 2.0**-24
@@ -48,7 +48,7 @@ class DraftVocabulary(NamedTuple):
         tokens = torch.zeros(*hidden.shape[:2], width, dtype=torch.long, device=hidden.device)
         others = torch.zeros(*hidden.shape[:2], device=hidden.device)
         if anchors:
-            indices = send(np.array(list(anchors)), hidden.device)
+            indices = to_device_async(np.array(list(anchors)), hidden.device)
             tokens.index_copy_(0, indices, gathered(list(anchors.values()), lambda output: _candidates(output).tokens))
             others.index_copy_(0, indices, gathered(list(anchors.values()), lambda output: _candidates(output).others))
         return cls(tokens.flatten(0, 1), others.flatten(), drafting & ~present, present)
@@ -74,7 +74,7 @@ class DraftVocabulary(NamedTuple):
         missing = np.flatnonzero(self.missing[batch.row])
         if not len(missing):
             return
-        indices, selected = send(missing, logits.device), batch.select(missing)
+        indices, selected = to_device_async(missing, logits.device), batch.select(missing)
         scaled = logits[indices] if total is not None else apply_temperature(logits[indices].float(), selected)
         possible = scaled.clone() if total is None else scaled
         possible[:, mask_token_id] = -torch.inf

@@ -1,8 +1,8 @@
 """Forwards that are captured once and replayed: a CUDA graph starts all kernels of a forward by one call of the host.
 
 A graph has fixed shapes and addresses. Rows are padded to the next size of a graph, inputs are copied to buffers that
-stay, and the attention's tables are loaded into its own (`Capturable`). A graph is captured when its shape comes first.
-Padding rows see themselves and write to no page, and their output is dropped.
+stay, and the attention's tables are loaded into its own (`GraphCapable`). A graph is captured when its shape comes
+first. Padding rows see themselves and write to no page, and their output is dropped.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from service.engine.forward.forward_limits import GRAPH_ROWS
-from service.model.attention import Capturable, Place, Static
-from service.model.attention.work import Capacity, Work
+from service.model.attention import GraphAttention, GraphCapable, RowKv
+from service.model.attention.tile_schedule import ScheduleShape, TileSchedule
 from service.model.layers import Attend
 
 _log = logging.getLogger(__name__)
@@ -71,10 +71,10 @@ class CudaCapture:
 class Graphs:
     """The graphs of a runner's networks. `least`: one more graph size besides `GRAPH_ROWS`."""
 
-    def __init__(self, attention: Capturable, capture: Capture, least: int = 1) -> None:
+    def __init__(self, attention: GraphCapable, capture: Capture, least: int = 1) -> None:
         self._attention, self._capture = attention, capture
         self._sizes = sorted({*GRAPH_ROWS, least})
-        self._graphs: dict[tuple[NetworkCall, Capacity], _Graph] = {}
+        self._graphs: dict[tuple[NetworkCall, ScheduleShape], _Graph] = {}
         self._works = True
 
     def size(self, rows: int) -> int | None:
@@ -82,7 +82,7 @@ class Graphs:
         index = bisect_left(self._sizes, rows)
         return self._sizes[index] if self._works and index < len(self._sizes) else None
 
-    def run(self, network: NetworkCall, rows: Sequence[Place], width: int | None, inputs: Inputs) -> Tensor | None:
+    def run(self, network: NetworkCall, rows: Sequence[RowKv], width: int | None, inputs: Inputs) -> Tensor | None:
         """-> hidden states `[R, L, H]` of the rows, or None where there is no graph for them."""
         size = self.size(len(rows))
         if size is None:
@@ -92,7 +92,7 @@ class Graphs:
         graph = self._graphs.get((network, capacity))
         if graph is None:
             try:
-                graph = _Graph(network, self._attention.static(capacity), size, inputs)
+                graph = _Graph(network, self._attention.for_graph(capacity), size, inputs)
                 graph.capture(inputs, work, self._capture)
             except CaptureFailed as error:
                 self._works = False
@@ -105,7 +105,7 @@ class Graphs:
 class _Graph:
     """One captured forward over `size` rows, and the buffers it reads."""
 
-    def __init__(self, network: NetworkCall, attend: Static, size: int, like: Inputs) -> None:
+    def __init__(self, network: NetworkCall, attend: GraphAttention, size: int, like: Inputs) -> None:
         self._network, self._attend = network, attend
         self._inputs = Inputs(
             _buffer(like.tokens, size),
@@ -113,18 +113,18 @@ class _Graph:
             None if like.anchors is None else _buffer(like.anchors, size),
         )
 
-    def capture(self, first: Inputs, work: Work, capture: Capture) -> None:
+    def capture(self, first: Inputs, work: TileSchedule, capture: Capture) -> None:
         """Captures with real inputs, since capturing runs the forward, which writes the pages of final blocks."""
         self._load(first, work)
         self._replay, self._result = capture(lambda: self._network(self._inputs, self._attend))
 
-    def run(self, inputs: Inputs, work: Work) -> Tensor:
+    def run(self, inputs: Inputs, work: TileSchedule) -> Tensor:
         """The forward over other inputs of the same shape, in a tensor that the next run leaves alone."""
         self._load(inputs, work)
         self._replay()
         return self._result[: len(inputs.tokens)].clone()
 
-    def _load(self, inputs: Inputs, work: Work) -> None:
+    def _load(self, inputs: Inputs, work: TileSchedule) -> None:
         count = len(inputs.tokens)
         self._inputs.tokens[:count].copy_(inputs.tokens)
         self._inputs.positions[:count].copy_(inputs.positions)

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from service.engine.forward.rows import Candidates
 from service.engine.forward.sampling_batch import Integers, SamplingBatch
-from service.model.transfer import send
+from service.model import triton_support
+from service.model.transfer import to_device_async
 
 #: Tokens of a step of the kernel, and its warps.
 _KERNEL_STEP, _WARPS = 2048, 8
@@ -63,7 +64,7 @@ class TritonLogitsSampler:
     def sample(self, logits: Tensor, batch: SamplingBatch) -> tuple[Tensor, Tensor | None]:
         """See `LogitsSampler.sample`."""
         count, width = logits.shape
-        params = send(_kernel_params(batch), logits.device)
+        params = to_device_async(_kernel_params(batch), logits.device)
         out = torch.empty(count, 3, dtype=torch.float64, device=logits.device)
         total = torch.empty(count, dtype=torch.float32, device=logits.device)
         noise = bool(batch.random.any())
@@ -73,14 +74,15 @@ class TritonLogitsSampler:
         )  # fmt: skip
         filtered = np.flatnonzero(batch.metadata.filtered[batch.row])
         if len(filtered):
-            indices = send(filtered, logits.device)
+            indices = to_device_async(filtered, logits.device)
             out.index_copy_(0, indices, sample(logits[indices], batch.select(filtered), self.mask_token_id))
         return out, total
 
 
-def logits_sampler_for(mask_token_id: int, attention: str) -> LogitsSampler:
-    """The kernel where attention is by Triton's kernels, too."""
-    return TritonLogitsSampler(mask_token_id) if attention == "triton" else TorchLogitsSampler(mask_token_id)
+def logits_sampler_for(mask_token_id: int, device: torch.device, dtype: torch.dtype) -> LogitsSampler:
+    """The kernel where Triton is available on CUDA, whatever the attention's backend is."""
+    by_triton = triton_support.use_triton(device, dtype)
+    return TritonLogitsSampler(mask_token_id) if by_triton else TorchLogitsSampler(mask_token_id)
 
 
 def _kernel_params(batch: SamplingBatch) -> NDArray[np.int32]:
@@ -107,8 +109,8 @@ def apply_grammar_masks(logits: Tensor, batch: SamplingBatch, tokens: Tensor | N
     masked = [(index, mask) for index, mask in masked if leftmost[index]]
     if not masked:
         return
-    rows = send(np.array([index for index, _ in masked]), logits.device)
-    words = send(np.stack([mask for _, mask in masked]), logits.device)
+    rows = to_device_async(np.array([index for index, _ in masked]), logits.device)
+    words = to_device_async(np.stack([mask for _, mask in masked]), logits.device)
     bits = torch.arange(8, dtype=torch.uint8, device=logits.device)
     allowed = (words[:, :, None] >> bits & 1).flatten(1).bool()
     width = logits.shape[-1]
@@ -121,7 +123,7 @@ def apply_temperature(logits: Tensor, batch: SamplingBatch) -> Tensor:
     temperatures = batch.temperature
     if (temperatures == 1.0).all():
         return logits
-    return logits / send(temperatures, logits.device)[:, None]
+    return logits / to_device_async(temperatures, logits.device)[:, None]
 
 
 def sample(logits: Tensor, batch: SamplingBatch, mask_token_id: int, candidates: Candidates | None = None) -> Tensor:
@@ -157,7 +159,7 @@ def choose_tokens(
         return candidates.tokens.gather(-1, columns[:, None])[:, 0], confidences
     if batch.chosen.all():
         return columns, confidences
-    rescored = send(batch.token, columns.device)
+    rescored = to_device_async(batch.token, columns.device)
     tokens = torch.where(rescored < 0, columns, rescored)
     return tokens, _probability(scaled, tokens, total)
 
@@ -179,12 +181,12 @@ def _apply_top_k_top_p(scores: Tensor, batch: SamplingBatch) -> Tensor:
     if not len(filtered):
         return scores
     vocabulary, rows, metadata = scores.shape[-1], batch.row[filtered], batch.metadata
-    indices = send(filtered, scores.device)
+    indices = to_device_async(filtered, scores.device)
     part = scores[indices]
     ordered = part.sort(dim=-1, descending=True).values
     counts = metadata.top_k[rows]
-    top_k = send(np.where(counts > 0, np.minimum(counts, vocabulary), vocabulary), scores.device)
-    top_p = send(metadata.top_p[rows], scores.device)
+    top_k = to_device_async(np.where(counts > 0, np.minimum(counts, vocabulary), vocabulary), scores.device)
+    top_p = to_device_async(metadata.top_p[rows], scores.device)
     outside = torch.arange(vocabulary, device=scores.device) >= top_k[:, None]
     probabilities = ordered.masked_fill(outside, -torch.inf).softmax(-1)
     before = probabilities.cumsum(-1) - probabilities
@@ -195,8 +197,8 @@ def _apply_top_k_top_p(scores: Tensor, batch: SamplingBatch) -> Tensor:
 
 def _add_noise(scores: Tensor, batch: SamplingBatch, random: Integers, candidates: Tensor | None) -> Tensor:
     """Adds Gumbel noise at temperatures above 0, `[M, V]`, or `[M, C]` for candidates, in place."""
-    keys = send(noise_keys(batch.select(random)), scores.device)
-    rows = send(random, scores.device)
+    keys = to_device_async(noise_keys(batch.select(random)), scores.device)
+    rows = to_device_async(random, scores.device)
     tokens = torch.arange(scores.shape[-1], device=scores.device) if candidates is None else candidates[rows]
     return scores.index_add_(0, rows, gumbel(keys, tokens))
 

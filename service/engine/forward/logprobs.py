@@ -18,7 +18,7 @@ from service.engine.forward.logits_sampler import apply_temperature
 from service.engine.forward.partition import join
 from service.engine.forward.sampling_batch import SamplingBatch
 from service.engine.request import LogprobsRequest
-from service.model.transfer import fetch, send
+from service.model.transfer import to_device_async, to_host_async
 
 
 class LogprobsCollector:
@@ -39,11 +39,11 @@ class LogprobsCollector:
             return
         indices = np.array([index for index, _ in wanted])
         selected = batch.select(indices)
-        scores = apply_temperature(logits[send(indices, logits.device)].float(), selected).log_softmax(-1)
+        scores = apply_temperature(logits[to_device_async(indices, logits.device)].float(), selected).log_softmax(-1)
         tokens = np.zeros((len(wanted), self._most_named), np.int64)
         for row, (_, request) in zip(tokens, wanted, strict=True):
             row[: len(request.token_ids)] = request.token_ids
-        named = scores.gather(-1, send(tokens, logits.device))
+        named = scores.gather(-1, to_device_async(tokens, logits.device))
         scores[:, self._mask] = -torch.inf
         highest, top = scores.topk(min(self._most_top, scores.shape[-1]))
         self._parts.append(torch.cat([named.double(), highest.double(), top.double()], dim=1))
@@ -53,7 +53,7 @@ class LogprobsCollector:
         """Begins the copy to the host. -> waits for it and returns the log-probabilities by `SamplingBatch.flat`."""
         if not self._parts:
             return dict
-        copied = fetch(join(self._parts))
+        copied = to_host_async(join(self._parts))
         return lambda: {
             flat: self._logprobs(values, request)
             for (flat, request), values in zip(self._positions, copied().tolist(), strict=True)

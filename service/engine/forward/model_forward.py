@@ -17,7 +17,7 @@ from service.engine.forward.graphs import Capture, CudaCapture, Graphs, Inputs, 
 from service.engine.forward.partition import RowGroup
 from service.engine.forward.rows import Row, anchors_of, to_tensors
 from service.errors import SettingsError
-from service.model.attention import AUTO, Attention, Capturable, PagedCache, attention_for, resolve
+from service.model.attention import AUTO, AttentionBackend, GraphCapable, PagedCache, attention_backend, resolve_backend
 from service.model.checkpoint import Checkpoint
 from service.model.layers import Attend
 
@@ -55,9 +55,9 @@ class LocalModelForward:
         self._backbone, self._mrp = checkpoint.backbone, checkpoint.mrp
         self._mask, self._device = checkpoint.config.mask_token_id, checkpoint.device
         self._same_shapes = shapes.same
-        self._cache = PagedCache(checkpoint.own_config, num_pages, checkpoint.device, checkpoint.dtype)
-        attention = resolve(execution.attention, checkpoint.device, checkpoint.dtype)
-        self._attention = attention_for(self._cache, attention)
+        self._cache = PagedCache(checkpoint.shard_config, num_pages, checkpoint.device, checkpoint.dtype)
+        attention = resolve_backend(execution.attention, checkpoint.device, checkpoint.dtype)
+        self._attention = attention_backend(self._cache, attention)
         self._graphs = _graphs_for(self._attention, execution, checkpoint.device, shapes.least_rows)
         self._networks: dict[Network, NetworkCall] = {"backbone": self._backbone_hidden, "mrp": self._mrp_hidden}
 
@@ -109,9 +109,11 @@ class ExecutionConfig:
     networks: Callable[[Checkpoint, int, ShapePolicy, ExecutionConfig], ModelForward] = field(default=LocalModelForward)
 
 
-def _graphs_for(attention: Attention, execution: ExecutionConfig, device: torch.device, least: int) -> Graphs | None:
+def _graphs_for(
+    attention: AttentionBackend, execution: ExecutionConfig, device: torch.device, least: int
+) -> Graphs | None:
     """None where the device has no graphs, the attention cannot be captured, or nobody wants them."""
     capture = execution.capture or (CudaCapture() if device.type == "cuda" else None)
-    if capture is None or not execution.cuda_graphs or not isinstance(attention, Capturable):
+    if capture is None or not execution.cuda_graphs or not isinstance(attention, GraphCapable):
         return None
     return Graphs(attention, capture, least)

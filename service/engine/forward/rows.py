@@ -21,7 +21,7 @@ from torch import Tensor, stack
 
 from service.decode.block import MASKED, Block
 from service.engine.request import LogprobsRequest, SamplingParams
-from service.model.transfer import send
+from service.model.transfer import to_device_async
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,7 +105,7 @@ def to_tensors(rows: Sequence[Row], mask_token_id: int, device: torch.device) ->
     tokens[tokens == MASKED] = mask_token_id
     block_size = tokens.shape[1]
     positions[:] = np.array([row.index * block_size for row in rows])[:, None] + np.arange(block_size)
-    return RowTensors(*send(both, device).unbind(0))
+    return RowTensors(*to_device_async(both, device).unbind(0))
 
 
 def anchors_of(rows: Sequence[Row]) -> Tensor | None:
@@ -120,4 +120,4 @@ def gathered(anchors: Sequence[Anchor], part: Callable[[ForwardOutput], Tensor])
     if any(anchor.output is not output for anchor in anchors):
         return stack([part(anchor.output)[anchor.row] for anchor in anchors])
     whole = part(output)
-    return whole.index_select(0, send(np.array([anchor.row for anchor in anchors]), whole.device))
+    return whole.index_select(0, to_device_async(np.array([anchor.row for anchor in anchors]), whole.device))

@@ -22,7 +22,7 @@ from service.engine.forward.model_forward import ExecutionConfig, Network, Shape
 from service.engine.forward.partition import BatchPartition, WholeBatch, join
 from service.engine.forward.rows import Row
 from service.engine.forward.sampler import Sampler
-from service.model.attention import resolve
+from service.model.attention import resolve_backend
 from service.model.checkpoint import Checkpoint
 from service.model.config import ModelConfig
 
@@ -61,7 +61,7 @@ class CheckpointRunner:
         execution: ExecutionConfig | None = None,
     ) -> None:
         execution = execution or ExecutionConfig()
-        attention = resolve(execution.attention, checkpoint.device, checkpoint.dtype)
+        attention = resolve_backend(execution.attention, checkpoint.device, checkpoint.dtype)
         execution = replace(execution, attention=attention)
         self.config, self.device = checkpoint.config, checkpoint.device
         vocab_size = checkpoint.config.vocab_size
@@ -70,7 +70,7 @@ class CheckpointRunner:
         )
         shapes = ShapePolicy(self._partition.min_rows, self._partition.fixed_shapes)
         self._model = execution.networks(checkpoint, num_pages, shapes, execution)
-        logits_sampler = logits_sampler_for(self.config.mask_token_id, attention)
+        logits_sampler = logits_sampler_for(self.config.mask_token_id, checkpoint.device, checkpoint.dtype)
         self._sampler = Sampler(checkpoint.backbone, logits_sampler, self._partition, num_candidates)
 
     @property

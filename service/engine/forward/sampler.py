@@ -25,7 +25,7 @@ from service.engine.forward.partition import BatchPartition, join
 from service.engine.forward.rows import Anchor, Candidates, ForwardOutput, Row
 from service.engine.forward.sampling_batch import Integers, SamplingBatch
 from service.model.backbone import Backbone
-from service.model.transfer import fetch, send
+from service.model.transfer import to_device_async, to_host_async
 
 
 class _Part(NamedTuple):
@@ -72,7 +72,7 @@ class Sampler:
         self, flat: Tensor, batch: SamplingBatch, drafts: DraftVocabulary | None, collector: LogprobsCollector
     ) -> Tensor:
         """flat `[R * L, H]` -> tokens, confidences, entropies (0 if not needed), `[M, 3]`, float64. Fills `drafts`."""
-        positions = send(batch.flat, flat.device)
+        positions = to_device_async(batch.flat, flat.device)
         logits = self._backbone.logits(flat[positions])
         apply_grammar_masks(logits, batch)
         collector.add(logits, batch)
@@ -85,7 +85,7 @@ class Sampler:
 
     def _short(self, flat: Tensor, batch: SamplingBatch, drafts: DraftVocabulary) -> Tensor:
         """As `_full`, over the draft candidates alone."""
-        positions = send(batch.flat, flat.device)
+        positions = to_device_async(batch.flat, flat.device)
         tokens = drafts.tokens[positions]
         logits = torch.einsum("mh,mch->mc", flat[positions], self._backbone.head[tokens])
         apply_grammar_masks(logits, batch, tokens)
@@ -140,7 +140,11 @@ def _rescored(
 
 def _begin_copy(parts: Sequence[_Part]) -> Callable[[], Tensor]:
     """All in one copy to the CPU, `[M, 3]`."""
-    return fetch(join([part.values for part in parts])) if parts else lambda: torch.empty(0, 3, dtype=torch.float64)
+    return (
+        to_host_async(join([part.values for part in parts]))
+        if parts
+        else lambda: torch.empty(0, 3, dtype=torch.float64)
+    )
 
 
 def _in_order(parts: Sequence[_Part], values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -28,7 +28,15 @@ from service.gateway.http.builder import decoded_stats
 from service.gateway.http.driver import ResponseBuilder
 from service.gateway.http.protocol import Json
 from service.gateway.http.streams import frame
-from service.text.tools import AnswerReader, CallBegun, CallPiece, Content, Event, Reading, Thought
+from service.text.tools import (
+    AnswerFormat,
+    ContentDelta,
+    OutputEvent,
+    OutputParser,
+    ReasoningDelta,
+    ToolCallDelta,
+    ToolCallStart,
+)
 from service.wire import Answer, Chunk, Ending, ModelCard, Progress, TraceStep
 
 #: of each kind of block: the field that pieces extend, the kind of a piece, its field
@@ -107,11 +115,11 @@ class MessageBuilder(ResponseBuilder):
 class ContentBuilder:
     """The blocks of one message: text, thinking, calls of tools.
 
-    An `AnswerReader` tells the parts of an answer. A new block begins where the kind of the parts changes.
+    An `OutputParser` tells the parts of an answer. A new block begins where the kind of the parts changes.
     """
 
-    def __init__(self, reading: Reading) -> None:
-        self._reader = AnswerReader(reading, lambda: f"toolu_{secrets.token_hex(12)}")
+    def __init__(self, reading: AnswerFormat) -> None:
+        self._reader = OutputParser(reading, lambda: f"toolu_{secrets.token_hex(12)}")
         self._kind: str | None = None
         self._count = 0
 
@@ -129,17 +137,17 @@ class ContentBuilder:
         yield from self._events(self._reader.finish())
         yield from self._end()
 
-    def _events(self, events: Iterable[Event]) -> Iterator[Json]:
+    def _events(self, events: Iterable[OutputEvent]) -> Iterator[Json]:
         for event in events:
             match event:
-                case Content(text):
+                case ContentDelta(text):
                     yield from self._piece("text", text, {"text": ""})
-                case Thought(text):
+                case ReasoningDelta(text):
                     yield from self._piece("thinking", text, {"thinking": "", "signature": ""})
-                case CallBegun(_, call, name):
+                case ToolCallStart(_, call, name):
                     yield from self._end()
                     yield self._begin("tool_use", {"id": call, "name": name, "input": {}})
-                case CallPiece(_, text):
+                case ToolCallDelta(_, text):
                     yield self._delta("tool_use", text)
 
     def _piece(self, kind: str, text: str, empty: Json) -> Iterator[Json]:

@@ -36,7 +36,7 @@ from service.gateway.http.api_requests import (
 )
 from service.gateway.http.driver import ParsedRequest
 from service.gateway.http.parse import to_work
-from service.text.tools import Reading, Tool, ToolUse, result, said
+from service.text.tools import AnswerFormat, Tool, ToolUse, assistant_message, tool_message
 from service.wire import ModelCard, Work
 
 #: what stands between the texts of two blocks
@@ -77,7 +77,7 @@ class ParsedMessages(ParsedRequest):
     """
 
     max_tokens: int
-    reading: Reading
+    reading: AnswerFormat
 
 
 def parse_messages(
@@ -189,11 +189,11 @@ def _for_template(message: MessageParam, param: str, called: dict[str, str]) -> 
                     f"{param}.{number}.tool_use_id is {block.tool_use_id[:80]!r}, no call before has this id",
                     param=f"{param}.{number}.tool_use_id",
                 )
-            yield result(block.tool_use_id, called[block.tool_use_id], text_of(block.content))
+            yield tool_message(block.tool_use_id, called[block.tool_use_id], text_of(block.content))
     text = text_of([block for block in message.content if isinstance(block, TextBlock)])
     if message.role == "assistant":
         calls = [(block.id, block.name, block.input) for block in message.content if isinstance(block, ToolUseBlock)]
         thought = _BETWEEN.join(block.thinking for block in message.content if isinstance(block, ThinkingBlock))
-        yield said(text, calls, thought)
+        yield assistant_message(text, calls, thought)
     elif text or not any(isinstance(block, ToolResultBlock) for block in message.content):
         yield {"role": message.role, "content": text}

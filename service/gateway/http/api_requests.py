@@ -21,8 +21,8 @@ from service.gateway.http.constraints import constraint_of
 from service.gateway.http.parse import check_model, explain, parse_generate
 from service.gateway.http.protocol import GenerateCommon, Json
 from service.settings import nearest
-from service.text.tools import Reading, ToolUse, format_named
-from service.text.tools.thinking import BEGIN, END, GAP
+from service.text.tools import TOOL_FORMATS, AnswerFormat, ToolUse
+from service.text.tools.formats import BEGIN, END, GAP
 from service.wire import ModelCard
 
 MAX_TOOLS = 256
@@ -31,7 +31,7 @@ ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]{1,128}$")]
 #: a chat for POST /generate in the place of the request's own, whose messages only its API knows
 _ANY_CHAT = [{"role": "user", "content": ""}]
 
-#: an answer's thinking, as `Reading` says it
+#: an answer's thinking, as `AnswerFormat` says it
 _Thinking = Literal["no", "may", "begun"]
 
 #: fields that POST /generate parses under the same name
@@ -165,7 +165,7 @@ class ChatPrompt:
     think_param: str = "thinking"
 
 
-def chat_fields(request: GenerateCommon, chat: ChatPrompt, card: ModelCard) -> tuple[Json, Reading]:
+def chat_fields(request: GenerateCommon, chat: ChatPrompt, card: ModelCard) -> tuple[Json, AnswerFormat]:
     """The fields of a chat's work, for `to_work`, and how its answers are read.
 
     A constraint of the request holds after the thinking, and where no tool is called. InvalidRequest if the checkpoint
@@ -187,7 +187,7 @@ def chat_fields(request: GenerateCommon, chat: ChatPrompt, card: ModelCard) -> t
         think = None
     tools = tuple(tool.definition for tool in shown)
     fields = {"messages": chat.messages, "constraint": constraint, "tools": tools, "think": think}
-    return fields, Reading(called, thinking)
+    return fields, AnswerFormat(called, thinking)
 
 
 def _thinking(card: ModelCard, think: bool | None, param: str) -> _Thinking:
@@ -209,7 +209,7 @@ def _format(card: ModelCard) -> str:
 
 
 def _calls(use: ToolUse, name: str, content: Constraint | None) -> Constraint:
-    form = format_named(name)
+    form = TOOL_FORMATS[name]
     forms = [ToolCallForm(tool.name, form.head(tool.name), tool.schema, form.tail) for tool in use.callable]
     return Constraint.calls(
         CallTexts(form.opening, form.between, form.closing),

@@ -35,7 +35,16 @@ from service.gateway.openai.protocol import (
     OpenAiUsage,
     TextChoice,
 )
-from service.text.tools import AnswerReader, CallBegun, CallPiece, Content, Event, ReadAnswer, Thought, read_answer
+from service.text.tools import (
+    ContentDelta,
+    OutputEvent,
+    OutputParser,
+    ParsedOutput,
+    ReasoningDelta,
+    ToolCallDelta,
+    ToolCallStart,
+    parse_output,
+)
 from service.wire import Answer, Chunk, Ending, ModelCard, Progress
 
 DONE = b"data: [DONE]\n\n"
@@ -51,7 +60,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
 
     def __init__(self, parsed: ParsedCompletion, card: ModelCard) -> None:
         self._parsed = parsed
-        self._readers = [AnswerReader(parsed.reading) for _ in parsed.works]
+        self._readers = [OutputParser(parsed.reading) for _ in parsed.works]
         self._written = [0] * len(parsed.works)  # characters of each choice's text that have log-probabilities
         self._endings: dict[int, Ending] = {}
         name = self._ID_PREFIX + parsed.works[0].request_id
@@ -60,7 +69,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
     # --- the form of a choice ----------------------------------------------------------------------
 
     @abstractmethod
-    def _choice(self, index: int, read: ReadAnswer, end: ChoiceEnd) -> _Choice:
+    def _choice(self, index: int, read: ParsedOutput, end: ChoiceEnd) -> _Choice:
         """A whole choice."""
 
     @abstractmethod
@@ -68,7 +77,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
         """The first frame of a choice. None if there is none before its text."""
 
     @abstractmethod
-    def _part(self, event: Event) -> Json | None:
+    def _part(self, event: OutputEvent) -> Json | None:
         """A frame with a part of the answer. None if an event has none."""
 
     @abstractmethod
@@ -86,7 +95,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
         choices = list[_Choice]()
         for index, answer in enumerate(answers):
             self._endings[index] = answer.ending
-            read = read_answer(self._parsed.reading, answer.text)
+            read = parse_output(self._parsed.reading, answer.text)
             choices.append(self._choice(index, read, self._end(index, answer, read.called)))
             await asyncio.sleep(0)
         return choices
@@ -110,7 +119,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
         """The frames of one block, one at least. The first has the block's tokens."""
         parts = self._parts(self._readers[index].push(chunk.text))
         if not parts:
-            parts = self._parts([Content("")]) if self._parsed.reading.plain else [self._closing()]
+            parts = self._parts([ContentDelta("")]) if self._parsed.reading.plain else [self._closing()]
         events = self._frame(index, parts[0], self._tokens(index, chunk))
         return events + b"".join([self._frame(index, part) for part in parts[1:]]) if len(parts) > 1 else events
 
@@ -131,7 +140,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
     def error(self, error: MrpServeError, request_id: str) -> bytes:
         return _data(openai_error(error, request_id))
 
-    def _parts(self, events: Sequence[Event]) -> list[Json]:
+    def _parts(self, events: Sequence[OutputEvent]) -> list[Json]:
         return [part for event in events if (part := self._part(event)) is not None]
 
     def _frame(self, index: int, content: Json, extras: Mapping[str, object] | None = None) -> bytes:
@@ -145,7 +154,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
         logprobs = None
         if self._parsed.alternatives is not None:
             logprobs = self._logprobs(token_logprobs(part.pieces, part.trace, self._written[index]))
-            self._written[index] += sum(len(piece.added) for piece in part.pieces)
+            self._written[index] += sum(len(piece.delta) for piece in part.pieces)
         tokens: ChoiceTokens = {"logprobs": logprobs, "token_ids": part.token_ids}
         if self._parsed.return_trace:
             tokens["trace"] = part.trace
@@ -176,15 +185,15 @@ class CompletionBuilder(OpenAiBuilder[TextChoice]):
         choices = await self._choices(answers)
         return {**self._head, "object": "text_completion", "choices": choices, "usage": self._usage()}
 
-    def _choice(self, index: int, read: ReadAnswer, end: ChoiceEnd) -> TextChoice:
+    def _choice(self, index: int, read: ParsedOutput, end: ChoiceEnd) -> TextChoice:
         return {"index": index, "text": self._parsed.echoes[index] + read.content, **end}
 
     def _opening(self, index: int) -> Json | None:
         echo = self._parsed.echoes[index]
         return {"text": echo} if echo else None
 
-    def _part(self, event: Event) -> Json | None:
-        return {"text": event.text} if isinstance(event, Content) else None
+    def _part(self, event: OutputEvent) -> Json | None:
+        return {"text": event.text} if isinstance(event, ContentDelta) else None
 
     def _closing(self) -> Json:
         return {"text": ""}
@@ -208,7 +217,7 @@ class ChatBuilder(OpenAiBuilder[MessageChoice]):
         choices = await self._choices(answers)
         return {**self._head, "object": "chat.completion", "choices": choices, "usage": self._usage()}
 
-    def _choice(self, index: int, read: ReadAnswer, end: ChoiceEnd) -> MessageChoice:
+    def _choice(self, index: int, read: ParsedOutput, end: ChoiceEnd) -> MessageChoice:
         message: AssistantMessage = {"role": "assistant", "content": read.content, "refusal": None}
         if self._parsed.reading.thinking != "no":
             message["reasoning_content"] = read.thought or None
@@ -224,16 +233,16 @@ class ChatBuilder(OpenAiBuilder[MessageChoice]):
         """The role of the message. Its content may be none, if the message can have calls."""
         return {"delta": {"role": "assistant", "content": None if self._parsed.reading.format else ""}}
 
-    def _part(self, event: Event) -> Json | None:
+    def _part(self, event: OutputEvent) -> Json | None:
         match event:
-            case Content(text):
+            case ContentDelta(text):
                 return {"delta": {"content": text}}
-            case Thought(text):
+            case ReasoningDelta(text):
                 return {"delta": {"reasoning_content": text}}
-            case CallBegun(number, call, name):
+            case ToolCallStart(number, call, name):
                 begun = {"id": call, "type": "function", "function": {"name": name, "arguments": ""}}
                 return {"delta": {"tool_calls": [{"index": number, **begun}]}}
-            case CallPiece(number, text):
+            case ToolCallDelta(number, text):
                 return {"delta": {"tool_calls": [{"index": number, "function": {"arguments": text}}]}}
             case _:
                 return None

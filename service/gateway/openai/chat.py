@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from service.errors import InvalidRequest
 from service.gateway.http.api_requests import StrictModel
-from service.text.tools import arguments_of, result, said
+from service.text.tools import assistant_message, parse_arguments, tool_message
 
 
 def _text_of(content: object) -> object:
@@ -150,8 +150,8 @@ def _for_template(message: ChatMessage, param: str, called: dict[str, str]) -> d
         for number, call in enumerate(message.tool_calls or ()):
             called[call.id] = call.function.name
             location = f"{param}.tool_calls.{number}.function.arguments"
-            calls.append((call.id, call.function.name, arguments_of(call.function.arguments, location)))
-        return said(content, calls, message.reasoning_content or "")
+            calls.append((call.id, call.function.name, parse_arguments(call.function.arguments, location)))
+        return assistant_message(content, calls, message.reasoning_content or "")
     if message.role == "tool":
         call_id = message.tool_call_id or ""
         if call_id not in called:
@@ -159,5 +159,5 @@ def _for_template(message: ChatMessage, param: str, called: dict[str, str]) -> d
                 f"{param}.tool_call_id is {call_id[:80]!r}, which is the id of no call in the messages before",
                 param=f"{param}.tool_call_id",
             )
-        return result(call_id, called[call_id], content)
+        return tool_message(call_id, called[call_id], content)
     return {"role": "system" if message.role == "developer" else message.role, "content": content}

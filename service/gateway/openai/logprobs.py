@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from service.text.piece import Likely, TokenPiece
+from service.text.token_text import TokenText, TopLogprob
 
 #: OpenAI's number for "very unlikely"
 _LEAST = -9999.0
@@ -28,11 +28,11 @@ class TokenLogprob(NamedTuple):
     logprob: float
     data: bytes | None
     offset: int
-    likeliest: tuple[Likely, ...] = ()
+    likeliest: tuple[TopLogprob, ...] = ()
 
 
 def token_logprobs(
-    pieces: Sequence[TokenPiece], trace: Iterable[Mapping[str, Any]], offset: int = 0
+    pieces: Sequence[TokenText], trace: Iterable[Mapping[str, Any]], offset: int = 0
 ) -> list[TokenLogprob]:
     """The log-probabilities of the tokens of one or more whole blocks.
 
@@ -46,16 +46,16 @@ def token_logprobs(
             block[position] = (token, confidence)
     # A revoked position is revealed again later, or lies behind the answer's end. `zip` drops what lies behind it.
     fixed = [block[position] for _, block in sorted(blocks.items()) for position in sorted(block)]
-    offsets = accumulate((len(piece.added) for piece in pieces), initial=offset)
+    offsets = accumulate((len(piece.delta) for piece in pieces), initial=offset)
     return [
-        TokenLogprob(piece.text, _logprob(piece, *pick), piece.data, start, piece.likeliest)
+        TokenLogprob(piece.text, _logprob(piece, *pick), piece.data, start, piece.top_logprobs)
         for piece, pick, start in zip(pieces, fixed, offsets, strict=False)
     ]
 
 
-def _logprob(piece: TokenPiece, token: int, confidence: float) -> float:
+def _logprob(piece: TokenText, token: int, confidence: float) -> float:
     """The chosen token's, as the list of the likeliest has it. A confidence is rounded."""
-    own = next((likely.logprob for likely in piece.likeliest if likely.token == token), None)
+    own = next((likely.logprob for likely in piece.top_logprobs if likely.token == token), None)
     if own is None:
         own = math.log(confidence) if confidence > 0 else _LEAST
     return min(0.0, own)

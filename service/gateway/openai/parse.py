@@ -39,7 +39,7 @@ from service.gateway.openai.protocol import (
     Prompt,
     TemplateOptions,
 )
-from service.text.tools import Reading, Tool, ToolUse
+from service.text.tools import AnswerFormat, Tool, ToolUse
 from service.wire import ModelCard, Work
 
 #: OpenAI's default for completions; chats have the default of POST /generate
@@ -95,7 +95,7 @@ class ParsedCompletion(ParsedRequest):
     include_usage: bool
     alternatives: int | None
     return_trace: bool
-    reading: Reading = field(default_factory=Reading)
+    reading: AnswerFormat = field(default_factory=AnswerFormat)
 
 
 def parse_completion(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> ParsedCompletion:

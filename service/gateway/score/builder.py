@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from service.gateway.http.driver import ResponseBuilder
 from service.gateway.score.parse import ParsedScore
 from service.gateway.score.protocol import ScoreAnswer, ScoredPosition, TokenScore
-from service.text.piece import Likely
+from service.text.token_text import TopLogprob
 from service.wire import Answer, ModelCard, PlaceScores
 
 
 class ScoreBuilder(ResponseBuilder):
-    """Builds the answer to one request. Scores are not streamed."""
+    """Builds the answer to one request. IdLogprobs are not streamed."""
 
     def __init__(self, parsed: ParsedScore, card: ModelCard) -> None:
         self._parsed, self._model = parsed, card.name
@@ -55,7 +55,7 @@ class ScoreBuilder(ResponseBuilder):
         }
 
 
-def _token(likely: Likely) -> TokenScore:
+def _token(likely: TopLogprob) -> TokenScore:
     data = None if likely.data is None else list(likely.data)
     return {"token": likely.text, "token_id": likely.token, "logprob": likely.logprob, "bytes": data}
 

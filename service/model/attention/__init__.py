@@ -1,7 +1,24 @@
-"""Attention of rows over paged keys and values: the cache, the interface, its implementations."""
+"""Attention of rows over paged keys and values: the cache, the backends' protocol, the backends."""
 
-from service.model.attention.cache import PagedCache
-from service.model.attention.interface import Attention, Capturable, Place, Prepared, Static
-from service.model.attention.registry import AUTO, attention_for, resolve
+from service.model.attention.interface import (
+    AttentionBackend,
+    AttentionForward,
+    GraphAttention,
+    GraphCapable,
+    PagedCache,
+    RowKv,
+)
+from service.model.attention.registry import ATTENTION_BACKENDS, AUTO, attention_backend, resolve_backend
 
-__all__ = ["AUTO", "Attention", "Capturable", "PagedCache", "Place", "Prepared", "Static", "attention_for", "resolve"]
+__all__ = [
+    "ATTENTION_BACKENDS",
+    "AUTO",
+    "AttentionBackend",
+    "AttentionForward",
+    "GraphAttention",
+    "GraphCapable",
+    "PagedCache",
+    "RowKv",
+    "attention_backend",
+    "resolve_backend",
+]

@@ -1,6 +1,6 @@
-"""Paged attention in torch's own operations: the pages that a batch of rows reads are copied, then it is one call.
+"""The eager backend: paged attention in torch's own operations. It copies the pages that a batch of rows reads.
 
-Runs on every device; a kernel that reads pages where they lie is faster on a GPU.
+Runs on every device. A kernel that reads pages where they lie is faster on a GPU (`triton.py`).
 """
 
 from __future__ import annotations
@@ -9,83 +9,86 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from service.model.attention.batch import Rows
-from service.model.attention.cache import PagedCache
-from service.model.attention.interface import Place
-from service.model.attention.shared import SharedBatch
-from service.model.attention.single import SingleBatch
-from service.model.attention.units import Limits, Unit, batches, singles
-from service.model.transfer import send
+from service.model.attention.eager_batches import BatchRows, PrivateBatch, SharedPrefixBatch
+from service.model.attention.interface import PagedCache, RowKv
+from service.model.attention.shared_prefix import BatchLimits, PrefixUnit, batches, single_units
+from service.model.transfer import to_device_async
 
-#: Tokens of a unit at most. A unit's own part is computed for all pairs of its tokens, seen or not.
-_TILE = 256
-#: Tokens read in vain that take as long as a call of torch's operations: a CPU is slow to read, a GPU to be called.
-_WASTE = {"cpu": 512}
-_WASTE_ELSEWHERE = 1 << 16
+#: The most tokens of a unit. A unit's rows are computed for all pairs of their tokens, seen or not.
+_MAX_TOKENS = 256
+#: Padding, in tokens, that costs as much as one more kernel launch. Small on a CPU (slow reads), large on a GPU (slow
+#: launches).
+_PADDING = {"cpu": 512}
+_PADDING_ELSEWHERE = 1 << 16
 
 
-class EagerAttention:
-    """An `Attention` over a cache."""
+class EagerBackend:
+    """An `AttentionBackend`."""
 
     def __init__(self, cache: PagedCache) -> None:
         self._cache = cache
         size, device = cache.block_size, cache.keys.device.type
-        waste = _WASTE.get(device, _WASTE_ELSEWHERE)
-        self._limits = Limits(rows=max(1, _TILE // size), waste=waste // size)
+        padding = _PADDING.get(device, _PADDING_ELSEWHERE)
+        self._limits = BatchLimits(rows=max(1, _MAX_TOKENS // size), padding=padding // size)
 
-    def prepare(self, places: Sequence[Place], width: int | None = None) -> EagerForward:
-        """The attention of a forward. A `width` makes every row a unit of its own, all in one batch."""
-        divided = batches(places, self._limits) if width is None else [singles(places)]
-        return EagerForward(self._cache, places, divided, width)
+    @staticmethod
+    def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:  # noqa: ARG004
+        """It runs everywhere."""
+        return None
+
+    def prepare(self, rows: Sequence[RowKv], width: int | None = None) -> EagerForward:
+        """As `AttentionBackend`. With a `width` every row is a unit of its own, all in one batch."""
+        units = batches(rows, self._limits) if width is None else [single_units(rows)]
+        return EagerForward(self._cache, rows, units, width)
 
 
 class EagerForward:
-    """The attention of one forward."""
+    """An `AttentionForward`. `batches`: the units of each batch."""
 
     def __init__(
-        self, cache: PagedCache, places: Sequence[Place], divided: Sequence[Sequence[Unit]], width: int | None
+        self, cache: PagedCache, rows: Sequence[RowKv], batches: Sequence[Sequence[PrefixUnit]], width: int | None
     ) -> None:
         self._cache = cache
-        self.order = [n for units in divided for unit in units for n in range(unit.first, unit.first + unit.num_rows)]
+        self.order = [number for units in batches for unit in units for number in unit.rows]
         spare, targets = iter(cache.spare), dict[int, int]()
-        self._batches: list[SingleBatch | SharedBatch] = []
-        for units in divided:
-            targets |= _pages_to_write(units, places, spare)
+        self._batches: list[PrivateBatch | SharedPrefixBatch] = []
+        for units in batches:
+            targets |= _pages_to_write(units, rows, spare)
             batch = (
-                SingleBatch.of(units, [targets[unit.first] for unit in units], cache, width)
+                PrivateBatch.of(units, [targets[unit.first] for unit in units], cache, width)
                 if all(unit.num_rows == 1 and unit.first in targets for unit in units)
-                else SharedBatch.of(units, places, cache)
+                else SharedPrefixBatch.of(units, rows, cache)
             )
             start = self._batches[-1].rows.stop if self._batches else 0
             self._batches.append(replace(batch, rows=slice(start, start + batch.rows.stop)))
         written = [slot for slot, number in enumerate(self.order) if number in targets]
         device = cache.keys.device
-        self._written = send(np.array(written, np.int64), device) if len(written) < len(places) else None
-        self._targets = send(np.array([targets[self.order[slot]] for slot in written], np.int64), device)
+        self._written = to_device_async(np.array(written, np.int64), device) if len(written) < len(rows) else None
+        self._targets = to_device_async(np.array([targets[self.order[slot]] for slot in written], np.int64), device)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q `[R, L, heads, D]`, k and v `[R, L, kv_heads, D]` -> `[R, L, heads * D]`."""
+        """As `AttentionForward`."""
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         if self._targets.numel():
-            for pages, own in ((keys, k), (values, v)):
-                pages.index_copy_(
-                    0, self._targets, own if self._written is None else own.index_select(0, self._written)
-                )
-        rows = Rows(q, k, v, q.new_empty(q.shape))
+            for pages, new in ((keys, k), (values, v)):
+                blocks = new if self._written is None else new.index_select(0, self._written)
+                pages.index_copy_(0, self._targets, blocks)
+        rows = BatchRows(q, k, v, q.new_empty(q.shape))
         for batch in self._batches:
             batch(keys, values, rows if len(self._batches) == 1 else rows.part(batch.rows))
-        return rows.seen.flatten(2)
+        return rows.out.flatten(2)
 
 
-def _pages_to_write(units: Iterable[Unit], places: Sequence[Place], spare: Iterator[int]) -> dict[int, int]:
-    """The page of every row that writes one: rows of final blocks, and rows alone while there are spare pages."""
+def _pages_to_write(units: Iterable[PrefixUnit], rows: Sequence[RowKv], spare: Iterator[int]) -> dict[int, int]:
+    """The page that each row writes: rows of final blocks, and single rows while there are spare pages."""
     targets = {}
     for unit in units:
-        for number in range(unit.first, unit.first + unit.num_rows):
-            place = places[number]
-            page = place.pages[place.index] if place.writes_kv else next(spare, None) if unit.num_rows == 1 else None
+        for number in unit.rows:
+            row = rows[number]
+            page = row.pages[row.index] if row.writes_kv else next(spare, None) if unit.num_rows == 1 else None
             if page is not None:
                 targets[number] = page
     return targets

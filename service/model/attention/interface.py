@@ -1,8 +1,8 @@
-"""What an attention implementation is: it prepares a forward once, then every layer calls what it prepared.
+"""Attention backends: their protocol, and the paged cache of keys and values that they read and write.
 
-An implementation learns of each row its sequence's pages, its block index and whether its block is final. It makes
-masks, page tables and batches of them itself. A new kernel is a file with an `Attention`, a line in `registry.py` and
-its name in settings.
+A backend prepares a forward once, then every layer calls what it prepared. It learns of each row its sequence's pages,
+its block index and whether its block is final, and makes masks, page tables and batches itself. A new backend is a file
+with an `AttentionBackend` and a line in `registry.py`.
 """
 
 from __future__ import annotations
@@ -10,14 +10,44 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
+from service.model.config import ModelConfig
+
 if TYPE_CHECKING:
-    from service.model.attention.work import Capacity, Work
+    from service.model.attention.tile_schedule import ScheduleShape, TileSchedule
+
+#: Pages that belong to no sequence. A backend may write keys there that only one forward reads.
+NUM_SPARE = 256
 
 
-class Place(Protocol):
-    """Where a row stands.
+class PagedCache:
+    """Keys and values of all layers, the backbone's first, then MRP's. A page holds one block.
+
+    `keys[layer]`, `values[layer]`: `[pages, block, kv_heads, head_dim]`. `spare`: the pages after the sequences' pages.
+    `heads_per_key`: query heads that share a key head. `max_pages`: the most pages of a sequence. The engine's
+    `prefix_cache.py` decides who holds which page.
+    """
+
+    def __init__(self, config: ModelConfig, num_pages: int, device: torch.device, dtype: torch.dtype) -> None:
+        shape = (config.num_kv_layers, num_pages + NUM_SPARE, config.block_size, config.num_kv_heads, config.head_dim)
+        self.num_pages, self.spare = num_pages, range(num_pages, num_pages + NUM_SPARE)
+        self.block_size = config.block_size
+        self.max_pages = max(1, min(num_pages, config.max_positions // config.block_size))
+        self.heads_per_key = config.num_heads // config.num_kv_heads
+        self.keys = torch.zeros(shape, device=device, dtype=dtype)
+        self.values = torch.zeros(shape, device=device, dtype=dtype)
+
+    @staticmethod
+    def bytes_per_page(config: ModelConfig, dtype: torch.dtype) -> int:
+        """The size of one page over all layers, in bytes."""
+        per_token = 2 * config.num_kv_heads * config.head_dim * dtype.itemsize
+        return config.num_kv_layers * config.block_size * per_token
+
+
+class RowKv(Protocol):
+    """Where a row reads and writes keys and values.
 
     `pages`: the pages of its sequence; rows of one sequence have the same list (the same object, not an equal one).
     The row reads the first `index` pages. If it `writes_kv`, it writes its block's keys and values to page `index`.
@@ -29,19 +59,19 @@ class Place(Protocol):
 
     @property
     def index(self) -> int:
-        """Its block's place in the sequence."""
+        """The index of its block in the sequence."""
 
     @property
     def writes_kv(self) -> bool:
         """Whether its block is final."""
 
 
-class Prepared(Protocol):
+class AttentionForward(Protocol):
     """The attention of one forward."""
 
     @property
     def order(self) -> Sequence[int]:
-        """The order in which the layers' rows must stand: row `i` of the tensors is place `order[i]`."""
+        """The order of the layers' rows: row `i` of the tensors is row `order[i]` of the forward."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q `[R, L, heads, D]`, k and v `[R, L, kv_heads, D]` -> `[R, L, heads * D]`.
@@ -51,21 +81,25 @@ class Prepared(Protocol):
         """
 
 
-class Static(Protocol):
-    """The attention of all forwards of one shape, its tables at addresses that stay, as a CUDA graph needs them."""
+class GraphAttention(Protocol):
+    """The attention of all forwards of one shape. Its tables keep their addresses, as a CUDA graph needs it."""
 
-    def load(self, work: Work) -> None:
-        """The tables of the next forward. Comes before the first call."""
+    def load(self, schedule: TileSchedule) -> None:
+        """Loads the tables of the next forward. Comes before the first call."""
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """As `Prepared`; rows stand in the order of their places."""
+        """As `AttentionForward`. Rows keep the order of the schedule."""
 
 
-class Attention(Protocol):
+class AttentionBackend(Protocol):
     """Makes the attention of forwards over one cache."""
 
-    def prepare(self, places: Sequence[Place], width: int | None = None) -> Prepared:
-        """The attention of a forward over rows; rows of one sequence stand together, by ascending index.
+    @staticmethod
+    def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
+        """Why the backend cannot run on a device with a type; None if it can."""
+
+    def prepare(self, rows: Sequence[RowKv], width: int | None = None) -> AttentionForward:
+        """The attention of a forward over rows. Rows of one sequence are adjacent, by ascending index.
 
         `width`: every row is computed in the same shapes, as if it read `width` pages, its own included; the order
         stays. None: as is fastest.
@@ -73,14 +107,14 @@ class Attention(Protocol):
 
 
 @runtime_checkable
-class Capturable(Attention, Protocol):
-    """An attention whose forwards can be captured in a CUDA graph: a plan on the host, and tables that stay."""
+class GraphCapable(AttentionBackend, Protocol):
+    """A backend whose forwards can be captured in a CUDA graph: a schedule on the host, and tables that stay."""
 
-    def plan(self, places: Sequence[Place], width: int | None = None, rows: int | None = None) -> Work:
-        """The tables of a forward, filled up to `rows` rows: those behind the places write nothing."""
+    def plan(self, rows: Sequence[RowKv], width: int | None = None, num_rows: int | None = None) -> TileSchedule:
+        """The schedule of a forward, padded to `num_rows` rows. Padding writes nothing."""
 
-    def capacity(self, work: Work, width: int | None) -> Capacity:
-        """The shape of a plan: plans of one capacity can be loaded into one `Static`."""
+    def capacity(self, schedule: TileSchedule, width: int | None) -> ScheduleShape:
+        """The shape of a schedule. Schedules of one shape can be loaded into one `GraphAttention`."""
 
-    def static(self, capacity: Capacity) -> Static:
-        """For all plans of one capacity."""
+    def for_graph(self, shape: ScheduleShape) -> GraphAttention:
+        """The attention of all forwards of a shape."""

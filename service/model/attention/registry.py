@@ -1,89 +1,66 @@
-"""The implementations of attention there are, by name, and which of them `auto` is."""
+"""The attention backends by name, and the choice of `auto`."""
 
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable
-from importlib.util import find_spec
-from pathlib import Path
-from shutil import which
-from sysconfig import get_paths
+from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 
 from service.errors import SettingsError
-from service.model.attention.cache import PagedCache
-from service.model.attention.eager import EagerAttention
-from service.model.attention.interface import Attention
+from service.model.attention.eager import EagerBackend
+from service.model.attention.interface import AttentionBackend, PagedCache
+from service.model.attention.triton import TritonBackend
 
 _log = logging.getLogger(__name__)
 
-#: The best of those that run here.
+#: The best backend that runs here.
 AUTO = "auto"
 
 
-def _triton(cache: PagedCache) -> Attention:
-    from service.model.attention.paged import TritonAttention
+class BackendClass(Protocol):
+    """The class of an `AttentionBackend`."""
 
-    return TritonAttention(cache)
+    def __call__(self, cache: PagedCache) -> AttentionBackend:
+        """Makes a backend over a cache."""
 
-
-#: A new kernel is one file and one line here.
-IMPLEMENTATIONS: dict[str, Callable[[PagedCache], Attention]] = {"eager": EagerAttention, "triton": _triton}
-
-
-def attention_for(cache: PagedCache, name: str = AUTO) -> Attention:
-    """The named implementation over a cache. Raises what `resolve` raises."""
-    return IMPLEMENTATIONS[resolve(name, cache.keys.device, cache.keys.dtype)](cache)
+    def unavailable(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """Why the backend cannot run on a device with a type; None if it can."""
 
 
-def resolve(name: str, device: torch.device, dtype: torch.dtype) -> str:
-    """The implementation that a name stands for. Raises what `check_available` raises.
+#: A new backend is one file and one line here.
+ATTENTION_BACKENDS: Mapping[str, BackendClass] = {"eager": EagerBackend, "triton": TritonBackend}
 
-    `auto` is `triton` on CUDA where Triton is installed, `eager` elsewhere.
+
+def attention_backend(cache: PagedCache, name: str = AUTO) -> AttentionBackend:
+    """The named backend over a cache. Raises what `check_backend` raises."""
+    return ATTENTION_BACKENDS[resolve_backend(name, cache.keys.device, cache.keys.dtype)](cache)
+
+
+def resolve_backend(name: str, device: torch.device, dtype: torch.dtype) -> str:
+    """The name of the backend that a setting stands for. Raises what `check_backend` raises.
+
+    `auto` is `triton` on CUDA where it is available, `eager` elsewhere.
     """
-    check_available(name, device, dtype)
-    if name != AUTO or device.type != "cuda":
-        return "eager" if name == AUTO else name
-    problem = _why_no_triton(device, dtype)
+    check_backend(name, device, dtype)
+    if name != AUTO:
+        return name
+    if device.type != "cuda":
+        return "eager"
+    problem = TritonBackend.unavailable(device, dtype)
     if problem is not None:
         _log.warning("attention is eager, which is slow on a GPU: for triton, %s", problem)
     return "triton" if problem is None else "eager"
 
 
-def check_available(name: str, device: torch.device, dtype: torch.dtype) -> None:
-    """SettingsError, with what there is, for an implementation that there is not."""
-    if name not in (AUTO, *IMPLEMENTATIONS):
-        known = ", ".join(sorted([AUTO, *IMPLEMENTATIONS]))
-        raise SettingsError(f"attention is {name!r}, allowed are {known}", param="attention")
-    problem = _why_no_triton(device, dtype) if name == "triton" else None
+def check_backend(name: str, device: torch.device, dtype: torch.dtype) -> None:
+    """SettingsError for a name that no backend has, or a backend that cannot run here. It says what is allowed."""
+    if name == AUTO:
+        return
+    if name not in ATTENTION_BACKENDS:
+        allowed = ", ".join(sorted([AUTO, *ATTENTION_BACKENDS]))
+        raise SettingsError(f"attention is {name!r}, allowed are {allowed}", param="attention")
+    problem = ATTENTION_BACKENDS[name].unavailable(device, dtype)
     if problem is not None:
-        raise SettingsError(f"attention is 'triton', but {problem}; {AUTO} and eager work here", param="attention")
-
-
-def has_triton(device: torch.device) -> bool:
-    """Whether Triton's kernels run on a device: it is installed, and the device is CUDA or Triton interprets."""
-    return find_spec("triton") is not None and (device.type == "cuda" or _interprets())
-
-
-def _why_no_triton(device: torch.device, dtype: torch.dtype) -> str | None:
-    if find_spec("triton") is None:
-        return "the package triton is not installed here (pip install '.[gpu]')"
-    if not has_triton(device):
-        return f"its kernels need a CUDA device, not {device.type} (or TRITON_INTERPRET=1, which is slow)"
-    if device.type == "cuda" and dtype == torch.float64:
-        return "its kernels have no float64 on CUDA"
-    return None if _interprets() else _why_no_compiler()
-
-
-def _why_no_compiler() -> str | None:
-    """Triton compiles what starts a kernel from the host, by a C compiler with Python's headers."""
-    if not (os.environ.get("CC") or which("gcc") or which("clang")):
-        return "Triton finds no C compiler here (gcc, clang or CC)"
-    headers = Path(get_paths()["include"]) / "Python.h"
-    return None if headers.is_file() else f"Triton needs Python's headers, and there is no {headers}"
-
-
-def _interprets() -> bool:
-    return os.environ.get("TRITON_INTERPRET", "0") not in {"", "0", "false", "off"}
+        raise SettingsError(f"attention is {name!r}, but {problem}; {AUTO} and eager work here", param="attention")

@@ -1,7 +1,7 @@
 """LLaDA2: Qwen3-like layers with shared experts and a grouped router, such as inclusionAI/LLaDA2.1-mini.
 
-Half of each head is rotated. A masked position's own logits say its token. Published are a weight for each expert, or,
-as inclusionAI's trainer merges them, a weight for each projection of all experts. Source: the published
+Half of each head is rotated. A masked position's own logits say its token. Files have a weight for each expert, or, as
+inclusionAI's trainer merges them, a weight for each projection of all experts. Source: the published
 `modeling_llada2_moe.py` (inclusionAI/dFactory).
 """
 
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from service.errors import CheckpointError
 from service.model.config import ExpertsConfig, GroupsConfig, ModelConfig
 from service.model.families import qwen3
-from service.model.layout import Cut, Layout, Part, prefixed, stacked
+from service.model.weight_mapping import ShardDim, WeightMapping, WeightSlice, prefixed, stacked
 
 if TYPE_CHECKING:
     from service.model.backbone import Backbone
 
-#: what the published code takes for keys that config.json leaves out
+#: the published code's defaults for keys that config.json leaves out
 _DEFAULTS: Mapping[str, Any] = {
     "block_size": 32,
     "mask_token_id": 156895,
@@ -33,8 +33,8 @@ _DEFAULTS: Mapping[str, Any] = {
     "routed_scaling_factor": 2.5,
     "partial_rotary_factor": 0.5,
 }
-#: the only values with which the published code computes what `network` does
-_NEEDED: Mapping[str, Any] = {
+#: the only values for which `network` computes the same as the published code
+_REQUIRED: Mapping[str, Any] = {
     "use_bias": False,
     "use_qkv_bias": False,
     "use_qk_norm": True,
@@ -58,49 +58,49 @@ class Llada2Moe:
 
     def config(self, raw: Mapping[str, Any], block_size: int | None) -> ModelConfig:
         """The published keys, with the published code's defaults."""
-        own = {**_DEFAULTS, **{key: value for key, value in raw.items() if value not in (None, [])}}
-        for key, needed in _NEEDED.items():
-            if own.get(key, needed) != needed:
-                raise CheckpointError(f"config.json: {key} is {own[key]!r}, only {needed!r} is supported")
-        config = qwen3.read_config(own, block_size, _experts(own))
-        return replace(config, rotary_dim=_rotary_dim(own["partial_rotary_factor"], config.head_dim))
+        keys = {**_DEFAULTS, **{key: value for key, value in raw.items() if value not in (None, [])}}
+        for key, required in _REQUIRED.items():
+            if keys.get(key, required) != required:
+                raise CheckpointError(f"config.json: {key} is {keys[key]!r}, only {required!r} is supported")
+        config = qwen3.read_config(keys, block_size, _experts(keys))
+        return replace(config, rotary_dim=_rotary_dim(keys["partial_rotary_factor"], config.head_dim))
 
     def network(self, config: ModelConfig) -> Backbone:
         """Dense layers, then layers with experts."""
-        from service.model.transformer import Transformer
+        from service.model.backbone import Transformer
 
         return Transformer(config)
 
-    def layouts(self, config: ModelConfig, parameter: str) -> Sequence[Layout]:
-        """The published names; of experts each by itself, or a projection of all in one."""
+    def weight_mappings(self, config: ModelConfig, parameter: str) -> Sequence[WeightMapping]:
+        """The published names. Files have a weight for each expert, or one for each projection of all experts."""
         experts = config.experts
         if experts is None or ".mlp." not in parameter:
             return [_renamed(config, parameter)]
         if ".experts." in parameter:
-            return [qwen3.of_each_expert(experts, parameter), _merged(experts, parameter)]
+            return [qwen3.expert_weights(experts, parameter), _merged(experts, parameter)]
         if ".shared_experts." in parameter:
             config = replace(config, intermediate_size=experts.shared_size)
-        parts = qwen3.of_backbone(config, parameter)
-        return [[part._replace(exact=part.name.endswith("expert_bias")) for part in parts]]
+        slices = qwen3.backbone_weights(config, parameter)
+        return [[part._replace(exact=part.name.endswith("expert_bias")) for part in slices]]
 
 
-def _renamed(config: ModelConfig, parameter: str) -> Layout:
-    """Of what is no feed-forward. Queries, keys and values are one weight in files, too."""
+def _renamed(config: ModelConfig, parameter: str) -> WeightMapping:
+    """The mapping of a parameter outside feed-forwards. Queries, keys and values are one weight in files, too."""
     if "qkv_proj" in parameter:
-        parts = prefixed("model.", [Part(parameter, cut=qwen3.head_cuts(config))])
+        slices = prefixed("model.", [WeightSlice(parameter, shard=qwen3.qkv_shards(config))])
     else:
-        parts = qwen3.of_backbone(config, parameter)
-    for own, published in _NAMES.items():
-        parts = [part._replace(name=part.name.replace(own, published)) for part in parts]
-    return parts
+        slices = qwen3.backbone_weights(config, parameter)
+    for name, published in _NAMES.items():
+        slices = [part._replace(name=part.name.replace(name, published)) for part in slices]
+    return slices
 
 
-def _merged(experts: ExpertsConfig, parameter: str) -> Layout:
+def _merged(experts: ExpertsConfig, parameter: str) -> WeightMapping:
     """`gate_proj` and `up_proj` `[E, I, H]`, `down_proj` `[E, H, I]`."""
     folder, _, leaf = parameter.rpartition(".")
     if leaf == "down_proj":
-        return prefixed("model.", [Part(parameter, cut=Cut(2))])
-    halves = [(f"{folder}.{name}", experts.intermediate_size, Cut(1)) for name in ("gate_proj", "up_proj")]
+        return prefixed("model.", [WeightSlice(parameter, shard=ShardDim(2))])
+    halves = [(f"{folder}.{name}", experts.intermediate_size, ShardDim(1)) for name in ("gate_proj", "up_proj")]
     return prefixed("model.", stacked(halves, (slice(None),)))
 
 
@@ -115,10 +115,10 @@ def _experts(raw: Mapping[str, Any]) -> ExpertsConfig:
         )
     if groups.per_token > groups.number:
         raise CheckpointError(f"config.json: topk_group is {groups.per_token}, allowed are 1 to {groups.number}")
-    most = number // groups.number * groups.per_token
-    if per_token > most:
+    in_groups = number // groups.number * groups.per_token
+    if per_token > in_groups:
         raise CheckpointError(
-            f"config.json: num_experts_per_tok is {per_token}, allowed are 1 to {most}: "
+            f"config.json: num_experts_per_tok is {per_token}, allowed are 1 to {in_groups}: "
             f"{groups.per_token} of {groups.number} groups have so many experts"
         )
     inner, shared = qwen3.positive(raw, "moe_intermediate_size"), qwen3.optional(raw, "num_shared_experts", 0)

@@ -1,6 +1,6 @@
-"""What families with Qwen3's layers share: the keys of config.json and the names of weights. Needs no torch.
+"""The keys of config.json and the names of weights that families with Qwen3's layers share. Needs no torch.
 
-The keys are Qwen3's, SDAR's `block_size` and `mask_token_id`, and SDAR-MRP's `num_nextn_predict_layers` and its like.
+The keys are Qwen3's, SDAR's `block_size` and `mask_token_id`, and SDAR-MRP's (`num_nextn_predict_layers`, `mrp_…`).
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Any
 
 from service.errors import CheckpointError
 from service.model.config import ExpertsConfig, ModelConfig, MrpConfig
-from service.model.layout import COLUMNS, ROWS, Cut, Cuts, Part, prefixed, stacked
+from service.model.weight_mapping import COLUMNS, ROWS, FusedShards, ShardDim, WeightSlice, prefixed, stacked
 
 DEFAULT_BLOCK_SIZE = 4
 DEFAULT_MASK_TOKEN_ID = 151669
 
-_KEYS = Cut(0, keys=True)
-_MOST_LAYERS = 1024
+_KV_HEADS = ShardDim(0, kv_heads=True)
+_MAX_LAYERS = 1024
 
 
 def read_config(raw: Mapping[str, Any], block_size: int | None, experts: ExpertsConfig | None = None) -> ModelConfig:
-    """A `ModelConfig` from a parsed config.json. Raises what `Family.config` raises."""
+    """A `ModelConfig` from a parsed config.json. Raises what `ModelFamily.config` raises."""
     _refuse_unsupported(raw)
     heads = positive(raw, "num_attention_heads")
     kv_heads = optional(raw, "num_key_value_heads", heads)
@@ -59,41 +59,44 @@ def read_config(raw: Mapping[str, Any], block_size: int | None, experts: Experts
     )
 
 
-def of_backbone(config: ModelConfig, parameter: str) -> list[Part]:
+def backbone_weights(config: ModelConfig, parameter: str) -> list[WeightSlice]:
     """The published weights that make a parameter of a backbone."""
-    own = of_module(config, parameter)
-    return own if parameter.startswith("lm_head.") else prefixed("model.", own)
+    weights = module_weights(config, parameter)
+    return weights if parameter.startswith("lm_head.") else prefixed("model.", weights)
 
 
-def of_module(config: ModelConfig, parameter: str) -> list[Part]:
-    """The same for a module of Qwen3's layers, such as MRP, by its own names. Fused matrices are several in files."""
+def module_weights(config: ModelConfig, parameter: str) -> list[WeightSlice]:
+    """The published weights that make a parameter of a module of Qwen3's layers, such as MRP, without a prefix.
+
+    A fused matrix is several weights in files.
+    """
     if "qkv_proj" in parameter:
         names = (parameter.replace("qkv_proj", part) for part in ("q_proj", "k_proj", "v_proj"))
-        return stacked((name, *cut) for name, cut in zip(names, head_cuts(config), strict=True))
+        return stacked((name, *shard) for name, shard in zip(names, qkv_shards(config), strict=True))
     if "gate_up_proj" in parameter:
         halves = (parameter.replace("gate_up_proj", part) for part in ("gate_proj", "up_proj"))
         return stacked((name, config.intermediate_size, ROWS) for name in halves)
-    return [Part(parameter, cut=COLUMNS if "o_proj" in parameter or "down_proj" in parameter else None)]
+    return [WeightSlice(parameter, shard=COLUMNS if "o_proj" in parameter or "down_proj" in parameter else None)]
 
 
-def head_cuts(config: ModelConfig) -> Cuts:
-    """How the matrices of queries, keys and values, which lie behind each other, are cut."""
-    keys = (config.num_kv_heads * config.head_dim, _KEYS)
+def qkv_shards(config: ModelConfig) -> FusedShards:
+    """How the fused matrices of queries, keys and values are sharded."""
+    keys = (config.num_kv_heads * config.head_dim, _KV_HEADS)
     return ((config.num_heads * config.head_dim, ROWS), keys, keys)
 
 
-def of_each_expert(experts: ExpertsConfig, parameter: str) -> list[Part]:
-    """The published weights that make a parameter of a layer's experts: each expert has its own."""
+def expert_weights(experts: ExpertsConfig, parameter: str) -> list[WeightSlice]:
+    """The published weights that make a parameter of a layer's experts, if files have one for each expert."""
     folder, _, leaf = parameter.rpartition(".")
-    parts = list[Part]()
-    for number in range(experts.number):
-        name = f"{folder}.{number}"
+    slices = list[WeightSlice]()
+    for expert in range(experts.number):
+        name = f"{folder}.{expert}"
         if leaf == "gate_up_proj":
             halves = (f"{name}.gate_proj.weight", f"{name}.up_proj.weight")
-            parts += stacked([(half, experts.intermediate_size, ROWS) for half in halves], (number,))
+            slices += stacked([(half, experts.intermediate_size, ROWS) for half in halves], (expert,))
         else:
-            parts.append(Part(f"{name}.{leaf}.weight", (number,), COLUMNS))
-    return prefixed("model.", parts)
+            slices.append(WeightSlice(f"{name}.{leaf}.weight", (expert,), COLUMNS))
+    return prefixed("model.", slices)
 
 
 def _mrp(raw: Mapping[str, Any], block_size: int) -> MrpConfig | None:
@@ -133,15 +136,15 @@ def _rope_theta(raw: Mapping[str, Any]) -> float:
 
 
 def _layers(raw: Mapping[str, Any]) -> int:
-    """The number of layers, in a range whose network is soon made."""
+    """The number of layers, with a limit so that the network is built soon."""
     layers = positive(raw, "num_hidden_layers")
-    if layers > _MOST_LAYERS:
-        raise CheckpointError(f"config.json: num_hidden_layers is {layers}, supported are up to {_MOST_LAYERS}")
+    if layers > _MAX_LAYERS:
+        raise CheckpointError(f"config.json: num_hidden_layers is {layers}, supported are up to {_MAX_LAYERS}")
     return layers
 
 
 def number(key: str, value: object, above: float = 0.0) -> float:
-    """A number that is finite and above `above`. A text is none."""
+    """Checks that a value is a finite number above `above`, and no text."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not above < value < math.inf:
         kind = "positive" if above == 0 else "finite"
         raise CheckpointError(f"config.json: {key} is {value!r}, expected a {kind} number")
@@ -149,7 +152,7 @@ def number(key: str, value: object, above: float = 0.0) -> float:
 
 
 def positive(raw: Mapping[str, Any], key: str) -> int:
-    """A key that must be there, of at least 1."""
+    """The value of a required key, an integer of at least 1."""
     value = raw.get(key)
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise CheckpointError(f"config.json: {key} is {value!r}, expected a positive integer")
@@ -157,7 +160,7 @@ def positive(raw: Mapping[str, Any], key: str) -> int:
 
 
 def optional(raw: Mapping[str, Any], key: str, default: int) -> int:
-    """A key that may be left out."""
+    """The value of an optional key, an integer."""
     value = raw.get(key)
     if value is None:
         return default

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from service.errors import CheckpointError
 from service.model.config import ModelConfig
 from service.model.families import qwen3
-from service.model.layout import Layout
+from service.model.weight_mapping import WeightMapping
 
 if TYPE_CHECKING:
     from service.model.backbone import Backbone
@@ -25,10 +25,10 @@ class Sdar:
 
     def network(self, config: ModelConfig) -> Backbone:
         """Every layer is dense."""
-        from service.model.transformer import Transformer
+        from service.model.backbone import Transformer
 
         return Transformer(config)
 
-    def layouts(self, config: ModelConfig, parameter: str) -> Sequence[Layout]:
+    def weight_mappings(self, config: ModelConfig, parameter: str) -> Sequence[WeightMapping]:
         """Qwen3's names."""
-        return [qwen3.of_backbone(config, parameter)]
+        return [qwen3.backbone_weights(config, parameter)]

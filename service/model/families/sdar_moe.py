@@ -1,6 +1,6 @@
 """SDAR-MoE: Qwen3-MoE's layers under a block-causal mask, such as JetLM/SDAR-30B-A3B-Chat.
 
-Published are a weight for each expert, or, as transformers 5 has them in memory, all experts of a layer in one.
+Files have a weight for each expert, or, as transformers 5 has them in memory, one for all experts of a layer.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from service.errors import CheckpointError
 from service.model.config import ExpertsConfig, ModelConfig
 from service.model.families import qwen3
-from service.model.layout import Cut, Cuts, Layout, Part, prefixed
+from service.model.weight_mapping import FusedShards, ShardDim, WeightMapping, WeightSlice, prefixed
 
 if TYPE_CHECKING:
     from service.model.backbone import Backbone
@@ -26,22 +26,22 @@ class SdarMoe:
 
     def network(self, config: ModelConfig) -> Backbone:
         """Layers with experts, and dense ones where the config says so."""
-        from service.model.transformer import Transformer
+        from service.model.backbone import Transformer
 
         return Transformer(config)
 
-    def layouts(self, config: ModelConfig, parameter: str) -> Sequence[Layout]:
-        """Qwen3's names; of experts each by itself, or all in one."""
+    def weight_mappings(self, config: ModelConfig, parameter: str) -> Sequence[WeightMapping]:
+        """Qwen3's names. Files have a weight for each expert, or one for all."""
         if config.experts is None or ".experts." not in parameter:
-            return [qwen3.of_backbone(config, parameter)]
-        fused = Part(parameter, cut=_fused(config.experts, parameter))
-        return [qwen3.of_each_expert(config.experts, parameter), prefixed("model.", [fused])]
+            return [qwen3.backbone_weights(config, parameter)]
+        fused = WeightSlice(parameter, shard=_fused(config.experts, parameter))
+        return [qwen3.expert_weights(config.experts, parameter), prefixed("model.", [fused])]
 
 
-def _fused(experts: ExpertsConfig, parameter: str) -> Cut | Cuts:
-    """Of all experts in one: `[E, 2 I, H]`, the gates' matrices before the ups', and `[E, H, I]`."""
-    half = (experts.intermediate_size, Cut(1))
-    return (half, half) if parameter.endswith("gate_up_proj") else Cut(2)
+def _fused(experts: ExpertsConfig, parameter: str) -> ShardDim | FusedShards:
+    """How the weight of all experts is sharded: `[E, 2 I, H]`, gate matrices before up matrices, or `[E, H, I]`."""
+    half = (experts.intermediate_size, ShardDim(1))
+    return (half, half) if parameter.endswith("gate_up_proj") else ShardDim(2)
 
 
 def _experts(raw: Mapping[str, Any]) -> ExpertsConfig:
@@ -56,7 +56,7 @@ def _experts(raw: Mapping[str, Any]) -> ExpertsConfig:
 
 
 def _sparse_layers(raw: Mapping[str, Any]) -> frozenset[int]:
-    """The layers with experts: every `decoder_sparse_step`-th, but for `mlp_only_layers`."""
+    """The layers with experts: every `decoder_sparse_step`-th, except `mlp_only_layers`."""
     step, dense = qwen3.optional(raw, "decoder_sparse_step", 1), raw.get("mlp_only_layers") or []
     if step < 1:
         raise CheckpointError(f"config.json: decoder_sparse_step is {step}, expected at least 1")

@@ -1,31 +1,30 @@
-"""Layers whose matrices are kept in 8 bits. A form of it is one `Form` in `forms.py`.
+"""Layers whose weights are in 8 bits. A new scheme is a `QuantScheme` in `schemes.py`.
 
-Weights are quantized when they are loaded, one matrix after another, or are published so (`published.py`, `files.py`).
-Activations keep their type, except in `w8a8`. Embedding, output head, norms and routers stay as they are: they are
-small, or answers depend on them most.
+Weights are quantized when they are loaded, one matrix after another, or are published so (`prequantized.py`).
+Activations keep their type, except in `w8a8`. Embedding, output head, norms and routers stay wide: they are small, or
+answers depend on them most.
 """
 
-from service.model.quantization.forms import (
-    FORMS,
-    QUANTIZED,
-    Form,
+from service.model.quantization.schemes import (
+    QUANT_SCHEMES,
+    PublishedScheme,
+    QuantScheme,
     activation_parts,
-    chosen_form,
-    form_named,
+    chosen_scheme,
     is_quantized,
-    scales_of,
+    published_scheme,
+    scales_per_row,
+    scheme_named,
 )
-from service.model.quantization.published import Published, published_form
 
 __all__ = [
-    "FORMS",
-    "QUANTIZED",
-    "Form",
-    "Published",
+    "QUANT_SCHEMES",
+    "PublishedScheme",
+    "QuantScheme",
     "activation_parts",
-    "chosen_form",
-    "form_named",
+    "chosen_scheme",
     "is_quantized",
-    "published_form",
-    "scales_of",
+    "published_scheme",
+    "scales_per_row",
+    "scheme_named",
 ]

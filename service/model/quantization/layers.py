@@ -1,22 +1,144 @@
-"""Puts layers with 8-bit matrices where a network has wide parameters. Called while a checkpoint is loaded."""
+"""Layers with 8-bit weights: linear layers and experts, and their product.
+
+A product sums the activations' numbers times the 8-bit values, then scales. For few rows the CPU has a product of torch
+for int8. A GPU has a Triton kernel for both types (`triton_matmul.py`). Every other case widens the matrix first, which
+is right but slow. With 8-bit activations a product is torch's of whole numbers, on both devices.
+"""
 
 from __future__ import annotations
 
-from torch import nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from service.model.quantization.bits import Bits
-from service.model.quantization.forms import Form
-from service.model.quantization.linear import QuantizedLinear
-from service.model.quantization.matrices import QuantizedMatrices
+from service.model.quantization.schemes import QuantScheme
+from service.model.quantization.tensors import SMALLEST_PEAK, QuantizedTensor
+from service.model.triton_support import use_triton
+
+#: rows of activations up to which a product reads 8-bit values, by device; for more, widening the matrix is faster
+_MAX_ROWS = {"cpu": 8, "cuda": 256}
+#: the fewest rows of a product of whole numbers by cuBLAS, and the divisor of its sizes
+_CUBLAS_ROWS, _CUBLAS_MULTIPLE = 32, 8
+#: a kernel's step along the columns lies within a group of them, so groups are multiples of this
+_KERNEL_GROUP = 16
 
 
-def put(module: nn.Module, parameter: str, bits: Bits, form: Form) -> None:
-    """`parameter`: its name within the module; the weight of a linear layer, or the matrices of experts."""
-    place, _, leaf = parameter.rpartition(".")
-    owner = module.get_submodule(place)
-    if bits.values.ndim > 2:
+class _QuantizedLayer(nn.Module):
+    """Buffers: `values` as int8, so that `Module.to(dtype)` leaves them alone, and `scales`."""
+
+    values: Tensor
+    scales: Tensor
+
+    def __init__(self, tensor: QuantizedTensor, scheme: QuantScheme) -> None:
+        super().__init__()
+        self.scheme = scheme
+        self.register_buffer("values", tensor.values)
+        self.register_buffer("scales", tensor.scales)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight in the type of the activations. A product is that with it, up to the order of roundings."""
+        return QuantizedTensor(self.values, self.scales).dequantized(self.scheme)
+
+
+class QuantizedLinear(_QuantizedLayer):
+    """`x @ weight.T`. `values` `[N, K]`, `scales` `[N, G]`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x `[..., K]` -> `[..., N]`."""
+        rows = product(x.flatten(0, -2), QuantizedTensor(self.values, self.scales), self.scheme)
+        out: Tensor = rows.unflatten(0, x.shape[:-1])
+        return out
+
+    def extra_repr(self) -> str:
+        """For `print(model)`."""
+        return f"in_features={self.values.shape[1]}, out_features={self.values.shape[0]}, {self.scheme.name}"
+
+
+class QuantizedExperts(_QuantizedLayer):
+    """A matrix for each expert. `values` `[E, N, K]`, `scales` `[E, N, G]`."""
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def product(self, rows: Tensor, expert: int) -> Tensor:
+        """rows `[M, K]` times one expert's matrix -> `[M, N]`."""
+        return product(rows, QuantizedTensor(self.values[expert], self.scales[expert]), self.scheme)
+
+    def grouped(self, rows: Tensor, ends: Tensor) -> Tensor:
+        """rows `[P, K]`, sorted by expert, the end of each expert's rows `[E]` int32 -> `[P, N]`."""
+        if has_kernel(rows, QuantizedTensor(self.values, self.scales)):
+            return self._by_kernel(rows, ends)
+        stops = ends.tolist()  # on a GPU this waits for it
+        spans = zip(range(len(stops)), [0, *stops], stops, strict=False)
+        return torch.cat([self.product(rows[start:stop], expert) for expert, start, stop in spans if stop > start])
+
+    def _by_kernel(self, rows: Tensor, ends: Tensor) -> Tensor:
+        """8-bit activations are whole numbers that bfloat16 holds."""
+        from service.model.quantization import triton_matmul
+
+        values = self.values.view(getattr(torch, self.scheme.dtype))
+        if not self.scheme.activations:
+            return triton_matmul.grouped_product(rows, values, self.scales, ends, rows.dtype)
+        numbers, scales = quantize_activations(rows, self.scheme)
+        sums = triton_matmul.grouped_product(numbers.bfloat16(), values, self.scales, ends, torch.float32)
+        return sums.mul_(scales).to(rows.dtype)
+
+    def extra_repr(self) -> str:
+        """For `print(model)`."""
+        experts, width, depth = self.values.shape
+        return f"{experts} of in_features={depth}, out_features={width}, {self.scheme.name}"
+
+
+def replace_layer(module: nn.Module, parameter: str, tensor: QuantizedTensor, scheme: QuantScheme) -> None:
+    """Puts an 8-bit layer in the place of a wide parameter. Called while a checkpoint is loaded.
+
+    `parameter`: its name within the module, the weight of a linear layer or the matrices of experts.
+    """
+    path, _, leaf = parameter.rpartition(".")
+    owner = module.get_submodule(path)
+    if tensor.values.ndim > 2:
         delattr(owner, leaf)
-        setattr(owner, leaf, QuantizedMatrices(bits, form))
+        setattr(owner, leaf, QuantizedExperts(tensor, scheme))
     else:
-        parent, _, name = place.rpartition(".")
-        setattr(module.get_submodule(parent), name, QuantizedLinear(bits, form))
+        parent, _, name = path.rpartition(".")
+        setattr(module.get_submodule(parent), name, QuantizedLinear(tensor, scheme))
+
+
+def product(rows: Tensor, tensor: QuantizedTensor, scheme: QuantScheme) -> Tensor:
+    """rows `[M, K]` times one matrix, `[N, K]` -> `[M, N]`."""
+    device = rows.device.type
+    if scheme.activations and (device == "cpu" or all(size % _CUBLAS_MULTIPLE == 0 for size in tensor.values.shape)):
+        return _integer_product(rows, tensor, scheme)
+    few = len(rows) <= _MAX_ROWS.get(device, 0)
+    if few and device == "cpu" and scheme.dtype == "int8" and tensor.groups == 1:
+        scales = tensor.scales[:, 0]
+        return torch._weight_int8pack_mm(rows.contiguous(), tensor.values, scales)  # noqa: SLF001 (no other name)
+    if few and has_kernel(rows, tensor):
+        from service.model.quantization import triton_matmul
+
+        return triton_matmul.product(rows, tensor.values.view(getattr(torch, scheme.dtype)), tensor.scales)
+    if tensor.groups == 1:
+        return F.linear(rows, tensor.numbers(scheme)) * tensor.scales[:, 0]
+    return F.linear(rows, tensor.dequantized(scheme))
+
+
+def quantize_activations(rows: Tensor, scheme: QuantScheme) -> tuple[Tensor, Tensor]:
+    """Activations `[M, K]` in 8 bits, and the scale of each row, `[M, 1]` in fp32."""
+    peaks = rows.abs().amax(1, keepdim=True).float().clamp_min(SMALLEST_PEAK)
+    return (rows.float() * (scheme.largest / peaks)).round_().to(torch.int8), peaks / scheme.largest
+
+
+def has_kernel(rows: Tensor, tensor: QuantizedTensor) -> bool:
+    """Whether our Triton kernel takes such activations and matrices."""
+    group = tensor.values.shape[-1] // tensor.groups
+    return use_triton(rows.device, rows.dtype) and (tensor.groups == 1 or group % _KERNEL_GROUP == 0)
+
+
+def _integer_product(rows: Tensor, tensor: QuantizedTensor, scheme: QuantScheme) -> Tensor:
+    values, scales = quantize_activations(rows, scheme)
+    missing = _CUBLAS_ROWS - len(values) if rows.device.type == "cuda" else 0
+    if missing > 0:
+        values = F.pad(values, (0, 0, 0, missing))
+    sums = torch._int_mm(values, tensor.values.t())[: len(rows)]  # noqa: SLF001 (no other name)
+    return sums.float().mul_(scales).mul_(tensor.scales[:, 0].float()).to(rows.dtype)

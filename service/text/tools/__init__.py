@@ -1,36 +1,43 @@
-"""Tool calls and thinking in answers: how a checkpoint writes them, how they are read. Knows no wire format, no torch.
+"""Tool calls and reasoning in answers: how a checkpoint writes them, how they are parsed. Knows no API, no torch.
 
-A `ToolFormat` says how calls are written (`formats/`, one file each). `AnswerReader` reads an answer's text as it comes
-and tells what is thought, content or a call. `read_answer` reads a whole one. Both give the same for any cut.
-`said` and `result` make the messages of earlier turns as chat templates take them.
+A `ToolFormat` says how calls are written (`formats.py`). `OutputParser` parses an answer's text as it comes into
+reasoning, content and calls, `parse_output` a whole answer. Both give the same, however the text is cut.
+`assistant_message` and `tool_message` make the messages of earlier turns as chat templates take them.
 """
 
-from service.text.tools.calls import Tool, ToolCall, ToolUse, arguments_of, result, said
-from service.text.tools.events import CallBegun, CallEnded, CallPiece, Content, Event, Thought
-from service.text.tools.formats import FORMATS, ToolFormat, format_named
-from service.text.tools.reader import AnswerReader, ReadAnswer, Reading, gathered, read_answer
-from service.text.tools.thinking import Thinking
+from service.text.tools.calls import Tool, ToolCall, ToolUse, assistant_message, parse_arguments, tool_message
+from service.text.tools.events import (
+    ContentDelta,
+    OutputEvent,
+    ParsedOutput,
+    ReasoningDelta,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+    collect,
+)
+from service.text.tools.formats import TOOL_FORMATS, ReasoningFormat, ToolFormat
+from service.text.tools.output_parser import AnswerFormat, OutputParser, parse_output
 
 __all__ = [
-    "FORMATS",
-    "AnswerReader",
-    "CallBegun",
-    "CallEnded",
-    "CallPiece",
-    "Content",
-    "Event",
-    "ReadAnswer",
-    "Reading",
-    "Thinking",
-    "Thought",
+    "TOOL_FORMATS",
+    "AnswerFormat",
+    "ContentDelta",
+    "OutputEvent",
+    "OutputParser",
+    "ParsedOutput",
+    "ReasoningDelta",
+    "ReasoningFormat",
     "Tool",
     "ToolCall",
+    "ToolCallDelta",
+    "ToolCallEnd",
+    "ToolCallStart",
     "ToolFormat",
     "ToolUse",
-    "arguments_of",
-    "format_named",
-    "gathered",
-    "read_answer",
-    "result",
-    "said",
+    "assistant_message",
+    "collect",
+    "parse_arguments",
+    "parse_output",
+    "tool_message",
 ]

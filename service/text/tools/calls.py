@@ -1,6 +1,6 @@
-"""Tools, calls of tools, and the messages of a conversation in which tools were called.
+"""Tools, calls of tools, and the messages of a conversation with calls.
 
-The routes make them of their own fields. Nothing here knows a route's format.
+The routes make them from the fields of their bodies. Nothing here knows the format of a route.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pydantic_core import from_json
 from service.errors import InvalidRequest
 
 #: none: no call; auto: a call or an answer; required: one call at least
-Choice = Literal["none", "auto", "required"]
+ToolChoiceMode = Literal["none", "auto", "required"]
 
 #: OpenAI allows 64 characters of these, Anthropic 128; nothing in a name has to be escaped in any format
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
@@ -33,9 +33,9 @@ class Tool:
     @property
     def definition(self) -> dict[str, Any]:
         """The tool as chat templates take it."""
-        shown = {"description": self.description, "parameters": self.parameters}
-        given = {name: value for name, value in shown.items() if value is not None}
-        return {"type": "function", "function": {"name": self.name, **given}}
+        optional = {"description": self.description, "parameters": self.parameters}
+        fields = {name: value for name, value in optional.items() if value is not None}
+        return {"type": "function", "function": {"name": self.name, **fields}}
 
     @property
     def schema(self) -> dict[str, Any]:
@@ -54,7 +54,7 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that the model made. `arguments`: JSON text, incomplete if the answer was cut."""
+    """A call that the model made. `arguments`: JSON text, incomplete if the answer was cut off."""
 
     id: str
     name: str
@@ -63,13 +63,13 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """What an answer may call. `among`: the only names that may be called, all if empty. `parallel`: several calls.
+    """The tools that an answer may call. `among`: the only allowed names, all if empty. `parallel`: several calls.
 
     InvalidRequest if names are not allowed, not unique or not among the tools.
     """
 
     tools: tuple[Tool, ...]
-    choice: Choice = "auto"
+    choice: ToolChoiceMode = "auto"
     among: tuple[str, ...] = ()
     parallel: bool = True
 
@@ -99,7 +99,7 @@ class ToolUse:
         return tuple(tool for tool in self.tools if not self.among or tool.name in self.among)
 
 
-def arguments_of(text: str, param: str) -> dict[str, Any]:
+def parse_arguments(text: str, param: str) -> dict[str, Any]:
     """The arguments of an earlier call. An empty text means none. InvalidRequest if they are no JSON object."""
     try:
         value = from_json(text, allow_inf_nan=False) if text.strip() else {}
@@ -110,19 +110,21 @@ def arguments_of(text: str, param: str) -> dict[str, Any]:
     return value
 
 
-def said(content: str, calls: Sequence[tuple[str, str, Mapping[str, Any]]] = (), thought: str = "") -> dict[str, Any]:
+def assistant_message(
+    content: str, calls: Sequence[tuple[str, str, Mapping[str, Any]]] = (), thought: str = ""
+) -> dict[str, Any]:
     """An assistant's message as chat templates take it. `calls`: the id, name and arguments of each."""
     message: dict[str, Any] = {"role": "assistant", "content": content}
     if thought:
         message["reasoning_content"] = thought
     if calls:
         message["tool_calls"] = [
-            {"id": call, "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
-            for call, name, arguments in calls
+            {"id": call_id, "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
+            for call_id, name, arguments in calls
         ]
     return message
 
 
-def result(call: str, name: str, content: str) -> dict[str, Any]:
-    """What a tool answered, as chat templates take it. `call`, `name`: those of the call."""
-    return {"role": "tool", "content": content, "tool_call_id": call, "name": name}
+def tool_message(call_id: str, name: str, content: str) -> dict[str, Any]:
+    """A tool's answer as chat templates take it. `name`: the tool's name."""
+    return {"role": "tool", "content": content, "tool_call_id": call_id, "name": name}

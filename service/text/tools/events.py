@@ -1,26 +1,29 @@
-"""What an `AnswerReader` tells of an answer, in the order of its text."""
+"""The events of an `OutputParser`, in the order of the answer's text, and the whole answer that they make."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+from service.text.tools.calls import ToolCall
 
 
 @dataclass(frozen=True, slots=True)
-class Thought:
-    """A piece of the thinking before the answer."""
+class ReasoningDelta:
+    """A piece of the reasoning before the answer."""
 
     text: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class ContentDelta:
     """A piece of the answer itself."""
 
     text: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class CallBegun:
+class ToolCallStart:
     """A call of a tool begins. `index`: 0 for the first call of the answer. Its arguments follow in pieces."""
 
     index: int
@@ -29,18 +32,49 @@ class CallBegun:
 
 
 @dataclass(frozen=True, slots=True)
-class CallPiece:
-    """A piece of a call's arguments, which are JSON when joined."""
+class ToolCallDelta:
+    """A piece of a call's arguments. The joined pieces are JSON."""
 
     index: int
     text: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class CallEnded:
-    """A call is complete. A call that was cut has no such event."""
+class ToolCallEnd:
+    """A call is complete. A call that was cut off has no such event."""
 
     index: int
 
 
-Event = Thought | Content | CallBegun | CallPiece | CallEnded
+OutputEvent = ReasoningDelta | ContentDelta | ToolCallStart | ToolCallDelta | ToolCallEnd
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedOutput:
+    """A whole answer. `thought`: empty without reasoning. `called`: whether there is a call, and all are complete."""
+
+    content: str = field(repr=False)
+    calls: tuple[ToolCall, ...] = ()
+    thought: str = field(default="", repr=False)
+    called: bool = False
+
+
+def collect(events: Iterable[OutputEvent]) -> ParsedOutput:
+    """The answer of all events."""
+    content, thought, names, arguments = "", "", list[tuple[str, str]](), list[str]()
+    ended = 0
+    for event in events:
+        match event:
+            case ContentDelta(text):
+                content += text
+            case ReasoningDelta(text):
+                thought += text
+            case ToolCallStart(_, call_id, name):
+                names.append((call_id, name))
+                arguments.append("")
+            case ToolCallDelta(index, text):
+                arguments[index] += text
+            case ToolCallEnd():
+                ended += 1
+    calls = tuple(ToolCall(call_id, name, text) for (call_id, name), text in zip(names, arguments, strict=True))
+    return ParsedOutput(content, calls, thought, 0 < ended == len(calls))

@@ -54,6 +54,7 @@ def test_their_confidences_are_those_of_the_whole_vocabulary(
     """Drafts read where the backbone has just read: the hidden states are the same, so the probabilities are."""
     if attention == "triton":
         request.getfixturevalue("triton_device")
+        monkeypatch.setattr("service.model.triton_support.use_triton", lambda *_: True)
     checkpoint = load_checkpoint(GOLDEN / "sdar-mrp-random-a", LoadOptions(dtype=torch.float64))
     runner = CheckpointRunner(checkpoint, 8, num_candidates=32, execution=ExecutionConfig(attention))
     size = checkpoint.config.block_size

@@ -20,7 +20,7 @@ from service.engine.forward.rows import Row
 from service.engine.forward.runner import CheckpointRunner
 from service.engine.request import SamplingParams
 from service.model import Checkpoint, LoadOptions, load_checkpoint
-from service.model.attention import attention_for
+from service.model.attention import attention_backend
 from tests.engine.test_golden import assert_golden
 from tests.engine.test_golden_triton import NAME, short
 from tests.model.attention_world import Kind, Shape, World
@@ -61,7 +61,7 @@ class Plans:
     def capacity(self, work: Any, width: int | None) -> Any:
         return work[0], width
 
-    def static(self, capacity: Any) -> Plans:
+    def for_graph(self, capacity: Any) -> Plans:
         return self
 
     def load(self, work: Any) -> None:
@@ -131,9 +131,9 @@ class TestBookkeeping:
 def test_rows_that_fill_up_change_nothing_and_write_nowhere(device: str, width: int | None) -> None:
     """Every page but those of the rows' own final blocks stays as it was, and the rows' attention is right."""
     world = World(Kind(4, (4, 2), 16, torch.float32, device), [Shape(5, 2, 1), Shape(0, 1, 3), Shape(9, 0, 1)], 3)
-    attention, rows = attention_for(world.cache, "triton"), world.all_rows
+    attention, rows = attention_backend(world.cache, "triton"), world.all_rows
     work = attention.plan(rows, width, 16)
-    static = attention.static(attention.capacity(work, width))
+    static = attention.for_graph(attention.capacity(work, width))
     before = world.cache.keys.clone(), world.cache.values.clone()
     for taken in (rows, rows[2:]):  # another forward of the same shape
         work = attention.plan(taken, width, 16)

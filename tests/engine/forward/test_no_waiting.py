@@ -62,6 +62,7 @@ def test_a_pass_waits_once(
 ) -> None:
     if attention == "triton":
         request.getfixturevalue("triton_device")
+        monkeypatch.setattr("service.model.triton_support.use_triton", lambda *_: True)
     checkpoint = tiny_checkpoint(dtype=torch.float32)
     runner = CheckpointRunner(checkpoint, 8, grouping, 8, ExecutionConfig(attention))
     state = Block((MASKED, 5, MASKED, MASKED))
@@ -89,6 +90,7 @@ def test_log_probabilities_that_are_asked_for_come_in_one_more_copy(
 ) -> None:
     if attention == "triton":
         request.getfixturevalue("triton_device")
+        monkeypatch.setattr("service.model.triton_support.use_triton", lambda *_: True)
     runner = CheckpointRunner(tiny_checkpoint(dtype=torch.float32), 8, None, 8, ExecutionConfig(attention))
     state = Block((MASKED, 5, MASKED, MASKED))
     rows = [

@@ -12,7 +12,7 @@ import pytest
 from service.gateway.anthropic.builder import ContentBuilder, blocks_of
 from service.gateway.anthropic.protocol import MessageAnswer
 from service.replica.generator import Generator
-from service.text.tools import Reading
+from service.text.tools import AnswerFormat
 from tests.gateway.anthropic.helpers import COUNT, ask, essence, events, message, refused, whole_of
 from tests.gateway.doubles import Dying
 from tests.gateway.helpers import assert_shape, over
@@ -98,7 +98,7 @@ MADE = [
 
 @pytest.mark.parametrize("width", [1, 3, 7, len(TOLD)])
 def test_blocks_are_the_same_for_any_cut(width: int) -> None:
-    blocks = ContentBuilder(Reading("qwen3", "may"))
+    blocks = ContentBuilder(AnswerFormat("qwen3", "may"))
     pieces = [TOLD[at : at + width] for at in range(0, len(TOLD), width)]
     found = [*(event for piece in pieces for event in blocks.push(piece)), *blocks.finish()]
     assert without_ids({"content": blocks_of(found)}) == MADE
@@ -110,7 +110,7 @@ def test_blocks_are_the_same_for_any_cut(width: int) -> None:
 
 def test_a_call_that_was_cut_has_what_was_complete() -> None:
     for length in range(len(TOLD)):
-        blocks = ContentBuilder(Reading("qwen3", "may"))
+        blocks = ContentBuilder(AnswerFormat("qwen3", "may"))
         found = blocks_of([*blocks.push(TOLD[:length]), *blocks.finish()])
         assert all(isinstance(block.get("input", {}), dict) for block in found)
         assert not blocks.called

@@ -11,7 +11,7 @@ import pytest
 
 from service.decode.modes import MODES
 from service.gateway.openai.logprobs import TokenLogprob, token_logprobs
-from service.text.piece import TokenPiece
+from service.text.token_text import TokenText
 from tests.gateway.openai.helpers import CHAT, COMPLETIONS, ask, chat, choices, completion, frames, refused
 
 
@@ -19,8 +19,8 @@ def step(block: int, *revealed: tuple[int, int, float], revoked: tuple[int, ...]
     return {"block": block, "kind": "denoise", "revealed": revealed, "revoked": revoked}
 
 
-def pieces(*tokens: int) -> list[TokenPiece]:
-    return [TokenPiece(f"{token}", b"%d" % token, f"{token}") for token in tokens]
+def pieces(*tokens: int) -> list[TokenText]:
+    return [TokenText(f"{token}", b"%d" % token, f"{token}") for token in tokens]
 
 
 def values(found: Sequence[TokenLogprob]) -> list[tuple[str, float]]:

@@ -20,7 +20,7 @@ from service.gateway.openai.responses.protocol import ResponseObject
 from service.model import load_checkpoint
 from service.replica.generator import Generator
 from service.settings import Settings
-from service.text.tools import Reading
+from service.text.tools import AnswerFormat
 from service.wire import Chunk, Ending, Failure
 from tests.gateway.conftest import UNMEASURED
 from tests.gateway.doubles import Dying, Scripted
@@ -160,7 +160,7 @@ TOLD = '<think>\nhm\n</think>\n\nLet me.<tool_call>\n{"name": "add", "arguments"
 
 @pytest.mark.parametrize("width", [1, 5, len(TOLD)])
 def test_items_are_the_same_for_any_cut(width: int) -> None:
-    output = OutputBuilder(Reading("qwen3", "may"))
+    output = OutputBuilder(AnswerFormat("qwen3", "may"))
     pieces = [TOLD[at : at + width] for at in range(0, len(TOLD), width)]
     found = [*(event for piece in pieces for event in output.push(piece)), *output.finish(whole=True)]
     assert [item["type"] for item in output.items] == ["reasoning", "message", "function_call"]

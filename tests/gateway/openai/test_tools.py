@@ -18,7 +18,7 @@ from service.engine.request import Stats
 from service.gateway.ingress import Ingress
 from service.replica.generator import Generator
 from service.settings import Settings
-from service.text.tools import FORMATS, Thinking
+from service.text.tools import TOOL_FORMATS, ReasoningFormat
 from service.wire import Chunk, Ending
 from tests.constraints.schemas import random_schema
 from tests.gateway.doubles import CARD, Scripted
@@ -225,11 +225,11 @@ def scripted(*texts: str, reason: Any = "stop") -> Scripted:
     return Scripted(
         *blocks,
         Ending(reason, 3, len(texts), Stats()),
-        serves=replace(CARD, tool_format="qwen3", tools_problem="", thinking=Thinking(False, True)),
+        serves=replace(CARD, tool_format="qwen3", tools_problem="", thinking=ReasoningFormat(False, True)),
     )
 
 
-TWO = "<think>\nhm\n</think>\n\nWell.\n" + FORMATS["qwen3"].written(("add", '{"a": 1}'), ("now", "{}"))
+TWO = "<think>\nhm\n</think>\n\nWell.\n" + TOOL_FORMATS["qwen3"].written(("add", '{"a": 1}'), ("now", "{}"))
 
 
 @pytest.mark.parametrize("size", [1, 3, 11, 1000])

@@ -18,7 +18,16 @@ from service.gateway.http.streams import frame
 from service.gateway.openai.errors import openai_error
 from service.gateway.openai.responses.parse import ParsedResponses
 from service.gateway.openai.responses.protocol import ItemStatus, OutputItem, ResponseObject, ResponseUsage
-from service.text.tools import AnswerReader, CallBegun, CallEnded, CallPiece, Content, Event, Reading, Thought
+from service.text.tools import (
+    AnswerFormat,
+    ContentDelta,
+    OutputEvent,
+    OutputParser,
+    ReasoningDelta,
+    ToolCallDelta,
+    ToolCallEnd,
+    ToolCallStart,
+)
 from service.wire import Answer, Chunk, Ending, ModelCard, Progress, TraceStep
 
 
@@ -113,11 +122,11 @@ class ResponsesBuilder(ResponseBuilder):
 class OutputBuilder:
     """The output of one response: thinking, a message, calls of tools. `items`: the items that are done, in order.
 
-    An `AnswerReader` tells the parts of an answer. A new item begins where the kind of the parts changes.
+    An `OutputParser` tells the parts of an answer. A new item begins where the kind of the parts changes.
     """
 
-    def __init__(self, reading: Reading) -> None:
-        self._reader = AnswerReader(reading)
+    def __init__(self, reading: AnswerFormat) -> None:
+        self._reader = OutputParser(reading)
         self.items: list[OutputItem] = []
         self._item: OutputItem | None = None
         self._text = ""
@@ -131,14 +140,14 @@ class OutputBuilder:
         yield from self._events(self._reader.finish())
         yield from self._end("completed" if whole else "incomplete")
 
-    def _events(self, events: Iterable[Event]) -> Iterator[Json]:
+    def _events(self, events: Iterable[OutputEvent]) -> Iterator[Json]:
         for event in events:
             match event:
-                case Content(text):
+                case ContentDelta(text):
                     yield from self._piece("message", text)
-                case Thought(text):
+                case ReasoningDelta(text):
                     yield from self._piece("reasoning", text)
-                case CallBegun(_, call, name):
+                case ToolCallStart(_, call, name):
                     yield from self._begin(
                         {
                             "id": _new_id("fc"),
@@ -149,9 +158,9 @@ class OutputBuilder:
                             "arguments": "",
                         }
                     )
-                case CallPiece(_, text):
+                case ToolCallDelta(_, text):
                     yield self._delta("response.function_call_arguments.delta", text)
-                case CallEnded():
+                case ToolCallEnd():
                     yield from self._end()
 
     def _piece(self, kind: Literal["message", "reasoning"], text: str) -> Iterator[Json]:

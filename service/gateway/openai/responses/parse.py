@@ -34,7 +34,7 @@ from service.gateway.openai.responses.protocol import (
     ResultItem,
     SchemaFormat,
 )
-from service.text.tools import Reading, Tool, ToolUse, arguments_of, result, said
+from service.text.tools import AnswerFormat, Tool, ToolUse, assistant_message, parse_arguments, tool_message
 from service.wire import ModelCard
 
 _NO_OPS: Mapping[str, tuple[Any, ...]] = {
@@ -67,7 +67,7 @@ class ParsedResponses(ParsedRequest):
     """One request. `reading`: how its answer is read."""
 
     request: ResponsesRequest
-    reading: Reading
+    reading: AnswerFormat
 
 
 def parse_responses(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> ParsedResponses:
@@ -137,7 +137,7 @@ class _AssistantTurn:
     def pop(self) -> Iterator[dict[str, Any]]:
         """The message of these items, if there are any. They are gone then."""
         if self.texts or self.calls:
-            yield said("\n".join(self.texts), self.calls, "\n".join(self.thoughts))
+            yield assistant_message("\n".join(self.texts), self.calls, "\n".join(self.thoughts))
         self.texts, self.thoughts, self.calls = [], [], []
 
 
@@ -151,7 +151,9 @@ def for_template(instructions: str | None, items: Sequence[InputItem]) -> tuple[
                 turn.thoughts += [part.text for part in item.content or ()]
             case CallItem():
                 called[item.call_id] = item.name
-                turn.calls.append((item.call_id, item.name, arguments_of(item.arguments, f"input.{number}.arguments")))
+                turn.calls.append(
+                    (item.call_id, item.name, parse_arguments(item.arguments, f"input.{number}.arguments"))
+                )
             case MessageItem(role="assistant"):
                 turn.texts.append(_text(item.content))
             case MessageItem():
@@ -167,7 +169,7 @@ def for_template(instructions: str | None, items: Sequence[InputItem]) -> tuple[
                         "conversation, since no response is stored",
                         param=f"input.{number}.call_id",
                     )
-                made.append(result(item.call_id, called[item.call_id], _text(item.output)))
+                made.append(tool_message(item.call_id, called[item.call_id], _text(item.output)))
     made += turn.pop()
     if not made:
         raise InvalidRequest("input has no message", param="input")

@@ -1,0 +1,201 @@
+"""The Triton backend: pages are read where they lie, once for all rows of a unit and a tile of queries.
+
+A forward is three kernels a layer (`triton_kernels.py`): the keys of final blocks go to their pages, every program
+attends to its share of the keys, and split results are merged. The kernels read one packed table (`tile_schedule.py`),
+which is copied to the device before the forward. Without `width` the splits follow the load; with it, a row's numbers
+depend on the row alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from service.model.attention.interface import PagedCache, RowKv
+from service.model.attention.tile_schedule import (
+    IntTable,
+    PageTables,
+    ScheduleShape,
+    TileConfig,
+    TileSchedule,
+    schedule_tiles,
+)
+from service.model.transfer import copy_to_device_async, to_device_async
+from service.model.triton_support import triton_unavailable
+
+#: By the bytes of a number: queries of a program, keys of a step, warps. They fit a multiprocessor's registers (the
+#: compiler spills none for compute capability 9.0).
+_TILES = {2: (64, 64, 4), 4: (32, 16, 8), 8: (16, 16, 8)}
+#: Programs of each multiprocessor; and the number of multiprocessors that Triton's interpreter stands for.
+_PROGRAMS, _PROCESSORS = 2, 8
+
+
+class TritonBackend:
+    """A `GraphCapable` backend."""
+
+    def __init__(self, cache: PagedCache) -> None:
+        self._cache = cache
+        device, dtype = cache.keys.device, cache.keys.dtype
+        processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else None
+        programs = -(-_PROGRAMS * (processors or _PROCESSORS) // cache.keys.shape[3])
+        self.config = TileConfig(cache.block_size, cache.heads_per_key, _TILES[dtype.itemsize][0], programs)
+        self._page_tables = PageTables()
+        self._partials: dict[tuple[int, int], _PartialResults] = {}
+        self._buffers: dict[int, Tensor] = {}
+
+    @staticmethod
+    def unavailable(device: torch.device, dtype: torch.dtype) -> str | None:
+        """As `AttentionBackend`."""
+        return triton_unavailable(device, dtype)
+
+    def prepare(self, rows: Sequence[RowKv], width: int | None = None) -> TritonForward:
+        """As `AttentionBackend`, with tables of its own."""
+        schedule = self.plan(rows, width)
+        shape = ScheduleShape.of(schedule)
+        tables = _DeviceTables(to_device_async(_packed(schedule, shape), self._cache.keys.device), shape)
+        writes = bool((schedule.targets >= 0).any())
+        partials = _PartialResults.of(shape, self._cache)
+        return TritonForward(self._cache, tables, partials, schedule.order, writes=writes)
+
+    def plan(self, rows: Sequence[RowKv], width: int | None = None, num_rows: int | None = None) -> TileSchedule:
+        """As `GraphCapable`."""
+        padding = 0 if num_rows is None else num_rows - len(rows)
+        return schedule_tiles(rows, self.config, self._page_tables, width, padding)
+
+    def capacity(self, schedule: TileSchedule, width: int | None) -> ScheduleShape:
+        """As `GraphCapable`. It is the same for all schedules with equal numbers of rows and equal tiles."""
+        return ScheduleShape.sufficient(len(schedule.indices), schedule.tile, width, self.config)
+
+    def for_graph(self, shape: ScheduleShape) -> TritonGraphAttention:
+        """As `GraphCapable`. Graphs share buffers, since forwards run one after another."""
+        key = (shape.tile, shape.parts)
+        if key not in self._partials:
+            self._partials[key] = _PartialResults.of(shape, self._cache)
+        size = _power(_table_ends(shape)[-1] + max(4, shape.rows * self._cache.max_pages))
+        if size not in self._buffers:
+            self._buffers[size] = torch.zeros(size, dtype=torch.int32, device=self._cache.keys.device)
+        return TritonGraphAttention(self._cache, _DeviceTables(self._buffers[size], shape), self._partials[key])
+
+
+class _PartialResults:
+    """Results to be merged, `out` `[parts, kv_heads, tile, D]` and `lse` `[parts, kv_heads, tile]`."""
+
+    def __init__(self, out: Tensor, lse: Tensor) -> None:
+        self.out, self.lse = out, lse
+
+    @classmethod
+    def of(cls, shape: ScheduleShape, cache: PagedCache) -> _PartialResults:
+        keys = cache.keys
+        exact = torch.float64 if keys.dtype == torch.float64 else torch.float32
+        sizes = (max(1, shape.parts), keys.shape[3], shape.tile, keys.shape[4])
+        return cls(
+            torch.empty(sizes, device=keys.device, dtype=exact), torch.empty(sizes[:3], device=keys.device, dtype=exact)
+        )
+
+
+class _DeviceTables:
+    """The tables of a forward as views of one tensor, in the order of `_packed`."""
+
+    def __init__(self, packed: Tensor, shape: ScheduleShape) -> None:
+        self.packed, self.shape = packed, shape
+        ends = _table_ends(shape)
+        self.items, self.merges, self.indices, self.final, self.targets = (
+            packed[start:end] for start, end in zip([0, *ends], ends, strict=False)
+        )
+        self.pages = packed[ends[-1] :]
+
+
+def _table_ends(shape: ScheduleShape) -> list[int]:
+    """The end of each table. All begin at whole 16 bytes: a kernel is compiled for aligned tables or for others."""
+    rows = -(-shape.rows // 4) * 4
+    sizes = (8 * shape.items, 4 * shape.merges, rows, rows, rows)
+    return [int(end) for end in np.cumsum(sizes)]
+
+
+def _packed(schedule: TileSchedule, shape: ScheduleShape) -> IntTable:
+    """All tables in one, padded with 0, which is no work. ValueError if the schedule does not fit the shape."""
+    if not ScheduleShape.of(schedule).fits(shape):
+        raise ValueError(f"{ScheduleShape.of(schedule)} does not fit {shape}")
+    ends = _table_ends(shape)
+    packed = np.zeros(ends[-1] + max(4, len(schedule.pages)), np.int32)
+    items, merges = schedule.items.reshape(-1), schedule.merges.reshape(-1)
+    tables = (items, merges, schedule.indices, schedule.final, schedule.targets, schedule.pages)
+    for start, table in zip([0, *ends], tables, strict=True):
+        packed[start : start + len(table)] = table
+    return packed
+
+
+class TritonForward:
+    """An `AttentionForward`. `writes`: whether any of its rows is written to a page."""
+
+    def __init__(
+        self, cache: PagedCache, tables: _DeviceTables, partials: _PartialResults, order: Sequence[int], *, writes: bool
+    ) -> None:
+        import triton.language as tl
+
+        from service.model.attention import triton_kernels
+
+        self._kernels, self._cache, self._tables, self._partials = triton_kernels, cache, tables, partials
+        self.order = order
+        self._writes = writes
+        pages = cache.keys.shape
+        block, kv_heads, dim = int(pages[2]), int(pages[3]), int(pages[4])
+        dtype = cache.keys.dtype
+        exact = tl.float64 if dtype == torch.float64 else tl.float32
+        self._head_sizes = {"KV_HEADS": kv_heads, "D": dim, "D_PAD": max(16, _power(dim))}
+        self._block_sizes = {"L": block, "L_PAD": _power(block)}
+        self._tile_sizes = {"GROUP": cache.heads_per_key, "TILE": tables.shape.tile, "ACC": exact}
+        _, step, warps = _TILES[dtype.itemsize]
+        interpreted = cache.keys.device.type == "cpu"
+        self._loop = {
+            "L": block, "KEYS": step, "SCALE": math.log2(math.e) / math.sqrt(dim),
+            "WIDE": interpreted and dtype == torch.bfloat16, "num_warps": warps, "num_stages": 2,
+        }  # fmt: skip
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """As `AttentionForward`."""
+        tables, partials, shape = self._tables, self._partials, self._tables.shape
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        q_flat, k_flat, v_flat = _tokens(q), _tokens(k), _tokens(v)
+        kv_heads = keys.shape[2]
+        out = q.new_empty(q.shape)
+        strides = (k_flat.stride(0), v_flat.stride(0))
+        if self._writes:
+            self._kernels.write_kv[shape.rows, kv_heads](
+                k_flat, v_flat, keys, values, tables.targets, *strides, **self._block_sizes, **self._head_sizes
+            )
+        self._kernels.attend[shape.items, kv_heads](
+            q_flat, k_flat, v_flat, out, keys, values, tables.items, tables.pages, tables.indices, tables.final,
+            partials.out, partials.lse, q_flat.stride(0), *strides,
+            **self._loop, **self._head_sizes, **self._tile_sizes,
+        )  # fmt: skip
+        if shape.merges:
+            self._kernels.merge[shape.merges, kv_heads](
+                out, tables.merges, partials.out, partials.lse, **self._head_sizes, **self._tile_sizes
+            )
+        return out.flatten(2)
+
+
+class TritonGraphAttention(TritonForward):
+    """A `GraphAttention`: the attention of forwards of one shape."""
+
+    def __init__(self, cache: PagedCache, tables: _DeviceTables, partials: _PartialResults) -> None:
+        super().__init__(cache, tables, partials, range(tables.shape.rows), writes=True)
+
+    def load(self, schedule: TileSchedule) -> None:
+        """As `GraphAttention`."""
+        copy_to_device_async(_packed(schedule, self._tables.shape), self._tables.packed)
+
+
+def _tokens(rows: Tensor) -> Tensor:
+    """`[R, L, heads, D]` -> `[R * L, heads, D]`. A token's heads are contiguous; a copy only where they are not."""
+    flat = rows.flatten(0, 1)
+    return flat if flat.stride()[1:] == (flat.shape[2], 1) else flat.contiguous()
+
+
+def _power(number: int) -> int:
+    return 1 << (number - 1).bit_length()

@@ -1,0 +1,203 @@
+"""Triton kernels of paged attention, the only module that needs Triton. `triton.py` launches them.
+
+A program of `attend` has some queries of one unit and one key head: the unit's tokens, each with the query heads that
+share the key head. It walks over its share of the pages before the unit, read where they lie, then over the unit's own
+keys, and keeps a running maximum and sum (online softmax, arXiv 2205.14135). A long prefix is split among several
+programs, and `merge` weighs their results by the log-sum-exp (flash decoding). Nothing is copied, no mask is stored.
+
+Tokens are numbered through the forward. A page has L tokens of KV_HEADS heads of D numbers. SCALE is the scores' scale
+times log2(e). ACC is the type of sums. WIDE multiplies in ACC, for Triton's interpreter, which cannot multiply
+bfloat16; the products are the same.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+#: the score of a key that is not seen: finite, so that nothing is ever infinity less infinity
+HIDDEN = tl.constexpr(-1.0e30)
+
+
+@triton.jit
+def _fold(query, key, value, seen, peak, total, result, SCALE: tl.constexpr, ACC: tl.constexpr, WIDE: tl.constexpr):
+    """One tile of keys `[KEYS, D]` into the running maximum, sum and result of the queries `[TILE, D]`."""
+    if WIDE:
+        scores = tl.dot(query.to(ACC), tl.trans(key).to(ACC), input_precision="ieee", out_dtype=ACC)
+    else:
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee", out_dtype=ACC)
+    scores = tl.where(seen, scores * SCALE, HIDDEN)
+    higher = tl.maximum(peak, tl.max(scores, 1))
+    weights = tl.where(seen, tl.exp2(scores - higher[:, None]), 0.0).to(ACC)
+    shrink = tl.exp2(peak - higher)
+    total = total * shrink + tl.sum(weights, 1)
+    rounded = weights.to(value.dtype)
+    if WIDE:
+        part = tl.dot(rounded.to(ACC), value.to(ACC), input_precision="ieee", out_dtype=ACC)
+    else:
+        part = tl.dot(rounded, value, input_precision="ieee", out_dtype=ACC)
+    return higher, total, result * shrink[:, None] + part
+
+
+@triton.jit
+def attend(
+    q,  # [T, heads, D], tokens are q_stride numbers apart
+    k,  # [T, KV_HEADS, D]
+    v,
+    out,  # [T, heads, D], dense
+    keys,  # [pages, L, KV_HEADS, D], dense
+    values,
+    items,  # [programs, 8], see tile_schedule.AttendItem
+    pages,  # the units' page tables, concatenated
+    indices,  # [R], block index of each row
+    final_rows,  # [R], 1 for a final block
+    part_out,  # [parts, KV_HEADS, TILE, D] in ACC
+    part_lse,  # [parts, KV_HEADS, TILE], base 2
+    q_stride,
+    k_stride,
+    v_stride,
+    L: tl.constexpr,
+    GROUP: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    D_PAD: tl.constexpr,
+    TILE: tl.constexpr,
+    KEYS: tl.constexpr,
+    SCALE: tl.constexpr,
+    ACC: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """Grid: items, key heads. An item without tokens is padding."""
+    item = items + tl.program_id(0) * 8
+    head = tl.program_id(1)
+    count = tl.load(item + 1)
+    if count > 0:
+        first = tl.load(item)
+        table = pages + tl.load(item + 2)
+        start = tl.load(item + 3)
+        stop = tl.load(item + 4)
+        own_start = tl.load(item + 5)
+        own_stop = tl.load(item + 6)
+        part = tl.load(item + 7)
+
+        lane = tl.arange(0, TILE)
+        valid = lane // GROUP < count
+        token = (first + lane // GROUP).to(tl.int64)
+        query_head = head * GROUP + lane % GROUP
+        d = tl.arange(0, D_PAD)
+        inside = d < D
+        q_at = (token * q_stride + query_head * D)[:, None] + d[None, :]
+        query = tl.load(q + q_at, mask=valid[:, None] & inside[None, :], other=0.0)
+
+        peak = tl.full([TILE], HIDDEN, ACC)
+        total = tl.full([TILE], 0.0, ACC)
+        result = tl.full([TILE, D_PAD], 0.0, ACC)
+        step = tl.arange(0, KEYS)
+
+        for at in range(start, stop, KEYS):
+            n = at + step
+            there = n < stop
+            page = tl.load(table + n // L, mask=there, other=0).to(tl.int64)
+            where = (((page * L + n % L) * KV_HEADS + head) * D)[:, None] + d[None, :]
+            which = there[:, None] & inside[None, :]
+            key = tl.load(keys + where, mask=which, other=0.0)
+            value = tl.load(values + where, mask=which, other=0.0)
+            peak, total, result = _fold(query, key, value, there[None, :], peak, total, result, SCALE, ACC, WIDE)
+
+        row = token // L
+        index = tl.load(indices + row, mask=valid, other=0)
+        for at in range(own_start, own_stop, KEYS):
+            n = (at + step).to(tl.int64)
+            there = n < own_stop
+            key_row = n // L
+            before = tl.load(indices + key_row, mask=there, other=0)
+            final = tl.load(final_rows + key_row, mask=there, other=0)
+            seen = (final[None, :] > 0) & (before[None, :] < index[:, None])
+            seen = (seen | (key_row[None, :] == row[:, None])) & there[None, :]
+            which = there[:, None] & inside[None, :]
+            key = tl.load(k + (n * k_stride + head * D)[:, None] + d[None, :], mask=which, other=0.0)
+            value = tl.load(v + (n * v_stride + head * D)[:, None] + d[None, :], mask=which, other=0.0)
+            peak, total, result = _fold(query, key, value, seen, peak, total, result, SCALE, ACC, WIDE)
+
+        total = tl.where(total > 0.0, total, 1.0)  # of queries that are none
+        result = result / total[:, None]
+        which = valid[:, None] & inside[None, :]
+        if part < 0:
+            out_at = (token * (KV_HEADS * GROUP) + query_head) * D
+            tl.store(out + out_at[:, None] + d[None, :], result.to(out.dtype.element_ty), mask=which)
+        else:
+            slot = (part.to(tl.int64) * KV_HEADS + head) * TILE + lane
+            tl.store(part_out + (slot * D)[:, None] + d[None, :], result, mask=which)
+            tl.store(part_lse + slot, peak + tl.log2(total), mask=valid)
+
+
+@triton.jit
+def merge(
+    out,  # [T, heads, D], dense
+    merges,  # [tiles, 4], see tile_schedule.MergeItem
+    part_out,  # [parts, KV_HEADS, TILE, D]
+    part_lse,  # [parts, KV_HEADS, TILE]
+    GROUP: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    D_PAD: tl.constexpr,
+    TILE: tl.constexpr,
+    ACC: tl.constexpr,
+):
+    """Grid: tiles whose prefix was divided, key heads. A tile without tokens is padding."""
+    tile = merges + tl.program_id(0) * 4
+    head = tl.program_id(1)
+    count = tl.load(tile + 1)
+    if count > 0:
+        first = tl.load(tile)
+        part = tl.load(tile + 2)
+        num_parts = tl.load(tile + 3)
+        lane = tl.arange(0, TILE)
+        valid = lane // GROUP < count
+        d = tl.arange(0, D_PAD)
+        which = valid[:, None] & (d < D)[None, :]
+        peak = tl.full([TILE], HIDDEN, ACC)
+        total = tl.full([TILE], 0.0, ACC)
+        result = tl.full([TILE, D_PAD], 0.0, ACC)
+        for number in range(part, part + num_parts):
+            slot = (tl.cast(number, tl.int64) * KV_HEADS + head) * TILE + lane
+            lse = tl.load(part_lse + slot, mask=valid, other=HIDDEN)
+            higher = tl.maximum(peak, lse)
+            shrink = tl.exp2(peak - higher)
+            weight = tl.exp2(lse - higher)
+            piece = tl.load(part_out + (slot * D)[:, None] + d[None, :], mask=which, other=0.0)
+            result = result * shrink[:, None] + piece * weight[:, None]
+            total = total * shrink + weight
+            peak = higher
+        total = tl.where(total > 0.0, total, 1.0)  # of queries that are none
+        at = ((first + lane // GROUP).to(tl.int64) * (KV_HEADS * GROUP) + head * GROUP + lane % GROUP) * D
+        tl.store(out + at[:, None] + d[None, :], (result / total[:, None]).to(out.dtype.element_ty), mask=which)
+
+
+@triton.jit
+def write_kv(
+    k,
+    v,
+    keys,
+    values,
+    targets,  # [R], the page that a row's keys and values go to, -1: none
+    k_stride,
+    v_stride,
+    L: tl.constexpr,
+    L_PAD: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    D: tl.constexpr,
+    D_PAD: tl.constexpr,
+):
+    """Keys and values of final blocks to their pages. Grid: rows, key heads."""
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    page = tl.load(targets + row)
+    if page >= 0:
+        position = tl.arange(0, L_PAD)
+        d = tl.arange(0, D_PAD)
+        which = (position < L)[:, None] & (d < D)[None, :]
+        token = (row * L + position).to(tl.int64)
+        to = (((page.to(tl.int64) * L + position) * KV_HEADS + head) * D)[:, None] + d[None, :]
+        tl.store(keys + to, tl.load(k + (token * k_stride + head * D)[:, None] + d[None, :], mask=which), mask=which)
+        tl.store(values + to, tl.load(v + (token * v_stride + head * D)[:, None] + d[None, :], mask=which), mask=which)

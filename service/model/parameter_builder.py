@@ -1,0 +1,166 @@
+"""Builds parameters from a checkpoint's weights: wide, or in 8 bits. `weights.py` says which.
+
+At no time there is a second copy of more than one weight, or of one parameter's slice that is quantized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from service.errors import CheckpointError
+from service.model.config import ModelConfig
+from service.model.quantization import QuantScheme
+from service.model.quantization.prequantized import PrequantizedWeights, column_scales
+from service.model.quantization.tensors import QuantizedTensor, quantized, row_peaks
+from service.model.shard import Shard
+from service.model.weight_mapping import FusedShards, ShardDim, WeightMapping, WeightSlice, WeightSource
+
+
+class TensorOptions(NamedTuple):
+    """The device, the type and the shard of new parameters."""
+
+    device: str
+    dtype: torch.dtype
+    shard: Shard = Shard()
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterBuilder:
+    """Builds parameters from a source's weights. `config`: of the whole model. `path`: its folder, for errors."""
+
+    path: Path
+    config: ModelConfig
+    source: WeightSource
+    options: TensorOptions
+
+    def concatenated(self, shape: torch.Size, mapping: WeightMapping) -> Tensor:
+        """The weight of a parameter, made of its slices."""
+        dtype = self.options.dtype
+        if any(part.exact for part in mapping):
+            dtype = torch.promote_types(dtype, torch.float32)
+        parameter = torch.empty(shape, device=self.options.device, dtype=dtype)
+        for part in mapping:
+            target = parameter[part.indices]
+            weight = self.source.read(self._checked_name(part))
+            self._check_shape(part, target.shape, weight.shape)
+            if not weight.is_floating_point() or weight.itemsize < 2:
+                raise CheckpointError(f"{self.path}: {part.name!r} is {weight.dtype}, which is no wide weight")
+            target.copy_(self._shard_of(weight, _fused(target.shape, part.shard)))
+        return parameter
+
+    def prequantized(self, shape: torch.Size, mapping: WeightMapping) -> QuantizedTensor | None:
+        """The same in 8 bits, if the files have all slices in 8 bits; else None."""
+        source = self.source
+        if not isinstance(source, PrequantizedWeights) or not all(source.is_quantized(part.name) for part in mapping):
+            return None
+        values = torch.empty(shape, device=self.options.device, dtype=torch.int8)
+        scales: Tensor | None = None
+        for part in mapping:
+            target = values[part.indices]
+            weight = self._quantized_shard(part, target.shape, source.read_quantized(self._checked_name(part)))
+            if scales is None:
+                scales = torch.empty(*shape[:-1], weight.groups, device=self.options.device, dtype=self.options.dtype)
+            target.copy_(weight.values)
+            scales[part.indices].copy_(weight.scales)
+        return None if scales is None else QuantizedTensor(values, scales)
+
+    def quantized(self, shape: torch.Size, mapping: WeightMapping, scheme: QuantScheme) -> QuantizedTensor:
+        """The weight of a parameter, quantized from wide slices. Several matrices come one after another.
+
+        A scale belongs to a whole row, even if this rank has a part of the row. So all ranks have the numbers of one
+        device.
+        """
+        parameter = QuantizedTensor(
+            torch.empty(shape, device=self.options.device, dtype=torch.int8),
+            torch.empty(*shape[:-1], 1, device=self.options.device, dtype=self.options.dtype),
+        )
+        for number, (matrix, peaks) in enumerate(self._matrices(shape, mapping)):
+            index = (number,) if len(shape) > 2 else ()
+            weight = quantized(matrix, scheme, peaks)
+            parameter.values[index].copy_(weight.values)
+            parameter.scales[index].copy_(weight.scales)
+        return parameter
+
+    def _matrices(self, shape: torch.Size, mapping: WeightMapping) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """The matrices of a parameter, each with its `_peaks`."""
+        if len(shape) == 2:
+            yield self.concatenated(shape, mapping), self._peaks(mapping[0])
+        elif mapping[0].indices and isinstance(mapping[0].indices[0], int):
+            for _, parts in groupby(mapping, key=lambda part: part.indices[0]):
+                matrix = [part._replace(indices=part.indices[1:]) for part in parts]
+                yield self.concatenated(shape[1:], matrix), self._peaks(matrix[0])
+        else:
+            peaks = self._peaks(mapping[0])
+            weights = self.concatenated(shape, mapping)
+            yield from zip(weights, [None] * shape[0] if peaks is None else peaks, strict=True)
+
+    def _peaks(self, part: WeightSlice) -> Tensor | None:
+        """The largest number of each whole row, if this rank has a part of each row; else None."""
+        if part.shard is None or self.options.shard.size == 1:
+            return None
+        weight = self.source.read(self._checked_name(part))
+        dim = part.shard.dim if isinstance(part.shard, ShardDim) else part.shard[0][1].dim
+        if dim != weight.ndim - 1:
+            return None
+        return row_peaks(weight.to(self.options.dtype)).to(self.options.device)
+
+    def _checked_name(self, part: WeightSlice) -> str:
+        if part.name not in self.source.names:
+            raise CheckpointError(f"{self.path}: weight {part.name!r} is missing")
+        return part.name
+
+    def _check_shape(self, part: WeightSlice, target: torch.Size, shape: torch.Size) -> None:
+        expected = self._published_shape(target, _fused(target, part.shard))
+        if shape != expected:
+            raise CheckpointError(
+                f"{self.path}: {part.name!r} has shape {list(shape)}, config.json implies {list(expected)}"
+            )
+
+    def _quantized_shard(self, part: WeightSlice, shape: torch.Size, weight: QuantizedTensor) -> QuantizedTensor:
+        """This rank's shard of a published 8-bit matrix."""
+        self._check_shape(part, shape, weight.values.shape)
+        fused = _fused(shape, part.shard)
+        if not fused or self.options.shard.size == 1:
+            return weight
+        values, (_, first) = self._shard_of(weight.values, fused), fused[0]
+        if first.dim == 0:
+            return QuantizedTensor(values, self._shard_of(weight.scales, fused))
+        depth = weight.values.shape[1]
+        columns = self.options.shard.piece(depth, self._num_pieces(first))
+        return QuantizedTensor(values, column_scales(weight.scales, depth, columns))
+
+    def _published_shape(self, shape: torch.Size, fused: FusedShards) -> torch.Size:
+        """The shape of the published weight, from the shape of this rank's shard."""
+        sizes = list(shape)
+        for dim in {shard.dim for _, shard in fused}:
+            sizes[dim] = sum(size * self._num_pieces(shard) for size, shard in fused)
+        return torch.Size(sizes)
+
+    def _shard_of(self, weight: Tensor, fused: FusedShards) -> Tensor:
+        """This rank's shard of a published weight; a view where it is in one piece."""
+        rank, start, shards = self.options.shard, 0, list[Tensor]()
+        if rank.size == 1 or not fused:
+            return weight
+        for size, shard in fused:
+            pieces = self._num_pieces(shard)
+            first = rank.piece(size * pieces, pieces).start
+            shards.append(weight.narrow(shard.dim, start + first, size))
+            start += size * pieces
+        return shards[0] if len(shards) == 1 else torch.cat(shards, fused[0][1].dim)
+
+    def _num_pieces(self, shard: ShardDim) -> int:
+        return self.options.shard.num_kv_pieces(self.config) if shard.kv_heads else self.options.shard.size
+
+
+def _fused(shape: torch.Size, shard: ShardDim | FusedShards | None) -> FusedShards:
+    """The shards of the matrices in a published weight. `shape`: of this rank's shard."""
+    if isinstance(shard, ShardDim):
+        return ((shape[shard.dim], shard),)
+    return shard or ()

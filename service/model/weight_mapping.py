@@ -1,0 +1,67 @@
+"""Which published weights make which parameter. Families say it, `weights.py` obeys. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class WeightSource(Protocol):
+    """The weights of a checkpoint, by their published names."""
+
+    @property
+    def names(self) -> Collection[str]:
+        """The names of all weights."""
+
+    def read(self, name: str) -> Tensor:
+        """A weight, on any device and in any dtype."""
+
+
+class ShardDim(NamedTuple):
+    """How tensor-parallel ranks share a published matrix: each has a slice of dimension `dim`.
+
+    `kv_heads`: whether the slices are heads of keys or values. Several ranks may hold the same ones.
+    """
+
+    dim: int
+    kv_heads: bool = False
+
+
+#: each rank has a slice of the rows, or of the columns
+ROWS, COLUMNS = ShardDim(0), ShardDim(1)
+#: The fused matrices of one published weight: (this rank's size, how it is sharded) of each. The dimension is the same.
+FusedShards = tuple[tuple[int, ShardDim], ...]
+
+
+class WeightSlice(NamedTuple):
+    """A slice of a parameter, and the published weight that fills it.
+
+    `indices`: of the slice in the parameter; () for the whole. `shard`: None for a weight that every rank has whole.
+    `exact`: kept at least in fp32, whatever the type of the other weights.
+    """
+
+    name: str
+    indices: tuple[int | slice, ...] = ()
+    shard: ShardDim | FusedShards | None = None
+    exact: bool = False
+
+
+#: The published weights that make a parameter. Together they cover it.
+WeightMapping = Sequence[WeightSlice]
+
+
+def stacked(matrices: Iterable[tuple[str, int, ShardDim]], index: tuple[int | slice, ...] = ()) -> list[WeightSlice]:
+    """Matrices below each other: name, height and shard dimension. `index`: of the matrix that they make."""
+    slices, start = list[WeightSlice](), 0
+    for name, height, shard in matrices:
+        slices.append(WeightSlice(name, (*index, slice(start, start + height)), shard))
+        start += height
+    return slices
+
+
+def prefixed(prefix: str, mapping: WeightMapping) -> list[WeightSlice]:
+    """The same mapping with longer names."""
+    return [part._replace(name=prefix + part.name) for part in mapping]

@@ -1,0 +1,62 @@
+"""How checkpoints write tool calls and reasoning: the texts around them. A new format is a `ToolFormat` here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+#: the texts around the reasoning of an answer
+BEGIN: Final = "<think>"
+END: Final = "</think>"
+#: the text that a model writes between its reasoning and its answer
+GAP: Final = "\n\n"
+#: the option of a chat template that turns reasoning off
+SWITCH: Final = "enable_thinking"
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """The reasoning of a checkpoint. `begun`: the prompt ends within it. `switch`: requests can turn it off."""
+
+    begun: bool = False
+    switch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """How calls of tools are written. A call has its arguments as a JSON object.
+
+    An answer is a content or none, `opening`, a call, for each further call `between` and that call, then `closing`.
+    A call is `before_name`, its name, `after_name`, its arguments, `tail`.
+    """
+
+    name: str
+    opening: str
+    before_name: str
+    after_name: str
+    tail: str
+    between: str
+    closing: str = ""
+
+    def head(self, name: str) -> str:
+        """A call up to its arguments."""
+        return f"{self.before_name}{name}{self.after_name}"
+
+    def written(self, *calls: tuple[str, str]) -> str:
+        """Calls as the model writes them. `calls`: the name and arguments of each."""
+        parts = self.between.join(f"{self.head(name)}{arguments}{self.tail}" for name, arguments in calls)
+        return f"{self.opening}{parts}{self.closing}" if calls else ""
+
+
+_FORMATS: Final = (
+    ToolFormat(  # each call is a JSON object between tags; Hermes' format, too
+        name="qwen3",
+        opening="<tool_call>",
+        before_name='\n{"name": "',
+        after_name='", "arguments": ',
+        tail="}\n</tool_call>",
+        between="\n<tool_call>",
+    ),
+)
+TOOL_FORMATS: Mapping[str, ToolFormat] = {tool_format.name: tool_format for tool_format in _FORMATS}

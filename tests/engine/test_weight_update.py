@@ -1,0 +1,201 @@
+"""Weights that are exchanged in an engine: one version decodes each request, and nothing of the old one is left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from service.decode.modes import Speculative, Static
+from service.engine import AsyncEngine, BlockEvent, Engine, EngineConfig, EngineDeps, GenerationRequest
+from service.errors import EngineFailed, ReplicaStopping, WeightsChanged
+from service.model import Checkpoint, LoadOptions, load_checkpoint
+from service.model.weight_update import apply_update, load_update
+from tests.engine.helpers import FAIR, request
+from tests.engine.test_golden import expected, requests
+from tests.engine.test_worker import Gate, eventually
+from tests.other_weights import FIRST, other_weights
+from tests.tiny import GOLDEN_NAMES
+
+PROMPT = tuple(range(1, 20))
+LIMITS = EngineConfig(kv_cache_tokens=4096)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return other_weights(tmp_path_factory.mktemp("weights") / "other")
+
+
+@pytest.fixture
+def checkpoint() -> Checkpoint:
+    """One of the test's own: its weights are exchanged."""
+    return load_checkpoint(FIRST)
+
+
+@pytest.fixture
+def new(checkpoint: Checkpoint, other: Path) -> Callable[[], None]:
+    """Puts the other weights in the place of the checkpoint's."""
+    return partial(apply_update, checkpoint, load_update(other, checkpoint.config, LoadOptions()))
+
+
+def engine_of(checkpoint: Checkpoint, config: EngineConfig = LIMITS) -> Engine:
+    return Engine(checkpoint, config, deps=EngineDeps(costs=FAIR))
+
+
+def decoded(engine: Engine, *asked: GenerationRequest) -> list[tuple[int, ...]]:
+    return [done.token_ids for done in engine.generate(asked)]
+
+
+def test_golden_requests_are_decoded_as_by_a_fresh_load(
+    checkpoint: Checkpoint, other: Path, new: Callable[[], None]
+) -> None:
+    """In all modes. Nothing is found in the prefix cache."""
+    engine, asked = engine_of(checkpoint), requests(GOLDEN_NAMES[0])[::2]
+    old = [tuple(entry["token_ids"]) for entry in expected(GOLDEN_NAMES[0])[::2]]
+    assert decoded(engine, *asked) == old
+    engine.hold()
+    engine.exchange(new, 1)
+    first = engine.generate([asked[0]])[0]
+    assert first.stats.cached_tokens == 0
+    assert {event.version for event in first.blocks} == {1}
+    wanted = decoded(engine_of(load_checkpoint(other)), *asked)
+    assert decoded(engine, *asked) == wanted
+    assert wanted != old
+    assert engine.state().kv_pages_used == 0
+
+
+def test_weights_are_not_exchanged_while_requests_run(checkpoint: Checkpoint, new: Callable[[], None]) -> None:
+    engine = engine_of(checkpoint)
+    engine.submit(request("x", PROMPT, tokens=64))
+    engine.step()
+    with pytest.raises(AssertionError):
+        engine.exchange(new, 1)
+    assert engine.version == 0
+
+
+@pytest.mark.parametrize("overlap", ["off", "on"])
+def test_nothing_of_requests_that_were_ended_is_left(
+    checkpoint: Checkpoint, other: Path, new: Callable[[], None], overlap: str
+) -> None:
+    """Not even a turn that is under way."""
+    engine = engine_of(checkpoint, replace(LIMITS, overlap=overlap))
+    asked = [request(str(number), PROMPT, Speculative(2), tokens=32) for number in range(4)]
+    for one in asked:
+        engine.submit(one)
+    for _ in range(3):
+        engine.step()
+    engine.hold()
+    assert engine.abort_running() == ["0", "1", "2", "3"]
+    engine.exchange(new, 1)
+    assert not engine._micro_batches
+    assert decoded(engine, *asked) == decoded(engine_of(load_checkpoint(other)), *asked)
+
+
+def test_other_weights_do_not_continue_an_answer(checkpoint: Checkpoint, new: Callable[[], None]) -> None:
+    engine = engine_of(checkpoint)
+    engine.exchange(new, 3)
+    engine.submit(replace(request("old", PROMPT), version=2))
+    engine.submit(replace(request("own", PROMPT), version=3))
+    events: list[BlockEvent] = []
+    while engine.has_work:
+        events += engine.step()
+    (error,) = [event.error for event in events if event.error is not None]
+    assert isinstance(error, WeightsChanged)
+    assert "weights of version 2 began this answer, version 3 answers now" in error.message
+    assert [event.finish_reason for event in events if event.request_id == "own"][-1] == "length"
+    assert engine.state().kv_pages_used == 0
+
+
+class Running:
+    """A worker whose engine waits before each step until the test opens the gate."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.engine = engine_of(checkpoint)
+        self.worker, self.gate = AsyncEngine(self.engine), Gate(self.engine)
+        self.worker.start()
+
+    def ask(self, name: str, tokens: int = 24) -> asyncio.Task[tuple[int, ...]]:
+        return asyncio.ensure_future(self._collect(request(name, PROMPT, Static(), tokens=tokens)))
+
+    async def _collect(self, one: GenerationRequest) -> tuple[int, ...]:
+        return tuple(
+            [token async for event in self.worker.generate(one) for token in event.token_ids]  # type: ignore[union-attr]
+        )
+
+    def exchange(self, new: Callable[[], None], *, cut: bool = False) -> asyncio.Task[None]:
+        return asyncio.ensure_future(self.worker.exchange(new, 1, cut=cut))
+
+
+@pytest.fixture
+def running(checkpoint: Checkpoint) -> Iterator[Running]:
+    made = Running(checkpoint)
+    yield made
+    made.gate.open.set()
+    made.worker.stop()
+
+
+def answers(source: Path) -> tuple[int, ...]:
+    return decoded(engine_of(load_checkpoint(source)), request("x", PROMPT, Static(), tokens=24))[0]
+
+
+async def test_requests_that_run_finish_with_the_old_weights_and_others_wait_for_the_new(
+    running: Running, other: Path, new: Callable[[], None]
+) -> None:
+    before = [running.ask(f"before {number}") for number in range(3)]
+    await running.gate.holds(running.worker)
+    change = running.exchange(new)
+    after = [running.ask(f"after {number}") for number in range(3)]
+    await eventually(lambda: len(running.worker._inbox.submitted) == 3)
+    running.gate.open.set()
+    old, fresh = answers(FIRST), answers(other)
+    assert old != fresh
+    assert await asyncio.gather(*before) == [old] * 3
+    assert await asyncio.gather(*after) == [fresh] * 3
+    await change
+    assert running.engine.version == 1
+
+
+async def test_requests_that_run_can_be_ended_and_waiting_ones_are_not(
+    running: Running, other: Path, new: Callable[[], None]
+) -> None:
+    before = [running.ask(f"before {number}", tokens=200) for number in range(2)]
+    await running.gate.holds(running.worker)
+    change, after = running.exchange(new, cut=True), running.ask("after")
+    await eventually(lambda: len(running.worker._inbox.submitted) == 1)
+    running.gate.open.set()
+    for ended in await asyncio.gather(*before, return_exceptions=True):
+        assert isinstance(ended, WeightsChanged)
+    assert await after == answers(other)
+    await change
+
+
+async def test_an_idle_engine_takes_weights_at_once(running: Running, new: Callable[[], None], other: Path) -> None:
+    await running.exchange(new)
+    running.gate.open.set()
+    assert await running.ask("x") == answers(other)
+
+
+async def test_weights_that_are_half_taken_end_the_engine(running: Running) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(EngineFailed, match="ZeroDivisionError"):
+        await running.exchange(fail)
+    assert "ZeroDivisionError" in str(running.worker.failure)
+    with pytest.raises(ReplicaStopping):
+        await running.exchange(fail)
+
+
+async def test_who_waits_for_an_exchange_hears_of_the_end(running: Running, new: Callable[[], None]) -> None:
+    asked = running.ask("x", tokens=200)
+    await running.gate.holds(running.worker)
+    change = running.exchange(new)
+    await asyncio.sleep(0)
+    running.worker._stopping = True
+    running.gate.open.set()
+    for ended in await asyncio.gather(asked, change, return_exceptions=True):
+        assert isinstance(ended, ReplicaStopping)

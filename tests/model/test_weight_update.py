@@ -1,0 +1,137 @@
+"""Other weights in the place of loaded ones: the same numbers as a fresh load, in the same tensors; and refusals."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from service.errors import CheckpointError
+from service.model import Checkpoint, LoadOptions, load_checkpoint, save_checkpoint
+from service.model.weight_update import apply_update, check_update, load_update
+from tests.other_weights import FIRST, other_weights
+from tests.tiny import EXPERTS_NAME, GOLDEN, tiny_checkpoint
+
+
+def state(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    parts = {"backbone": checkpoint.backbone, "mrp": checkpoint.mrp}
+    return {f"{part}.{name}": t for part, m in parts.items() if m is not None for name, t in m.state_dict().items()}
+
+
+def exchanged(served: Checkpoint, other: Path, options: LoadOptions) -> None:
+    check_update(other, served.config, options)
+    apply_update(served, load_update(other, served.config, options))
+
+
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [
+        (FIRST, LoadOptions()),
+        (FIRST, LoadOptions(torch.bfloat16, mrp_scale=2.0)),
+        (FIRST, LoadOptions(quantization="int8")),
+        (FIRST, LoadOptions(quantization="fp8")),
+        (GOLDEN / EXPERTS_NAME, LoadOptions()),
+    ],
+    ids=["float32", "bfloat16", "int8", "fp8", "experts"],
+)
+def test_the_numbers_are_those_of_a_fresh_load_in_the_same_tensors(
+    tmp_path: Path, source: Path, options: LoadOptions
+) -> None:
+    served, other = load_checkpoint(source, options), other_weights(tmp_path / "other", source)
+    before = {name: (tensor.data_ptr(), tensor.clone()) for name, tensor in state(served).items()}
+    exchanged(served, other, options)
+    wanted = state(load_checkpoint(other, options))
+    assert wanted.keys() == before.keys()
+    for name, tensor in state(served).items():
+        place, old = before[name]
+        assert tensor.data_ptr() == place, name
+        assert torch.equal(tensor, wanted[name]), name
+        assert not torch.equal(tensor, old), name
+
+
+def test_a_shared_matrix_stays_shared(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        one = tiny_checkpoint(seed, torch.float32, tie_word_embeddings=True)
+        save_checkpoint(tmp_path / str(seed), one.raw, one.backbone, one.mrp)
+    served = load_checkpoint(tmp_path / "1")
+    exchanged(served, tmp_path / "2", LoadOptions())
+    assert served.backbone.head.data_ptr() == served.backbone.embed_tokens.weight.data_ptr()
+    assert torch.equal(served.backbone.head, load_checkpoint(tmp_path / "2").backbone.head)
+
+
+def reshaped(weights: dict[str, Tensor]) -> None:
+    name = "model.layers.1.mlp.down_proj.weight"
+    weights[name] = weights[name][:, :-1].contiguous()
+
+
+def without_mrp(folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    save_file({n: w for n, w in weights.items() if not n.startswith("mrp")}, folder / "model.safetensors")
+    change_config(folder, num_mrp_heads=0, num_nextn_predict_layers=0)
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, Tensor]], object]) -> None:
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors")
+
+
+def cut_short(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda folder: change_weights(folder, reshaped), r"model\.layers\.1\.mlp\.down_proj\.weight' has shape"),
+        (lambda folder: change_weights(folder, lambda w: w.pop("lm_head.weight")), "'lm_head.weight' is missing"),
+        (lambda folder: change_weights(folder, lambda w: w.update(more=torch.zeros(1))), "not used, first: more"),
+        (lambda folder: change_config(folder, rope_theta=5.0), r"rope_theta is 5\.0, that of the served weights is"),
+        (lambda folder: change_config(folder, eos_token_id=3), r"eos_token_ids is \(3,\), that of the served weights"),
+        (without_mrp, "it has no mrp, the served weights have"),
+        (cut_short, "not a readable safetensors file"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is missing"),
+        (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
+    ],
+)
+def test_what_differs_is_refused_by_its_headers_and_by_itself(
+    tmp_path: Path, spoil: Callable[[Path], object], said: str
+) -> None:
+    served, other = load_checkpoint(FIRST), other_weights(tmp_path / "other")
+    spoil(other)
+    for look in (check_update, load_update):
+        with pytest.raises(CheckpointError, match=said):
+            look(other, served.config, LoadOptions())
+
+
+def test_an_mrp_that_the_served_weights_lack_is_refused(tmp_path: Path) -> None:
+    bare = other_weights(tmp_path / "bare")
+    without_mrp(bare)
+    served = load_checkpoint(bare)
+    assert served.mrp is None
+    with pytest.raises(CheckpointError, match="it has mrp, the served weights have none"):
+        check_update(FIRST, served.config, LoadOptions())
+
+
+def test_a_check_reads_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = load_checkpoint(FIRST)
+
+    def read(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("service.model.weights.WeightFiles.read", read)
+    check_update(FIRST, served.config, LoadOptions(quantization=None))
+    with pytest.raises(CheckpointError, match="neither a folder nor a hub name"):
+        check_update("/no/such/folder", served.config, LoadOptions())
