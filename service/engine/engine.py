@@ -158,7 +158,7 @@ class Engine:
         if self._held:
             return
         for running in self._scheduler.admit():
-            running.record.begin(self._clock, self.version)
+            running.stats.begin(self._clock, self.version)
             try:
                 self._check_version(running.request)
                 running.start()
@@ -257,15 +257,15 @@ class Engine:
         """The new events of the requests. Removes finished requests."""
         events = list[BlockEvent]()
         for running in requests:
-            record = running.record
-            if record.progress:
-                self.progress += record.progress
-                record.progress = []
-            if record.events:
-                for event, steps in record.events:
+            stats = running.stats
+            if stats.progress:
+                self.progress += stats.progress
+                stats.progress = []
+            if stats.events:
+                for event, steps in stats.events:
                     self._observer.on_event(running.request, event, steps)
                     events.append(event)
-                record.events = []
+                stats.events = []
             if running.finish_reason is not None:
                 self._scheduler.remove(running)
         return events

@@ -19,8 +19,8 @@ from service.decode.registry import only_drafts
 from service.engine.drafting.planner import RequestDrafts
 from service.engine.forward.rows import Row
 from service.engine.prefix_cache import Lease, Tokens
-from service.engine.record import End, Record
 from service.engine.request import FinishReason, ForwardKind, GenerationRequest
+from service.engine.request_stats import EventEnd, RequestStats
 from service.errors import MrpServeError
 
 #: the kinds of forward that a request counts
@@ -50,7 +50,7 @@ class RunningRequest:
         self.lease = lease
         self.submitted = submitted
         self._drafts = drafts
-        self.record = Record(request, submitted, lease.num_shared * block_size, drafts.mrp_steps)
+        self.stats = RequestStats(request, submitted, lease.num_shared * block_size, drafts.mrp_steps)
         self.written: deque[Tokens] = deque()
         self.finish_reason: FinishReason | None = None
         self._block_size = block_size
@@ -141,7 +141,7 @@ class RunningRequest:
         kinds = self._stored_kinds(rows[0], evaluated) if stored else ()
         if evaluated:
             kinds += _DENOISE if evaluated == 1 else _VERIFY
-        self.record.count(kinds)
+        self.stats.count(kinds)
         if evaluated:
             self._answer(tuple(predictions[stored:]))
         return kinds
@@ -151,7 +151,7 @@ class RunningRequest:
         if self._for_mrp:
             self.written.extend(row.state.tokens for row in self._for_mrp)
             self._for_mrp.clear()
-        self.record.count(_MRP)
+        self.stats.count(_MRP)
         if isinstance(self._query, Refine):
             self._answer((predictions[-1],))
         return _MRP
@@ -177,7 +177,7 @@ class RunningRequest:
         self._masks.clear()
         self.written.clear()
         self.finish_reason = "abort"
-        self.record.tell(self._num_blocks, (), end=End("abort", error=error))
+        self.stats.emit(self._num_blocks, (), end=EventEnd("abort", error=error))
 
     def release(self) -> None:
         """Drops its reference cycles after its end: else only a garbage collection would free it."""
@@ -247,7 +247,7 @@ class RunningRequest:
         fresh = steps[first:]
         self._drafts.note(evaluated, fresh)
         if self.request.report_steps and fresh:
-            self.record.proceed(self._num_blocks, first, fresh)
+            self.stats.proceed(self._num_blocks, first, fresh)
 
     def _new_tokens(self, block: Block) -> tuple[tuple[int, ...], FinishReason | None]:
         """The tokens of a state of the block that belong to the completion, and the finish reason if it ends there."""
@@ -278,10 +278,10 @@ class RunningRequest:
         self._query = None
         self._num_blocks += 1
         self._num_output += len(tokens)
-        self.record.decoded_tokens += len(tokens) + (reason == "stop")
+        self.stats.decoded_tokens += len(tokens) + (reason == "stop")
         self.finish_reason = reason = reason or expired
         met = None if reason is None or self._matcher is None else self._matcher.complete(tokens)
-        self.record.tell(self._num_blocks - 1, tokens, self._canvas.steps, End(reason, met))
+        self.stats.emit(self._num_blocks - 1, tokens, self._canvas.steps, EventEnd(reason, met))
 
     # --- rows --------------------------------------------------------------------------------------
 

@@ -215,7 +215,7 @@ class Scheduler:
         if self._pages.shares:
             asked, found = self._lookups
             tokens = len(sequence.request.prompt_token_ids)
-            self._lookups = (asked + tokens, found + sequence.record.cached_tokens)
+            self._lookups = (asked + tokens, found + sequence.stats.cached_tokens)
 
 
 def _prefix_of(request: GenerationRequest, block_size: int, mrp: bool) -> Prefix:

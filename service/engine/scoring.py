@@ -16,8 +16,8 @@ from service.decode.block import MASKED, Block, PositionLogprobs
 from service.decode.canvas import Canvas
 from service.decode.policy import Prediction
 from service.engine.forward.rows import Row
-from service.engine.record import End
 from service.engine.request import FinishReason, ForwardKind
+from service.engine.request_stats import EventEnd
 from service.engine.running_request import RunningRequest
 from service.errors import MrpServeError
 
@@ -49,7 +49,7 @@ class ScoringRequest(RunningRequest):
         kinds: tuple[ForwardKind, ...] = ("prefill",) if stored else ()
         if len(rows) > stored:
             kinds = (*kinds, "denoise")
-        self.record.count(kinds)
+        self.stats.count(kinds)
         for row, prediction in zip(rows[stored:], predictions[stored:], strict=True):
             self._blocks.popleft()
             self._scores += self._scored(row, prediction)
@@ -93,4 +93,4 @@ class ScoringRequest(RunningRequest):
     def _end(self, reason: FinishReason) -> None:
         self._blocks.clear()
         self.finish_reason = reason
-        self.record.tell(0, (), end=End(reason, position_logprobs=tuple(self._scores)))
+        self.stats.emit(0, (), end=EventEnd(reason, position_logprobs=tuple(self._scores)))

@@ -1,4 +1,4 @@
-"""What is told of a running request: its counts and times, its events, its progress.
+"""The statistics of a running request, its events and its progress.
 
 Counts change with every step. The statistics of an event, which are frozen, are made once, when a block or the request
 ends: to make them anew for every change took longer than a step.
@@ -26,8 +26,8 @@ _KINDS: tuple[ForwardKind, ...] = ("prefill", "denoise", "verify", "commit", "mr
 
 
 @dataclass(frozen=True, slots=True)
-class End:
-    """What an event says of the end of a block or a request, with the names of `BlockEvent`."""
+class EventEnd:
+    """The fields of an event that only the end of a block or of the request has, with the names of `BlockEvent`."""
 
     reason: FinishReason | None = None
     constraint_met: bool | None = None
@@ -35,14 +35,14 @@ class End:
     error: MrpServeError | None = None
 
 
-_GOES_ON = End()
+_GOES_ON = EventEnd()
 
 
-class Record:
-    """The record of one request. `submitted`: when it came. `mrp_steps`: those of its drafts, None if it has none.
+class RequestStats:
+    """The statistics and events of one request. `submitted`: the time when it came (the engine's clock, seconds).
 
-    `decoded_tokens`: as in `Stats`. `events`: those that nobody has taken, with the steps of their blocks. `progress`:
-    likewise.
+    `mrp_steps`: the MRP forwards for its drafts, None if it has none. `decoded_tokens`: as in `Stats`.
+    `events`: the events that nobody has taken, with the steps of their blocks. `progress`: likewise.
     """
 
     def __init__(self, request: GenerationRequest, submitted: float, cached_tokens: int, mrp_steps: int | None) -> None:
@@ -74,7 +74,7 @@ class Record:
         """Tells new steps of block `index`, the first of which is number `first`."""
         self.progress.append(BlockProgress(self._request.request_id, index, first, tuple(steps), self._age()))
 
-    def tell(self, index: int, tokens: tuple[int, ...], steps: Sequence[Step] = (), end: End = _GOES_ON) -> None:
+    def emit(self, index: int, tokens: tuple[int, ...], steps: Sequence[Step] = (), end: EventEnd = _GOES_ON) -> None:
         """Tells the end of a block, which gave these tokens by these steps, or the end of the request."""
         self._add(steps)
         kept = tuple(steps) if self._request.keep_steps else ()
