@@ -20,7 +20,7 @@ from service.decode.score import Score
 from service.engine.request import MAX_SEED, SamplingParams, Stats
 from service.errors import InvalidRequest, MrpServeError
 from service.frames import Malformed, Unsendable
-from service.link.messages import AT_INGRESS, AT_REPLICA, Call, Cancel, End, Item, Leaving, Refused
+from service.link.messages import AT_INGRESS, AT_REPLICA, Call, Cancel, DrainNotice, End, Item, Refused
 from service.messagepack import MessagePack
 from service.wire import Answer, Chunk, Ending, Failure, Work
 
@@ -99,7 +99,7 @@ def fields_of(error: MrpServeError) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize(
     ("codec", "kind"),
-    [(AT_REPLICA, Call), (AT_REPLICA, Cancel), *((AT_INGRESS, kind) for kind in (Item, End, Refused, Leaving))],
+    [(AT_REPLICA, Call), (AT_REPLICA, Cancel), *((AT_INGRESS, kind) for kind in (Item, End, Refused, DrainNotice))],
 )
 def test_every_message_comes_back_equal(codec: MessagePack, kind: Any) -> None:
     @given(st.lists(values(kind), min_size=1, max_size=20 if kind in {Cancel, End} else 2))
@@ -130,7 +130,7 @@ def test_other_bytes_are_refused_and_nothing_else_happens(codec: MessagePack) ->
     @given(st.binary(max_size=50) | spoiled)
     def check(content: bytes) -> None:
         with suppress(Malformed):
-            assert all(type(one) in {Call, Cancel, Item, End, Refused, Leaving} for one in codec.decode(content))
+            assert all(type(one) in {Call, Cancel, Item, End, Refused, DrainNotice} for one in codec.decode(content))
 
     check()
 

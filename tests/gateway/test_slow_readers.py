@@ -37,7 +37,7 @@ def stream(shop: Shop, timeout_s: float = 1e6, fails_at: int | None = None, tena
     if fails_at is not None:
         shop.replicas.fails_at[str(shop.count)] = fails_at
     asked = work(shop.count, BLOCKS, timeout_s, tenant=tenant)
-    return shop.answers.stream(asked, shop.bill())
+    return shop.answers.stream(asked, shop.charge())
 
 
 def in_shop(script: Callable[[Shop], Awaitable[object]], places: int = 1) -> None:
