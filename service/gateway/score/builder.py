@@ -29,7 +29,11 @@ class ScoreBuilder(ResponseBuilder):
             "created": int(time.time()),
             "model": self._model,
             "data": [
-                {"index": index, "object": "score", "places": [self._position(scores) for scores in answer.ending.places]}
+                {
+                    "index": index,
+                    "object": "score",
+                    "places": [self._position(scores) for scores in answer.ending.places],
+                }
                 for index, answer in enumerate(answers)
             ],
             "usage": {
