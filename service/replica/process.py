@@ -1,9 +1,9 @@
-"""The process of a replica's engine: `python -m service.replica.process DESCRIPTOR [PARTS]`, started by `remote.py`.
+"""The process of a replica's engine: `python -m service.replica.process DESCRIPTOR [DEPS]`, started by `remote.py`.
 
 The engine shares no Python lock with the replica's event loop. The engine's thread sends the results of a step itself,
 so this process's own event loop only wakes for messages that come. The process ends when its socket closes.
 
-`PARTS`: `module:name` of the engine's `EngineDeps`, if not the default ones.
+`DEPS`: `module:name` of the engine's `EngineDeps`, if not the default ones.
 """
 
 from __future__ import annotations

@@ -69,8 +69,8 @@ class TestFairRows:
 
 def scheduler(costs: StepCosts, *tenants: tuple[str, int], prompt: int = 1) -> Scheduler:
     """Running requests: so many of each tenant."""
-    pricing = DraftPlanner(lambda: costs, 256)
-    target = Scheduler(PrefixCache(PagePool(4000)), 4, EngineConfig(), pricing, prompt_rows=16)
+    planner = DraftPlanner(lambda: costs, 256)
+    target = Scheduler(PrefixCache(PagePool(4000)), 4, EngineConfig(), planner, prompt_rows=16)
     for tenant, count in tenants:
         for number in range(count):
             one = replace(request(f"{tenant}{number}", [1] * prompt, Static()), tenant=tenant, cache_salt=tenant)

@@ -1,1 +1,1 @@
-"""One forward over the rows of many requests: tensors in, readings out."""
+"""One forward over the rows of many requests: tensors in, predictions out."""

@@ -14,7 +14,7 @@ from service.wire import Answer, ModelCard, PlaceScores
 
 
 class ScoreBuilder(ResponseBuilder):
-    """Builds the answer to one request. IdLogprobs are not streamed."""
+    """Builds the answer to one request. Scores are not streamed."""
 
     def __init__(self, parsed: ParsedScore, card: ModelCard) -> None:
         self._parsed, self._model = parsed, card.name
