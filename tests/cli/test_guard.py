@@ -15,8 +15,10 @@ from service.cli.processes import of_session, stat
 
 #: the child says its session once its own child runs, and ends as the test wants
 PROGRAM = """
-import os, subprocess, sys, threading, time
+import os, signal, subprocess, sys, threading, time
 from service.cli.guard import guarded
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup make test` ignores it
 
 def serve(order):
     asked = threading.Event()
