@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 from zlib import crc32
@@ -73,6 +75,20 @@ def quick_rates(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(machine._BYTES, "cpu", 2**20)
     monkeypatch.setitem(machine._SIDES, "cpu", (64, 128))
+
+
+@pytest.fixture
+def run_program(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int | str | None]:
+    """The program as a function: arguments in, exit status out."""
+    from service.cli.main import main
+
+    def run(*arguments: object) -> int | str | None:
+        monkeypatch.setattr(sys, "argv", ["mrp-serve", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        return stopped.value.code
+
+    return run
 
 
 @pytest.fixture(scope="session")

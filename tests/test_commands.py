@@ -21,7 +21,7 @@ PAGES = [
     *sorted((ROOT / "dev" / "lab").glob("*.md")),
 ]
 COMMANDS = typer.main.get_group(app).commands
-#: what the lab measured with and what only the tag `lab-rules` has; its pages may name it
+#: what the lab measured with and what only commit `adafd61` has; its pages may name it
 LAB = ROOT / "dev" / "lab"
 OF_THE_TAG = ("ramp", "determinism", *(f"loadtest.{name}" for name in ("comparison", "fleet", "routing", "settings")))
 OF_THE_TAG += ("dev.lab.rules", "dev.lab.auto_tables")

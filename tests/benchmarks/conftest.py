@@ -6,7 +6,6 @@ from importlib import import_module
 import pytest
 
 from benchmarks import options
-from service.cli.main import main
 from tests.engine.helpers import FAIR
 
 
@@ -19,17 +18,6 @@ def run(monkeypatch):
         return stopped.value.code
 
     return run_benchmark
-
-
-@pytest.fixture
-def run_program(monkeypatch):
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["mrp-serve", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        return stopped.value.code
-
-    return run
 
 
 @pytest.fixture

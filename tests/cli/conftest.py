@@ -1,21 +1,12 @@
-"""The program as a function: arguments in, exit status out."""
-
-import sys
+"""The program as a function, under the name that its tests use."""
 
 import pytest
 
-from service.cli.main import main
 from tests.engine.helpers import FAIR
 
 
 @pytest.fixture
-def run(monkeypatch):
-    def run_program(*arguments):
-        monkeypatch.setattr(sys, "argv", ["mrp-serve", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        return stopped.value.code
-
+def run(run_program):
     return run_program
 
 

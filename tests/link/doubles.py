@@ -19,6 +19,7 @@ from service.link.server import LinkServer
 from service.routing.router import Router
 from service.wire import Answer, Chunk, Ending, Failure, Items, Status, Work
 from tests.gateway import doubles
+from tests.gateway.helpers import eventually
 from tests.gathered import gathered
 
 CARD = replace(doubles.CARD, name="m", places=1)
@@ -112,3 +113,15 @@ class Service:
 
     def _wait(self) -> None:
         self.waits += 1
+
+
+async def answers_of_a_drain(service: Service) -> list[Answer | Failure]:
+    """The answers to three requests that run while their replica drains."""
+    ingress, replica = await service.ingress(), service.replicas["a"]
+    calls = [asyncio.create_task(ingress.complete(work("wait"))) for _ in range(3)]
+    await eventually(lambda: replica.begun == 3)
+    closing = asyncio.create_task(service.servers["a"].close(60.0))
+    await asyncio.sleep(0)
+    replica.may_go_on.set()
+    await closing
+    return await asyncio.gather(*calls)

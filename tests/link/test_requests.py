@@ -19,7 +19,7 @@ from service.link import client as link_client
 from service.link import requests as linked
 from service.wire import Address, Answer, Chunk, Ending, Failure, Resume, Status
 from tests.gateway.helpers import eventually
-from tests.link.doubles import CARD, Service, answer, work
+from tests.link.doubles import CARD, Service, answer, answers_of_a_drain, work
 
 UNLINKED = "the ingress has no connection to it"
 
@@ -125,14 +125,7 @@ async def test_a_call_that_crosses_the_notice_goes_to_another_replica(service: S
 
 
 async def test_the_last_words_of_a_replica_that_drains_arrive(service: Service) -> None:
-    ingress, replica = await service.ingress(), service.replicas["a"]
-    asked = [asyncio.create_task(ingress.complete(work("wait"))) for _ in range(3)]
-    await eventually(lambda: replica.begun == 3)
-    closing = asyncio.create_task(service.servers["a"].close(60.0))
-    await asyncio.sleep(0)
-    replica.may_go_on.set()
-    await closing
-    assert await asyncio.gather(*asked) == [answer("a")] * 3
+    assert await answers_of_a_drain(service) == [answer("a")] * 3
 
 
 async def test_a_replica_out_of_patience_ends_its_calls(service: Service) -> None:

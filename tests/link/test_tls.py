@@ -17,7 +17,7 @@ from service.rayserve.tls import client_tls, server_tls
 from service.wire import Chunk
 from tests.gateway.helpers import eventually
 from tests.link.certificates import Authority
-from tests.link.doubles import Service, answer, work
+from tests.link.doubles import Service, answer, answers_of_a_drain, work
 
 
 def contexts(monkeypatch: pytest.MonkeyPatch, variables: Mapping[str, str]) -> tuple[ssl.SSLContext, ssl.SSLContext]:
@@ -57,14 +57,7 @@ async def test_requests_are_answered_over_tls(encrypted: Service) -> None:
 
 
 async def test_a_replica_that_drains_says_its_last_words_over_tls(encrypted: Service) -> None:
-    ingress, replica = await encrypted.ingress(), encrypted.replicas["a"]
-    calls = [asyncio.create_task(ingress.complete(work("wait"))) for _ in range(3)]
-    await eventually(lambda: replica.begun == 3)
-    closing = asyncio.create_task(encrypted.servers["a"].close(60.0))
-    await asyncio.sleep(0)
-    replica.may_go_on.set()
-    await closing
-    assert await asyncio.gather(*calls) == [answer("a")] * 3
+    assert await answers_of_a_drain(encrypted) == [answer("a")] * 3
 
 
 async def test_a_replica_that_is_lost_is_noticed_over_tls(encrypted: Service) -> None:

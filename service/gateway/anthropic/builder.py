@@ -53,7 +53,7 @@ class MessageBuilder(ResponseBuilder):
     def __init__(self, parsed: ParsedMessages, card: ModelCard) -> None:
         [self._work] = parsed.works
         self._max_tokens = parsed.max_tokens
-        self._content = ContentBuilder(parsed.reading)
+        self._content = ContentBuilder(parsed.answer_format)
         self._trace: list[TraceStep] = []
         name = f"msg_{self._work.request_id}"
         self._head: MessageHead = {"id": name, "type": "message", "role": "assistant", "model": card.name}
@@ -118,8 +118,8 @@ class ContentBuilder:
     An `OutputParser` tells the parts of an answer. A new block begins where the kind of the parts changes.
     """
 
-    def __init__(self, reading: AnswerFormat) -> None:
-        self._reader = OutputParser(reading, lambda: f"toolu_{secrets.token_hex(12)}")
+    def __init__(self, answer_format: AnswerFormat) -> None:
+        self._reader = OutputParser(answer_format, lambda: f"toolu_{secrets.token_hex(12)}")
         self._kind: str | None = None
         self._count = 0
 

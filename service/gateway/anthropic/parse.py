@@ -73,11 +73,11 @@ FIELDS = BodyFields(PASSED - {"stop"}, _NO_OPS, _HINTS)
 class ParsedMessages(ParsedRequest):
     """One request. `max_tokens`: as the client asked, which may be more than the model's length leaves.
 
-    `reading`: how its answer is read.
+    `answer_format`: the format by which its answer is parsed.
     """
 
     max_tokens: int
-    reading: AnswerFormat
+    answer_format: AnswerFormat
 
 
 def parse_messages(
@@ -92,9 +92,11 @@ def parse_messages(
     shared |= {"max_new_tokens": min(request.max_tokens, card.max_model_len), "stop": request.stop_sequences}
     shared |= _form(request, shared)
     common = parse_shared_of_chat(shared, card, MAX_TEMPERATURE)
-    fields, reading = chat_fields(common, _prompt(request, card), card)
+    fields, answer_format = chat_fields(common, _prompt(request, card), card)
     work = to_work(common, card, timeout_limit_s, shorten=True, **fields)
-    return ParsedMessages(works=(work,), stream=request.stream, max_tokens=request.max_tokens, reading=reading)
+    return ParsedMessages(
+        works=(work,), stream=request.stream, max_tokens=request.max_tokens, answer_format=answer_format
+    )
 
 
 def parse_count(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> Work:

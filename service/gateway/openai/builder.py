@@ -60,7 +60,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
 
     def __init__(self, parsed: ParsedCompletion, card: ModelCard) -> None:
         self._parsed = parsed
-        self._readers = [OutputParser(parsed.reading) for _ in parsed.works]
+        self._readers = [OutputParser(parsed.answer_format) for _ in parsed.works]
         self._written = [0] * len(parsed.works)  # characters of each choice's text that have log-probabilities
         self._endings: dict[int, Ending] = {}
         name = self._ID_PREFIX + parsed.works[0].request_id
@@ -95,7 +95,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
         choices = list[_Choice]()
         for index, answer in enumerate(answers):
             self._endings[index] = answer.ending
-            read = parse_output(self._parsed.reading, answer.text)
+            read = parse_output(self._parsed.answer_format, answer.text)
             choices.append(self._choice(index, read, self._end(index, answer, read.called)))
             await asyncio.sleep(0)
         return choices
@@ -119,7 +119,7 @@ class OpenAiBuilder(ResponseBuilder, Generic[_Choice]):
         """The frames of one block, one at least. The first has the block's tokens."""
         parts = self._parts(self._readers[index].push(chunk.text))
         if not parts:
-            parts = self._parts([ContentDelta("")]) if self._parsed.reading.plain else [self._closing()]
+            parts = self._parts([ContentDelta("")]) if self._parsed.answer_format.plain else [self._closing()]
         events = self._frame(index, parts[0], self._tokens(index, chunk))
         return events + b"".join([self._frame(index, part) for part in parts[1:]]) if len(parts) > 1 else events
 
@@ -219,7 +219,7 @@ class ChatBuilder(OpenAiBuilder[MessageChoice]):
 
     def _choice(self, index: int, read: ParsedOutput, end: ChoiceEnd) -> MessageChoice:
         message: AssistantMessage = {"role": "assistant", "content": read.content, "refusal": None}
-        if self._parsed.reading.thinking != "no":
+        if self._parsed.answer_format.thinking != "no":
             message["reasoning_content"] = read.thought or None
         if read.calls:
             message["content"] = read.content or None
@@ -231,7 +231,7 @@ class ChatBuilder(OpenAiBuilder[MessageChoice]):
 
     def _opening(self, index: int) -> Json:
         """The role of the message. Its content may be none, if the message can have calls."""
-        return {"delta": {"role": "assistant", "content": None if self._parsed.reading.format else ""}}
+        return {"delta": {"role": "assistant", "content": None if self._parsed.answer_format.format else ""}}
 
     def _part(self, event: OutputEvent) -> Json | None:
         match event:

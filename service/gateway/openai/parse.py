@@ -86,8 +86,8 @@ _Request = TypeVar("_Request", bound=OpenAiRequest)
 class ParsedCompletion(ParsedRequest):
     """A request of either route. `works`: one per choice. `n`: choices per prompt.
 
-    `echoes`: the text before each choice. `alternatives`: top log-probabilities per token, None for none. `reading`:
-    how the text of answers is read.
+    `echoes`: the text before each choice. `alternatives`: top log-probabilities per token, None for none.
+    `answer_format`: the format by which answers are parsed.
     """
 
     n: int
@@ -95,7 +95,7 @@ class ParsedCompletion(ParsedRequest):
     include_usage: bool
     alternatives: int | None
     return_trace: bool
-    reading: AnswerFormat = field(default_factory=AnswerFormat)
+    answer_format: AnswerFormat = field(default_factory=AnswerFormat)
 
 
 def parse_completion(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> ParsedCompletion:
@@ -131,11 +131,11 @@ def parse_chat(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float)
     common = parse_shared_of_chat(shared, card, MAX_TEMPERATURE)
     thinks = think(request.reasoning_effort, request.chat_template_kwargs)
     chat = ChatPrompt(for_template(request.messages), _tool_use(request), *thinks)
-    fields, reading = chat_fields(common, chat, card)
+    fields, answer_format = chat_fields(common, chat, card)
     work = to_work(common, card, timeout_limit_s, **fields, **_logprobs_fields(common, alternatives))
     works = [work, *(_choice(work, index, {}) for index in range(1, request.n))]
     echoes = ("",) * request.n
-    return _parsed(request, common, works, echoes=echoes, alternatives=alternatives, reading=reading)
+    return _parsed(request, common, works, echoes=echoes, alternatives=alternatives, answer_format=answer_format)
 
 
 def _parse(body: Mapping[str, Any], schema: type[_Request], card: ModelCard) -> tuple[_Request, dict[str, Any]]:

@@ -37,7 +37,7 @@ class ResponsesBuilder(ResponseBuilder):
     def __init__(self, parsed: ParsedResponses, card: ModelCard) -> None:
         self._request, self._model = parsed.request, card.name
         [self._work] = parsed.works
-        self._output = OutputBuilder(parsed.reading)
+        self._output = OutputBuilder(parsed.answer_format)
         self._trace: list[TraceStep] = []
         self._created, self._events = float(int(time.time())), 0
 
@@ -125,8 +125,8 @@ class OutputBuilder:
     An `OutputParser` tells the parts of an answer. A new item begins where the kind of the parts changes.
     """
 
-    def __init__(self, reading: AnswerFormat) -> None:
-        self._reader = OutputParser(reading)
+    def __init__(self, answer_format: AnswerFormat) -> None:
+        self._reader = OutputParser(answer_format)
         self.items: list[OutputItem] = []
         self._item: OutputItem | None = None
         self._text = ""

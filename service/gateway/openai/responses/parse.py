@@ -64,10 +64,10 @@ FIELDS = BodyFields(PASSED - {"response_format"}, _NO_OPS, _HINTS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedResponses(ParsedRequest):
-    """One request. `reading`: how its answer is read."""
+    """One request. `answer_format`: the format by which its answer is parsed."""
 
     request: ResponsesRequest
-    reading: AnswerFormat
+    answer_format: AnswerFormat
 
 
 def parse_responses(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> ParsedResponses:
@@ -81,9 +81,11 @@ def parse_responses(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: f
     common = parse_shared_of_chat(shared, card, MAX_TEMPERATURE)
     wanted, _ = think(request.reasoning.effort if request.reasoning else None, None)
     messages = for_template(request.instructions, request.input)
-    fields, reading = chat_fields(common, ChatPrompt(messages, _tool_use(request), wanted, "reasoning.effort"), card)
+    fields, answer_format = chat_fields(
+        common, ChatPrompt(messages, _tool_use(request), wanted, "reasoning.effort"), card
+    )
     work = to_work(common, card, timeout_limit_s, **fields)
-    return ParsedResponses(works=(work,), stream=request.stream, request=request, reading=reading)
+    return ParsedResponses(works=(work,), stream=request.stream, request=request, answer_format=answer_format)
 
 
 def _check_state(body: Mapping[str, Any]) -> None:
