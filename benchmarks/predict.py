@@ -235,7 +235,7 @@ def predict(
     if prices.steps(1).mrp is None and any(params.needs_mrp for params in plans):
         raise InvalidRequest("a plan needs MRP, for which the shape has no sizes", param="plan")
     tokens, size = concurrency * _TOKENS, checkpoint.config.block_size
-    config = replace(EngineConfig(), max_running=concurrency, kv_cache_tokens=tokens, prefix_cache=False)
+    config = EngineConfig(max_running=concurrency, kv_cache_tokens=tokens, prefix_cache=False)
     candidates = config.candidates(checkpoint.config.vocab_size)
     runner = CheckpointRunner(checkpoint, tokens // size, None, candidates)
     stops = frozenset(checkpoint.config.eos_token_ids)

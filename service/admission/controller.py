@@ -85,7 +85,7 @@ class AdmissionController:
 
     def check_requests(self, key: ApiKey) -> None:
         """RateLimited if the key has no request left now. Its tokens are checked when the request's own are known."""
-        self._limits.check(replace(key, tokens_per_minute=None))
+        self._limits.check(key)
 
     def refused(self, key: ApiKey) -> None:
         """Counts a request whose body was refused (413, 422), which `admit` never sees."""

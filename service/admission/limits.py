@@ -69,4 +69,6 @@ class RateLimits:
             bucket.take(tokens)
 
     def _bucket(self, buckets: dict[str, Bucket], key: ApiKey, per_minute: int) -> Bucket:
-        return buckets.setdefault(key.name, Bucket(per_minute / self._sharers, self._clock))
+        if (bucket := buckets.get(key.name)) is None:
+            bucket = buckets[key.name] = Bucket(per_minute / self._sharers, self._clock)
+        return bucket

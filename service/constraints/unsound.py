@@ -47,7 +47,11 @@ def unsound_part(schema: object) -> str | None:
 
 def _parts(path: str, part: object) -> Iterator[tuple[str, object]]:
     if isinstance(part, dict):
-        yield from ((f"{path}/{name}", value) for name, value in part.items() if name not in {"enum", "const"})
+        for name, value in part.items():
+            if name in _NAMED and isinstance(value, dict):
+                yield from ((f"{path}/{name}/{key}", item) for key, item in value.items())
+            elif name not in _VALUES:
+                yield f"{path}/{name}", value
     elif isinstance(part, list):
         yield from ((f"{path}/{index}", value) for index, value in enumerate(part))
 

@@ -8,11 +8,10 @@ Policies use no tensors; tests drive them with a scripted oracle.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from service.decode.block import MASKED, Block, Pick, PositionLogprobs, new_tuple
-from service.decode.canvas import Canvas
 
 _T = TypeVar("_T")
 
@@ -121,5 +120,3 @@ class Refine(NamedTuple):
 
 Query = Evaluate | Refine
 Decoding = Generator[Query, tuple[Prediction, ...], None]
-#: policy(canvas, mode) -> the generator that decodes the canvas's block.
-Policy = Callable[[Canvas, Any], Decoding]

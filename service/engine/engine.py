@@ -1,6 +1,6 @@
 """The engine: continuous batching of requests of any modes, one backbone forward a step.
 
-It is synchronous and single-threaded; `worker.py` runs it on a thread for asyncio. An unexpected error in the
+It is synchronous and single-threaded; `thread.py` runs it on a thread of its own. An unexpected error in the
 bookkeeping of one request ends only that request. An error in a forward ends the engine and is raised by `step`. Use as
 a library:
 

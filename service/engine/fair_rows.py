@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 
 @dataclass(slots=True)
@@ -39,13 +40,15 @@ def fair_rows(loads: Mapping[str, Load], price: Callable[[int], float], most: in
 def shares(wanted: Sequence[int], total: int, weights: Sequence[float] = ()) -> list[int]:
     """Divides a total by weights (none: equally), each share at most as large as requested.
 
-    Below one each, the first ones get one.
+    Each gets at least one. If the total is smaller, the first ones get one.
     """
     if total < len(wanted):
-        return [int(place < total) for place in range(len(wanted))]
+        return [int(index < total) for index in range(len(wanted))]
     result, weights = [0] * len(wanted), weights or [1] * len(wanted)
-    left = sum(weights)
-    for place in sorted(range(len(wanted)), key=lambda place: wanted[place] / weights[place]):
-        result[place] = min(wanted[place], int(total * weights[place] / left))
-        total, left = total - result[place], left - weights[place]
+    order = sorted(range(len(wanted)), key=lambda index: wanted[index] / weights[index])
+    sums = [*accumulate(weights[index] for index in reversed(order))]
+    for rest, index in zip(reversed(range(len(order))), order, strict=True):
+        share = int(total * weights[index] / sums[rest]) if rest else total
+        result[index] = min(wanted[index], max(1, min(share, total - rest)))  # one is left for each of the rest
+        total -= result[index]
     return result

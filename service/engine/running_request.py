@@ -40,7 +40,7 @@ class RunningRequest:
     """A running request. `lease`: pages for its whole length. The shared pages of its prompt are already written.
 
     `drafts`: the budget of its drafts. `written`: the blocks written since the last publication, in order, in all
-    layers that the request needs. `record`: its statistics and events.
+    layers that the request needs. `stats`: its statistics and events.
     """
 
     def __init__(

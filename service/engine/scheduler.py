@@ -104,8 +104,10 @@ class Scheduler:
             self._planner.begin(len(order))
             return self._worth(served)
         self._planner.begin(len(served), Counter(sequence.request.tenant for sequence in live))
-        parts = [[pair for pair in served if pair[0].request.tenant == tenant] for tenant in rooms]
-        return [pair for part in parts for pair in self._worth(part)]
+        parts: dict[str, list[tuple[RunningRequest, list[Row]]]] = {tenant: [] for tenant in rooms}
+        for pair in served:
+            parts[pair[0].request.tenant].append(pair)
+        return [pair for part in parts.values() for pair in self._worth(part)]
 
     def _rooms(
         self, live: list[RunningRequest], prompts: Mapping[RunningRequest, int], prompt_rows: int
@@ -143,7 +145,7 @@ class Scheduler:
                 room = min(budget, left[tenant]) if len(served) != most else 0
             if room > 0:
                 rows = sequence.next_rows(room, chunk)
-                if not rows and left.get(tenant) == rooms.get(tenant):  # each tenant gets on, if only by one request
+                if not rows and rooms and left[tenant] == rooms[tenant]:  # each tenant gets on, if only by one request
                     rows = sequence.next_rows(budget, chunk)
             if rows:
                 served.append((sequence, rows))

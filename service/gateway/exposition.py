@@ -18,7 +18,7 @@ _WAITING = "mrp_num_requests_waiting"
 def expose(ingresses: Sequence[Snapshot], replicas: Sequence[Snapshot]) -> bytes:
     """One page of metrics.
 
-    A request that an ingress has and no replica has is waiting: for a place, or in Serve's queue.
+    A request that an ingress has and no replica has is waiting: for a slot, or for a link to a replica.
     """
     queued = sum(one.in_flight for one in ingresses) - sum(one.in_flight for one in replicas)
     families: dict[str, list[str]] = {}

@@ -113,7 +113,7 @@ def _write(record: Record, scope: Scope, seconds: float) -> None:
         "route": getattr(route, "path", None),
         "status": record.status,
         "error": record.error,
-        "ms": round(seconds * 1000, 3),
+        "ms": milliseconds(seconds),
         **_answers(record),
     }
     _log.log(level, "request", extra={name: value for name, value in fields.items() if value is not None})

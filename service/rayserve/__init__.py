@@ -1,1 +1,1 @@
-"""Ray Serve: the two deployments, the handle between them, routing and scaling."""
+"""Ray Serve: the two deployments, control calls to all replicas, scaling, and TLS of the links."""

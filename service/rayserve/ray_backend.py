@@ -67,7 +67,7 @@ class RayBackend:
         return await self._links.count(work)
 
     async def stream(self, work: Work) -> Items:
-        """The answer block by block. Closing the stream cancels the replica's task."""
+        """The answer block by block. Closing the stream aborts the request."""
         async with aclosing(self._links.stream(work)) as items:
             async for item in items:
                 yield self._with_last_words(item)

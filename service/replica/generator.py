@@ -1,7 +1,7 @@
 """One replica: a checkpoint, its tokenizer and its engine. It answers `Work`.
 
 It encodes prompts and decodes answers outside the engine's thread, and keeps the replica's metrics.
-`rayserve/deployments.py` puts it behind a Serve handle; tests call it directly.
+`rayserve/deployments.py` puts it behind links (`link/server.py`); tests call it directly.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Generator:
             yield item or ending
         except MrpServeError as error:
             yield Failure(error)
-        except Exception as error:  # noqa: BLE001 - Serve would log the message, which may quote the request
+        except Exception as error:  # noqa: BLE001 - its message may quote the request
             yield Failure(unexpected_error(error, work.origin.request_id))
         finally:
             self._in_flight -= 1

@@ -1,6 +1,5 @@
 """Random weights in published shapes, and the time of steps, on a tiny shape."""
 
-import time
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 
@@ -19,6 +18,7 @@ from service.engine import Engine
 from service.engine.forward.runner import CheckpointRunner
 from service.errors import InvalidRequest
 from service.model import LoadOptions, parse_config
+from tests.clock import Clock
 from tests.tiny import tiny_config
 
 SIZES = {"qwen3-0.6b": 0.75e9, "sdar-1.7b": 1.7e9, "sdar-4b": 4e9, "sdar-8b": 8e9, "sdar-30b-a3b": 30.5e9}
@@ -118,15 +118,21 @@ def test_rates_are_measured_here(monkeypatch):
 
 @pytest.mark.parametrize("params", [None, Speculative("auto"), Remask()])
 def test_host_time_is_what_a_step_takes_outside_its_runner(tiny, params, monkeypatch):
-    """The first request's forwards take 20 ms here, which do not count."""
-    begin = CheckpointRunner.begin
+    """On a clock that stands still but for 20 ms of each forward and 3 ms of each step."""
+    clock, begin, step = Clock(), CheckpointRunner.begin, Engine.step
 
     def slow(self, network, rows):
-        time.sleep(0.02)
+        clock.now += 0.02
         return begin(self, network, rows)
 
+    def slow_step(self):
+        clock.now += 0.003
+        return step(self)
+
+    monkeypatch.setattr(steps, "forward_clock", lambda _: clock)
     monkeypatch.setattr(CheckpointRunner, "begin", slow)
-    assert 0 < host_milliseconds(tiny, 3, 9, params) < 15
+    monkeypatch.setattr(Engine, "step", slow_step)
+    assert host_milliseconds(tiny, 3, 9, params) == pytest.approx(3)
 
 
 def test_matrices_in_8_bits_are_half_of_those_in_16():

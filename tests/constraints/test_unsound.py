@@ -75,6 +75,7 @@ def test_no_number_out_of_bounds_is_allowed(low: str, high: str) -> None:
             "at /properties/a/anyOf/1: ",
         ),
         ({"items": {"type": "number", "exclusiveMinimum": 1.0, "exclusiveMaximum": 1.5}}, "at /items: "),
+        ({"properties": {"const": {"exclusiveMinimum": 0, "maximum": 0.5}}}, "at /properties/const: "),
     ],
 )
 def test_the_place_is_said(schema: Any, path: str) -> None:
@@ -91,6 +92,7 @@ def test_the_place_is_said(schema: Any, path: str) -> None:
         {"type": "number", "minimum": 0, "maximum": 0.5},
         {"exclusiveMinimum": True, "minimum": 5},
         {"enum": [{"exclusiveMinimum": 0, "maximum": 0.5}]},
+        {"default": {"exclusiveMinimum": 0, "maximum": 0.5}},
         {"exclusiveMinimum": 1e400, "maximum": 3},
         True,
     ],

@@ -142,6 +142,19 @@ def test_shares_are_as_equal_as_what_is_wanted_allows(wanted: list[int], total: 
     assert not unsatisfied or max(result) - min(unsatisfied) <= 1
 
 
+@given(st.lists(st.tuples(st.integers(1, 50), st.floats(1e-18, 1e3)), min_size=1, max_size=10), st.integers(10, 200))
+def test_with_any_weights_each_share_is_at_least_one(parts: list[tuple[int, float]], total: int) -> None:
+    wanted, weights = [count for count, _ in parts], [weight for _, weight in parts]
+    result = shares(wanted, total, weights)
+    assert sum(result) <= total
+    assert all(1 <= share <= most for share, most in zip(result, wanted, strict=True))
+
+
+def test_a_light_weight_does_not_starve() -> None:
+    assert shares([1, 1000], 16, [1, 100]) == [1, 15]
+    assert shares([5, 5], 10, [1000, 1e-18]) == [5, 5]
+
+
 @pytest.mark.parametrize(
     ("shape", "prefill_tokens", "more_rows", "deterministic"),
     [(0, 3, 9, False), (1, 1, 2, False), (2, 9, 0, False), (2, 13, 6, True), (3, 20, 12, False), (5, 6, 3, False)],

@@ -10,7 +10,7 @@ import torch
 from service.constraints import Constraint
 from service.decode.block import Block, Pick, PositionLogprobs, Step
 from service.decode.mode import ScoreMode
-from service.decode.modes import MODES, Static
+from service.decode.modes import MODES
 from service.engine import (
     BlockEvent,
     BlockProgress,
@@ -68,7 +68,7 @@ def test_a_request_comes_back_equal(params: Any) -> None:
     for constraint in (None, Constraint.regex("a+")):
         sent = messages.Submit(request, constraint)
         assert again(messages.AT_ENGINE, sent) == sent
-    assert {Static.mode} < set(MODES)
+    assert {mode.mode for mode in ALL_MODES} == set(MODES)
 
 
 @pytest.mark.parametrize("name", [GOLDEN_NAMES[0], EXPERTS_NAME])

@@ -31,6 +31,7 @@ def routed() -> list[RoutingReason]:
 def router(clock: Clock, routed: list[RoutingReason]) -> Router:
     made = Router(2, by_prefix=True, on_route=routed.append, clock=clock)
     made.set_replicas(["a", "b", "c"])
+    made._affinity._rng.seed(1)  # the same draws in every run
     return made
 
 
@@ -81,9 +82,9 @@ def test_a_replica_that_leaves_gives_its_prefixes_to_others(router: Router) -> N
 
 
 def test_a_further_attempt_goes_by_load(router: Router, routed: list[RoutingReason]) -> None:
-    home = router.choose(work(PROMPT))
+    router.choose(work(PROMPT))
     names = {router.choose(work(PROMPT, attempt=1)) for _ in range(60)}  # each draws two of the three at random
-    assert len(names) == 3 > len({home})
+    assert len(names) == 3
     assert len(routed) == 1
 
 

@@ -17,7 +17,7 @@ from service.engine.forward.graphs import Capture, CudaCapture, Graphs, Inputs, 
 from service.engine.forward.partition import RowGroup
 from service.engine.forward.rows import Row, anchors_of, to_tensors
 from service.errors import SettingsError
-from service.model.attention import AUTO, AttentionBackend, GraphCapable, PagedCache, attention_backend, resolve_backend
+from service.model.attention import AUTO, AttentionBackend, GraphCapable, PagedCache, attention_backend
 from service.model.checkpoint import Checkpoint
 from service.model.layers import Attend
 
@@ -56,8 +56,7 @@ class LocalModelForward:
         self._mask, self._device = checkpoint.config.mask_token_id, checkpoint.device
         self._same_shapes = shapes.same
         self._cache = PagedCache(checkpoint.shard_config, num_pages, checkpoint.device, checkpoint.dtype)
-        attention = resolve_backend(execution.attention, checkpoint.device, checkpoint.dtype)
-        self._attention = attention_backend(self._cache, attention)
+        self._attention = attention_backend(self._cache, execution.attention)
         self._graphs = _graphs_for(self._attention, execution, checkpoint.device, shapes.least_rows)
         self._networks: dict[Network, NetworkCall] = {"backbone": self._backbone_hidden, "mrp": self._mrp_hidden}
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 from typing_extensions import TypedDict
 
-from service.gateway.http.api_requests import MAX_TOOLS, ApiRequest, StrictModel, ToolName
+from service.gateway.http.api_requests import ApiRequest, LenientModel, StrictModel, ToolName
 from service.gateway.http.protocol import MAX_NEW_TOKENS, DecodedStats, Json, StopTexts
+from service.text.tools.calls import MAX_TOOLS
 from service.wire import TraceStep
 
 #: Anthropic's limit; POST /generate allows higher temperatures
@@ -23,12 +24,6 @@ MAX_TEMPERATURE = 1
 
 def _blocks_of(content: object) -> object:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-class LenientModel(BaseModel):
-    """An object of a body whose other fields are ignored, such as `cache_control` and `citations`."""
-
-    model_config = ConfigDict(strict=True, frozen=True)
 
 
 class TextBlock(LenientModel):
@@ -70,7 +65,7 @@ class ToolResultBlock(LenientModel):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: TextBlocks = []
+    content: TextBlocks = []  # noqa: RUF012 - pydantic copies it
 
 
 Block = Annotated[

@@ -25,7 +25,6 @@ from service.text.tools import TOOL_FORMATS, AnswerFormat, ToolUse
 from service.text.tools.formats import BEGIN, END, GAP
 from service.wire import ModelCard
 
-MAX_TOOLS = 256
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.\-]{1,128}$")]
 
 #: a chat for POST /generate in the place of the request's own, whose messages only its API knows
@@ -110,6 +109,12 @@ class StrictModel(BaseModel):
     """An object of a body that has no other fields."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class LenientModel(BaseModel):
+    """An object of a body whose other fields are ignored, such as `cache_control` and `citations`."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
 
 
 class ApiRequest(BaseModel):

@@ -12,9 +12,10 @@ from pydantic import ConfigDict, Field, PlainValidator, ValidationError, Validat
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
-from service.gateway.http.api_requests import MAX_TOOLS, ApiRequest, StrictModel, ToolName
+from service.gateway.http.api_requests import ApiRequest, StrictModel, ToolName
 from service.gateway.http.protocol import MAX_NEW_TOKENS, DecodedStats, Json, Usage
 from service.gateway.openai.chat import Message
+from service.text.tools.calls import MAX_TOOLS
 from service.wire import TraceStep
 
 #: the most choices of one request, over all its prompts

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from service.decode.mode import ScoreMode
 from service.engine.request import SamplingParams
 from service.errors import InvalidRequest
-from service.gateway.http.api_requests import parse_own, parse_shared
+from service.gateway.http.api_requests import BodyFields, parse_own, parse_shared
 from service.gateway.http.driver import ParsedRequest
 from service.gateway.http.parse import to_work
 from service.gateway.http.protocol import PROMPTS
@@ -22,6 +22,8 @@ from service.wire import ModelCard, Scoring, Work
 #: the id of a position to be scored, in a `Work`
 _POSITION: Final = -1
 _SHARED: Final = ("timeout_s", "priority", "cache_salt", "prompt_cache_key")
+
+FIELDS: Final = BodyFields(frozenset(), {}, frozenset())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +35,8 @@ class ParsedScore(ParsedRequest):
 
 def parse_score(body: Mapping[str, Any], card: ModelCard, timeout_limit_s: float) -> ParsedScore:
     """Parses a body. Raises InvalidRequest or UnknownModel with the reason."""
-    request = parse_own({name: value for name, value in body.items() if value is not None}, ScoreRequest, card)
+    own, _ = FIELDS.split(body, ScoreRequest.model_fields)
+    request = parse_own(own, ScoreRequest, card)
     shared = {name: getattr(request, name) for name in _SHARED}
     common = parse_shared({**shared, "prompt": "-", "max_new_tokens": 1}, card, max_temperature=0)
     base = to_work(common, card, timeout_limit_s, params=ScoreMode(), sampling=SamplingParams(), text=None)

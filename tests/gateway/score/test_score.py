@@ -126,6 +126,7 @@ async def test_scores_are_shares_or_probabilities(http: httpx.AsyncClient) -> No
         (body(*[{"prompt": "w5"}] * 65), "items", "at most 64"),
         (body(top_logprobs=21), "top_logprobs", "20"),
         (body(temperature=1), "temperature", "not a field"),
+        (body(lables=["a"]), "lables", "did you mean 'labels'"),
         ({"model": "golden"}, "items", "items is missing"),
     ],
 )

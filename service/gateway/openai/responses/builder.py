@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from service.errors import MrpServeError
 from service.gateway.http.builder import decoded_stats
@@ -29,6 +29,9 @@ from service.text.tools import (
     ToolCallStart,
 )
 from service.wire import Answer, Chunk, Ending, ModelCard, Progress, TraceStep
+
+#: the request's fields that its response repeats
+_ECHOED: Final = {"instructions", "metadata", "parallel_tool_calls", "reasoning", "text", "tool_choice", "tools"}
 
 
 class ResponsesBuilder(ResponseBuilder):
@@ -92,7 +95,7 @@ class ResponsesBuilder(ResponseBuilder):
 
     def _response(self, status: ItemStatus) -> ResponseObject:
         work = self._work
-        request = self._request.model_dump(mode="json", by_alias=True)
+        request = self._request.model_dump(mode="json", by_alias=True, include=_ECHOED)
         return {
             "id": f"resp_{work.request_id}",
             "object": "response",

@@ -8,21 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 from typing_extensions import TypedDict
 
-from service.gateway.http.api_requests import MAX_TOOLS, ApiRequest, StrictModel, ToolName
+from service.gateway.http.api_requests import ApiRequest, LenientModel, StrictModel, ToolName
 from service.gateway.http.protocol import MAX_NEW_TOKENS, DecodedStats, Json
 from service.gateway.openai.protocol import ONE_ERROR, Effort
+from service.text.tools.calls import MAX_TOOLS
 from service.wire import TraceStep
 
 # --- the items of `input` --------------------------------------------------------------------------
-
-
-class LenientModel(BaseModel):
-    """An object of a body whose other fields are ignored."""
-
-    model_config = ConfigDict(strict=True, frozen=True)
 
 
 class ContentPart(LenientModel):
